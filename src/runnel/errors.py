@@ -1,0 +1,187 @@
+"""Every failure that may cross a boundary, by whose fault it was and whether trying again helps.
+
+Doors turn these into their protocol's answers by `code`, so a code, once published, never changes its meaning.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RunnelError(Exception):
+    """The root: what went wrong in `str(error)`, a stable word for programs in `code`."""
+
+    code: ClassVar[str] = "internal"
+    retriable: ClassVar[bool] = False
+
+
+# --- The caller's fault: the same request would fail again. ---
+
+
+class ClientFault(RunnelError):
+    """The request is wrong as it stands; the text says what would be right."""
+
+    code = "bad_request"
+
+
+class MalformedError(ClientFault):
+    """Bytes that do not follow the format. `place` names the field, or the byte, that broke it."""
+
+    code = "malformed"
+
+    def __init__(self, place: str, problem: str) -> None:
+        super().__init__(f"{place}: {problem}")
+        self.place = place
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[MalformedError], tuple[str, str]]:
+        return (type(self), (self.place, self.problem))
+
+
+class InvalidNameError(ClientFault):
+    """A topic, pattern, journal or cursor name that is not allowed."""
+
+    code = "invalid_name"
+
+
+class LimitExceededError(ClientFault):
+    """Something larger or more numerous than a limit allows."""
+
+    code = "limit_exceeded"
+
+
+class UnknownTopicError(ClientFault):
+    """Reading or changing a topic, or a partition of it, that does not exist."""
+
+    code = "unknown_topic"
+
+
+class OffsetGoneError(ClientFault):
+    """Reading before the first message there is: retention has passed, or the epoch is older."""
+
+    code = "offset_gone"
+
+    def __init__(self, topic: str, partition: int, offset: int, first_offset: int) -> None:
+        super().__init__(
+            f"{topic}[{partition}] begins at offset {first_offset}: {first_offset - offset} "
+            f"messages from offset {offset} on are gone"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.first_offset = first_offset
+
+    @property
+    def gap(self) -> int:
+        """How many messages lie between what was asked for and what there is."""
+        return self.first_offset - self.offset
+
+    def __reduce__(self) -> tuple[type[OffsetGoneError], tuple[str, int, int, int]]:
+        return (type(self), (self.topic, self.partition, self.offset, self.first_offset))
+
+
+class OffsetAheadError(ClientFault):
+    """Reading beyond the next offset: nothing can be there yet, so the position is a mistake."""
+
+    code = "offset_ahead"
+
+    def __init__(self, topic: str, partition: int, offset: int, next_offset: int) -> None:
+        super().__init__(
+            f"{topic}[{partition}] has not reached offset {offset}: the next message will be "
+            f"{next_offset}"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.next_offset = next_offset
+
+    def __reduce__(self) -> tuple[type[OffsetAheadError], tuple[str, int, int, int]]:
+        return (type(self), (self.topic, self.partition, self.offset, self.next_offset))
+
+
+class ProducerFault(ClientFault):
+    """A named publisher's batch that does not follow its predecessor."""
+
+    code = "producer_gap"
+
+
+class ProducerFencedError(ProducerFault):
+    """A newer term of the same producer has taken over."""
+
+    code = "producer_fenced"
+
+
+class ProducerForgottenError(ProducerFault):
+    """The broker no longer remembers this producer's sequence; it has to begin a new term."""
+
+    code = "producer_forgotten"
+
+
+class SettingsError(ClientFault):
+    """Settings that cannot be used: names the key, the value and where it came from."""
+
+    code = "settings"
+
+
+# --- The moment's fault: the same request may succeed later. ---
+
+
+class Unavailable(RunnelError):
+    """Cannot be done now; nothing was changed; try again."""
+
+    code = "unavailable"
+    retriable = True
+
+
+class BusyError(Unavailable):
+    """A bounded queue is full. Wait for room, then send again."""
+
+    code = "busy"
+
+
+class DiskFullError(Unavailable):
+    """No room to store more. Reading goes on; publishing works again once there is room."""
+
+    code = "disk_full"
+
+
+class ReadOnlyError(Unavailable):
+    """A sync failed, so this shard takes no more until it has been reopened through recovery."""
+
+    code = "read_only"
+
+
+class ClosedError(Unavailable):
+    """The log, broker or connection has been closed."""
+
+    code = "closed"
+
+
+class LockedError(Unavailable):
+    """Another process has this data directory open."""
+
+    code = "locked"
+
+
+# --- The stored data's fault. ---
+
+
+class CorruptionError(RunnelError):
+    """Stored bytes that fail their checksum or contradict themselves: found, named, never served."""
+
+    code = "corruption"
+
+    def __init__(self, path: str, position: int, problem: str) -> None:
+        super().__init__(f"{path}:{position}: {problem}")
+        self.path = path
+        self.position = position
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[CorruptionError], tuple[str, int, str]]:
+        return (type(self), (self.path, self.position, self.problem))
+
+
+class FormatVersionError(RunnelError):
+    """A data directory written by a newer Runnel than this one."""
+
+    code = "format_version"
