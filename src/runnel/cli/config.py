@@ -1,0 +1,90 @@
+"""`runnel config`: the effective settings and their sources, and the reference of all settings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+import typer
+
+from runnel.config import Flag, Loaded, load
+from runnel.config.rendering import Line, effective, reference_page, toml_lines
+
+_COMMENT_COLUMN_MAX: Final = 48
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def _config() -> None:
+    """Show the effective settings and where they came from."""
+
+
+@app.command()
+def show(
+    *,
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Settings file instead of ./runnel.toml."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Data directory; the same as --set data=DIR.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting; may be given many times."),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say above each setting what it means.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Print the effective settings and where each came from.
+
+    The output is TOML, and as a settings file it gives the same settings.
+    """
+    flags = [Flag.assigned(assignment) for assignment in assignments or ()]
+    if data is not None:
+        flags.append(Flag("data", data, "--data"))
+    loaded = load(config_path=config, flags=flags)
+    if as_json:
+        typer.echo(_json_text(loaded))
+        return
+    # Colours are stripped where the output is no terminal; NO_COLOR strips them there too.
+    colour = False if os.environ.get("NO_COLOR") else None
+    for text in _styled(list(toml_lines(loaded)), explain=explain):
+        typer.echo(text, color=colour)
+
+
+@app.command()
+def reference() -> None:
+    """Print what every setting means, as Markdown."""
+    typer.echo(reference_page(), nl=False)
+
+
+def _styled(lines: list[Line], *, explain: bool) -> Iterator[str]:
+    # One long pattern must not push every comment off the screen.
+    width = min(max(len(line.code) for line in lines), _COMMENT_COLUMN_MAX)
+    for line in lines:
+        if line.key is None or line.source is None:
+            yield typer.style(line.code, bold=True)
+            continue
+        if explain:
+            yield typer.style(f"# {line.key.description}", dim=True)
+        comment = typer.style(f"# {line.source}", dim=True)
+        yield f"{line.code:<{width}}  {comment}"
+
+
+def _json_text(loaded: Loaded) -> str:
+    settings = {
+        setting.name: {
+            "value": setting.value,
+            "written": json.loads(setting.key.write(setting.value)),
+            "origin": setting.source.origin,
+            "place": setting.source.place or None,
+        }
+        for setting in effective(loaded)
+    }
+    return json.dumps(settings, indent=2, ensure_ascii=False)

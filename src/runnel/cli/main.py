@@ -1,0 +1,142 @@
+"""The command `runnel`: finds the group of commands that was asked for, and ends with its code.
+
+The modules of the groups are imported when one of their commands runs, so that `runnel --help`
+costs little and a group's dependencies are nobody else's burden.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+import typer.core
+import typer.main
+
+from runnel.errors import ClientFault, RunnelError, Unavailable
+
+# Each group is a module of this package with an `app`: its name and one line of help.
+GROUPS: Final[dict[str, str]] = {
+    "log": "Look into a data directory: inspect, verify, export.",
+    "config": "Show the effective settings and where they came from.",
+}
+
+EXIT_FAILED: Final = 1
+EXIT_CLIENT_FAULT: Final = 2
+EXIT_UNAVAILABLE: Final = 3
+EXIT_INTERRUPTED: Final = 130
+
+
+class _LazyGroup(typer.core.TyperGroup):
+    """Puts the real group in the place of its stand-in when a command is looked up.
+
+    Help lists the stand-ins without looking them up; running and completing a command do look
+    it up.
+    """
+
+    # Typer keeps the types of these arguments private.
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in GROUPS:
+            group: typer.Typer = import_module(f"runnel.cli.{args[0]}").app
+            # All help looks alike, and needs no further import.
+            group.rich_markup_mode = self.rich_markup_mode
+            self.commands[args[0]] = typer.main.get_group(group)
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: loading rich takes longer than everything else together
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, _help in GROUPS.items():
+    app.add_typer(typer.Typer(), name=_name, help=_help)
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001 - the signature of an option's callback
+    if value:
+        from importlib.metadata import version  # seldom needed, and slow to import
+
+        typer.echo(f"runnel {version('runnel')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _runnel(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """A message broker that starts with one command and hands its data to Spark."""
+
+
+def main() -> NoReturn:
+    """The entry point: runs the command of this process's arguments and exits."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs a command and returns its exit code; failures become a message, not a traceback.
+
+    A bug is the exception: its traceback is what its report needs.
+    """
+    try:
+        code = _run_command(arguments)
+    except RunnelError as error:
+        _print_error(error)
+        code = exit_code_of(error)
+    except OSError as error:
+        _print_error(error)
+        code = EXIT_FAILED
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    return code if _flush_output() else code or EXIT_FAILED
+
+
+def exit_code_of(error: RunnelError) -> int:
+    """2: the request or the settings are wrong; 3: try again later; 1: anything else."""
+    match error:
+        case ClientFault():
+            return EXIT_CLIENT_FAULT
+        case Unavailable():
+            return EXIT_UNAVAILABLE
+        case _:
+            return EXIT_FAILED
+
+
+def _run_command(arguments: Sequence[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        command.main(args=list(arguments), prog_name="runnel")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else EXIT_FAILED
+    return 0
+
+
+def _print_error(error: Exception) -> None:
+    # Messages quote what they complain about, and that must not steer the terminal.
+    text = "".join(char if char.isprintable() or char == "\n" else "?" for char in str(error))
+    print(f"error: {text}", file=sys.stderr)
+
+
+def _flush_output() -> bool:
+    """Whether all output arrived. A reader that left early (`… | head`) is no reason for words."""
+    if sys.stdout is None:  # closed by whoever started us
+        return True
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left must go somewhere, or the interpreter complains about it when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            _print_error(error)
+        return False
+    return True

@@ -1,0 +1,52 @@
+"""Settings: frozen structs, merged once from defaults, file, environment and flags.
+
+`settings` holds the structs, `layers` reads each source, `merging` joins them, and only `loading`
+touches the world.
+"""
+
+from runnel.config.layers import Flag, Origin, Source
+from runnel.config.loading import load
+from runnel.config.merging import Loaded, merge
+from runnel.config.settings import (
+    Keep,
+    LimitSettings,
+    LogSettings,
+    Pin,
+    Retain,
+    Rotate,
+    Settings,
+    TopicRule,
+    Until,
+)
+from runnel.config.units import (
+    format_duration,
+    format_size,
+    format_time_of_day,
+    parse_duration,
+    parse_size,
+    parse_time_of_day,
+)
+
+__all__ = [
+    "Flag",
+    "Keep",
+    "LimitSettings",
+    "Loaded",
+    "LogSettings",
+    "Origin",
+    "Pin",
+    "Retain",
+    "Rotate",
+    "Settings",
+    "Source",
+    "TopicRule",
+    "Until",
+    "format_duration",
+    "format_size",
+    "format_time_of_day",
+    "load",
+    "merge",
+    "parse_duration",
+    "parse_size",
+    "parse_time_of_day",
+]

@@ -1,0 +1,145 @@
+"""Settings that are each allowed but do not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from runnel.config.keys import RULE_KEYS, key_named
+from runnel.config.layers import Given, Origin
+from runnel.config.settings import Keep
+
+# The journal of topics without a rule, and the pseudo-journal of topics that are not kept.
+MAIN_JOURNAL: Final = "main"
+LIVE_JOURNAL: Final = "live"
+
+# A journal has one policy, so all rules that write to it must agree on these.
+_JOURNAL_PARTS: Final = ("keep", "rotate.", "retain.", "pin.")
+# These say how stored messages are stored, which makes no sense for messages that are not.
+STORED_PARTS: Final = ("journal", "rotate.", "retain.", "pin.")
+
+# (smaller, larger, why): the first must not exceed the second.
+_ORDERED: Final = (
+    (
+        "limits.message_bytes_max",
+        "limits.batch_bytes_max",
+        "a batch has to hold the largest message",
+    ),
+    ("limits.batch_bytes_max", "log.group_bytes_max", "one write has to hold the largest batch"),
+    ("log.group_bytes_max", "log.write_queue_bytes_max", "the queue has to hold one full write"),
+    (
+        "log.last_value_bytes_max",
+        "log.catalogue_log_bytes_max",
+        "the catalogue's log has to hold the largest last value",
+    ),
+)
+
+
+class Contradiction(Struct, frozen=True):
+    """What does not fit, and the keys it is about."""
+
+    keys: tuple[str, ...]
+    text: str
+
+
+def find_contradictions(values: Mapping[str, Given], rule_count: int) -> Iterator[Contradiction]:
+    """Every contradiction among the effective values."""
+    for smaller, larger, why in _ORDERED:
+        yield from _ordered(values, smaller, larger, why)
+    rules = [f"topics[{index}]." for index in range(rule_count)]
+    for rule in rules:
+        yield from _within_rule(values, rule)
+    yield from _shadowed(values, rules)
+    yield from _shared_journals(values, rules)
+
+
+def named(values: Mapping[str, Given], name: str) -> str:
+    """`key = value (source)`, as every message names a setting."""
+    given = values[name]
+    return f"{name} = {key_named(name).write(given.value)} ({given.source})"
+
+
+def _ordered(
+    values: Mapping[str, Given], smaller: str, larger: str, why: str
+) -> Iterator[Contradiction]:
+    low, high = values[smaller].value, values[larger].value
+    if isinstance(low, int) and isinstance(high, int) and low > high:
+        text = f"{named(values, smaller)} is more than {named(values, larger)}: {why}"
+        yield Contradiction((smaller, larger), text)
+
+
+def _within_rule(values: Mapping[str, Given], rule: str) -> Iterator[Contradiction]:
+    yield from _ordered(
+        values,
+        f"{rule}partitions",
+        "limits.partitions_max",
+        "lower the one or raise the other",
+    )
+    yield from _ordered(
+        values,
+        f"{rule}rotate.bytes",
+        f"{rule}retain.bytes",
+        "retention removes whole segments, so they have to be smaller",
+    )
+    yield from _ordered(
+        values,
+        f"{rule}rotate.at",
+        f"{rule}rotate.every",
+        "the times of rotation repeat within it",
+    )
+    if values[f"{rule}keep"].value == Keep.NONE:
+        for part in RULE_KEYS:
+            name = f"{rule}{part}"
+            explicit = values[name].source.origin is not Origin.DEFAULT
+            if part.startswith(STORED_PARTS) and explicit:
+                text = f"{named(values, name)} has no effect with {named(values, f'{rule}keep')}"
+                yield Contradiction((name, f"{rule}keep"), f"{text}: such messages are not stored")
+
+
+def _shadowed(values: Mapping[str, Given], rules: list[str]) -> Iterator[Contradiction]:
+    first_of: dict[str, str] = {}
+    for rule in rules:
+        name = f"{rule}match"
+        pattern = str(values[name].value)
+        earlier = first_of.get(pattern)
+        # Only patterns that begin with "!" see the system's topics, so "*" leaves those alone.
+        if earlier is None and not pattern.startswith("!"):
+            earlier = first_of.get("*")
+        if earlier is not None:
+            text = (
+                f"{named(values, name)} can never apply: the first match decides, "
+                f"and {named(values, earlier)} comes before it"
+            )
+            yield Contradiction((name, earlier), text)
+        first_of.setdefault(pattern, name)
+
+
+def _shared_journals(values: Mapping[str, Given], rules: list[str]) -> Iterator[Contradiction]:
+    first_users: dict[object, str] = {}
+    for rule in rules:
+        name = f"{rule}journal"
+        journal = values[name].value
+        if journal == LIVE_JOURNAL:
+            text = f"{named(values, name)} is the name for topics that are not kept; choose another"
+            yield Contradiction((name,), text)
+        elif journal == MAIN_JOURNAL:
+            text = f"{named(values, name)} is the name for topics without a rule; choose another"
+            yield Contradiction((name,), text)
+        elif journal is not None:
+            earlier = first_users.setdefault(journal, rule)
+            yield from _disagreements(values, earlier, rule)
+
+
+def _disagreements(values: Mapping[str, Given], earlier: str, rule: str) -> Iterator[Contradiction]:
+    for part in RULE_KEYS:
+        names = (f"{rule}{part}", f"{earlier}{part}")
+        if not part.startswith(_JOURNAL_PARTS):
+            continue
+        if values[names[0]].value != values[names[1]].value:
+            text = (
+                f"{named(values, names[0])} differs from {named(values, names[1])}, "
+                f"but both rules share {named(values, f'{rule}journal')}"
+            )
+            yield Contradiction((*names, f"{rule}journal"), text)

@@ -1,0 +1,234 @@
+"""The known keys, derived from the settings' structs, and the reading and writing of one value."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from msgspec import NODEFAULT, Struct, inspect
+
+from runnel.config import units
+from runnel.config.settings import DESCRIPTIONS, Kind, Settings
+
+# TOML has no null, so a value that may be absent is written as this word to say so.
+ABSENT: Final = "none"
+
+TEXT_CHARS_MAX: Final = 4096
+
+# More digits than any bound has, and few enough that reading them costs nothing.
+_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,30}")
+
+_PARSERS: Final = {
+    Kind.SIZE: units.parse_size,
+    Kind.DURATION: units.parse_duration,
+    Kind.TIME_OF_DAY: units.parse_time_of_day,
+}
+_FORMATTERS: Final = {
+    Kind.SIZE: units.format_size,
+    Kind.DURATION: units.format_duration,
+    Kind.TIME_OF_DAY: units.format_time_of_day,
+}
+_NOT_OF_KIND: Final = {
+    Kind.SIZE: f"not a size; {units.SIZE_HINT}",
+    Kind.DURATION: f"not a duration; {units.DURATION_HINT}",
+    Kind.TIME_OF_DAY: f"not a time of day; {units.TIME_OF_DAY_HINT}",
+    Kind.COUNT: "not a whole number; write one without quotes, such as 64",
+    Kind.TEXT: "not text; write it in quotes",
+    Kind.FLAG: "neither true nor false; write one of them without quotes",
+}
+
+
+class Key(Struct, frozen=True, kw_only=True):
+    """One setting: its dotted name and what may stand there."""
+
+    name: str
+    kind: Kind
+    optional: bool
+    minimum: int | None
+    maximum: int | None
+    choices: tuple[str, ...]
+    default: object
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given (the `match` of a rule)."""
+        return self.default is NODEFAULT
+
+    @property
+    def description(self) -> str:
+        """One line for people."""
+        return DESCRIPTIONS[self.name]
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return "RUNNEL_" + self.name.upper().replace(".", "_")
+
+    def parse(self, raw: object) -> object:
+        """The value meant by what a TOML file holds; ValueError says what would be right."""
+        if self.optional and raw == ABSENT:
+            return None
+        if self.kind is Kind.CHOICE:
+            return self._parse_choice(raw)
+        # To Python true is a number; to whoever writes settings it is not.
+        is_number = isinstance(raw, int) and not isinstance(raw, bool)
+        match self.kind, raw:
+            case (Kind.TEXT, str()):
+                return _checked_text(raw)
+            case (Kind.FLAG, bool()):
+                return raw
+            case (Kind.COUNT | Kind.SIZE, int()) if is_number:
+                return self._within_bounds(raw)
+            case (Kind.SIZE | Kind.DURATION | Kind.TIME_OF_DAY, str()):
+                return self._within_bounds(_PARSERS[self.kind](raw))
+        raise ValueError(_NOT_OF_KIND[self.kind])
+
+    def parse_text(self, text: str) -> object:
+        """The value meant by an environment variable or a flag, which have no types."""
+        if self.optional and text == ABSENT:
+            return None
+        match self.kind:
+            case Kind.COUNT:
+                if not _WHOLE_NUMBER.fullmatch(text.strip()):
+                    raise ValueError("not a whole number; write one such as 64")
+                return self._within_bounds(int(text))
+            case Kind.FLAG:
+                if text not in ("true", "false"):
+                    raise ValueError("neither true nor false; write one of them")
+                return text == "true"
+            case _:
+                return self.parse(text)
+
+    def write(self, value: object) -> str:
+        """The TOML that `parse` reads back to `value`."""
+        if value is None:
+            return json.dumps(ABSENT)
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if self.kind is Kind.COUNT:
+            return str(value)
+        if isinstance(value, int):
+            return json.dumps(_FORMATTERS[self.kind](value))
+        # Control characters are refused on the way in, so JSON's escapes are TOML's.
+        return json.dumps(str(value), ensure_ascii=False)
+
+    def _within_bounds(self, value: int) -> int:
+        if self.minimum is not None and value < self.minimum:
+            raise ValueError(f"too small; the least is {self._write_bound(self.minimum)}")
+        if self.maximum is not None and value > self.maximum:
+            raise ValueError(f"too large; the most is {self._write_bound(self.maximum)}")
+        return value
+
+    def _write_bound(self, bound: int) -> str:
+        formatter = _FORMATTERS.get(self.kind)
+        return str(bound) if formatter is None else formatter(bound)
+
+    def _parse_choice(self, raw: object) -> object:
+        if isinstance(raw, str) and raw in self.choices:
+            return raw
+        allowed = (*self.choices, ABSENT) if self.optional else self.choices
+        hint = f"use one of {', '.join(allowed)}"
+        near = difflib.get_close_matches(raw, allowed, n=1) if isinstance(raw, str) else []
+        raise ValueError(f"{hint}; did you mean {near[0]}?" if near else hint)
+
+
+def _checked_text(text: str) -> str:
+    if not text:
+        raise ValueError("empty; leave the key out for its default")
+    if len(text) > TEXT_CHARS_MAX:
+        raise ValueError(f"too long; the most is {TEXT_CHARS_MAX} characters")
+    if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in text):
+        raise ValueError("control characters are not allowed here")
+    # Bytes of a flag or variable that are not UTF-8 arrive as lone surrogates.
+    if any(0xD800 <= ord(char) < 0xE000 for char in text):
+        raise ValueError("not valid UTF-8")
+    return text
+
+
+def _keys_of(struct: inspect.StructType, prefix: str) -> dict[str, Key]:
+    keys: dict[str, Key] = {}
+    for field in struct.fields:
+        name = f"{prefix}{field.encode_name}"
+        match field.type:
+            case inspect.StructType():
+                keys |= _keys_of(field.type, f"{name}.")
+            case inspect.VarTupleType(item_type=inspect.StructType() as item):
+                keys |= _keys_of(item, f"{name}.")
+            case _:
+                keys[name] = _key_of(name, field)
+    return keys
+
+
+def _key_of(name: str, field: inspect.Field) -> Key:
+    kind: Kind | None = None
+    type_ = field.type
+    optional = False
+    if isinstance(type_, inspect.UnionType):
+        optional = True
+        (type_,) = (each for each in type_.types if not isinstance(each, inspect.NoneType))
+    if isinstance(type_, inspect.Metadata):
+        kind = (type_.extra or {}).get("kind")
+        type_ = type_.type
+    minimum = maximum = None
+    choices: tuple[str, ...] = ()
+    match type_:
+        case inspect.IntType():
+            kind = kind or Kind.COUNT
+            minimum = type_.ge
+            maximum = type_.le if type_.lt is None else type_.lt - 1
+        case inspect.EnumType():
+            kind = Kind.CHOICE
+            choices = tuple(member.value for member in type_.cls)
+        case inspect.BoolType():
+            kind = Kind.FLAG
+        case inspect.StrType():
+            kind = Kind.TEXT
+        case _:
+            raise TypeError(f"{name} has a type that settings cannot have: {field.type}")
+    return Key(
+        name=name,
+        kind=kind,
+        optional=optional,
+        minimum=minimum,
+        maximum=maximum,
+        choices=choices,
+        default=field.default,
+    )
+
+
+def _all_keys() -> dict[str, Key]:
+    struct = inspect.type_info(Settings)
+    assert isinstance(struct, inspect.StructType)
+    return _keys_of(struct, "")
+
+
+# Every key in the order of the structs; those of a rule are named `topics.match` and so on.
+ALL_KEYS: Final[Mapping[str, Key]] = _all_keys()
+RULE_PREFIX: Final = "topics."
+RULE_KEYS: Final[Mapping[str, Key]] = {
+    name.removeprefix(RULE_PREFIX): key
+    for name, key in ALL_KEYS.items()
+    if name.startswith(RULE_PREFIX)
+}
+PLAIN_KEYS: Final[Mapping[str, Key]] = {
+    name: key for name, key in ALL_KEYS.items() if not name.startswith(RULE_PREFIX)
+}
+
+_RULE_INDEX: Final = re.compile(r"\[[0-9]+\]")
+
+
+def key_named(name: str) -> Key:
+    """The key of an effective value, whose name counts the rules: `topics[0].match`."""
+    return ALL_KEYS[_RULE_INDEX.sub("", name)]
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The known name that was probably meant: the same word elsewhere, or a close spelling."""
+    last = name.rpartition(".")[2]
+    elsewhere = [each for each in known if each.rpartition(".")[2] == last]
+    if elsewhere:
+        return max(elsewhere, key=lambda each: difflib.SequenceMatcher(None, name, each).ratio())
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)

@@ -1,0 +1,303 @@
+"""What a file, the environment and flags say: each read into a layer of values with sources.
+
+Pure: texts and mappings come in, and every problem goes out beside the values, so that all of
+them can be reported at once.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from runnel.config.keys import PLAIN_KEYS, RULE_KEYS, Key, nearest
+from runnel.config.settings import Settings
+from runnel.config.toml_lines import key_lines
+
+VARIABLE_PREFIX: Final = "RUNNEL_"
+CONFIG_VARIABLE: Final = "RUNNEL_CONFIG"
+TOPICS_VARIABLE: Final = "RUNNEL_TOPICS"
+
+# Variables with the prefix that are no settings.
+OTHER_VARIABLES: Final[Mapping[str, str]] = {
+    CONFIG_VARIABLE: "Path of the settings file, instead of ./runnel.toml.",
+}
+
+_SHOWN_CHARS_MAX: Final = 80
+
+
+class Origin(enum.StrEnum):
+    """The four kinds of source; a later one outweighs an earlier one."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    FLAG = "flag"
+
+
+class Source(Struct, frozen=True):
+    """Where a value came from; `place` is a file and line, a variable or a flag."""
+
+    origin: Origin
+    place: str = ""
+
+    def __str__(self) -> str:
+        # A path may hold anything, and this goes into one-line comments and messages.
+        place = "".join(char if char.isprintable() else "?" for char in self.place)
+        return place or self.origin.value
+
+
+DEFAULT_SOURCE: Final = Source(Origin.DEFAULT)
+
+
+class Given(Struct, frozen=True):
+    """A value and its source."""
+
+    value: object
+    source: Source
+
+
+class Layer(Struct, frozen=True, kw_only=True):
+    """What one source says. The keys of rules are counted: `topics[0].match`."""
+
+    values: Mapping[str, Given] = {}
+    rule_count: int | None = None  # None: says nothing about rules
+    problems: tuple[str, ...] = ()
+    faulty: frozenset[str] = frozenset()  # keys with a problem: not worth judging further
+
+
+class _LayerBuilder:
+    """Collects the values and problems of one source."""
+
+    def __init__(self, locate: Callable[[str], Source]) -> None:
+        self._locate = locate
+        self._values: dict[str, Given] = {}
+        self._rule_count: int | None = None
+        self._problems: list[str] = []
+        self._faulty: set[str] = set()
+
+    def build(self) -> Layer:
+        return Layer(
+            values=self._values,
+            rule_count=self._rule_count,
+            problems=tuple(self._problems),
+            faulty=frozenset(self._faulty),
+        )
+
+    def problem(self, text: str) -> None:
+        self._problems.append(text)
+
+    def add_table(
+        self, table: Mapping[str, object], known: Mapping[str, Key], shown: str, within: str = ""
+    ) -> None:
+        """Takes `table`, found at `within` among the `known` keys; `shown` goes before a name."""
+        for part, raw in table.items():
+            name = f"{within}{part}"
+            key = known.get(name)
+            if key is not None:
+                self.add_value(f"{shown}{name}", key, raw)
+            elif shown == "" and name == "topics":
+                self.add_rules(raw)
+            elif any(each.startswith(f"{name}.") for each in known):
+                if isinstance(raw, Mapping):
+                    self.add_table(raw, known, shown, f"{name}.")
+                else:
+                    self._refuse(f"{shown}{name}", raw, "a table of keys, not a value")
+            else:
+                self.unknown(name, raw, known, shown)
+
+    def add_rules(self, raw: object) -> None:
+        if not isinstance(raw, list):
+            self._refuse("topics", raw, "not a list of rules; write [[topics]] above each of them")
+            return
+        self._rule_count = len(raw)
+        for index, rule in enumerate(raw):
+            name = f"topics[{index}]"
+            if not isinstance(rule, Mapping):
+                self._refuse(name, rule, 'not a rule; write { match = "…" }')
+                self._faulty.add(f"{name}.match")
+                continue
+            self.add_table(rule, RULE_KEYS, f"{name}.")
+            if "match" not in rule:
+                self.problem(f"{name} ({self._locate(name)}): match is missing")
+                self._faulty.add(f"{name}.match")
+
+    def add_value(self, name: str, key: Key, raw: object) -> None:
+        self._add(name, raw, key.parse)
+
+    def add_text(self, name: str, key: Key, text: str) -> None:
+        self._add(name, text, lambda _: key.parse_text(text))
+
+    def add_rules_text(self, text: str) -> None:
+        """Rules from a variable or a flag: a TOML array on one line."""
+        try:
+            parsed = tomllib.loads(f"topics = {text}")
+        except (ValueError, RecursionError):
+            parsed = {}
+        # More than one key: the text went on after the array, on a line of its own.
+        if len(parsed) != 1 or not isinstance(parsed["topics"], list):
+            hint = 'not a TOML array; write [{ match = "sensors/*", keep = "memory" }, …]'
+            self._refuse("topics", text, hint)
+        else:
+            self.add_rules(parsed["topics"])
+
+    def unknown(self, name: str, raw: object, known: Mapping[str, Key], shown: str = "") -> None:
+        tables = {each.rpartition(".")[0] for each in known} - {""}
+        if shown == "":
+            tables.add("topics")
+        near = nearest(name, tables if isinstance(raw, Mapping) else known)
+        full = f"{shown}{name}"
+        what = f"table {full}" if isinstance(raw, Mapping) else f"key {full} = {shown_value(raw)}"
+        self.problem(f"unknown {what} ({self._locate(full)})" + did_you_mean(near, shown))
+
+    def _add(self, name: str, raw: object, parse: Callable[[object], object]) -> None:
+        try:
+            value = parse(raw)
+        except ValueError as error:
+            self._refuse(name, raw, str(error))
+        else:
+            self._values[name] = Given(value, self._locate(name))
+
+    def _refuse(self, name: str, raw: object, problem: str) -> None:
+        self._faulty.add(name)
+        self.problem(f"{name} = {shown_value(raw)} ({self._locate(name)}): {problem}")
+
+
+def did_you_mean(near: str | None, shown: str = "") -> str:
+    """The end of a message about an unknown name."""
+    return f"; did you mean {shown}{near}?" if near else "; `runnel config show` lists all keys"
+
+
+def shown_value(raw: object) -> str:
+    """A value as its author wrote it, near enough, in one short line."""
+    if isinstance(raw, bool):
+        text = "true" if raw else "false"
+    elif isinstance(raw, str):
+        text = json.dumps(raw, ensure_ascii=not raw.isprintable())
+    elif isinstance(raw, (list, Mapping)):
+        text = "[…]" if isinstance(raw, list) else "{…}"
+    else:
+        text = str(raw)
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[: _SHOWN_CHARS_MAX - 1]}…"
+
+
+def flat_values(settings: Settings) -> dict[str, object]:
+    """Every value by its dotted name, with rules counted, in the order of the structs."""
+    values: dict[str, object] = {}
+
+    def flatten(table: Mapping[str, object], prefix: str) -> None:
+        for part, value in table.items():
+            if isinstance(value, Mapping):
+                flatten(value, f"{prefix}{part}.")
+            else:
+                values[f"{prefix}{part}"] = value
+
+    builtins = msgspec.to_builtins(settings)
+    rules = builtins.pop("topics")
+    flatten(builtins, "")
+    for index, rule in enumerate(rules):
+        flatten(rule, f"topics[{index}].")
+    return values
+
+
+def default_layer(settings: Settings) -> Layer:
+    """The settings that hold where nobody says anything."""
+    values = {name: Given(value, DEFAULT_SOURCE) for name, value in flat_values(settings).items()}
+    return Layer(values=values, rule_count=len(settings.topics))
+
+
+def file_layer(text: str, path: str) -> Layer:
+    """What a TOML file says. `path` is for the messages."""
+    lines = key_lines(text)
+
+    def locate(name: str) -> Source:
+        # The value of an inline table or array is placed at the key that holds it.
+        while name not in lines and name:
+            name = name[: max(name.rfind("."), name.rfind("["), 0)]
+        return Source(Origin.FILE, f"{path}:{lines[name]}" if name else path)
+
+    builder = _LayerBuilder(locate)
+    try:
+        table = tomllib.loads(text)
+    except ValueError as error:
+        builder.problem(f"{path}: not valid TOML: {error}")
+    except RecursionError:
+        builder.problem(f"{path}: not valid TOML: nested too deeply")
+    else:
+        builder.add_table(table, PLAIN_KEYS, "")
+    return builder.build()
+
+
+def environment_layer(environment: Mapping[str, str]) -> Layer:
+    """What the `RUNNEL_*` variables say; the others are not looked at."""
+    keys = {key.variable: key for key in PLAIN_KEYS.values()}
+    known = {*keys, TOPICS_VARIABLE, *OTHER_VARIABLES}
+    variables = {key.name: variable for variable, key in keys.items()}
+
+    def locate(name: str) -> Source:
+        return Source(Origin.ENVIRONMENT, variables.get(name, TOPICS_VARIABLE))
+
+    builder = _LayerBuilder(locate)
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(VARIABLE_PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        if variable == TOPICS_VARIABLE:
+            builder.add_rules_text(text)
+        elif variable in keys:
+            builder.add_text(keys[variable].name, keys[variable], text)
+        elif variable.startswith(f"{TOPICS_VARIABLE}_"):
+            builder.problem(
+                f"unknown variable {variable}: rules are set together; "
+                f"write {TOPICS_VARIABLE} as a TOML array"
+            )
+        else:
+            # Without its value: nobody knows what it is, so it may be a secret.
+            near = nearest(variable, known)
+            builder.problem(f"unknown variable {variable}" + did_you_mean(near))
+    return builder.build()
+
+
+class Flag(Struct, frozen=True):
+    """A setting from the command line: `--data DIR` is Flag("data", DIR, "--data")."""
+
+    name: str
+    text: str | None
+    flag: str
+
+    @classmethod
+    def assigned(cls, assignment: str) -> Flag:
+        """The flag meant by `--set key=value`."""
+        name, equals, text = assignment.partition("=")
+        return cls(name.strip(), text.strip() if equals else None, f"--set {name.strip()}")
+
+
+def flag_layer(flags: Iterable[Flag]) -> Layer:
+    """What the flags say; of two for the same key the later one holds."""
+    places: dict[str, str] = {}
+
+    def locate(name: str) -> Source:
+        return Source(Origin.FLAG, places.get(name, places.get("topics", "")))
+
+    builder = _LayerBuilder(locate)
+    for flag in flags:
+        places[flag.name] = flag.flag
+        if flag.text is None or not flag.name:
+            builder.problem(f"{flag.flag}: write --set key=value")
+        elif flag.name == "topics":
+            builder.add_rules_text(flag.text)
+        elif flag.name.startswith("topics"):
+            builder.problem(
+                f"{flag.flag}: rules are set together; write --set 'topics=[{{ match = \"…\" }}]'"
+            )
+        elif flag.name in PLAIN_KEYS:
+            builder.add_text(flag.name, PLAIN_KEYS[flag.name], flag.text)
+        else:
+            near = nearest(flag.name, [*PLAIN_KEYS, "topics"])
+            what = f"unknown key {flag.name} = {shown_value(flag.text)} ({flag.flag})"
+            builder.problem(what + did_you_mean(near))
+    return builder.build()

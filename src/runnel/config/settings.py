@@ -1,0 +1,190 @@
+"""The settings themselves: one frozen struct per part, with defaults, bounds and descriptions.
+
+Everything else is derived from here: keys of the file, names of variables, what `config show`
+prints, and docs/settings.md.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+MILLISECOND_NS: Final = 1_000_000
+SECOND_NS: Final = 1_000_000_000
+DAY_NS: Final = 86_400 * SECOND_NS
+
+# The columns of a batch address their bytes with signed 32-bit offsets.
+BATCH_BYTES_CEILING: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
+
+
+class Kind(enum.StrEnum):
+    """How a value is written; it decides the parser, the printer and the hint of an error."""
+
+    SIZE = "size"
+    DURATION = "duration"
+    TIME_OF_DAY = "time of day"
+    COUNT = "count"
+    TEXT = "text"
+    FLAG = "flag"
+    CHOICE = "choice"
+
+
+_Bytes = Annotated[int, Meta(extra={"kind": Kind.SIZE})]
+_Nanoseconds = Annotated[int, Meta(extra={"kind": Kind.DURATION})]
+
+Count = Annotated[int, Meta(ge=1, le=INT64_MAX)]
+Size = Annotated[_Bytes, Meta(ge=1, le=INT64_MAX)]
+SizeOrZero = Annotated[_Bytes, Meta(ge=0, le=INT64_MAX)]
+SizeInBatch = Annotated[_Bytes, Meta(ge=1, le=BATCH_BYTES_CEILING)]
+Duration = Annotated[_Nanoseconds, Meta(ge=1, le=INT64_MAX)]
+Interval = Annotated[_Nanoseconds, Meta(ge=MILLISECOND_NS, le=INT64_MAX)]
+RotationTime = Annotated[_Nanoseconds, Meta(ge=SECOND_NS, le=INT64_MAX)]
+TimeOfDay = Annotated[int, Meta(ge=0, lt=DAY_NS, extra={"kind": Kind.TIME_OF_DAY})]
+OpenFiles = Annotated[int, Meta(ge=16, le=INT64_MAX)]
+Threads = Annotated[int, Meta(ge=1, le=64)]
+
+
+def key_of_field(field: str) -> str:
+    """The rule from field to key, in one place.
+
+    A duration is written with its unit, so `retention_interval_ns` is `retention_interval`; and
+    in the small tables of a rule, where nothing else is measured in bytes, `bytes_max` is `bytes`.
+    Every other key is the field's name.
+    """
+    return "bytes" if field == "bytes_max" else field.removesuffix("_ns")
+
+
+class Keep(enum.StrEnum):
+    """Where the messages of a topic are kept."""
+
+    NONE = "none"
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+class Until(enum.StrEnum):
+    """What ends the life of a message earlier than its age."""
+
+    ACKED = "acked"
+
+
+class Rotate(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """When a journal begins a new segment: by size, and by time since a point of the UTC day."""
+
+    bytes_max: Size = 256 * MIB
+    every_ns: RotationTime | None = DAY_NS
+    at_ns: TimeOfDay = 0
+
+
+class Retain(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """How long messages are kept. Nothing set: for ever."""
+
+    age_ns: Duration | None = None
+    bytes_max: Size | None = None
+    until: Until | None = None
+
+
+class Pin(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """The ceiling for what readers may hold back from retention. None: no ceiling."""
+
+    age_ns: Duration | None = 30 * DAY_NS
+    bytes_max: Size | None = 100 * GIB
+
+
+class TopicRule(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """The policy of the topics that match. The first matching rule decides."""
+
+    match: str
+    keep: Keep = Keep.DISK
+    partitions: Count = 1
+    journal: str | None = None
+    rotate: Rotate = Rotate()
+    retain: Retain = Retain()
+    pin: Pin = Pin()
+    last_value: bool = False
+
+
+class LimitSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """`[limits]`: what any one client may ask for, the same at every door."""
+
+    message_bytes_max: SizeInBatch = MIB
+    batch_bytes_max: SizeInBatch = 4 * MIB
+    tags_max: Count = 64
+    tag_bytes_max: Size = 64 * KIB
+    topics_max: Count = 1_000_000
+    partitions_max: Count = 1024
+    producers_max: Count = 100_000
+    cursors_max: Count = 10_000
+    open_files_max: OpenFiles = 256
+
+
+class LogSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """`[log]`: how messages are written, indexed, kept and forgotten."""
+
+    write_queue_bytes_max: Size = 64 * MIB
+    write_queue_batches_max: Count = 4096
+    group_bytes_max: Size = 16 * MIB
+    allocate_bytes: SizeOrZero = 16 * MIB
+    disk_reserve_bytes: SizeOrZero = 64 * MIB
+    writers: Threads = 2
+    index_cache_bytes_max: Size = 64 * MIB
+    segment_runs_max: Count = 1_000_000
+    retention_interval_ns: Interval = 10 * SECOND_NS
+    producer_age_max_ns: Duration = 30 * DAY_NS
+    last_value_bytes_max: Size = MIB
+    catalogue_log_bytes_max: Size = 16 * MIB
+
+
+class Settings(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """Everything a Runnel process is told, merged once at its start."""
+
+    data: str = "./runnel-data"
+    limits: LimitSettings = LimitSettings()
+    log: LogSettings = LogSettings()
+    topics: tuple[TopicRule, ...] = ()
+
+
+# One line per key, for `config show --explain` and docs/settings.md. A test keeps it complete.
+DESCRIPTIONS: Final[dict[str, str]] = {
+    "data": "Directory of everything stored; a relative path begins at the working directory.",
+    "limits.message_bytes_max": "Largest payload of one message.",
+    "limits.batch_bytes_max": "Largest batch, compressed or not.",
+    "limits.tags_max": "Most tags of one message.",
+    "limits.tag_bytes_max": "Most bytes of one message's tags, names and values together.",
+    "limits.topics_max": "Most topics; publishing to a further new one is refused.",
+    "limits.partitions_max": "Most partitions of one topic.",
+    "limits.producers_max": "Most named publishers that are remembered.",
+    "limits.cursors_max": "Most named cursors.",
+    "limits.open_files_max": "Most segment and index files held open for reading and writing.",
+    "log.write_queue_bytes_max": "Bytes waiting to be written before publishers have to wait.",
+    "log.write_queue_batches_max": "Batches waiting to be written before publishers have to wait.",
+    "log.group_bytes_max": "Most bytes that share one write and one sync.",
+    "log.allocate_bytes": "How far ahead of its end a segment file is allocated; 0: not at all.",
+    "log.disk_reserve_bytes": "Publishing is refused while less than this is free on the disk.",
+    "log.writers": "Threads that write and sync; each serves many journals.",
+    "log.index_cache_bytes_max": "Memory for the indexes of sealed segments.",
+    "log.segment_runs_max": "Most runs in one segment; it rotates then, whatever its size.",
+    "log.retention_interval": "How often retention looks for segments to remove.",
+    "log.producer_age_max": "A named publisher is forgotten this long after its last batch.",
+    "log.last_value_bytes_max": "Largest message that is kept as a last value beyond retention.",
+    "log.catalogue_log_bytes_max": "Size of the catalogue's log that leads to a new snapshot.",
+    "topics.match": "Glob pattern of the topics this rule is for; the first matching rule decides.",
+    "topics.keep": "none: live only; memory: lost at a restart; disk.",
+    "topics.partitions": "Partitions of each topic, fixed when the topic is made.",
+    "topics.journal": 'The files it shares; "{topic}" gives each topic its own; none: the rule\'s.',
+    "topics.rotate.bytes": "Size at which a segment ends.",
+    "topics.rotate.every": "Time after which a segment ends; none: by size alone.",
+    "topics.rotate.at": "UTC time of day from which the times of rotation are counted.",
+    "topics.retain.age": "Messages older than this are removed; none: for ever.",
+    "topics.retain.bytes": "Journal size above which the oldest segments go; none: any size.",
+    "topics.retain.until": "acked: a message also goes once all subscriptions acknowledged it.",
+    "topics.pin.age": "Age up to which readers may hold messages back; none: any age.",
+    "topics.pin.bytes": "Size up to which readers may hold messages back; none: any size.",
+    "topics.last_value": "Keep the last message of every partition beyond retention.",
+}
