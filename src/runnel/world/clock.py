@@ -1,0 +1,36 @@
+"""The clock: wall time, monotonic time and sleeping, so that a test can hold time in its hand."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the rest of Runnel may know of time."""
+
+    def time_ns(self) -> int:
+        """Wall clock, UTC, since 1970. It may step, backwards too: never measure with it."""
+        ...
+
+    def monotonic_ns(self) -> int:
+        """Never goes back; its zero means nothing."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for that long on the monotonic clock; zero or less lets the loop turn once."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock and the running loop's timers."""
+
+    def time_ns(self) -> int:
+        return time.time_ns()
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
