@@ -1,0 +1,342 @@
+"""The batch as its users hold it: a small table of messages, decoded only when looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from operator import add
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+from crc32c import crc32c
+
+from runnel.errors import LimitExceededError, MalformedError
+from runnel.formats import block, columns, compression, envelope, selection
+from runnel.formats.columns import Columns
+from runnel.formats.envelope import BODY_BYTES_CEILING, Codec, Envelope
+from runnel.formats.message import Message
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_Value = TypeVar("_Value")
+
+_UNSET: Final = bytes(8)
+
+
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """Messages of one topic and partition with consecutive offsets, neighbours in a batch."""
+
+    topic: str
+    partition: int
+    count: int
+    base_offset: int
+    receive_time_ns: int
+    epoch: int
+    entry: int
+    row: int
+
+
+class Batch:
+    """Messages in runs. Iterate for `Message`s; `to_arrow()` for columns; `len()` for how many.
+
+    It holds the envelope and the body's bytes. Those are decoded when first needed, then kept.
+    """
+
+    __slots__ = ("_columns", "body", "envelope")
+
+    def __init__(
+        self, envelope: Envelope, body: bytes | memoryview, columns: Columns | None = None
+    ) -> None:
+        self.envelope = envelope
+        self.body = body
+        self._columns = columns
+
+    # --- Making ---
+
+    @classmethod
+    def from_columns(
+        cls,
+        table: Columns,
+        topics: Sequence[str],
+        counts: Sequence[int],
+        *,
+        partitions: Sequence[int] = (0,),
+        shard: int = 0,
+        producer: str | None = None,
+        term: int = 0,
+        number: int = 0,
+        codec: Codec = Codec.NONE,
+    ) -> Batch:
+        """A batch to publish: the table's rows stand in runs of `topics`, `partitions`, `counts`.
+
+        One partition, or one count, stands for all runs.
+        """
+        if len(partitions) not in (1, len(topics)) or len(counts) not in (1, len(topics)):
+            raise MalformedError("runs", "topics, partitions and counts must be of one length")
+        if sum(counts) * (len(topics) if len(counts) == 1 else 1) != table.count:
+            raise MalformedError("runs", f"counts do not add up to {table.count} messages")
+        body = _encoded(table)
+        packed = compression.compress(body, codec)
+        head = envelope.published(
+            topics,
+            counts,
+            partitions=partitions,
+            shard=shard,
+            producer=producer,
+            term=term,
+            number=number,
+            codec=codec,
+            body_bytes=len(body),
+            body_crc=crc32c(packed),
+        )
+        return cls(head, packed, table)
+
+    @classmethod
+    def from_messages(
+        cls,
+        messages: Sequence[Message],
+        *,
+        codec: Codec = Codec.NONE,
+        producer: str | None = None,
+        term: int = 0,
+        number: int = 0,
+    ) -> Batch:
+        """A batch to publish. Neighbours of one topic and partition make a run.
+
+        Offsets and receive times are the broker's to give, and are not kept.
+        """
+        topics, partitions, counts = _runs_of(messages)
+        keys = [message.key for message in messages]
+        partition_keys = [message.partition_key for message in messages]
+        table = columns.build(
+            [message.payload for message in messages],
+            event_times_ns=[message.event_time_ns for message in messages],
+            transmit_time_ns=_one_or_all([message.transmit_time_ns for message in messages]),
+            keys=keys,
+            partition_keys=_explicit(partition_keys, keys),
+            uids=[message.uid for message in messages],
+            tags=[message.tags for message in messages],
+        )
+        return cls.from_columns(
+            table,
+            topics,
+            counts,
+            partitions=partitions,
+            codec=codec,
+            producer=producer,
+            term=term,
+            number=number,
+        )
+
+    @classmethod
+    def unpack(
+        cls,
+        data: bytes | memoryview,
+        position: int = 0,
+        *,
+        body_bytes_max: int = BODY_BYTES_CEILING,
+    ) -> Batch:
+        """The batch whose block begins at `position`. Both checksums are verified here."""
+        head, body, _ = block.unpack(data, position, body_bytes_max=body_bytes_max)
+        return cls(head, body)
+
+    @classmethod
+    def join(cls, batches: Sequence[Batch]) -> Batch:
+        """One batch with the messages of all, in this order. They must be of one shard."""
+        if not batches:
+            raise MalformedError("batches", "none to join")
+        if len(batches) == 1:
+            return batches[0]
+        return _sealed(
+            selection.join_envelopes([batch.envelope for batch in batches]),
+            selection.join_columns([batch.columns for batch in batches]),
+        )
+
+    # --- Bytes ---
+
+    def pack(self) -> bytes:
+        """The block: what goes into a frame, and with offsets filled in, into a file."""
+        return b"".join(block.pack(envelope.encode(self.envelope), self.body))
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Batch], tuple[bytes]]:
+        return (Batch.unpack, (self.pack(),))
+
+    def uncompressed(self) -> Batch:
+        """The same batch with a plain body; itself if it has one."""
+        if self.envelope.codec == Codec.NONE:
+            return self
+        body = compression.decompress(self.body, self.envelope.codec, self.envelope.body_bytes)
+        head = msgspec.structs.replace(self.envelope, codec=Codec.NONE, body_crc=crc32c(body))
+        return Batch(head, body, self._columns)
+
+    @property
+    def columns(self) -> Columns:
+        """The body as columns: views into its bytes."""
+        if self._columns is None:
+            head = self.envelope
+            body = compression.decompress(self.body, head.codec, head.body_bytes)
+            self._columns = columns.decode(body, head.message_count)
+        return self._columns
+
+    # --- Looking ---
+
+    def __len__(self) -> int:
+        return self.envelope.message_count
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages())
+
+    def __repr__(self) -> str:
+        runs = self.envelope.run_count
+        first = self.envelope.topics[0]
+        where = first if runs == 1 else f"{first} … {self.envelope.topics[-1]}, {runs} runs"
+        if self.envelope.is_stored and runs == 1:
+            base = self.envelope.column64(self.envelope.base_offsets)[0]
+            partition = self.envelope.column32(self.envelope.partitions)[0]
+            where += f"[{partition}]@{base}…{base + len(self) - 1}"
+        return f"<Batch {len(self)} messages of {where}, {self.envelope.body_bytes} bytes>"
+
+    def runs(self) -> list[Run]:
+        """What is per run, in the order of the rows; 0 where the broker has not filled it in."""
+        head = self.envelope
+        stored = (
+            (head.base_offsets, head.receive_times, head.epochs, head.entries)
+            if head.is_stored
+            else (_UNSET, _UNSET, _UNSET, _UNSET)
+        )
+        return list(
+            map(
+                Run,
+                head.topics,
+                head.column32(head.partitions),
+                head.column32(head.counts),
+                *map(head.column64, stored),
+                head.run_rows,
+            )
+        )
+
+    def messages(self) -> list[Message]:
+        """All messages as objects. Several times quicker than one by one."""
+        table = self.columns
+        count = table.count
+        keys = table.keys.to_optional_list(count)
+        partition_keys = (
+            table.partition_keys.to_optional_list(count) if table.partition_keys else keys
+        )
+        topics, partitions, offsets, receive_times = self._by_row()
+        return list(
+            map(
+                Message,
+                topics,
+                table.payloads.to_list(),
+                keys,
+                table.tags_list(),
+                table.times(table.event_times),
+                table.times(table.transmit_times),
+                receive_times,
+                partitions,
+                offsets,
+                table.uid_list(),
+                partition_keys,
+            )
+        )
+
+    def _by_row(self) -> tuple[Iterable[str], Iterable[int], Iterable[int], Iterable[int]]:
+        """What is per run, spread over its rows: topics, partitions, offsets, receive times."""
+        head = self.envelope
+        counts = head.column32(head.counts)
+
+        def spread(values: Iterable[_Value]) -> Iterable[_Value]:
+            if len(counts) == len(self):
+                return values  # one message a run
+            return chain.from_iterable(map(repeat, values, counts))
+
+        topics = spread(head.topics)
+        partitions = spread(head.column32(head.partitions))
+        if not head.is_stored:
+            return topics, partitions, repeat(0), repeat(0)
+        bases = head.column64(head.base_offsets)
+        offsets = chain.from_iterable(map(range, bases, map(add, bases, counts)))
+        return topics, partitions, offsets, spread(head.column64(head.receive_times))
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """The batch as a pyarrow.RecordBatch over the same memory: `pip install runnel[arrow]`."""
+        from runnel.formats import arrow  # here only: pyarrow is optional
+
+        return arrow.to_record_batch(self.envelope, self.columns)
+
+    # --- Selecting ---
+
+    def take(self, rows: Sequence[int] | selection.Vector) -> Batch:
+        """These rows, which must rise."""
+        return self._select(selection.rows_of_index(rows, len(self)))
+
+    def cut(self, runs: Sequence[int] | selection.Vector) -> Batch:
+        """These runs, which must rise. Itself if they are all there are."""
+        return self._select(selection.rows_of_runs(runs, self.envelope.run_starts()))
+
+    def slice(self, begin: int, end: int | None = None) -> Batch:
+        """Rows `begin` to `end` (not included), counted from 0. Itself if that is all."""
+        count = len(self)
+        end = count if end is None else end
+        if not 0 <= begin < end <= count:
+            raise MalformedError("slice", f"rows {begin} to {end} of {count}")
+        return self._select(selection.rows_of_range(begin, end))
+
+    def _select(self, rows: selection.Rows) -> Batch:
+        if rows.count == len(self):
+            return self
+        return _sealed(
+            selection.select_envelope(self.envelope, rows),
+            selection.select_columns(self.columns, rows),
+        )
+
+
+def _encoded(table: Columns) -> bytes:
+    body = columns.encode(table)
+    if len(body) > BODY_BYTES_CEILING:
+        raise LimitExceededError(f"a batch of {len(body)} bytes; at most {BODY_BYTES_CEILING}")
+    return body
+
+
+def _sealed(head: Envelope, table: Columns) -> Batch:
+    """A batch of runs and rows that were selected or joined."""
+    body = _encoded(table)
+    head = msgspec.structs.replace(head, body_bytes=len(body), body_crc=crc32c(body))
+    envelope.check(head)
+    return Batch(head, body, table)
+
+
+def _runs_of(messages: Sequence[Message]) -> tuple[list[str], list[int], list[int]]:
+    if not messages:
+        raise MalformedError("batch", "has no messages; at least one is needed")
+    topics = [message.topic for message in messages]
+    partitions = [message.partition for message in messages]
+    count = len(messages)
+    if topics.count(topics[0]) == count and partitions.count(partitions[0]) == count:
+        return topics[:1], partitions[:1], [count]
+    begins = [0]
+    begins += [
+        row
+        for row in range(1, count)
+        if topics[row] != topics[row - 1] or partitions[row] != partitions[row - 1]
+    ]
+    counts = [end - begin for begin, end in zip(begins, [*begins[1:], count], strict=True)]
+    return [topics[row] for row in begins], [partitions[row] for row in begins], counts
+
+
+def _one_or_all(values: list[int]) -> list[int]:
+    return values[:1] if values.count(values[0]) == len(values) else values
+
+
+def _explicit(
+    partition_keys: list[bytes | None], keys: list[bytes | None]
+) -> list[bytes | None] | None:
+    """Partition keys where any differs from its key: absent ones stand for the key."""
+    if partition_keys == keys or partition_keys.count(None) == len(partition_keys):
+        return None
+    return [
+        key if explicit is None else explicit
+        for explicit, key in zip(partition_keys, keys, strict=True)
+    ]

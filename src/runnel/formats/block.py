@@ -1,0 +1,162 @@
+"""A batch as it lies in a file and travels in a frame: a fixed header, the envelope, the body.
+
+    0   4   magic             "RNB" 0x01
+    4   4   envelope_bytes    u32
+    8   4   body_bytes        u32, as carried (compressed or not)
+    12  8   durable_position  u64, bytes of its file that had survived a sync when this block was
+                              written; 0 on the wire, where it means nothing
+    20  4   crc               CRC-32C of bytes 0 to 19 and of the envelope
+    24      envelope          zero-padded to a multiple of 8
+            body              zero-padded to a multiple of 8
+
+All little-endian. Blocks begin on multiples of 8, so the buffers in a body do too. The header's
+checksum covers the envelope, the envelope's covers the body, and padding must be zero: no bit can
+flip unseen.
+
+A mark is a header alone (magic "RNM" 0x01, no envelope, no body). The writer leaves one behind the
+last block when it rests, and writes the next block over it: it tells other processes, and recovery,
+how far the file is durable. What lies behind `durable_position` of the last block or mark may be
+torn; what lies before may not.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+from crc32c import crc32c
+
+from runnel.errors import MalformedError
+from runnel.formats import envelope as envelopes
+from runnel.formats.envelope import BODY_BYTES_CEILING, Codec, Envelope
+
+HEADER_BYTES: Final = 24
+ENVELOPE_BYTES_MAX: Final = 32 * 2**20
+BLOCK_MAGIC: Final = b"RNB\x01"
+MARK_MAGIC: Final = b"RNM\x01"
+
+_HEADER: Final = struct.Struct("<4sIIQI")
+_HEADER_CHECKED: Final = struct.Struct("<4sIIQ")
+_CRC: Final = struct.Struct("<I")
+_PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
+
+
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """A block's header, checked to be plausible but not yet against its checksum."""
+
+    envelope_bytes: int
+    body_bytes: int
+    durable_position: int
+    crc: int
+    is_mark: bool
+
+    @property
+    def body_start(self) -> int:
+        """Where the body begins, from the start of the block."""
+        return HEADER_BYTES + _round_up(self.envelope_bytes)
+
+    @property
+    def block_bytes(self) -> int:
+        """The whole block, padding included."""
+        return HEADER_BYTES + _round_up(self.envelope_bytes) + _round_up(self.body_bytes)
+
+
+def _round_up(length: int) -> int:
+    return length + -length % 8
+
+
+def pack(
+    encoded_envelope: bytes, body: bytes | memoryview, *, durable_position: int = 0
+) -> tuple[bytes, bytes | memoryview, bytes]:
+    """The block as buffers to write in this order: head, body (by reference), padding."""
+    checked = _HEADER_CHECKED.pack(BLOCK_MAGIC, len(encoded_envelope), len(body), durable_position)
+    crc = crc32c(encoded_envelope, crc32c(checked))
+    head = b"".join(
+        (checked, _CRC.pack(crc), encoded_envelope, _PADDING[len(encoded_envelope) & 7])
+    )
+    return head, body, _PADDING[len(body) & 7]
+
+
+def pack_mark(durable_position: int) -> bytes:
+    checked = _HEADER_CHECKED.pack(MARK_MAGIC, 0, 0, durable_position)
+    return checked + _CRC.pack(crc32c(checked))
+
+
+def read_header(data: bytes | memoryview, position: int = 0) -> Header:
+    """The header at a position of `data`; its checksum is not verified here."""
+    if len(data) - position < HEADER_BYTES:
+        raise MalformedError("block header", f"{len(data) - position} bytes of {HEADER_BYTES}")
+    magic, envelope_bytes, body_bytes, durable, crc = _HEADER.unpack_from(data, position)
+    if magic == MARK_MAGIC and not envelope_bytes and not body_bytes:
+        return Header(0, 0, durable, crc, is_mark=True)
+    if magic != BLOCK_MAGIC:
+        raise MalformedError("block magic", _magic_text(magic))
+    if not 0 < envelope_bytes <= ENVELOPE_BYTES_MAX:
+        raise MalformedError(
+            "block envelope_bytes", f"{envelope_bytes} is not 1 to {ENVELOPE_BYTES_MAX}"
+        )
+    if not 0 < body_bytes <= BODY_BYTES_CEILING:
+        raise MalformedError("block body_bytes", f"{body_bytes} is not 1 to {BODY_BYTES_CEILING}")
+    return Header(envelope_bytes, body_bytes, durable, crc, is_mark=False)
+
+
+def _magic_text(magic: bytes) -> str:
+    if magic == MARK_MAGIC:
+        return "a mark has no envelope and no body"
+    if magic[:3] in (BLOCK_MAGIC[:3], MARK_MAGIC[:3]):
+        return f"version {magic[3]} is unknown; this Runnel reads version {BLOCK_MAGIC[3]}"
+    return f"{magic.hex(' ')} is not the beginning of a block"
+
+
+def check_mark(data: bytes | memoryview, position: int, header: Header) -> None:
+    if crc32c(memoryview(data)[position : position + 20]) != header.crc:
+        raise MalformedError("mark crc", "checksum does not match")
+
+
+def envelope_view(data: bytes | memoryview, position: int, header: Header) -> memoryview:
+    """The encoded envelope of the block at `position`, checked against the header's checksum."""
+    view = memoryview(data)
+    begin = position + HEADER_BYTES
+    encoded = view[begin : begin + header.envelope_bytes]
+    if len(encoded) != header.envelope_bytes:
+        raise MalformedError("block envelope", f"{len(encoded)} bytes of {header.envelope_bytes}")
+    if crc32c(encoded, crc32c(view[position : position + 20])) != header.crc:
+        raise MalformedError("block crc", "header and envelope do not match their checksum")
+    return encoded
+
+
+def body_view(data: bytes | memoryview, position: int, header: Header, body_crc: int) -> memoryview:
+    """The body of the block at `position`, checked against the envelope's checksum."""
+    view = memoryview(data)
+    begin = position + header.body_start
+    end = begin + header.body_bytes
+    body = view[begin:end]
+    if len(body) != header.body_bytes:
+        raise MalformedError("block body", f"{len(body)} bytes of {header.body_bytes}")
+    if crc32c(body) != body_crc:
+        raise MalformedError("block body", "does not match the envelope's checksum")
+    envelope_end = position + HEADER_BYTES + header.envelope_bytes
+    if any(view[envelope_end:begin]) or any(view[end : position + header.block_bytes]):
+        raise MalformedError("block padding", "is not zero")
+    return body
+
+
+def unpack(
+    data: bytes | memoryview, position: int = 0, *, body_bytes_max: int = BODY_BYTES_CEILING
+) -> tuple[Envelope, memoryview, int]:
+    """The envelope, the body and the whole length of the block at `position`, all checked."""
+    header = read_header(data, position)
+    if header.is_mark:
+        raise MalformedError("block magic", "a mark stands where a batch must be")
+    if len(data) - position < header.block_bytes:
+        raise MalformedError("block", f"{len(data) - position} bytes of {header.block_bytes}")
+    envelope = envelopes.decode(
+        envelope_view(data, position, header), body_bytes_max=body_bytes_max
+    )
+    if envelope.codec == Codec.NONE and envelope.body_bytes != header.body_bytes:
+        raise MalformedError(
+            "envelope body_bytes",
+            f"{envelope.body_bytes} where the block has {header.body_bytes}, uncompressed",
+        )
+    return envelope, body_view(data, position, header, envelope.body_crc), header.block_bytes

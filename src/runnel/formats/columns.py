@@ -1,0 +1,294 @@
+"""The body of a batch: messages as columns in Arrow's buffer layout, inside one msgpack array.
+
+    0xdc 0x00 0x0d                    msgpack array of 13 elements (3 bytes)
+    0   event_times          i64[n]   or one value that stands for all rows
+    1   transmit_times       i64[n]   or one value
+    2   payload_offsets      i32[n+1] the first is 0; row i is bytes offsets[i] to offsets[i+1]
+    3   payload_bytes
+    4   key_validity         bits in 64-bit words, lowest first; empty: every row has a key
+    5   key_offsets          i32[n+1] empty: no row has a key
+    6   key_bytes
+    7   partition_key_validity
+    8   partition_key_offsets         empty: the partition key is the key
+    9   partition_key_bytes
+    10  uids                 20 bytes a row, zeros for a row without; empty: no row has one
+    11  tag_index            i32[n]   into tag_sets, or a single 0; empty: no row has tags
+    12  tag_sets             msgpack array of maps from str to str, n at most; empty if 11 is
+
+Elements 0 to 11 are always written with msgpack's bin 32 header (5 bytes) and zero-padded at the
+end to a length of 8k + 3. So 3 + 5 bytes precede the first buffer and 8k + 3 + 5 bytes lie between
+the beginnings of neighbours: every buffer begins on a multiple of 8 from the start of the body. An
+empty buffer is 3 zeros. All integers are little-endian. The number of rows n is in the envelope;
+with it every length follows, and a decoder checks that each is exactly what it must be.
+
+A tag_index that stands for all rows is always 0: with two rows, one number and its padding are as
+long as two numbers, and then both readings say the same.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+
+from runnel.errors import MalformedError
+from runnel.formats.building import build
+from runnel.formats.table import (
+    EMPTY,
+    FEW_ROWS,
+    TAGS_MAX,
+    UID_BYTES,
+    Binary,
+    Columns,
+    validity_bytes,
+)
+
+__all__ = ["TAGS_MAX", "UID_BYTES", "Binary", "Columns", "build", "decode", "encode"]
+
+if sys.byteorder != "little":
+    raise ImportError("runnel keeps columns in little-endian order and runs on such machines only")
+
+_ARRAY_HEADER: Final = b"\xdc\x00\x0d"
+_BIN32: Final = 0xC6
+_BUFFER_HEADER: Final = struct.Struct(">BI")
+_BUFFERS: Final = 12
+_HEADERS_BYTES: Final = len(_ARRAY_HEADER) + 5 * _BUFFERS
+_NO_TAG_SETS: Final = b"\x90"
+_PADDING: Final = tuple(bytes((3 - length) % 8) for length in range(8))
+_EMPTY_BYTES: Final = 3  # an empty buffer is nothing but padding
+_NO_VALIDITY: Final = memoryview(bytes(_EMPTY_BYTES))
+_EMPTY_BUFFER: Final = _BUFFER_HEADER.pack(_BIN32, _EMPTY_BYTES) + bytes(_EMPTY_BYTES)
+_ABSENT: Final = Binary()
+
+
+class _Layout(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    event_times: memoryview
+    transmit_times: memoryview
+    payload_offsets: memoryview
+    payload_bytes: memoryview
+    key_validity: memoryview
+    key_offsets: memoryview
+    key_bytes: memoryview
+    partition_key_validity: memoryview
+    partition_key_offsets: memoryview
+    partition_key_bytes: memoryview
+    uids: memoryview
+    tag_index: memoryview
+    tag_sets: msgspec.Raw
+
+
+_layout_decoder = msgspec.msgpack.Decoder(_Layout)
+_tag_sets_decoder = msgspec.msgpack.Decoder(
+    list[Annotated[dict[str, str], msgspec.Meta(max_length=TAGS_MAX)]]
+)
+_encoder = msgspec.msgpack.Encoder()
+
+
+# --- Decoding ---
+
+
+def decode(body: bytes | memoryview, count: int) -> Columns:
+    """Read an uncompressed body of `count` rows. MalformedError names the column that is wrong."""
+    try:
+        layout = _layout_decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MalformedError(_place(error), str(error)) from None
+    _check_headers(body, layout)
+    payloads = _binary("payload", count, _NO_VALIDITY, layout.payload_offsets, layout.payload_bytes)
+    if not payloads:
+        raise MalformedError("body payload_offsets", "missing: every message has a payload")
+    tag_sets = _tag_sets(memoryview(layout.tag_sets), count)
+    return Columns(
+        count,
+        _times("event_times", layout.event_times, count),
+        _times("transmit_times", layout.transmit_times, count),
+        payloads,
+        _binary("key", count, layout.key_validity, layout.key_offsets, layout.key_bytes),
+        _binary(
+            "partition_key",
+            count,
+            layout.partition_key_validity,
+            layout.partition_key_offsets,
+            layout.partition_key_bytes,
+        ),
+        _exactly("uids", layout.uids, UID_BYTES * count)
+        if len(layout.uids) != _EMPTY_BYTES
+        else EMPTY,
+        _tag_index(layout.tag_index, count, len(tag_sets)),
+        tag_sets,
+    )
+
+
+def _place(error: Exception) -> str:
+    """The element that msgspec's text names by its number, as in "… - at `$[3]`"."""
+    found = re.search(r"at `\$\[(\d+)\]", str(error))
+    return f"body {_Layout.__struct_fields__[int(found[1])]}" if found else "body"
+
+
+def _check_headers(body: bytes | memoryview, layout: _Layout) -> None:
+    """With one of msgpack's shorter headers for short buffers every later buffer would shift."""
+    if body[: len(_ARRAY_HEADER)] != _ARRAY_HEADER:
+        raise MalformedError("body byte 0", "must begin with msgpack's array 16 header: dc 00 0d")
+    *buffers, tag_sets = msgspec.structs.astuple(layout)
+    # No header is longer than bin 32's, so the sum is right only if all of them are of that form.
+    if _HEADERS_BYTES + sum(map(len, buffers)) + len(memoryview(tag_sets)) == len(body):
+        return
+    position = len(_ARRAY_HEADER)
+    for name, buffer in zip(_Layout.__struct_fields__, buffers, strict=False):
+        if body[position] != _BIN32:
+            raise MalformedError(
+                f"body byte {position}", f"{name} must have msgpack's bin 32 header (c6)"
+            )
+        position += 5 + len(buffer)
+
+
+def _exactly(name: str, buffer: memoryview, length: int) -> memoryview:
+    """The buffer without its padding."""
+    padded = length + (3 - length) % 8
+    if len(buffer) != padded:
+        raise MalformedError(f"body {name}", f"has {len(buffer)} bytes where {padded} must be")
+    return buffer[:length]
+
+
+def _times(name: str, buffer: memoryview, count: int) -> memoryview:
+    """A time a row, or one that stands for all."""
+    return buffer[:8] if len(buffer) == 11 else _exactly(name, buffer, 8 * count)
+
+
+def _binary(
+    name: str, count: int, validity: memoryview, offsets: memoryview, data: memoryview
+) -> Binary:
+    if len(offsets) == _EMPTY_BYTES:
+        if len(validity) != _EMPTY_BYTES or len(data) != _EMPTY_BYTES:
+            raise MalformedError(f"body {name}_offsets", "missing, although there are values")
+        return _ABSENT
+    offsets = _exactly(f"{name}_offsets", offsets, 4 * (count + 1))
+    last = _check_offsets(name, offsets, count)
+    data = _exactly(f"{name}_bytes", data, last)
+    if len(validity) == _EMPTY_BYTES:
+        return Binary(offsets, data)
+    return Binary(offsets, data, _exactly(f"{name}_validity", validity, validity_bytes(count)))
+
+
+def _check_offsets(name: str, offsets: memoryview, count: int) -> int:
+    """The last offset, which is the length of the data."""
+    if count <= FEW_ROWS:
+        values = offsets.cast("i").tolist()
+        first, last, is_rising = values[0], values[-1], values == sorted(values)
+    else:
+        vector = np.frombuffer(offsets, np.int32)
+        first, last = int(vector[0]), int(vector[-1])
+        is_rising = not np.count_nonzero(vector[1:] < vector[:-1])
+    if first != 0:
+        raise MalformedError(f"body {name}_offsets", f"must begin with 0, not {first}")
+    if not is_rising:
+        raise MalformedError(f"body {name}_offsets", "go backwards")
+    return last
+
+
+def _tag_index(buffer: memoryview, count: int, set_count: int) -> memoryview:
+    if len(buffer) == _EMPTY_BYTES:
+        if set_count:
+            raise MalformedError("body tag_index", f"missing, although there are {set_count} sets")
+        return EMPTY
+    stands_for_all = len(buffer) == 11 and count != 2
+    index = buffer[:4] if stands_for_all else _exactly("tag_index", buffer, 4 * count)
+    # Unsigned, so that one test finds numbers that are too high and those that are negative.
+    highest = int(np.frombuffer(index, np.uint32).max())
+    if highest >= set_count:
+        raise MalformedError("body tag_index", f"points outside the {set_count} tag sets")
+    if stands_for_all and highest:
+        raise MalformedError("body tag_index", f"one number for all rows must be 0, not {highest}")
+    return index
+
+
+def _tag_sets(encoded: memoryview, count: int) -> tuple[Mapping[str, str], ...]:
+    if len(encoded) == 1 and encoded[0] == _NO_TAG_SETS[0]:
+        return ()
+    set_count = _array_length(encoded)
+    if set_count > count:
+        raise MalformedError("body tag_sets", f"{set_count} sets for {count} messages")
+    try:
+        sets = _tag_sets_decoder.decode(encoded)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedError("body tag_sets", str(error)) from None
+    # Some writers use longer headers than they must, which is fine; a name that comes twice is not.
+    if len(_encoder.encode(sets)) != len(encoded) and _has_repeated_name(encoded):
+        raise MalformedError("body tag_sets", "a set has two tags of one name")
+    return tuple(map(MappingProxyType, sets))
+
+
+def _array_length(encoded: memoryview) -> int:
+    """What the header of a msgpack array says; 0 if it is none. Known before the array is read."""
+    first = encoded[0]
+    if first & 0xF0 == 0x90:
+        return first & 0x0F
+    if first == 0xDC:
+        return int.from_bytes(encoded[1:3], "big")
+    if first == 0xDD:
+        return int.from_bytes(encoded[1:5], "big")
+    return 0
+
+
+class _Name(str):
+    """A tag's name that is equal to no other, so that a dict keeps repeated ones."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+_pairs_decoder = msgspec.msgpack.Decoder(
+    list[dict[_Name, str]], dec_hook=lambda _, text: _Name(text)
+)
+
+
+def _has_repeated_name(encoded: memoryview) -> bool:
+    return any(len(set(map(str, tags))) != len(tags) for tags in _pairs_decoder.decode(encoded))
+
+
+# --- Encoding ---
+
+
+def encode(columns: Columns) -> bytes:
+    """The body's bytes, uncompressed."""
+    parts: list[bytes | memoryview] = [_ARRAY_HEADER]
+    payloads, keys, partition_keys = columns.payloads, columns.keys, columns.partition_keys
+    for buffer in (
+        columns.event_times,
+        columns.transmit_times,
+        payloads.offsets,
+        payloads.data,
+        keys.validity,
+        keys.offsets,
+        keys.data,
+        partition_keys.validity,
+        partition_keys.offsets,
+        partition_keys.data,
+        columns.uids,
+        columns.tag_index,
+    ):
+        if buffer:
+            padding = _PADDING[len(buffer) & 7]
+            parts.append(_BUFFER_HEADER.pack(_BIN32, len(buffer) + len(padding)))
+            parts.append(buffer)
+            parts.append(padding)
+        else:
+            parts.append(_EMPTY_BUFFER)
+    parts.append(_encode_tag_sets(columns.tag_sets) if columns.tag_sets else _NO_TAG_SETS)
+    return b"".join(parts)
+
+
+def _encode_tag_sets(tag_sets: tuple[Mapping[str, str], ...]) -> bytes:
+    try:
+        return _encoder.encode([dict(tags) for tags in tag_sets])
+    except UnicodeEncodeError as error:
+        raise MalformedError("tags", f"not valid UTF-8: {error}") from None

@@ -1,0 +1,336 @@
+"""The envelope of a batch: which runs it holds and where they lie, apart from the body.
+
+A run is messages of one topic and partition with consecutive offsets; the rows of a batch stand in
+runs. The envelope is one msgpack array:
+
+    0   version          1
+    1   topics           array of str, one a run
+    2   partitions       bin: i32 a run
+    3   counts           bin: i32 a run, messages in it, at least 1
+    4   base_offsets     bin: i64 a run, the offset of its first message   } empty in a batch
+    5   receive_times    bin: i64 a run, ns                                } on its way to the
+    6   epochs           bin: i64 a run                                    } broker, which
+    7   entries          bin: i64 a run                                    } fills them in
+    8   rows             bin: i32 a run, the row of its first message in its entry as that was
+                         first stored; empty: nothing was cut out, the runs follow each other
+                         from row 0 on
+    9   shard            int
+    10  producer         str or nil
+    11  term             int, 0 without a producer
+    12  number           int, 0 without a producer
+    13  codec            0 none, 1 lz4 block, 2 zstd frame
+    14  body_bytes       int, size of the body uncompressed
+    15  body_crc         int, CRC-32C of the body as it is carried, compressed or not
+
+Integer columns are little-endian. A column of one value stands for all runs: a thousand runs of
+one message each, in one partition, received together, cost their names and base offsets and little
+else.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import struct
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Annotated, Final, Literal, NewType
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runnel.errors import MalformedError
+
+Offset = NewType("Offset", int)
+PartitionId = NewType("PartitionId", int)
+
+VERSION: Final = 1
+RUNS_MAX: Final = 65_536
+# int32 offsets could describe 2 GiB; no reader should be made to allocate that by a header.
+BODY_BYTES_CEILING: Final = 64 * 2**20
+
+# So far below the ends of their types that adding a batch's count cannot pass those.
+OFFSET_MAX: Final = 2**63 - 2**32
+ROW_MAX: Final = 2**30
+
+_PLAIN: Final = struct.Struct("<iiqqq")
+_INT32_MAX: Final = 2**31 - 1
+_INT64_MAX: Final = 2**63 - 1
+_INT64_MIN: Final = -(2**63)
+
+
+class Codec(enum.IntEnum):
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+
+
+_CODECS: Final = frozenset(codec.value for codec in Codec)
+
+
+class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
+    """See the module's drawing. Columns are raw bytes; the methods give them as numbers."""
+
+    version: int
+    topics: list[str]
+    partitions: bytes
+    counts: bytes
+    base_offsets: bytes
+    receive_times: bytes
+    epochs: bytes
+    entries: bytes
+    rows: bytes
+    shard: int
+    producer: str | None
+    term: int
+    number: int
+    codec: int
+    body_bytes: int
+    body_crc: int
+
+    @property
+    def run_count(self) -> int:
+        return len(self.topics)
+
+    @property
+    def message_count(self) -> int:
+        if len(self.counts) == 4:
+            return int.from_bytes(self.counts, "little") * len(self.topics)
+        return int(np.frombuffer(self.counts, np.int32).sum(dtype=np.int64))
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the broker has given its messages their offsets."""
+        return len(self.base_offsets) > 0
+
+    def column32(self, column: bytes) -> list[int]:
+        """A 32-bit column as one number a run."""
+        values: list[int] = memoryview(column).cast("i").tolist()
+        return values if len(values) == len(self.topics) else values * len(self.topics)
+
+    def column64(self, column: bytes) -> list[int]:
+        """A 64-bit column as one number a run."""
+        values: list[int] = memoryview(column).cast("q").tolist()
+        return values if len(values) == len(self.topics) else values * len(self.topics)
+
+    def vector32(self, column: bytes) -> NDArray[np.int32]:
+        """A 32-bit column as a vector of one number a run."""
+        vector = np.frombuffer(column, np.int32)
+        return vector if len(vector) == len(self.topics) else vector.repeat(len(self.topics))
+
+    def vector64(self, column: bytes) -> NDArray[np.int64]:
+        """A 64-bit column as a vector of one number a run."""
+        vector = np.frombuffer(column, np.int64)
+        return vector if len(vector) == len(self.topics) else vector.repeat(len(self.topics))
+
+    @property
+    def run_rows(self) -> list[int]:
+        """The row of each run's first message in its entry as it was first stored."""
+        if self.rows:
+            return self.column32(self.rows)
+        return [0, *accumulate(self.column32(self.counts)[:-1])]
+
+    def run_starts(self) -> NDArray[np.int64]:
+        """Where each run begins in this batch's rows, and where the last ends: n + 1 numbers."""
+        starts = np.zeros(len(self.topics) + 1, np.int64)
+        np.cumsum(self.vector32(self.counts), out=starts[1:])
+        return starts
+
+    @property
+    def entry(self) -> int:
+        """The entry of the last run: where a reader of the shard stands after this batch."""
+        return int.from_bytes(self.entries[-8:], "little")
+
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _WireEnvelope(Envelope, frozen=True, gc=False):
+    # The same with bounds that msgspec checks while it decodes.
+    topics: Annotated[list[str], msgspec.Meta(min_length=1, max_length=RUNS_MAX)]
+    shard: _Natural
+    term: _Natural
+    number: _Natural
+    codec: _Natural
+    body_bytes: Annotated[int, msgspec.Meta(ge=1, le=BODY_BYTES_CEILING)]
+    body_crc: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_WireEnvelope)
+
+
+def published(
+    topics: Sequence[str],
+    counts: Sequence[int],
+    *,
+    partitions: Sequence[int] = (0,),
+    shard: int = 0,
+    producer: str | None = None,
+    term: int = 0,
+    number: int = 0,
+    codec: Codec = Codec.NONE,
+    body_bytes: int,
+    body_crc: int,
+) -> Envelope:
+    """The envelope of a batch on its way to the broker."""
+    if min(shard, term, number) < 0 or (producer is None and (term or number)):
+        raise MalformedError(
+            "envelope producer", f"{producer!r} of shard {shard} cannot have {term=}, {number=}"
+        )
+    envelope = Envelope(
+        version=VERSION,
+        topics=list(topics),
+        partitions=pack32(partitions),
+        counts=pack32(counts),
+        base_offsets=b"",
+        receive_times=b"",
+        epochs=b"",
+        entries=b"",
+        rows=b"",
+        shard=shard,
+        producer=producer,
+        term=term,
+        number=number,
+        codec=codec,
+        body_bytes=body_bytes,
+        body_crc=body_crc,
+    )
+    check(envelope)
+    return envelope
+
+
+def pack32(values: Sequence[int]) -> bytes:
+    """A 32-bit column; one value where all are equal."""
+    return _pack("i", values)
+
+
+def pack64(values: Sequence[int]) -> bytes:
+    """A 64-bit column; one value where all are equal."""
+    return _pack("q", values)
+
+
+def _pack(code: Literal["i", "q"], values: Sequence[int]) -> bytes:
+    try:
+        return array(code, values[:1] if _all_equal(values) else values).tobytes()
+    except (OverflowError, TypeError) as error:
+        raise MalformedError("envelope", f"a number does not fit its column: {error}") from None
+
+
+def _all_equal(values: Sequence[int]) -> bool:
+    return len(values) > 1 and values.count(values[0]) == len(values)
+
+
+def encode(envelope: Envelope) -> bytes:
+    try:
+        return _encoder.encode(envelope)
+    except UnicodeEncodeError as error:
+        raise MalformedError("envelope", f"a name is not valid UTF-8: {error}") from None
+
+
+def decode(data: bytes | memoryview, *, body_bytes_max: int = BODY_BYTES_CEILING) -> Envelope:
+    """Read and check an envelope. MalformedError names the field that is wrong."""
+    try:
+        envelope = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _explained(data, error) from None
+    if envelope.version != VERSION:
+        raise _unknown_version(envelope.version)
+    if envelope.codec not in _CODECS:
+        raise MalformedError("envelope codec", f"{envelope.codec} is unknown; 0, 1 and 2 are known")
+    if envelope.producer is None and (envelope.term or envelope.number):
+        raise MalformedError("envelope producer", "missing, although it has a term or a number")
+    check(envelope, body_bytes_max=body_bytes_max)
+    return envelope
+
+
+def check(envelope: Envelope, *, body_bytes_max: int = BODY_BYTES_CEILING) -> None:
+    """Whether the columns fit the runs, and the runs the body."""
+    count = _plain_count(envelope)
+    if not count:
+        _check_columns(envelope, len(envelope.topics))
+        count = envelope.message_count
+    if not 1 <= envelope.body_bytes <= body_bytes_max:
+        raise MalformedError(
+            "envelope body_bytes", f"{envelope.body_bytes}; 1 to {body_bytes_max} are allowed"
+        )
+    # Every row needs 4 bytes of payload offsets, so a count that the body cannot hold shows here.
+    if 4 * (count + 1) > envelope.body_bytes:
+        raise MalformedError(
+            "envelope counts", f"{count} messages cannot be in {envelope.body_bytes} bytes"
+        )
+
+
+def _plain_count(envelope: Envelope) -> int:
+    """How many messages, if every column is one right number: the common case, tested quickly.
+
+    0 if not: then column by column shows what is wrong, or that nothing is (bench/log.py).
+    """
+    runs = len(envelope.topics)
+    partitions, counts, bases = envelope.partitions, envelope.counts, envelope.base_offsets
+    times, epochs, entries = envelope.receive_times, envelope.epochs, envelope.entries
+    if len(partitions) != 4 or len(counts) != 4 or len(bases) != 8 or envelope.rows:
+        return 0
+    if len(times) != 8 or len(epochs) != 8 or len(entries) != 8 or runs > RUNS_MAX:
+        return 0
+    packed = b"".join((partitions, counts, bases, epochs, entries))
+    partition, count, base_offset, epoch, entry = _PLAIN.unpack(packed)
+    if partition < 0 or count < 1 or not 1 <= base_offset <= OFFSET_MAX or epoch < 0 or entry < 1:
+        return 0
+    return int(count * runs)
+
+
+def _check_columns(envelope: Envelope, runs: int) -> None:
+    if not 1 <= runs <= RUNS_MAX:
+        raise MalformedError("envelope topics", f"{runs} runs; 1 to {RUNS_MAX} are allowed")
+    _check_column("partitions", envelope.partitions, 4, runs, 0, _INT32_MAX)
+    _check_column("counts", envelope.counts, 4, runs, 1, _INT32_MAX)
+    if envelope.base_offsets:
+        _check_column("base_offsets", envelope.base_offsets, 8, runs, 1, OFFSET_MAX)
+        _check_column("receive_times", envelope.receive_times, 8, runs, _INT64_MIN, _INT64_MAX)
+        _check_column("epochs", envelope.epochs, 8, runs, 0, _INT64_MAX)
+        _check_column("entries", envelope.entries, 8, runs, 1, _INT64_MAX)
+        if envelope.rows:
+            _check_column("rows", envelope.rows, 4, runs, 0, ROW_MAX)
+    elif envelope.receive_times or envelope.epochs or envelope.entries or envelope.rows:
+        raise MalformedError(
+            "envelope base_offsets", "missing, although other fields of the broker are set"
+        )
+
+
+def _check_column(
+    name: str, column: bytes, width: int, runs: int, lowest: int, highest: int
+) -> None:
+    if len(column) == width:
+        least = most = int.from_bytes(column, "little", signed=True)
+    elif len(column) == width * runs:
+        vector = np.frombuffer(column, np.int32 if width == 4 else np.int64)
+        least, most = int(vector.min()), int(vector.max())
+    else:
+        raise MalformedError(
+            f"envelope {name}",
+            f"{len(column)} bytes; {runs} runs need {width * runs}, or {width} for all",
+        )
+    if least < lowest:
+        raise MalformedError(f"envelope {name}", f"{least} is below {lowest}")
+    if most > highest:
+        raise MalformedError(f"envelope {name}", f"{most} is above {highest}")
+
+
+def _explained(data: bytes | memoryview, error: Exception) -> MalformedError:
+    """A later version may have other fields: then say so, rather than name the first of them."""
+    head = bytes(memoryview(data)[:4])
+    if head[:1] == b"\xdc" and len(head) == 4 and VERSION < head[3] < 0x80:
+        return _unknown_version(head[3])
+    # msgspec names an element by its number, as in "… - at `$[3]`".
+    found = re.search(r"at `\$\[(\d+)\]", str(error))
+    place = f"envelope {Envelope.__struct_fields__[int(found[1])]}" if found else "envelope"
+    return MalformedError(place, str(error))
+
+
+def _unknown_version(version: int) -> MalformedError:
+    return MalformedError(
+        "envelope version", f"{version} is unknown; this Runnel reads version {VERSION}"
+    )

@@ -1,0 +1,58 @@
+"""The message as a reader holds it: one row of a batch, immutable and light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+NO_TAGS: Final[Mapping[str, str]] = MappingProxyType({})
+
+_SHOWN_BYTES_MAX = 32
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One message. Times are nanoseconds since 1970 UTC; 0 means that nobody set it (yet).
+
+    `tags` is shared by all messages of a batch that have the same tags, so it cannot be changed.
+    gc=False: a message refers to bytes, text, numbers and such a mapping, never to itself.
+    """
+
+    topic: str
+    payload: bytes
+    key: bytes | None = None
+    tags: Mapping[str, str] = NO_TAGS
+    event_time_ns: int = 0
+    transmit_time_ns: int = 0
+    receive_time_ns: int = 0
+    partition: int = 0
+    offset: int = 0
+    uid: bytes | None = None
+    partition_key: bytes | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload."""
+        return len(self.payload)
+
+    def __reduce__(self) -> tuple[type[Message], tuple[object, ...]]:
+        # A mapping that cannot be changed cannot be pickled either: a plain copy travels instead.
+        fields = msgspec.structs.asdict(self) | {"tags": dict(self.tags)}
+        return (Message, tuple(fields.values()))
+
+    def __repr__(self) -> str:
+        where = f"{self.topic}[{self.partition}]@{self.offset}" if self.offset else self.topic
+        parts = [where, _shown(self.payload)]
+        if self.key is not None:
+            parts.append(f"key={_shown(self.key)}")
+        if self.tags:
+            parts.append(f"tags={dict(self.tags)}")
+        return f"<Message {' '.join(parts)}>"
+
+
+def _shown(data: bytes) -> str:
+    if len(data) <= _SHOWN_BYTES_MAX:
+        return repr(data)
+    return f"{data[:_SHOWN_BYTES_MAX]!r}… ({len(data)} bytes)"

@@ -1,0 +1,119 @@
+"""The columns of a batch as they are held in memory: views into a body, or buffers to make one of.
+
+Their bytes are drawn in `columns`, which reads and writes them; `building` makes them from values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, repeat
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from runnel.formats.message import NO_TAGS
+
+UID_BYTES: Final = 20
+NO_UID: Final = bytes(UID_BYTES)
+TAGS_MAX: Final = 64
+EMPTY: Final = memoryview(b"")
+# Below this many rows plain lists and arrays are quicker than a trip into numpy (bench/log.py).
+FEW_ROWS: Final = 64
+
+
+class Binary(msgspec.Struct, frozen=True, gc=False):
+    """A column of byte strings: Arrow's offsets, data and validity. Without offsets: all absent."""
+
+    offsets: memoryview = EMPTY
+    data: memoryview = EMPTY
+    validity: memoryview = EMPTY
+
+    def __bool__(self) -> bool:
+        return len(self.offsets) > 0
+
+    def to_list(self) -> list[bytes]:
+        """The rows as bytes, absent ones as empty or whatever lies there."""
+        count = len(self.offsets) // 4 - 1
+        data = bytes(self.data)
+        if count > FEW_ROWS:
+            # Rows of one length are common, and numpy cuts them 4 times quicker than slices do.
+            vector = np.frombuffer(self.offsets, np.int32)
+            width = int(vector[1])
+            if width and width * count == len(data) and _is_even(vector, width):
+                rows: list[bytes] = np.frombuffer(data, f"V{width}").tolist()
+                return rows
+        ends = self.offsets.cast("i").tolist()
+        return [data[begin:end] for begin, end in pairwise(ends)]
+
+    def to_optional_list(self, count: int) -> Sequence[bytes | None]:
+        """The rows as bytes, absent ones as None."""
+        if not self.offsets:
+            return [None] * count
+        rows = self.to_list()
+        if not self.validity:
+            return rows
+        valid = unpack_bits(self.validity, count).tolist()
+        return [row if is_valid else None for row, is_valid in zip(rows, valid, strict=True)]
+
+
+class Columns(msgspec.Struct, frozen=True, gc=False):
+    """The messages of a batch, a column a field. An empty column means that no row has the field.
+
+    Time columns and `tag_index` hold one value a row, or a single one that stands for all rows.
+    """
+
+    count: int
+    event_times: memoryview
+    transmit_times: memoryview
+    payloads: Binary
+    keys: Binary
+    partition_keys: Binary
+    uids: memoryview
+    tag_index: memoryview
+    tag_sets: tuple[Mapping[str, str], ...]
+
+    def times(self, column: memoryview) -> list[int]:
+        """A time column as a list of one value a row."""
+        values: list[int] = column.cast("q").tolist()
+        return values if len(values) == self.count else values * self.count
+
+    def tags_list(self) -> Iterable[Mapping[str, str]]:
+        """The tags of each row; rows with equal tags share one mapping."""
+        if not self.tag_index:
+            return repeat(NO_TAGS, self.count)
+        index = self.tag_index.cast("i").tolist()
+        if len(index) == 1:
+            return repeat(self.tag_sets[index[0]], self.count)
+        return map(self.tag_sets.__getitem__, index)
+
+    def uid_list(self) -> Iterable[bytes | None]:
+        """The uid of each row, None where it has none."""
+        if not self.uids:
+            return repeat(None, self.count)
+        rows: list[bytes] = np.frombuffer(self.uids, f"V{UID_BYTES}").tolist()
+        return [None if row == NO_UID else row for row in rows]
+
+
+def _is_even(offsets: np.ndarray[tuple[int], np.dtype[np.int32]], width: int) -> bool:
+    steps = offsets[1:] - offsets[:-1]
+    return int(np.count_nonzero(steps == width)) == len(steps)
+
+
+def validity_bytes(count: int) -> int:
+    """A bit a row, in whole 64-bit words."""
+    return (count + 63) // 64 * 8
+
+
+def unpack_bits(validity: memoryview, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """A validity buffer as a 0 or 1 for each row."""
+    return np.unpackbits(np.frombuffer(validity, np.uint8), count=count, bitorder="little")
+
+
+def pack_bits(valid: Sequence[bool] | np.ndarray[tuple[int], np.dtype[np.uint8]]) -> memoryview:
+    """A validity buffer with a bit for each row; empty if all of them are set."""
+    words = np.zeros(8 * validity_bytes(len(valid)), np.bool_)
+    words[: len(valid)] = valid
+    if np.count_nonzero(words) == len(valid):
+        return EMPTY
+    return np.packbits(words, bitorder="little").data

@@ -1,0 +1,122 @@
+"""Batches as Arrow: the same values, over the same memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runnel.formats import columns
+from runnel.formats.arrow import SCHEMA
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Codec
+from runnel.formats.message import Message
+from tests.formats.samples import message_lists, stored
+
+
+def rows_of(batch: pa.RecordBatch) -> list[dict[str, object]]:
+    # Times as numbers: Python's datetime holds neither nanoseconds nor the whole range.
+    times = ("event_time", "transmit_time", "receive_time")
+    plain = {
+        name: batch.column(name).cast(pa.int64()) if name in times else batch.column(name)
+        for name in batch.schema.names
+    }
+    rows: list[dict[str, object]] = pa.RecordBatch.from_pydict(plain).to_pylist()
+    return rows
+
+
+def as_row(message: Message) -> dict[str, object]:
+    return {
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": message.offset,
+        "key": message.key,
+        "payload": message.payload,
+        "tags": list(message.tags.items()),
+        "event_time": message.event_time_ns,
+        "transmit_time": message.transmit_time_ns,
+        "receive_time": message.receive_time_ns,
+        "size": message.size,
+        "uid": message.uid,
+        "partition_key": message.partition_key,
+    }
+
+
+@given(message_lists(), st.sampled_from(list(Codec)), st.booleans())
+def test_arrow_has_the_values_of_the_messages(
+    messages: list[Message], codec: Codec, is_stored: bool
+) -> None:
+    batch = Batch.from_messages(messages, codec=codec)
+    if is_stored:
+        batch = stored(batch)
+    batch = Batch.unpack(batch.pack())
+    table = batch.to_arrow()
+    table.validate(full=True)
+    assert table.schema == SCHEMA
+    assert rows_of(table) == [as_row(message) for message in batch]
+
+
+@given(message_lists(), st.data())
+def test_selected_rows_are_valid_arrow_too(messages: list[Message], data: st.DataObject) -> None:
+    batch = stored(Batch.from_messages(messages))
+    rows = sorted(data.draw(st.sets(st.integers(0, len(batch) - 1), min_size=1)))
+    table = batch.take(rows).to_arrow()
+    table.validate(full=True)
+    assert rows_of(table) == [as_row(batch.messages()[row]) for row in rows]
+
+
+@pytest.mark.parametrize("count", [1, 100, 5_000])
+def test_buffers_of_the_body_are_not_copied(count: int) -> None:
+    batch = Batch.from_columns(
+        columns.build(
+            [b"%06d" % row for row in range(count)],
+            event_times_ns=range(count),
+            keys=[b"k%d" % row if row % 3 else None for row in range(count)],
+            partition_keys=[b"p%d" % row for row in range(count)],
+            uids=[bytes([1]) * 20] * count,
+        ),
+        ["t"],
+        [count],
+    )
+    source = np.frombuffer(batch.pack(), np.uint8)
+    table = Batch.unpack(source.data).to_arrow()
+    table.validate(full=True)
+    begin, end = source.ctypes.data, source.ctypes.data + len(source)
+    for name in ("payload", "partition_key", "event_time", "uid", *(["key"] if count > 1 else [])):
+        for buffer in filter(None, table.column(name).buffers()):
+            assert begin <= buffer.address < end, name
+            assert (buffer.address - begin) % 8 == 0, name
+
+
+def test_a_kept_column_is_the_same_for_the_next_batch() -> None:
+    tables = [Batch.from_messages([Message("t", b"")] * 10).to_arrow() for _ in range(2)]
+    for name in ("topic", "partition", "key", "tags", "uid"):
+        assert tables[0].column(name) == tables[1].column(name)
+
+
+def test_large_batches_with_everything_repeated_are_right() -> None:
+    batch = Batch.from_messages([Message("t", b"", tags={"a": "b"}, transmit_time_ns=3)] * 5_000)
+    table = batch.to_arrow()
+    table.validate(full=True)
+    assert rows_of(table.slice(4_999)) == [as_row(batch.messages()[-1])]
+
+
+def test_everything_but_to_arrow_works_without_pyarrow() -> None:
+    program = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from runnel.formats.batch import Batch\n"
+        "from runnel.formats.message import Message\n"
+        "batch = Batch.unpack(Batch.from_messages([Message('t', b'x')] * 100).pack())\n"
+        "assert len(batch.slice(1).messages()) == 99\n"
+        "try: batch.to_arrow()\n"
+        "except ImportError: print('as it should be')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "as it should be\n"

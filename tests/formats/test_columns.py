@@ -1,0 +1,229 @@
+"""Bodies that break the layout: each is refused, and the column that broke it is named."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+
+from runnel.errors import MalformedError
+from runnel.formats import columns
+
+NAMES = (
+    "event_times",
+    "transmit_times",
+    "payload_offsets",
+    "payload_bytes",
+    "key_validity",
+    "key_offsets",
+    "key_bytes",
+    "partition_key_validity",
+    "partition_key_offsets",
+    "partition_key_bytes",
+    "uids",
+    "tag_index",
+)
+
+
+def i32(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}i", *values)
+
+
+def i64(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}q", *values)
+
+
+def padded(buffer: bytes) -> bytes:
+    return buffer + bytes((3 - len(buffer)) % 8)
+
+
+def body(*, header: bytes = b"\xdc\x00\x0d", tag_sets: Any = (), **changes: bytes) -> bytes:
+    """A body of three rows, written by hand, with some of its buffers changed."""
+    buffers = dict.fromkeys(NAMES, b"") | {
+        "event_times": i64(1, 2, 3),
+        "transmit_times": i64(9),
+        "payload_offsets": i32(0, 1, 3, 6),
+        "payload_bytes": b"abbccc",
+    }
+    buffers |= changes
+    parts = [header]
+    for name in NAMES:
+        buffer = padded(buffers[name])
+        parts += [b"\xc6", struct.pack(">I", len(buffer)), buffer]
+    parts.append(tag_sets if isinstance(tag_sets, bytes) else msgspec.msgpack.encode(tag_sets))
+    return b"".join(parts)
+
+
+def refused(data: bytes, count: int = 3) -> MalformedError:
+    with pytest.raises(MalformedError) as caught:
+        columns.decode(data, count)
+    return caught.value
+
+
+KEYS = {"key_offsets": i32(0, 1, 1, 2), "key_bytes": b"kl"}
+TWO_SETS = [{"a": "1"}, {"b": "2"}]
+
+
+def test_a_body_written_by_hand_is_read() -> None:
+    table = columns.decode(
+        body(
+            **KEYS,
+            key_validity=bytes([0b101]) + bytes(7),
+            tag_index=i32(1, 0, 1),
+            tag_sets=TWO_SETS,
+        ),
+        3,
+    )
+    assert table.payloads.to_list() == [b"a", b"bb", b"ccc"]
+    assert table.keys.to_optional_list(3) == [b"k", None, b"l"]
+    assert table.times(table.event_times) == [1, 2, 3]
+    assert table.times(table.transmit_times) == [9, 9, 9]
+    assert [dict(tags) for tags in table.tags_list()] == [{"b": "2"}, {"a": "1"}, {"b": "2"}]
+    assert columns.encode(table) == body(
+        **KEYS, key_validity=bytes([0b101]) + bytes(7), tag_index=i32(1, 0, 1), tag_sets=TWO_SETS
+    )
+
+
+def test_one_tag_number_for_two_rows_is_read_as_two_zeros() -> None:
+    data = body(
+        event_times=i64(0),
+        payload_offsets=i32(0, 0, 0),
+        payload_bytes=b"",
+        tag_index=i32(0),
+        tag_sets=[{"a": "1"}],
+    )
+    assert [dict(tags) for tags in columns.decode(data, 2).tags_list()] == [{"a": "1"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"event_times": b""}, "event_times"),
+        ({"event_times": i64(1, 2)}, "event_times"),
+        ({"event_times": i64(1, 2, 3, 4)}, "event_times"),
+        ({"transmit_times": b""}, "transmit_times"),
+        ({"payload_offsets": b"", "payload_bytes": b""}, "payload_offsets"),
+        ({"payload_offsets": b""}, "payload_offsets"),
+        ({"payload_offsets": i32(0, 1, 3)}, "payload_offsets"),
+        ({"payload_offsets": i32(0, 1, 3, 6, 6, 6)}, "payload_offsets"),
+        ({"payload_offsets": i32(1, 1, 3, 6)}, "payload_offsets"),
+        ({"payload_offsets": i32(-1, 1, 3, 6)}, "payload_offsets"),
+        ({"payload_offsets": i32(0, 4, 3, 6)}, "payload_offsets"),
+        ({"payload_offsets": i32(0, 1, 3, -6)}, "payload_offsets"),
+        ({"payload_offsets": i32(0, 2**31 - 1, -(2**31), 6)}, "payload_offsets"),
+        ({"payload_offsets": i32(0, 1, 3, 2**31 - 1)}, "payload_bytes"),
+        ({"payload_offsets": i32(0, 1, 3, 3)}, "payload_bytes"),
+        ({"payload_bytes": b""}, "payload_bytes"),
+        ({"key_bytes": b"long"}, "key_offsets"),
+        ({"key_validity": bytes(8)}, "key_offsets"),
+        ({**KEYS, "key_offsets": i32(0, 1, 1)}, "key_offsets"),
+        ({**KEYS, "key_offsets": i32(0, 1, 1, 9)}, "key_bytes"),
+        ({**KEYS, "key_validity": bytes(16)}, "key_validity"),
+        ({"partition_key_offsets": i32(0, 2, 1, 2)}, "partition_key_offsets"),
+        ({"partition_key_bytes": b"long"}, "partition_key_offsets"),
+        ({"uids": bytes(20)}, "uids"),
+        ({"uids": bytes(80)}, "uids"),
+        ({"tag_index": i32(0, 0, 0)}, "tag_index"),
+        ({"tag_index": i32(0, 2, 0), "tag_sets": TWO_SETS}, "tag_index"),
+        ({"tag_index": i32(0, -1, 0), "tag_sets": TWO_SETS}, "tag_index"),
+        ({"tag_index": i32(1), "tag_sets": TWO_SETS}, "tag_index"),
+        ({"tag_index": i32(0, 0, 0, 0, 0), "tag_sets": TWO_SETS}, "tag_index"),
+        ({"tag_sets": TWO_SETS}, "tag_index"),
+        ({"tag_index": i32(0, 0, 0), "tag_sets": [{}] * 4}, "tag_sets"),
+        ({"tag_index": i32(0), "tag_sets": [{"a": 1}]}, "tag_sets"),
+        ({"tag_index": i32(0), "tag_sets": [{1: "a"}]}, "tag_sets"),
+        ({"tag_index": i32(0), "tag_sets": [["a", "b"]]}, "tag_sets"),
+        ({"tag_index": i32(0), "tag_sets": {"a": "b"}}, "tag_sets"),
+        ({"tag_index": i32(0), "tag_sets": None}, "tag_sets"),
+        ({"tag_index": i32(0), "tag_sets": [{str(n): "" for n in range(65)}]}, "tag_sets"),
+        ({"tag_index": i32(0), "tag_sets": b"\x91\x81\xa1\xff\xa0"}, "tag_sets"),
+        ({"tag_index": i32(0), "tag_sets": b"\x91\x81\xa3\xed\xa0\x80\xa0"}, "tag_sets"),
+        ({"tag_index": i32(0), "tag_sets": b"\x91\x82\xa1a\xa0\xa1a\xa0"}, "tag_sets"),
+        ({"tag_index": i32(0), "tag_sets": b"\x91\x82\xa1a\xa0\xd9\x01a\xa0"}, "tag_sets"),
+    ],
+)
+def test_a_wrong_column_is_named(changes: dict[str, Any], place: str) -> None:
+    assert refused(body(**changes)).place == f"body {place}"
+
+
+def test_longer_string_headers_than_needed_are_allowed_in_tags() -> None:
+    data = body(tag_index=i32(0), tag_sets=b"\x91\x82\xd9\x01a\xa0\xda\x00\x01b\xa0")
+    assert dict(columns.decode(data, 3).tag_sets[0]) == {"a": "", "b": ""}
+
+
+def test_backward_offsets_among_many_rows_are_found() -> None:
+    rising = list(range(201))
+    data = {"event_times": i64(0), "payload_bytes": bytes(200)}
+    assert (
+        len(columns.decode(body(**data, payload_offsets=i32(*rising)), 200).payloads.to_list())
+        == 200
+    )
+    for row in (1, 100, 199):
+        falling = [*rising[:row], rising[row] + 2, *rising[row + 1 :]]
+        falling[row + 1] = rising[row]
+        assert "backwards" in refused(body(**data, payload_offsets=i32(*falling)), 200).problem
+
+
+@pytest.mark.parametrize("header", [b"\x9d", b"\xdd\x00\x00\x00\x0d"])
+def test_another_array_header_is_refused(header: bytes) -> None:
+    assert refused(body(header=header)).place == "body byte 0"
+
+
+def test_a_shorter_buffer_header_is_refused_at_its_byte() -> None:
+    data = body()
+    # The second buffer stands after the array's header and the first, of 5 + 27 bytes.
+    assert data[35:40] == b"\xc6\x00\x00\x00\x0b"
+    for short in (b"\xc4\x0b", b"\xc5\x00\x0b"):
+        error = refused(data[:35] + short + data[40:])
+        assert error.place == "body byte 35"
+        assert "transmit_times" in error.problem
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 1_000, 2**24])
+def test_another_number_of_rows_is_refused(count: int) -> None:
+    refused(body(), count)
+
+
+@pytest.mark.parametrize("element", range(13))
+def test_an_element_of_another_type_is_refused(element: int) -> None:
+    values: list[Any] = msgspec.msgpack.decode(body())
+    for odd in ("text", 5, None, [b""], {"a": b""}):
+        changed = [*values[:element], odd, *values[element + 1 :]]
+        encoded = msgspec.msgpack.encode(changed)
+        if element == 12 and odd == [b""]:
+            encoded = body(tag_sets=[b""])
+        refused(encoded)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xdc", b"\xdc\x00\x0d", b"\xc0", b"\xdc\x00\x0e", b"\x90"])
+def test_bytes_that_are_no_body_are_refused(data: bytes) -> None:
+    assert refused(data).place == "body"
+
+
+def test_a_body_cut_at_any_byte_or_with_bytes_behind_is_refused() -> None:
+    data = body(**KEYS, tag_index=i32(0), tag_sets=[{"a": "1"}])
+    for length in range(len(data)):
+        refused(data[:length])
+    refused(data + b"\xc0")
+
+
+@pytest.mark.parametrize("opener", [b"\x91", b"\x81", b"\x81\xa0"])
+def test_deep_nesting_is_refused(opener: bytes) -> None:
+    for head in (b"", body()[:-1]):
+        refused(head + opener * 100_000)
+        refused(head + opener * 100_000 + b"\xc0" * 100_001)
+
+
+def test_any_byte_of_a_body_may_be_anything_without_another_error() -> None:
+    data = body(**KEYS, tag_index=i32(1, 0, 1), tag_sets=TWO_SETS)
+    for position in range(len(data)):
+        for value in range(256):
+            changed = data[:position] + bytes([value]) + data[position + 1 :]
+            try:
+                table = columns.decode(changed, 3)
+            except MalformedError:
+                continue
+            assert len(table.payloads.to_list()) == 3
+            assert len(list(table.tags_list())) == 3

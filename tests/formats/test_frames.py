@@ -1,0 +1,109 @@
+"""Frames: fed whole, in pieces, with bytes behind; limits before memory."""
+
+from __future__ import annotations
+
+import struct
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runnel.errors import LimitExceededError, MalformedError
+from runnel.formats.frames import PREFIX_BYTES, Frame, FrameReader, pack_head
+
+FRAMES = [(b"\xc0", b""), (b"\x93\x01\x02\x03", b"tail of 16 bytes"), (b"12345678", b"!")]
+STREAM = b"".join(pack_head(head, len(tail)) + tail for head, tail in FRAMES)
+
+
+def plain(frames: list[Frame]) -> list[tuple[bytes, bytes]]:
+    return [(bytes(frame.head), bytes(frame.tail)) for frame in frames]
+
+
+def read(*chunks: bytes) -> list[tuple[bytes, bytes]]:
+    reader = FrameReader(1_000)
+    return [frame for chunk in chunks for frame in plain(reader.feed(chunk))]
+
+
+def test_frames_that_come_at_once_are_read_at_once() -> None:
+    assert read(STREAM) == FRAMES
+
+
+def test_frames_may_be_split_at_every_byte() -> None:
+    assert read(*(STREAM[at : at + 1] for at in range(len(STREAM)))) == FRAMES
+
+
+def test_frames_may_be_split_at_any_two_bytes() -> None:
+    for first, second in combinations(range(len(STREAM) + 1), 2):
+        assert read(STREAM[:first], STREAM[first:second], STREAM[second:]) == FRAMES
+
+
+@given(
+    st.lists(st.tuples(st.binary(min_size=1, max_size=20), st.binary(max_size=40)), max_size=5),
+    st.lists(st.integers(0, 400), max_size=6),
+)
+def test_any_frames_survive_any_splits(frames: list[tuple[bytes, bytes]], cuts: list[int]) -> None:
+    stream = b"".join(pack_head(head, len(tail)) + tail for head, tail in frames)
+    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    chunks = [stream[begin:end] for begin, end in pairwise(edges)]
+    assert read(*chunks) == frames
+
+
+def test_bytes_behind_a_frame_are_held_for_the_next() -> None:
+    reader = FrameReader(1_000)
+    assert plain(reader.feed(STREAM + STREAM[:5])) == FRAMES
+    assert reader.held_bytes == 5
+    assert plain(reader.feed(STREAM[5:])) == FRAMES
+    assert reader.held_bytes == 0
+
+
+def test_frames_outlive_the_memory_they_came_in_and_the_frames_after_them() -> None:
+    reader = FrameReader(1_000)
+    memory = bytearray(STREAM[:30])
+    frames = reader.feed(memory)
+    memory[:] = bytes(30)
+    frames += reader.feed(STREAM[30:] + STREAM)
+    frames += reader.feed(STREAM)
+    assert plain(frames) == FRAMES * 3
+    for frame in frames:
+        assert frame.head.readonly
+        assert frame.tail.readonly
+
+
+def test_tails_begin_on_multiples_of_8_from_the_start_of_the_frame() -> None:
+    for head_bytes in range(1, 20):
+        packed = pack_head(b"h" * head_bytes, 3)
+        assert len(packed) % 8 == 0
+        assert struct.unpack("<II", packed[:8]) == (len(packed) - PREFIX_BYTES + 3, head_bytes)
+        assert set(packed[8 + head_bytes :]) <= {0}
+
+
+def test_a_frame_of_exactly_the_limit_is_read() -> None:
+    frame = pack_head(b"h", 92) + bytes(92)
+    assert len(FrameReader(100).feed(frame)) == 1
+    with pytest.raises(LimitExceededError):
+        FrameReader(99).feed(frame)
+
+
+def test_a_frame_above_the_limit_is_refused_by_its_first_8_bytes() -> None:
+    reader = FrameReader(100)
+    prefix = struct.pack("<II", 2**32 - 1, 8)
+    assert reader.feed(prefix[:7]) == []
+    with pytest.raises(LimitExceededError, match="a frame of 4294967295 bytes; at most 100"):
+        reader.feed(prefix[7:])
+
+
+@pytest.mark.parametrize(("frame_bytes", "head_bytes"), [(8, 0), (8, 9), (10, 10), (0, 0), (7, 1)])
+def test_a_head_that_does_not_fit_its_frame_is_refused(frame_bytes: int, head_bytes: int) -> None:
+    with pytest.raises(MalformedError) as caught:
+        FrameReader(100).feed(struct.pack("<II", frame_bytes, head_bytes))
+    assert caught.value.place == "frame head_bytes"
+
+
+def test_after_an_error_everything_is_refused() -> None:
+    reader = FrameReader(100)
+    with pytest.raises(LimitExceededError):
+        reader.feed(struct.pack("<II", 101, 8))
+    for chunk in (b"", STREAM):
+        with pytest.raises(MalformedError, match="follows an error in the stream: a frame of 101"):
+            reader.feed(chunk)
