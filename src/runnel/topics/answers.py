@@ -1,0 +1,147 @@
+"""The remembered answers to "who matches this topic?"; finding an answer is not done here.
+
+An answer carries the number of the change up to which it is right. Answers that say the same share
+one object, so a hundred thousand topics with the same subscribers cost one list of them.
+
+Answers are forgotten in generations: those in use; those set aside, which were outdated by a change
+or have not been asked for since the last turn; and those on their way out. An answer set aside is
+not served, but a search goes on from it. What is still aside at the next turn goes a few at a time,
+because to free a hundred thousand answers at once would hold the loop for 20 ms.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Generic
+
+from runnel.topics.registrations import Registrations, S
+
+SHARED_MAX: Final = 4096
+"""Answers looked through for an equal one; beyond that some equal ones may exist twice."""
+
+FREED_AT_ONCE: Final = 4
+
+
+class Answer(Generic[S]):
+    """Who matched when change `number` was the latest. Never changed; compared by identity."""
+
+    __slots__ = ("number", "subscribers")
+
+    def __init__(self, number: int, subscribers: tuple[S, ...]) -> None:
+        self.number: Final = number
+        self.subscribers: Final = subscribers
+
+
+class Answers(Generic[S]):
+    """Remembered answers by topic: at most `topics_max` of them, naming `entries_max` subscribers.
+
+    Both limits are of the three generations together. `entries_max` counts each answer's list when
+    it is made, so shared lists count once.
+    """
+
+    __slots__ = (
+        "_aside",
+        "_current",
+        "_entries_count",
+        "_entries_turn",
+        "_followers",
+        "_leaving",
+        "_nothing",
+        "_oldest_served",
+        "_registrations",
+        "_same",
+        "_shared_number",
+        "_topics_turn",
+    )
+
+    def __init__(
+        self, registrations: Registrations[S], *, topics_max: int, entries_max: int
+    ) -> None:
+        self._registrations = registrations
+        self._current: dict[str, Answer[S]] = {}
+        self._aside: dict[str, Answer[S]] = {}
+        self._nothing: Answer[S] = Answer(0, ())
+        self._oldest_served = 0
+        self._leaving: list[dict[str, Answer[S]]] = []
+        self._topics_turn = max(1, topics_max // 3)
+        self._entries_turn = max(1, entries_max // 3)
+        self._entries_count = 0
+        # Both of one change only: what follows from an answer, and answers by content.
+        self._followers: dict[tuple[Answer[S], tuple[S, ...]], Answer[S]] = {}
+        self._same: dict[tuple[S, ...], Answer[S]] = {}
+        self._shared_number = 0
+
+    def __len__(self) -> int:
+        return len(self._current) + len(self._aside) + sum(map(len, self._leaving))
+
+    def recall(self, topic: str) -> tuple[S, ...] | None:
+        """The answer, if it is remembered and right at this moment."""
+        answer = self._current.get(topic)
+        if answer is None or answer.number < self._oldest_served:
+            return None
+        return answer.subscribers
+
+    def latest(self, topic: str) -> Answer[S]:
+        """The answer to go on from: right as of its number, which is 0 if nothing is remembered."""
+        return self._current.get(topic) or self._aside.get(topic) or self._nothing
+
+    def advance(self, answer: Answer[S], joined: tuple[S, ...], *, number: int) -> Answer[S]:
+        """The answer as of change `number`: with those who joined since, without those who left."""
+        if self._shared_number != number or len(self._followers) >= SHARED_MAX:
+            self._shared_number = number
+            self._stop_sharing()
+        # Topics that shared an answer go on sharing it, and only the first one builds the list.
+        step = (answer, joined)
+        if (follower := self._followers.get(step)) is None:
+            subscribers = self._left_of(answer) + joined
+            if (follower := self._same.get(subscribers)) is None:
+                follower = self._same[subscribers] = Answer(number, subscribers)
+                if subscribers is not answer.subscribers:
+                    self._entries_count += len(subscribers)
+            self._followers[step] = follower
+        return follower
+
+    def keep(self, topic: str, answer: Answer[S]) -> None:
+        """Remember an answer that is right at this moment."""
+        self._free_some()
+        full = len(self._current) >= self._topics_turn and topic not in self._current
+        if full or self._entries_count > self._entries_turn:
+            self._leaving.append(self._aside)
+            self._aside = self._current
+            self._current = {}
+            self._entries_count = len(answer.subscribers)
+            self._stop_sharing()  # or what it holds would escape the limit of entries
+        self._aside.pop(topic, None)
+        self._current[topic] = answer
+
+    def set_aside(self, topic: str) -> None:
+        """A change may have outdated this topic's answer: serve it no more."""
+        if (answer := self._current.pop(topic, None)) is not None:
+            if len(self._aside) >= self._topics_turn:
+                self._leaving.append(self._aside)
+                self._aside = {}
+            self._aside[topic] = answer
+
+    def set_all_aside(self) -> None:
+        """The latest change may have outdated every answer: serve none that is older."""
+        self._oldest_served = self._registrations.number
+
+    def forget(self, topic: str) -> None:
+        """The topic is gone."""
+        self._current.pop(topic, None)
+        self._aside.pop(topic, None)
+
+    def _free_some(self) -> None:
+        # More than one for each that comes, so that a generation is gone before the next one goes.
+        for _ in range(FREED_AT_ONCE):
+            while self._leaving and not self._leaving[-1]:
+                self._leaving.pop()
+            if not self._leaving:
+                return
+            self._leaving[-1].popitem()
+
+    def _stop_sharing(self) -> None:
+        self._followers = {}
+        self._same = {}
+
+    def _left_of(self, answer: Answer[S]) -> tuple[S, ...]:
+        return self._registrations.remaining(answer.subscribers, since=answer.number)
