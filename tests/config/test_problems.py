@@ -329,11 +329,6 @@ def test_overridden_value_is_still_checked() -> None:
             'and topics[0].match = "*" (runnel.toml:2) comes before it',
         ),
         (
-            "[[topics]]\nmatch = 'a'\njournal = 'main'",
-            'topics[0].journal = "main" (runnel.toml:3) is the name for topics without a rule; '
-            "choose another",
-        ),
-        (
             "[[topics]]\nmatch = 'a'\njournal = 'live'",
             'topics[0].journal = "live" (runnel.toml:3) is the name for topics that are not kept; '
             "choose another",
@@ -369,3 +364,13 @@ def test_faulty_value_is_not_blamed_twice() -> None:
 def test_rules_that_are_none_are_each_named_once() -> None:
     found = problems("topics = [5, {}, 6, {}]")
     assert [line.split(" ")[0] for line in found] == [f"topics[{index}]" for index in range(4)]
+
+
+def test_rules_that_give_every_topic_its_own_journal_need_not_agree() -> None:
+    toml = (
+        "[[topics]]\nmatch = 'a/*'\njournal = '{topic}'\nretain.age = '1d'\n"
+        "[[topics]]\nmatch = 'b/*'\njournal = '{topic}'\nretain.age = '7d'"
+    )
+    ages = [rule.retain.age_ns for rule in merged(toml).settings.topics]
+    day_ns = 86_400 * 10**9
+    assert ages == [day_ns, 7 * day_ns]

@@ -19,14 +19,14 @@ from runnel.formats.message import Message
 from tests.formats.samples import message_lists, stored
 
 
-def rows_of(batch: pa.RecordBatch) -> list[dict[str, object]]:
+def rows_of(batch: pa.RecordBatch | pa.Table) -> list[dict[str, object]]:
     # Times as numbers: Python's datetime holds neither nanoseconds nor the whole range.
     times = ("event_time", "transmit_time", "receive_time")
     plain = {
         name: batch.column(name).cast(pa.int64()) if name in times else batch.column(name)
         for name in batch.schema.names
     }
-    rows: list[dict[str, object]] = pa.RecordBatch.from_pydict(plain).to_pylist()
+    rows: list[dict[str, object]] = pa.table(plain).to_pylist()
     return rows
 
 
@@ -59,6 +59,20 @@ def test_arrow_has_the_values_of_the_messages(
     table.validate(full=True)
     assert table.schema == SCHEMA
     assert rows_of(table) == [as_row(message) for message in batch]
+
+
+@given(st.lists(st.tuples(message_lists(max_size=5), st.booleans()), max_size=4))
+def test_a_table_of_batches_has_the_rows_of_each_in_turn(
+    lists: list[tuple[list[Message], bool]],
+) -> None:
+    batches = []
+    for messages, is_stored in lists:
+        batch = Batch.from_messages(messages)
+        batches.append(Batch.unpack((stored(batch) if is_stored else batch).pack()))
+    table = Batch.table(batches)
+    table.validate(full=True)
+    assert table.schema == SCHEMA
+    assert rows_of(table) == [row for batch in batches for row in rows_of(batch.to_arrow())]
 
 
 @given(message_lists(), st.data())

@@ -11,6 +11,7 @@ import typer
 
 from runnel.config import Flag, Loaded, load
 from runnel.config.rendering import Line, effective, reference_page, toml_lines
+from runnel.topics.policies import Policies
 
 _COMMENT_COLUMN_MAX: Final = 48
 
@@ -49,6 +50,8 @@ def show(
     if data is not None:
         flags.append(Flag("data", data, "--data"))
     loaded = load(config_path=config, flags=flags)
+    # Patterns, names and journals are checked where topics are made; a broker would refuse the same.
+    Policies(loaded.settings.topics, partitions_max=loaded.settings.limits.partitions_max)
     if as_json:
         typer.echo(_json_text(loaded))
         return

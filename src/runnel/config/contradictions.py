@@ -11,9 +11,10 @@ from runnel.config.keys import RULE_KEYS, key_named
 from runnel.config.layers import Given, Origin
 from runnel.config.settings import Keep
 
-# The journal of topics without a rule, and the pseudo-journal of topics that are not kept.
-MAIN_JOURNAL: Final = "main"
+# The pseudo-journal of topics that are not kept.
 LIVE_JOURNAL: Final = "live"
+# In a journal's name: every topic has a journal of its own, so rules with it need not agree.
+TOPIC_PLACEHOLDER: Final = "{topic}"
 
 # A journal has one policy, so all rules that write to it must agree on these.
 _JOURNAL_PARTS: Final = ("keep", "rotate.", "retain.", "pin.")
@@ -124,10 +125,7 @@ def _shared_journals(values: Mapping[str, Given], rules: list[str]) -> Iterator[
         if journal == LIVE_JOURNAL:
             text = f"{named(values, name)} is the name for topics that are not kept; choose another"
             yield Contradiction((name,), text)
-        elif journal == MAIN_JOURNAL:
-            text = f"{named(values, name)} is the name for topics without a rule; choose another"
-            yield Contradiction((name,), text)
-        elif journal is not None:
+        elif journal is not None and TOPIC_PLACEHOLDER not in str(journal):
             earlier = first_users.setdefault(journal, rule)
             yield from _disagreements(values, earlier, rule)
 

@@ -139,6 +139,7 @@ class LogSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     producer_age_max_ns: Duration = 30 * DAY_NS
     last_value_bytes_max: Size = MIB
     catalogue_log_bytes_max: Size = 16 * MIB
+    memory_journal_bytes_max: Size = 256 * MIB
 
 
 class Settings(Struct, frozen=True, kw_only=True, rename=key_of_field):
@@ -174,6 +175,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "log.producer_age_max": "A named publisher is forgotten this long after its last batch.",
     "log.last_value_bytes_max": "Largest message that is kept as a last value beyond retention.",
     "log.catalogue_log_bytes_max": "Size of the catalogue's log that leads to a new snapshot.",
+    "log.memory_journal_bytes_max": "Most memory of one journal kept there; beyond, the oldest go.",
     "topics.match": "Glob pattern of the topics this rule is for; the first matching rule decides.",
     "topics.keep": "none: live only; memory: lost at a restart; disk.",
     "topics.partitions": "Partitions of each topic, fixed when the topic is made.",

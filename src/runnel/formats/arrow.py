@@ -1,4 +1,4 @@
-"""A batch as a pyarrow.RecordBatch over the same memory: the one module that imports pyarrow.
+"""Batches as Arrow over the same memory: the one module that imports pyarrow.
 
 Payloads, keys, uids and full time columns are the body's own buffers. What is per run (topic,
 partition, offset, receive time) is spread over the rows; a time or tag set that stands for all rows
@@ -7,12 +7,14 @@ is repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, wraps
-from typing import Final, TypeVar
+from itertools import chain
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from runnel.formats.envelope import Envelope
@@ -23,8 +25,10 @@ _BINARY: Final = pa.binary()
 _UID: Final = pa.binary(UID_BYTES)
 _TOPIC: Final = pa.dictionary(pa.int32(), pa.string())
 _TAGS: Final = pa.map_(pa.string(), pa.string())
+_NO_ENTRIES: Final = pa.array([], pa.struct([_TAGS.key_field, _TAGS.item_field]))
 _INT32: Final = pa.int32()
 _INT64: Final = pa.int64()
+_UNSET: Final = bytes(8)  # a column that the broker has not filled in yet
 
 SCHEMA: Final = pa.schema(
     [
@@ -58,7 +62,7 @@ def to_record_batch(envelope: Envelope, columns: Columns) -> pa.RecordBatch:
     if envelope.run_count == 1:
         topics, partitions, offsets, receive_times = _one_run(envelope, count)
     else:
-        topics, partitions, offsets, receive_times = _many_runs(envelope, count)
+        topics, partitions, offsets, receive_times = _all_runs([envelope], count)
     return pa.RecordBatch.from_arrays(
         [
             topics,
@@ -76,6 +80,72 @@ def to_record_batch(envelope: Envelope, columns: Columns) -> pa.RecordBatch:
         ],
         schema=SCHEMA,
     )
+
+
+def to_table(batches: Sequence[tuple[Envelope, Columns]]) -> pa.Table:
+    """Several batches as one table, quicker than one by one.
+
+    What is per run is spread over all their rows at once. What is per row stays where it lies, a chunk
+    a batch: columns of one table need not be cut at the same places.
+    """
+    if not batches:
+        return SCHEMA.empty_table()
+    counts = [columns.count for _, columns in batches]
+    total = sum(counts)
+    payloads = pa.chunked_array([_binary(part.payloads, part.count) for _, part in batches])
+    topics, partitions, offsets, receive_times = _all_runs([head for head, _ in batches], total)
+    keys = _chunks(batches, lambda part: bool(part.keys), _keys, _nulls("key", total))
+    return pa.Table.from_arrays(
+        [
+            topics,
+            partitions,
+            offsets,
+            keys,
+            payloads,
+            _chunks(batches, lambda part: bool(part.tag_index), _tags, _no_tags(total)),
+            pa.chunked_array([_times(part.event_times, part.count) for _, part in batches]),
+            _transmit_times([part for _, part in batches], counts),
+            receive_times,
+            pc.binary_length(payloads),
+            _chunks(
+                batches,
+                lambda part: bool(part.uids),
+                lambda part: _uids(part.uids, part.count),
+                _nulls("uid", total),
+            ),
+            _chunks(batches, lambda part: bool(part.partition_keys), _partition_keys, keys),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def _chunks(
+    batches: Sequence[tuple[Envelope, Columns]],
+    is_there: Callable[[Columns], bool],
+    make: Callable[[Columns], pa.Array],
+    otherwise: pa.Array | pa.ChunkedArray,
+) -> pa.Array | pa.ChunkedArray:
+    """A column, a chunk a batch; the one ready-made column if no batch has it."""
+    if not any([is_there(columns) for _, columns in batches]):
+        return otherwise
+    return pa.chunked_array([make(columns) for _, columns in batches])
+
+
+def _keys(columns: Columns) -> pa.Array:
+    return _binary(columns.keys, columns.count)
+
+
+def _partition_keys(columns: Columns) -> pa.Array:
+    return _binary(columns.partition_keys or columns.keys, columns.count)
+
+
+def _transmit_times(parts: Sequence[Columns], counts: Sequence[int]) -> pa.Array:
+    values = np.frombuffer(b"".join([part.transmit_times for part in parts]), np.int64)
+    if len(values) == len(parts):  # one a batch
+        values = np.repeat(values, counts)
+    elif len(values) != sum(counts):
+        return pa.chunked_array([_times(part.transmit_times, part.count) for part in parts])
+    return _primitive(_TIME, values)
 
 
 def _primitive(kind: pa.DataType, values: NDArray[np.int32] | NDArray[np.int64]) -> pa.Array:
@@ -107,29 +177,51 @@ def _one_run(envelope: Envelope, count: int) -> tuple[pa.Array, pa.Array, pa.Arr
     )
 
 
-def _many_runs(envelope: Envelope, count: int) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
-    counts = envelope.vector32(envelope.counts)
-    names = list(dict.fromkeys(envelope.topics))
-    numbers = dict(zip(names, range(len(names)), strict=True))
-    topics = np.fromiter(map(numbers.__getitem__, envelope.topics), np.int32, len(counts))
-    partitions = envelope.vector32(envelope.partitions)
-    if envelope.is_stored:
-        # Row i of a run that begins at row b with offset o has offset i + (o - b).
-        shifts = envelope.vector64(envelope.base_offsets) - envelope.run_starts()[:-1]
-        offsets = _primitive(_INT64, np.arange(count) + np.repeat(shifts, counts))
-        times = np.repeat(envelope.vector64(envelope.receive_times), counts)
-    else:
-        offsets = _same_int64(0, count)
-        times = np.zeros(count, np.int64)
+def _all_runs(
+    heads: Sequence[Envelope], total: int
+) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
+    """What is per run, of all these batches, spread over their rows."""
+    topics = list(chain.from_iterable([head.topics for head in heads]))
+    counts = _joined(heads, np.int32, lambda head: head.counts)
+    bases = _joined(heads, np.int64, lambda head: head.base_offsets or _UNSET)
+    times = _joined(heads, np.int64, lambda head: head.receive_times or _UNSET)
+    partitions = _joined(heads, np.int32, lambda head: head.partitions)
+    # Row i of a run that begins at row b with offset o has offset i + (o - b).
+    shifts = bases - (np.cumsum(counts, dtype=np.int64) - counts)
+    offsets = np.arange(total) + np.repeat(shifts, counts)
+    if not bases.all():  # batches on their way to the broker have none
+        offsets[np.repeat(bases == 0, counts)] = 0
     return (
-        pa.DictionaryArray.from_arrays(
-            _primitive(_INT32, np.repeat(topics, counts)),
-            pa.array(names, pa.string()),
-            safe=False,
-        ),
+        _topic_column(topics, counts, total),
         _primitive(_INT32, np.repeat(partitions, counts)),
-        offsets,
-        _primitive(_TIME, times),
+        _primitive(_INT64, offsets),
+        _primitive(_TIME, np.repeat(times, counts)),
+    )
+
+
+def _joined(
+    heads: Sequence[Envelope], kind: type[np.generic], column: Callable[[Envelope], bytes]
+) -> NDArray[Any]:
+    """A column of all these envelopes, one number a run."""
+    columns = [column(head) for head in heads]
+    if all([head.run_count == 1 for head in heads]):
+        return np.frombuffer(b"".join(columns), kind)
+    return np.concatenate(
+        [
+            np.broadcast_to(np.frombuffer(values, kind), head.run_count)
+            for values, head in zip(columns, heads, strict=True)
+        ]
+    )
+
+
+def _topic_column(topics: list[str], counts: NDArray[np.int32], total: int) -> pa.Array:
+    names = list(dict.fromkeys(topics))
+    if len(names) == 1:
+        return _same_topic(names[0], total)
+    numbers = dict(zip(names, range(len(names)), strict=True))
+    index = np.fromiter(map(numbers.__getitem__, topics), np.int32, len(topics))
+    return pa.DictionaryArray.from_arrays(
+        _primitive(_INT32, np.repeat(index, counts)), pa.array(names, pa.string()), safe=False
     )
 
 
@@ -185,16 +277,16 @@ def _uids(uids: memoryview, count: int) -> pa.Array:
 
 def _tags(columns: Columns) -> pa.Array:
     if not columns.tag_index:
-        return _same_tags((), columns.count)
+        return _no_tags(columns.count)
     index = np.frombuffer(columns.tag_index, np.int32)
     if len(index) != columns.count:
         index = np.zeros(columns.count, np.int32)
     return _tag_sets(columns.tag_sets).take(_primitive(_INT32, index))
 
 
-@_kept_if_small
-def _same_tags(tags: tuple[tuple[str, str], ...], count: int) -> pa.Array:
-    return _tag_sets((dict(tags),)).take(_same_int32(0, count))
+def _no_tags(count: int) -> pa.Array:
+    offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
+    return pa.Array.from_buffers(_TAGS, count, [None, offsets], children=[_NO_ENTRIES])
 
 
 def _tag_sets(sets: tuple[Mapping[str, str], ...]) -> pa.Array:

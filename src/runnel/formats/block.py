@@ -49,21 +49,12 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     body_bytes: int
     durable_position: int
     crc: int
-    is_mark: bool
+    body_start: int  # where the body begins, from the start of the block
+    block_bytes: int  # the whole block, padding included
 
     @property
-    def body_start(self) -> int:
-        """Where the body begins, from the start of the block."""
-        return HEADER_BYTES + _round_up(self.envelope_bytes)
-
-    @property
-    def block_bytes(self) -> int:
-        """The whole block, padding included."""
-        return HEADER_BYTES + _round_up(self.envelope_bytes) + _round_up(self.body_bytes)
-
-
-def _round_up(length: int) -> int:
-    return length + -length % 8
+    def is_mark(self) -> bool:
+        return not self.envelope_bytes
 
 
 def pack(
@@ -89,7 +80,7 @@ def read_header(data: bytes | memoryview, position: int = 0) -> Header:
         raise MalformedError("block header", f"{len(data) - position} bytes of {HEADER_BYTES}")
     magic, envelope_bytes, body_bytes, durable, crc = _HEADER.unpack_from(data, position)
     if magic == MARK_MAGIC and not envelope_bytes and not body_bytes:
-        return Header(0, 0, durable, crc, is_mark=True)
+        return Header(0, 0, durable, crc, HEADER_BYTES, HEADER_BYTES)
     if magic != BLOCK_MAGIC:
         raise MalformedError("block magic", _magic_text(magic))
     if not 0 < envelope_bytes <= ENVELOPE_BYTES_MAX:
@@ -98,7 +89,9 @@ def read_header(data: bytes | memoryview, position: int = 0) -> Header:
         )
     if not 0 < body_bytes <= BODY_BYTES_CEILING:
         raise MalformedError("block body_bytes", f"{body_bytes} is not 1 to {BODY_BYTES_CEILING}")
-    return Header(envelope_bytes, body_bytes, durable, crc, is_mark=False)
+    body_start = HEADER_BYTES + envelope_bytes + -envelope_bytes % 8
+    block_bytes = body_start + body_bytes + -body_bytes % 8
+    return Header(envelope_bytes, body_bytes, durable, crc, body_start, block_bytes)
 
 
 def _magic_text(magic: bytes) -> str:
@@ -137,7 +130,10 @@ def body_view(data: bytes | memoryview, position: int, header: Header, body_crc:
     if crc32c(body) != body_crc:
         raise MalformedError("block body", "does not match the envelope's checksum")
     envelope_end = position + HEADER_BYTES + header.envelope_bytes
-    if any(view[envelope_end:begin]) or any(view[end : position + header.block_bytes]):
+    block_end = position + header.block_bytes
+    if (envelope_end < begin and any(view[envelope_end:begin])) or (
+        end < block_end and any(view[end:block_end])
+    ):
         raise MalformedError("block padding", "is not zero")
     return body
 
