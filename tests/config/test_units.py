@@ -57,7 +57,7 @@ def test_size_is_read_as_people_write_it(text: str, size_bytes: int) -> None:
     ],
 )
 def test_wrong_size_is_refused_with_what_would_be_right(text: str, problem: str) -> None:
-    with pytest.raises(ValueError) as refused:  # noqa: PT011 - the text is checked below
+    with pytest.raises(ValueError) as refused:
         parse_size(text)
     assert problem in str(refused.value)
 
@@ -111,7 +111,7 @@ def test_duration_is_read_as_people_write_it(text: str, duration_ns: int) -> Non
     ],
 )
 def test_wrong_duration_is_refused_with_what_would_be_right(text: str, problem: str) -> None:
-    with pytest.raises(ValueError) as refused:  # noqa: PT011 - the text is checked below
+    with pytest.raises(ValueError) as refused:
         parse_duration(text)
     assert problem in str(refused.value)
 

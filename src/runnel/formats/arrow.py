@@ -47,9 +47,10 @@ SCHEMA: Final = pa.schema(
     ]
 )
 
-# Columns that are the same in batch after batch are kept, if small: at most 8 MiB for each kind.
-_KEPT_COLUMNS: Final = 256
-_KEPT_ROWS_MAX: Final = 4096
+# Columns that are the same in batch after batch are made once, this long, and cut to length: a few
+# values each, the longest of 20 bytes a row.
+_KEPT_ROWS: Final = 65_536
+_KEPT_VALUES: Final = 16
 
 _Value = TypeVar("_Value")
 
@@ -102,7 +103,7 @@ def to_table(batches: Sequence[tuple[Envelope, Columns]]) -> pa.Table:
             offsets,
             keys,
             payloads,
-            _chunks(batches, lambda part: bool(part.tag_index), _tags, _no_tags(total)),
+            _chunks(batches, lambda part: bool(part.tag_index), _tags, _no_tags(None, total)),
             pa.chunked_array([_times(part.event_times, part.count) for _, part in batches]),
             _transmit_times([part for _, part in batches], counts),
             receive_times,
@@ -126,7 +127,7 @@ def _chunks(
     otherwise: pa.Array | pa.ChunkedArray,
 ) -> pa.Array | pa.ChunkedArray:
     """A column, a chunk a batch; the one ready-made column if no batch has it."""
-    if not any([is_there(columns) for _, columns in batches]):
+    if not any(is_there(columns) for _, columns in batches):
         return otherwise
     return pa.chunked_array([make(columns) for _, columns in batches])
 
@@ -152,13 +153,13 @@ def _primitive(kind: pa.DataType, values: NDArray[np.int32] | NDArray[np.int64])
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-def _kept_if_small(make: Callable[[_Value, int], pa.Array]) -> Callable[[_Value, int], pa.Array]:
-    """Remember what `make` gave for a value and a number of rows, unless those are many."""
-    kept = lru_cache(maxsize=_KEPT_COLUMNS)(make)
+def _kept(make: Callable[[_Value, int], pa.Array]) -> Callable[[_Value, int], pa.Array]:
+    """Make a column of one value once, and cut it to the number of rows that is asked for."""
+    kept = lru_cache(maxsize=_KEPT_VALUES)(lambda value: make(value, _KEPT_ROWS))
 
     @wraps(make)
     def get(value: _Value, count: int) -> pa.Array:
-        return (kept if count <= _KEPT_ROWS_MAX else make)(value, count)
+        return kept(value).slice(0, count) if count <= _KEPT_ROWS else make(value, count)
 
     return get
 
@@ -186,14 +187,19 @@ def _all_runs(
     bases = _joined(heads, np.int64, lambda head: head.base_offsets or _UNSET)
     times = _joined(heads, np.int64, lambda head: head.receive_times or _UNSET)
     partitions = _joined(heads, np.int32, lambda head: head.partitions)
-    # Row i of a run that begins at row b with offset o has offset i + (o - b).
-    shifts = bases - (np.cumsum(counts, dtype=np.int64) - counts)
-    offsets = np.arange(total) + np.repeat(shifts, counts)
-    if not bases.all():  # batches on their way to the broker have none
-        offsets[np.repeat(bases == 0, counts)] = 0
+    starts = np.cumsum(counts, dtype=np.int64) - counts
+    shifts = bases - starts
+    if (shifts == shifts[0]).all() and bases[0]:  # one run after another of the same partition
+        offsets = np.arange(bases[0], bases[0] + total)
+    else:
+        # Row i of a run that begins at row b with offset o has offset i + (o - b).
+        offsets = np.arange(total) + np.repeat(shifts, counts)
+        offsets[np.repeat(bases == 0, counts)] = 0  # on their way to the broker: none yet
     return (
         _topic_column(topics, counts, total),
-        _primitive(_INT32, np.repeat(partitions, counts)),
+        _primitive(_INT32, np.repeat(partitions, counts))
+        if partitions.any()
+        else _same_int32(0, total),
         _primitive(_INT64, offsets),
         _primitive(_TIME, np.repeat(times, counts)),
     )
@@ -204,7 +210,7 @@ def _joined(
 ) -> NDArray[Any]:
     """A column of all these envelopes, one number a run."""
     columns = [column(head) for head in heads]
-    if all([head.run_count == 1 for head in heads]):
+    if all(head.run_count == 1 for head in heads):
         return np.frombuffer(b"".join(columns), kind)
     return np.concatenate(
         [
@@ -225,19 +231,21 @@ def _topic_column(topics: list[str], counts: NDArray[np.int32], total: int) -> p
     )
 
 
-@_kept_if_small
 def _same_topic(topic: str, count: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(
-        _same_int32(0, count), pa.array([topic], pa.string()), safe=False
-    )
+    return pa.DictionaryArray.from_arrays(_same_int32(0, count), _name(topic), safe=False)
 
 
-@_kept_if_small
+@lru_cache(maxsize=1024)
+def _name(topic: str) -> pa.Array:
+    return pa.array([topic], pa.string())
+
+
+@_kept
 def _same_int32(value: int, count: int) -> pa.Array:
     return _primitive(_INT32, np.full(count, value, np.int32))
 
 
-@_kept_if_small
+@_kept
 def _same_int64(value: int, count: int) -> pa.Array:
     return _primitive(_INT64, np.full(count, value, np.int64))
 
@@ -254,7 +262,7 @@ def _binary(column: Binary, count: int) -> pa.Array:
     )
 
 
-@_kept_if_small
+@_kept
 def _nulls(name: str, count: int) -> pa.Array:
     return pa.nulls(count, SCHEMA.field(name).type)
 
@@ -277,14 +285,15 @@ def _uids(uids: memoryview, count: int) -> pa.Array:
 
 def _tags(columns: Columns) -> pa.Array:
     if not columns.tag_index:
-        return _no_tags(columns.count)
+        return _no_tags(None, columns.count)
     index = np.frombuffer(columns.tag_index, np.int32)
     if len(index) != columns.count:
         index = np.zeros(columns.count, np.int32)
     return _tag_sets(columns.tag_sets).take(_primitive(_INT32, index))
 
 
-def _no_tags(count: int) -> pa.Array:
+@_kept
+def _no_tags(_: None, count: int) -> pa.Array:
     offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
     return pa.Array.from_buffers(_TAGS, count, [None, offsets], children=[_NO_ENTRIES])
 
