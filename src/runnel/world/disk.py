@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from runnel.errors import LockedError
 
 Buffer = bytes | bytearray | memoryview
@@ -216,7 +218,7 @@ class RealFile:
     def read_nowait(self, position: int, size: int) -> memoryview | bytes | None:
         if self._nowait is None:
             return None
-        buffer = bytearray(size)
+        buffer = np.empty(size, np.uint8).data  # not zeroed first: a fifth of the cost of a read
         try:
             read = os.preadv(self._descriptor, [buffer], position, self._nowait)
             # Less than asked for is the end of the file, or the end of what is in memory.
@@ -230,7 +232,7 @@ class RealFile:
                 raise
             self._nowait = None
             return None
-        return memoryview(buffer)[:read]
+        return buffer[:read]
 
     def write(self, position: int, buffers: Sequence[Buffer], *, sync: bool) -> None:
         size = sum(len(b) if type(b) is bytes else memoryview(b).nbytes for b in buffers)

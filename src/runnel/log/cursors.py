@@ -1,0 +1,46 @@
+"""Named cursors: positions that outlive their readers and hold retention back. No files here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from runnel.errors import LimitExceededError
+from runnel.log.index import Key
+from runnel.log.log import Cursor, CursorPosition, ShardId
+from runnel.log.retention import Hold, holds_on
+from runnel.topics.names import Label, check_label
+
+
+class CursorTable:
+    """All cursors of a store. `shard_of` tells where a topic-partition lives, None if nowhere."""
+
+    def __init__(self, cursors_max: int, shard_of: Callable[[Key], ShardId | None]) -> None:
+        self._cursors_max = cursors_max
+        self._shard_of = shard_of
+        self._cursors: dict[str, Cursor] = {}
+
+    def make(self, name: str, positions: Sequence[CursorPosition], now_ns: int) -> Cursor:
+        """A cursor that may be put into the table, which the caller does once it is recorded."""
+        check_label(Label.CURSOR, name)
+        if name not in self._cursors and len(self._cursors) >= self._cursors_max:
+            raise LimitExceededError(
+                f"cursor {name!r} would be one more than limits.cursors_max = {self._cursors_max}"
+            )
+        return Cursor(name, tuple(positions), now_ns)
+
+    def put(self, cursor: Cursor) -> None:
+        self._cursors[cursor.name] = cursor
+
+    def remove(self, name: str) -> None:
+        self._cursors.pop(name, None)
+
+    def all(self) -> list[Cursor]:
+        return list(self._cursors.values())
+
+    def holds_on(self, shard: ShardId) -> list[Hold]:
+        """What all cursors together claim in one shard."""
+        return [
+            hold
+            for cursor in self._cursors.values()
+            for hold in holds_on(shard, cursor, self._shard_of)
+        ]

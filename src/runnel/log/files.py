@@ -1,0 +1,83 @@
+"""A bounded number of open files, shared by all shards: the least recently used is closed for the next."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from runnel.world.disk import Access, Disk, File
+
+
+class _Open:
+    __slots__ = ("file", "is_stale", "users")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.users = 0
+        self.is_stale = False
+
+
+class Files:
+    """Open files by path. Used from workers and from the loop, so a lock guards the table.
+
+    A file in use is never closed; if all are in use, the limit is passed rather than a reader refused, by as
+    many files as there are workers.
+    """
+
+    def __init__(self, disk: Disk, open_files_max: int) -> None:
+        self._disk = disk
+        self._open_files_max = open_files_max
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @contextmanager
+    def use(self, path: str, access: Access = Access.WRITE) -> Iterator[File]:
+        """The file, open for reading and writing for the time of a `with`."""
+        entry = self._take(path, access)
+        try:
+            yield entry.file
+        finally:
+            self._give_back(entry)
+
+    def forget(self, path: str) -> None:
+        """The path now names another file, or none: whoever still reads the old one may finish."""
+        with self._lock:
+            entry = self._open.pop(path, None)
+            if entry is not None:
+                entry.is_stale = True
+                if not entry.users:
+                    entry.file.close()
+
+    def close(self) -> None:
+        for path in list(self._open):
+            self.forget(path)
+
+    def _take(self, path: str, access: Access) -> _Open:
+        # Opening under the lock: two openers of one path would leave a file behind that nobody closes.
+        with self._lock:
+            entry = self._open.get(path)
+            if entry is None:
+                entry = self._open[path] = _Open(self._disk.open(path, access))
+                self._close_idle()
+            entry.users += 1
+            self._open.move_to_end(path)
+            return entry
+
+    def _give_back(self, entry: _Open) -> None:
+        with self._lock:
+            entry.users -= 1
+            if entry.is_stale and not entry.users:
+                entry.file.close()
+
+    def _close_idle(self) -> None:
+        for path, entry in list(self._open.items()):
+            if len(self._open) <= self._open_files_max:
+                return
+            if not entry.users and path != next(reversed(self._open)):
+                del self._open[path]
+                entry.file.close()

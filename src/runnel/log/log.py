@@ -1,0 +1,223 @@
+"""The log: what every store of messages promises, and the values that cross its border.
+
+A log holds shards; a shard holds entries (stored batches, numbered 1, 2, 3 …); a topic-partition lives in one shard.
+Two stores implement it, `disk_log` and `memory_log`; a remote one will. tests/log/contract runs against each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from runnel.formats.batch import Batch
+from runnel.topics.policies import Policy
+
+
+class Level(enum.StrEnum):
+    """When a publisher is answered."""
+
+    NONE = "none"  # not at all
+    RECEIVED = "received"  # once it is in memory
+    STORED = "stored"  # once it has survived a sync
+
+
+class ShardId(msgspec.Struct, frozen=True, order=True):
+    """The unit of writing, syncing, producer sequences, ownership and epoch."""
+
+    journal: str
+    shard: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.journal}/{self.shard}"
+
+
+class Position(msgspec.Struct, frozen=True, order=True):
+    """A place in a shard's order: the first message not yet read. Rewriting keeps it.
+
+    No term of ownership has epoch 0: it stands for whichever there is, as in `Position(0, 1)`, the beginning.
+    """
+
+    epoch: int
+    entry: int
+    row: int = 0
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """What became of a batch: the offset of each run's first message, and how safe it is by now.
+
+    A repeated batch of a named publisher has `is_repeated` and its original offsets, or none if the
+    batch is known to have been stored but lies too far back to look its offsets up.
+    """
+
+    base_offsets: Sequence[int]
+    entry: int
+    epoch: int
+    receive_time_ns: int
+    level: Level
+    is_repeated: bool = False
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """The first offset there is and the next one to come; equal when nothing is there."""
+
+    first_offset: int
+    next_offset: int
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Messages that a read had to pass over because their bytes are damaged."""
+
+    path: str
+    position: int
+    problem: str
+    first_offset: int  # of the partition read; of the entry when a shard is read
+    next_offset: int
+
+
+class Found(msgspec.Struct, frozen=True, gc=False):
+    """One stored batch, as it lies in the log, and which of its runs were asked for (None: all)."""
+
+    block: memoryview
+    batch: Batch
+    runs: Sequence[int] | None = None
+
+    def wanted(self) -> Batch:
+        """The runs asked for, cut out if the batch has others too."""
+        return self.batch if self.runs is None else self.batch.cut(self.runs)
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Stored batches from one partition in order, and where the next page begins.
+
+    The first batch may begin before the offset that was asked for: a batch is stored whole.
+    """
+
+    found: Sequence[Found]
+    next_offset: int
+    gaps: Sequence[Gap] = ()
+
+
+class ShardPage(msgspec.Struct, frozen=True):
+    """Stored batches of a shard in order, whatever their topics, and where the next page begins."""
+
+    found: Sequence[Found]
+    next_position: Position
+    gaps: Sequence[Gap] = ()
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """A topic and the part of its policy that was fixed when it was made."""
+
+    name: str
+    policy: Policy
+    shards: Sequence[ShardId]  # by partition
+
+
+class CursorPosition(msgspec.Struct, frozen=True):
+    """Where a named cursor stands in one topic-partition, or in one shard for some patterns."""
+
+    topic: str | None = None
+    partition: int = 0
+    offset: int = 0
+    shard: ShardId | None = None
+    position: Position | None = None
+    patterns: tuple[str, ...] = ()
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """A position that outlives its reader, and holds back retention for what it has not passed."""
+
+    name: str
+    positions: tuple[CursorPosition, ...]
+    updated_ns: int
+
+
+class Trimmed(msgspec.Struct, frozen=True):
+    """What one round of retention did. In memory each batch counts as a segment."""
+
+    segments_removed: int = 0
+    bytes_removed: int = 0
+    segments_rewritten: int = 0
+    pins_passed: Sequence[str] = ()  # cursors whose ceiling was reached: they will meet a gap
+
+    @classmethod
+    def of(cls, parts: Sequence[Trimmed]) -> Trimmed:
+        """What was done in several shards."""
+        return cls(
+            sum(part.segments_removed for part in parts),
+            sum(part.bytes_removed for part in parts),
+            sum(part.segments_rewritten for part in parts),
+            sorted({name for part in parts for name in part.pins_passed}),
+        )
+
+
+class ShardStatistics(msgspec.Struct, frozen=True):
+    shard: ShardId
+    entries: int  # appended since the log was opened
+    messages: int
+    bytes: int
+    stored_bytes: int
+    segments: int
+    syncs: int
+    sync_time_ns: int
+    sync_time_max_ns: int
+    queued_batches: int
+    queued_bytes: int
+    failed_batches: int
+    is_read_only: bool
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    topics: int
+    shards: Sequence[ShardStatistics]
+    open_files: int
+    damage: Sequence[str]  # "path:position: problem", found since the log was opened
+
+
+class Log(Protocol):
+    """See the module's first lines. Whatever may wait for a device is awaited."""
+
+    def append(self, batch: Batch, level: Level = Level.STORED) -> asyncio.Future[Appended]:
+        """Give every run its offsets and store the batch, whole or not at all.
+
+        Returns at once; the future is done when `level` is reached. Order of calls is order in the
+        shard. BusyError when the shard's queue is full: await `wait_room` and call again.
+        """
+
+    async def wait_room(self, shard: ShardId) -> None:
+        """Until the shard's queue takes another batch."""
+
+    async def read(
+        self, topic: str, partition: int, offset: int, *, bytes_max: int = 2**20
+    ) -> Page:
+        """Batches from this offset on: at least one if there is any, then up to `bytes_max`.
+
+        OffsetGoneError and OffsetAheadError for offsets outside `bounds`. Holes that deletion left
+        are passed. At the end: an empty page.
+        """
+
+    async def read_shard(
+        self, shard: ShardId, position: Position, *, bytes_max: int = 2**20
+    ) -> ShardPage:
+        """Everything in the shard from this position on, in the order in which it was stored.
+
+        A page may be short, or empty where nothing is served any more, and yet lead on: the end is where
+        `next_position` is the position asked for.
+        """
+
+    async def bounds(self, topic: str, partition: int) -> Bounds: ...
+
+    async def trim(self) -> Trimmed:
+        """Apply retention now, by the clock's time."""
+
+    async def sync(self) -> None:
+        """Until everything appended so far is stored."""
+
+    def statistics(self) -> Statistics: ...
+
+    async def close(self) -> None:
+        """Store what is queued, then let go of everything. What is not stored fails as ClosedError."""

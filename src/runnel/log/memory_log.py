@@ -1,0 +1,237 @@
+"""The log that forgets: the same promises as on disk, but for surviving the process.
+
+Made anew, it begins at offset 1 in a new epoch; a position of another epoch is answered as gone. No call waits for
+anything, so whatever is `async` here is so for the interface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from runnel.config import Keep, Settings
+from runnel.errors import ClientFault, ClosedError, UnknownTopicError
+from runnel.formats.batch import Batch
+from runnel.log.cursors import CursorTable
+from runnel.log.index import Key
+from runnel.log.last_values import LastValues, fits, one_message
+from runnel.log.log import (
+    Appended,
+    Bounds,
+    Cursor,
+    CursorPosition,
+    Level,
+    Page,
+    Position,
+    ShardId,
+    ShardPage,
+    Statistics,
+    TopicInfo,
+    Trimmed,
+)
+from runnel.log.memory_shard import MemoryShard
+from runnel.log.producers import ProducerTable
+from runnel.log.topic_table import Partition, Topic, TopicTable
+from runnel.topics.policies import Policies
+from runnel.world.clock import Clock
+
+
+class MemoryLog:
+    """Topics of one `keep`. The epoch is the time of making, unless given: later logs have higher ones."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        policies: Policies,
+        clock: Clock,
+        keep: Keep = Keep.MEMORY,
+        epoch: int | None = None,
+    ) -> None:
+        self._settings = settings
+        self._policies = policies
+        self._clock = clock
+        self._keep = keep
+        self.epoch = clock.time_ns() if epoch is None else epoch
+        self._topics = TopicTable(policies, settings.limits.topics_max, self._on_topic_made)
+        self._shards: dict[ShardId, MemoryShard] = {}
+        self._cursors = CursorTable(settings.limits.cursors_max, self._shard_of)
+        self._last_values = LastValues()
+        self._is_closed = False
+
+    def _on_topic_made(self, topic: Topic) -> None:
+        if topic.policy.keep is not self._keep:
+            self._topics.forget(topic)
+            raise ClientFault(
+                f"topic {topic.name!r} has keep = {topic.policy.keep}; this log is for {self._keep}"
+            )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the log is closed")
+
+    def _shard(self, shard_id: ShardId) -> MemoryShard:
+        shard = self._shards.get(shard_id)
+        if shard is None:
+            settings = self._settings
+            shard = self._shards[shard_id] = MemoryShard(
+                shard_id,
+                self._policies.for_journal(shard_id.journal, keep=self._keep),
+                self._clock,
+                ProducerTable(settings.limits.producers_max, settings.log.producer_age_max_ns),
+                settings.log,
+                self.epoch,
+                find=self._find_partition,
+                holds=lambda: self._cursors.holds_on(shard_id),
+                keep_last=self._keep_last,
+            )
+        return shard
+
+    def _known_shard(self, shard: ShardId) -> MemoryShard:
+        known = self._shards.get(shard)
+        if known is None:
+            raise UnknownTopicError(f"there is no shard {shard}")
+        return known
+
+    def _find_partition(self, key: Key) -> Partition | None:
+        topic = self._topics.find(key[0])
+        if topic is None or key[1] >= len(topic.partitions):
+            return None
+        return topic.partitions[key[1]]
+
+    def _shard_of(self, key: Key) -> ShardId | None:
+        partition = self._find_partition(key)
+        return None if partition is None else partition.shard
+
+    # --- Appending ---
+
+    def append(self, batch: Batch, level: Level = Level.STORED) -> asyncio.Future[Appended]:
+        self._check_open()
+        partitions = self._topics.resolve(batch.envelope)
+        answer = self._shard(partitions[0].shard).append(batch, partitions, level)
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        future.set_result(answer)
+        return future
+
+    async def wait_room(self, shard: ShardId) -> None:  # noqa: ARG002 - there is no queue
+        self._check_open()
+
+    async def sync(self) -> None:
+        self._check_open()
+
+    # --- Reading ---
+
+    async def read(
+        self, topic: str, partition: int, offset: int, *, bytes_max: int = 2**20
+    ) -> Page:
+        self._check_open()
+        found = self._topics.partition(topic, partition)
+        return self._shard(found.shard).read(found, offset, bytes_max)
+
+    async def read_shard(
+        self, shard: ShardId, position: Position, *, bytes_max: int = 2**20
+    ) -> ShardPage:
+        self._check_open()
+        return self._known_shard(shard).read_entries(position, bytes_max)
+
+    async def bounds(self, topic: str, partition: int) -> Bounds:
+        self._check_open()
+        found = self._topics.partition(topic, partition)
+        return self._shard(found.shard).bounds(found)
+
+    def entries(self, shard: ShardId) -> Bounds:
+        """The first entry of a shard and the next to come."""
+        return self._known_shard(shard).entries()
+
+    async def last(self, topic: str, partition: int) -> Batch | None:
+        """The last message of a partition, if the log still has it or its topic keeps last values."""
+        self._check_open()
+        found = self._topics.partition(topic, partition)
+        shard = self._shard(found.shard)
+        bounds = shard.bounds(found)
+        keeps = self._keeps_last(found)
+        if bounds.first_offset < bounds.next_offset or keeps:
+            message = shard.last(found)
+            if message is not None or not keeps:
+                return message
+            return self._last_values.of(found)
+        return None
+
+    def _keeps_last(self, partition: Partition) -> bool:
+        topic = self._topics.find(partition.key[0])
+        return topic is not None and topic.policy.last_value
+
+    def _keep_last(self, partition: Partition, batch: Batch) -> None:
+        """The batch with a partition's last message leaves."""
+        if self._keeps_last(partition):
+            message = one_message(batch, partition.key, partition.visible_next - 1)
+            if message is not None and fits(message, self._settings.log):
+                self._last_values.put(partition.key, message.pack())
+
+    # --- Topics ---
+
+    def topics(self) -> list[TopicInfo]:
+        return [topic.info() for topic in self._topics if not topic.is_deleted]
+
+    def topic(self, name: str) -> TopicInfo:
+        return self._known_topic(name).info()
+
+    async def ensure_topic(self, name: str) -> TopicInfo:
+        """The topic, made now if there is none."""
+        self._check_open()
+        return self._topics.ensure(name).info()
+
+    async def purge_topic(self, name: str) -> None:
+        """Hide all messages that are there now and free their room."""
+        self._check_open()
+        for partition in self._known_topic(name).partitions:
+            partition.floor = partition.visible_next
+            self._shard(partition.shard).hide(partition)
+        self._last_values.forget(name)
+
+    async def delete_topic(self, name: str) -> None:
+        """Hide the topic and its messages. Made again, it goes on after its last offset."""
+        await self.purge_topic(name)
+        self._topics.delete(name)
+
+    def _known_topic(self, name: str) -> Topic:
+        topic = self._topics.find(name)
+        if topic is None:
+            raise UnknownTopicError(f"topic {name!r} does not exist")
+        return topic
+
+    # --- Cursors ---
+
+    async def set_cursor(self, name: str, positions: Sequence[CursorPosition]) -> None:
+        """Keep a named position. It holds retention back for what lies behind it, until removed."""
+        self._check_open()
+        self._cursors.put(self._cursors.make(name, positions, self._clock.time_ns()))
+
+    async def remove_cursor(self, name: str) -> None:
+        self._check_open()
+        self._cursors.remove(name)
+
+    def cursors(self) -> list[Cursor]:
+        return self._cursors.all()
+
+    # --- Keeping house ---
+
+    async def trim(self) -> Trimmed:
+        self._check_open()
+        return Trimmed.of([shard.trim() for shard in self._shards.values()])
+
+    def shards(self) -> list[ShardId]:
+        return list(self._shards)
+
+    def statistics(self) -> Statistics:
+        return Statistics(
+            topics=len(self._topics),
+            shards=[shard.statistics() for shard in self._shards.values()],
+            open_files=0,
+            damage=(),
+        )
+
+    async def close(self) -> None:
+        """All messages are gone."""
+        self._is_closed = True
+        self._shards.clear()

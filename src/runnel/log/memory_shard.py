@@ -1,0 +1,398 @@
+"""One shard in memory: packed batches in order, and for each partition where its runs are.
+
+A batch is the same bytes here as on disk. It is visible at once and answered for as `received`: nothing here outlives
+the process. Retention looks at each batch as it looks at a segment on disk. Between its rounds the shard never holds
+more than its cap, `retain.bytes` or `log.memory_journal_bytes_max`, whichever is more: beyond it the oldest batches go,
+whoever still wants them, and readers are told the gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from runnel.config import LogSettings
+from runnel.errors import OffsetAheadError, OffsetGoneError
+from runnel.formats.batch import Batch
+from runnel.log import retention
+from runnel.log.index import Key
+from runnel.log.last_values import one_message
+from runnel.log.log import (
+    Appended,
+    Bounds,
+    Found,
+    Level,
+    Page,
+    Position,
+    ShardId,
+    ShardPage,
+    ShardStatistics,
+    Trimmed,
+)
+from runnel.log.memory_batches import Place, Row, StoredBatch
+from runnel.log.producers import ProducerTable
+from runnel.log.retention import Hold, IsServed, SegmentFacts, served_runs
+from runnel.log.topic_table import Partition, number_runs
+from runnel.topics.policies import JournalPolicy
+from runnel.world.clock import Clock
+
+# Above its cap a shard gives up this part of it at once, so that the next appends need not look again.
+_SHED_PART: Final = 16
+
+
+def _entry(stored: StoredBatch) -> int:
+    return stored.entry
+
+
+def _place_end(place: Place) -> int:
+    return place.next_offset
+
+
+class MemoryShard:
+    """See the module's first lines. `find` finds a partition, `holds` tells what cursors claim here."""
+
+    def __init__(
+        self,
+        shard: ShardId,
+        policy: JournalPolicy,
+        clock: Clock,
+        producers: ProducerTable,
+        settings: LogSettings,
+        epoch: int,
+        *,
+        find: Callable[[Key], Partition | None],
+        holds: Callable[[], Sequence[Hold]],
+        keep_last: Callable[[Partition, Batch], None],
+    ) -> None:
+        self.id = shard
+        self._clock = clock
+        self._producers = producers
+        self._epoch = epoch
+        self._find = find
+        self._holds = holds
+        self._keep_last = keep_last
+        # Pins may hold more than `retain.bytes`, but never more than there is room for.
+        bytes_max = policy.retain.bytes_max or settings.memory_journal_bytes_max
+        self._bytes_cap = max(bytes_max, settings.memory_journal_bytes_max)
+        self._policy = msgspec.structs.replace(
+            policy,
+            retain=msgspec.structs.replace(policy.retain, bytes_max=bytes_max),
+            pin=msgspec.structs.replace(
+                policy.pin, bytes_max=min(policy.pin.bytes_max or self._bytes_cap, self._bytes_cap)
+            ),
+        )
+        self._row: Row[StoredBatch] = Row()
+        self._places: dict[Key, Row[Place]] = {}
+        self._stored_bytes = 0
+        self._next_entry = 1
+        self._last_time_ns = 0
+        self._has_hidden = False  # purged messages may lie here
+        self._is_sparse = False  # and have not been looked for yet
+        self._entries = self._messages = self._bytes = 0  # since the log was made
+        # What was shed between two rounds of retention, told by the next.
+        self._shed_batches = self._shed_bytes = 0
+        self._shed_pins: set[str] = set()
+
+    # --- Appending ---
+
+    def append(self, batch: Batch, partitions: Sequence[Partition], level: Level) -> Appended:
+        head = batch.envelope
+        if head.producer is not None:
+            repeated = self._producers.check(head.producer, head.term, head.number)
+            if repeated is not None:
+                return self._repeat(repeated.entry, head.run_count)
+        self._last_time_ns = max(self._last_time_ns, self._clock.time_ns())
+        entry = self._next_entry
+        if head.producer is not None:
+            self._producers.accept(head.producer, head.term, head.number, entry, self._last_time_ns)
+            level = Level.RECEIVED
+        numbered = number_runs(
+            head,
+            partitions,
+            shard=self.id.shard,
+            epoch=self._epoch,
+            entry=entry,
+            receive_time_ns=self._last_time_ns,
+        )
+        self._next_entry = entry + 1
+        keys = [partition.key for partition in partitions]
+        stored = StoredBatch(Batch(numbered, batch.body), keys)
+        self._add(stored, stored.places())
+        for partition in partitions:
+            partition.visible_next = partition.next_offset
+        self._entries += 1
+        self._messages += stored.messages
+        self._bytes += len(stored.packed)
+        if self._stored_bytes > self._bytes_cap:
+            self._shed()
+        return _answer(stored, Level.NONE if level is Level.NONE else Level.RECEIVED)
+
+    def _add(self, stored: StoredBatch, places: Mapping[Key, Place]) -> None:
+        self._row.append(stored)
+        self._stored_bytes += len(stored.packed)
+        for key, place in places.items():
+            row = self._places.get(key)
+            if row is None:
+                row = self._places[key] = Row()
+            row.append(place)
+
+    def _repeat(self, entry: int | None, runs: int) -> Appended:
+        """The original answer; without offsets if the batch is no longer there in full."""
+        stored = self._at_entry(entry) if entry is not None else None
+        if stored is None or stored.envelope.run_count != runs or stored.envelope.rows:
+            return Appended((), entry or 0, 0, 0, Level.RECEIVED, is_repeated=True)
+        return msgspec.structs.replace(_answer(stored, Level.RECEIVED), is_repeated=True)
+
+    def _at_entry(self, entry: int) -> StoredBatch | None:
+        found = next(self._row.from_number(self._row.number_from(entry, _entry)), None)
+        return found if found is not None and found.entry == entry else None
+
+    # --- Reading ---
+
+    def _is_served(self) -> IsServed:
+        return retention.served_at(
+            self._clock.time_ns(),
+            self._policy,
+            floor_of=self._floor_of if self._has_hidden else None,
+            holds=self._holds,
+        )
+
+    def _floor_of(self, key: Key) -> int | None:
+        partition = self._find(key)
+        return None if partition is None else partition.floor
+
+    def _served(self, partition: Partition, offset: int) -> Iterator[Place]:
+        """The partition's places that end behind an offset, as far as they are served."""
+        row = self._places.get(partition.key)
+        if row is None:
+            return
+        is_served = self._is_served()
+        for place in row.from_number(row.number_above(offset, _place_end)):
+            if is_served(
+                partition.key, place.next_offset, place.stored.time_ns, place.stored.entry
+            ):
+                yield place
+
+    def bounds(self, partition: Partition) -> Bounds:
+        next_offset = partition.visible_next
+        first = next(self._served(partition, partition.floor), None)
+        if first is None:
+            return Bounds(next_offset, next_offset)
+        return Bounds(max(first.base_offset, partition.floor), next_offset)
+
+    def read(self, partition: Partition, offset: int, bytes_max: int) -> Page:
+        bounds = self.bounds(partition)
+        if offset > bounds.next_offset:
+            raise OffsetAheadError(*partition.key, offset, bounds.next_offset)
+        if offset < bounds.first_offset:
+            raise OffsetGoneError(*partition.key, offset, bounds.first_offset)
+        found: list[Found] = []
+        size = 0
+        next_offset = bounds.next_offset
+        for place in self._served(partition, offset):
+            size += len(place.stored.packed)
+            if found and size > bytes_max:
+                break
+            found.append(place.stored.found(place.runs))
+            next_offset = place.next_offset
+        return Page(found, next_offset)
+
+    def entries(self) -> Bounds:
+        first = self._row.first.entry if len(self._row) else self._next_entry
+        return Bounds(first, self._next_entry)
+
+    def read_entries(self, position: Position, bytes_max: int) -> ShardPage:
+        bounds = self.entries()
+        first = bounds.first_offset
+        if position.epoch not in (0, self._epoch):
+            # Of another epoch: its number says nothing about this one's entries.
+            raise OffsetGoneError(str(self.id), self.id.shard, min(position.entry, first), first)
+        if position.entry > bounds.next_offset:
+            raise OffsetAheadError(str(self.id), self.id.shard, position.entry, bounds.next_offset)
+        if position.entry < first:
+            raise OffsetGoneError(str(self.id), self.id.shard, position.entry, first)
+        needs_filter = self._has_hidden or self._policy.retain.age_ns is not None
+        is_served = self._is_served() if needs_filter else None
+        found: list[Found] = []
+        size = 0
+        next_entry = bounds.next_offset
+        for stored in self._row.from_number(self._row.number_from(position.entry, _entry)):
+            if size and size + len(stored.packed) > bytes_max:
+                next_entry = stored.entry
+                break
+            size += len(stored.packed)
+            runs = None if is_served is None else served_runs(stored.envelope, is_served)
+            if runs is None or runs:
+                found.append(stored.found(runs))
+        return ShardPage(found, Position(self._epoch, next_entry))
+
+    def last(self, partition: Partition) -> Batch | None:
+        """The partition's last message, if it is still here."""
+        row = self._places.get(partition.key)
+        offset = partition.visible_next - 1
+        if not row or row.last.next_offset <= offset:
+            return None
+        return one_message(row.last.stored.batch(), partition.key, offset)
+
+    # --- Retention ---
+
+    def hide(self, partition: Partition) -> None:
+        """Let go of what lies below the partition's floor; of batches shared with others, in `trim`."""
+        row = self._places.get(partition.key)
+        if row is None:
+            return
+        self._has_hidden = self._is_sparse = True
+        while row and row.first.next_offset <= partition.floor:
+            row.first.stored.messages -= row.first.next_offset - row.first.base_offset
+            row.drop_first()
+        if not row:
+            del self._places[partition.key]
+        self._row = Row(stored for stored in self._row if stored.messages)
+        self._stored_bytes = sum(len(stored.packed) for stored in self._row)
+
+    def trim(self) -> Trimmed:
+        """One round of retention, and what was shed since the last."""
+        holds = self._holds()
+        decision = retention.decide(
+            (self._facts(stored, holds) for stored in self._row),
+            self._stored_bytes,
+            self._policy.retain,
+            self._policy.pin,
+            self._clock.time_ns(),
+        )
+        bytes_before = self._stored_bytes
+        self._remove(set(decision.remove))
+        bytes_removed = bytes_before - self._stored_bytes
+        rewritten = self._rewrite_sparse() if self._is_sparse else 0
+        trimmed = Trimmed(
+            len(decision.remove) + self._shed_batches,
+            bytes_removed + self._shed_bytes,
+            rewritten,
+            sorted(decision.pins_passed | self._shed_pins),
+        )
+        self._shed_batches = self._shed_bytes = 0
+        self._shed_pins.clear()
+        return trimmed
+
+    def _facts(self, stored: StoredBatch, holds: Sequence[Hold]) -> SegmentFacts:
+        held_by: set[str] = set()
+        if holds:
+            for key, place in stored.places().items():
+                held_by |= {
+                    hold.cursor
+                    for hold in holds
+                    if hold.holds(key, place.next_offset, stored.entry)
+                }
+        size = len(stored.packed)
+        return SegmentFacts(stored.entry, size, stored.time_ns, frozenset(held_by))
+
+    def _remove(self, entries: set[int]) -> None:
+        while len(self._row) and self._row.first.entry in entries:
+            entries.discard(self._row.first.entry)
+            self._drop_first()
+        if not entries:
+            return
+        # A pin holds something older: these leave from the middle.
+        leaving = [stored for stored in self._row if stored.entry in entries]
+        self._row = Row(stored for stored in self._row if stored.entry not in entries)
+        for key in {key for stored in leaving for key in stored.keys}:
+            for place in self._places.get(key, ()):
+                if place.stored.entry in entries:
+                    self._hand_over_last(key, place)
+            left = [
+                place for place in self._places.get(key, ()) if place.stored.entry not in entries
+            ]
+            self._set_places(key, left)
+        self._stored_bytes = sum(len(stored.packed) for stored in self._row)
+
+    def _drop_first(self) -> None:
+        stored = self._row.first
+        self._row.drop_first()
+        self._stored_bytes -= len(stored.packed)
+        for key in dict.fromkeys(stored.keys):
+            row = self._places.get(key)
+            if row is None or row.first.stored is not stored:
+                continue  # purged
+            self._hand_over_last(key, row.first)
+            row.drop_first()
+            if not row:
+                del self._places[key]
+
+    def _hand_over_last(self, key: Key, place: Place) -> None:
+        """Messages leave: if a partition's last is among them, it may be kept beyond retention."""
+        partition = self._find(key)
+        if partition is not None and place.next_offset == partition.visible_next:
+            self._keep_last(partition, place.stored.batch())
+
+    def _set_places(self, key: Key, places: Sequence[Place]) -> None:
+        if places:
+            self._places[key] = Row(places)
+        else:
+            self._places.pop(key, None)
+
+    def _shed(self) -> None:
+        """Too much: the oldest go at once, all but the newest batch if need be."""
+        holds = self._holds()
+        target = self._bytes_cap - self._bytes_cap // _SHED_PART
+        bytes_before, batches_before = self._stored_bytes, len(self._row)
+        while self._stored_bytes > target and len(self._row) > 1:
+            self._shed_pins |= self._facts(self._row.first, holds).held_by
+            self._drop_first()
+        self._shed_bytes += bytes_before - self._stored_bytes
+        self._shed_batches += batches_before - len(self._row)
+
+    def _rewrite_sparse(self) -> int:
+        """Cut the purged messages out of batches of which they are half or more."""
+        self._is_sparse = False
+        former, self._row, self._places = self._row, Row(), {}
+        self._stored_bytes = 0
+        rewritten = 0
+        for stored in former:
+            places = self._left_of(stored)
+            if stored.messages * 2 <= stored.envelope.message_count:
+                runs = sorted(run for place in places.values() for run in place.runs)
+                stored = StoredBatch(stored.batch().cut(runs), [stored.keys[run] for run in runs])
+                places = stored.places()
+                rewritten += 1
+            self._add(stored, places)
+        return rewritten
+
+    def _left_of(self, stored: StoredBatch) -> dict[Key, Place]:
+        """What has not been purged of a batch."""
+        return {
+            key: place
+            for key, place in stored.places().items()
+            if (floor := self._floor_of(key)) is not None and place.next_offset > floor
+        }
+
+    # --- Telling ---
+
+    def statistics(self) -> ShardStatistics:
+        return ShardStatistics(
+            shard=self.id,
+            entries=self._entries,
+            messages=self._messages,
+            bytes=self._bytes,
+            stored_bytes=self._stored_bytes,
+            segments=len(self._row),
+            syncs=0,
+            sync_time_ns=0,
+            sync_time_max_ns=0,
+            queued_batches=0,
+            queued_bytes=0,
+            failed_batches=0,
+            is_read_only=False,
+        )
+
+
+def _answer(stored: StoredBatch, level: Level) -> Appended:
+    head = stored.envelope
+    return Appended(
+        base_offsets=head.column64(head.base_offsets),
+        entry=stored.entry,
+        epoch=head.column64(head.epochs)[0],
+        receive_time_ns=stored.time_ns,
+        level=level,
+    )

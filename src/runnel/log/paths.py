@@ -1,0 +1,70 @@
+"""Where things lie in a data directory; names become paths here and nowhere else.
+
+    runnel.json                      format version
+    lock                             held by the process that writes
+    catalogue/00000000000000000007   the newest is the one in use
+    journals/<journal>/name          the journal's real name
+    journals/<journal>/<shard>/00000000000000000001-0.segment    number and generation
+    journals/<journal>/<shard>/00000000000000000001-0.index
+
+A journal's folder is its name with every character outside a-z 0-9 _ - written as %XX of its UTF-8 bytes, so that
+no two names meet, on file systems that fold case neither. A long one is cut and ends in ~ and a hash of the whole.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import unquote
+
+from xxhash import xxh3_128_hexdigest
+
+FORMAT_FILE: Final = "runnel.json"
+LOCK_FILE: Final = "lock"
+CATALOGUE: Final = "catalogue"
+JOURNALS: Final = "journals"
+NAME_FILE: Final = "name"
+SEGMENT_SUFFIX: Final = ".segment"
+INDEX_SUFFIX: Final = ".index"
+# Files being written: a crash leaves them, opening removes them.
+UNFINISHED_SUFFIX: Final = ".new"
+
+_PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
+_FOLDER_CHARACTERS_MAX: Final = 120
+_SEGMENT_NAME: Final = re.compile(r"(\d{20})-(\d{1,9})\.segment")
+
+
+def folder_name(journal: str) -> str:
+    encoded = journal.encode()
+    escaped = "".join([chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in encoded])
+    if len(escaped) <= _FOLDER_CHARACTERS_MAX:
+        return escaped
+    return f"{escaped[: _FOLDER_CHARACTERS_MAX - 33]}~{xxh3_128_hexdigest(encoded)}"
+
+
+def journal_name(folder: str) -> str:
+    """The name that a folder was made from; of a long one only what is left of it."""
+    return unquote(folder.rpartition("~")[0] or folder)
+
+
+def journal_folder(directory: str, journal: str) -> str:
+    return f"{directory}/{JOURNALS}/{folder_name(journal)}"
+
+
+def shard_folder(directory: str, journal: str, shard: int) -> str:
+    return f"{journal_folder(directory, journal)}/{shard}"
+
+
+def segment_path(folder: str, number: int, generation: int) -> str:
+    return f"{folder}/{number:020d}-{generation}{SEGMENT_SUFFIX}"
+
+
+def index_path(segment: str) -> str:
+    """The index beside a segment's file."""
+    return segment.removesuffix(SEGMENT_SUFFIX) + INDEX_SUFFIX
+
+
+def segment_number(name: str) -> tuple[int, int] | None:
+    """The number and generation in a segment's file name; None for any other file."""
+    match = _SEGMENT_NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None

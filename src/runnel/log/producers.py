@@ -1,0 +1,143 @@
+"""Sequences of named publishers in one shard: what comes next, what is a repetition, what is refused. Pure.
+
+A producer counts its batches: number 0, 1, 2 … within a term. The shard accepts the next number of the current term,
+or number 0 of a higher one, which fences the predecessor. A repeated number is answered with the entry that it has
+become, as far back as the window reaches.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from runnel.errors import ProducerFault, ProducerFencedError, ProducerForgottenError
+
+# How far back a repeated batch's entry, and so its offsets, are remembered. More than clients keep in flight.
+WINDOW: Final = 256
+
+
+class ProducerState(msgspec.Struct, frozen=True):
+    """A producer's sequence as the catalogue keeps it."""
+
+    producer: str
+    term: int
+    number: int
+    last_used_ns: int
+    entries: tuple[int, ...]  # of the last numbers up to `number`
+
+
+class Repeated(msgspec.Struct, frozen=True):
+    """This batch has been appended before, as this entry (None: too long ago to tell)."""
+
+    entry: int | None
+
+
+class _Sequence(msgspec.Struct):
+    term: int
+    number: int
+    last_used_ns: int
+    entries: deque[int]
+
+
+class ProducerTable:
+    """All producers of a shard, least recently used first, bounded in number and age.
+
+    A shard has two: what it has accepted, which decides what comes next, and what it has stored, which is
+    what the catalogue may record and what failed writes go back to.
+    """
+
+    def __init__(self, producers_max: int, age_max_ns: int) -> None:
+        self._producers_max = producers_max
+        self._age_max_ns = age_max_ns
+        self._sequences: OrderedDict[str, _Sequence] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def check(self, producer: str, term: int, number: int) -> Repeated | None:
+        """None if this batch is the next one; raises ProducerFault if it can be neither."""
+        known = self._sequences.get(producer)
+        if known is None:
+            if number != 0:
+                raise ProducerForgottenError(
+                    f"producer {producer!r} is not known here, so number {number} of term {term} cannot "
+                    "follow anything: begin a new term with number 0"
+                )
+            return None
+        if term < known.term:
+            raise ProducerFencedError(
+                f"producer {producer!r} has moved on to term {known.term}; term {term} may not publish"
+            )
+        if term > known.term:
+            if number != 0:
+                raise ProducerFault(
+                    f"producer {producer!r} must begin term {term} with number 0, not {number}"
+                )
+            return None
+        if number > known.number + 1:
+            raise ProducerFault(
+                f"producer {producer!r} skipped: number {known.number + 1} of term {term} is missing before "
+                f"{number}"
+            )
+        if number <= known.number:
+            back = known.number - number
+            return Repeated(known.entries[-1 - back] if back < len(known.entries) else None)
+        return None
+
+    def accept(self, producer: str, term: int, number: int, entry: int, now_ns: int) -> None:
+        """Record a batch that `check` let pass."""
+        known = self._sequences.get(producer)
+        if known is None or known.term != term:
+            known = _Sequence(term, number, now_ns, deque(maxlen=WINDOW))
+            self._sequences[producer] = known
+        known.number = number
+        known.last_used_ns = now_ns
+        known.entries.append(entry)
+        self._sequences.move_to_end(producer)
+        self._forget(now_ns)
+
+    def replay(self, producer: str, term: int, number: int, entry: int, time_ns: int) -> None:
+        """Record a batch found in the log, unless the catalogue knew of it already."""
+        known = self._sequences.get(producer)
+        if known is None or (term, number) > (known.term, known.number):
+            self.accept(producer, term, number, entry, time_ns)
+
+    def reset(self, producer: str, stored: ProducerTable) -> None:
+        """Go back to what is stored of a producer whose later batches could not be."""
+        known = stored._sequences.get(producer)
+        if known is None:
+            self._sequences.pop(producer, None)
+        else:
+            self.load([_state(producer, known)])
+
+    def load(self, states: Iterable[ProducerState]) -> None:
+        """Take over recorded states; a state that is already here is replaced."""
+        for state in states:
+            self._sequences[state.producer] = _Sequence(
+                state.term, state.number, state.last_used_ns, deque(state.entries, maxlen=WINDOW)
+            )
+
+    def states(self, used_since_ns: int = 0) -> list[ProducerState]:
+        """The states of producers used since then, to be recorded."""
+        return [
+            _state(producer, sequence)
+            for producer, sequence in list(self._sequences.items())
+            if sequence.last_used_ns >= used_since_ns
+        ]
+
+    def _forget(self, now_ns: int) -> None:
+        oldest_ns = now_ns - self._age_max_ns
+        while self._sequences:
+            producer, sequence = next(iter(self._sequences.items()))
+            if len(self._sequences) <= self._producers_max and sequence.last_used_ns >= oldest_ns:
+                return
+            del self._sequences[producer]
+
+
+def _state(producer: str, sequence: _Sequence) -> ProducerState:
+    return ProducerState(
+        producer, sequence.term, sequence.number, sequence.last_used_ns, tuple(sequence.entries)
+    )

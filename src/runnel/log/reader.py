@@ -1,0 +1,341 @@
+"""The reading half of a shard: places from the index, bytes from the file, every checksum verified.
+
+Bytes come as they are stored, in as few reads as the index allows: blocks that adjoin, or nearly, are read together.
+A read that the page cache can answer is done at once; one that would wait goes to a worker. Damaged blocks are passed
+over and reported; an index that contradicts its segment is made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from runnel.errors import MalformedError
+from runnel.formats import block
+from runnel.formats.batch import Batch
+from runnel.log.files import Files
+from runnel.log.index import Index, Key, RunPlace, SealedIndex
+from runnel.log.log import Found, Gap, Page, Position, ShardPage
+from runnel.log.retention import IsServed, served_runs
+from runnel.log.scan import Damage
+from runnel.log.segments import IndexCache, Segment, SegmentFolder
+from runnel.world.workers import Workers
+
+# Reading this much that nobody asked for is cheaper than another read.
+_BRIDGE_BYTES: Final = 16 * 1024
+_READ_BYTES_MAX: Final = 4 * 2**20
+
+
+class _Place(msgspec.Struct, frozen=True, gc=False):
+    """A block to read, and the runs of it that are wanted."""
+
+    position: int
+    size: int  # at most: damage may lie between it and the next
+    entry: int
+    first_offset: int
+    next_offset: int
+    runs: tuple[int, ...]
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """Neighbouring blocks of a segment, to be read at once."""
+
+    segment: Segment
+    index: Index
+    first: int  # the number of the first block
+    positions: list[int]  # of each block, and where the last one ends
+
+    @property
+    def begin(self) -> int:
+        return self.positions[0]
+
+    @property
+    def size(self) -> int:
+        return self.positions[-1] - self.positions[0]
+
+    @property
+    def last_entry(self) -> int:
+        return self.index.block_place(self.first + len(self.positions) - 2)[0]
+
+
+class StaleIndexError(Exception):
+    """The index does not describe the segment: it has to be made anew."""
+
+
+class ShardReader:
+    """Reads the segments of one shard. The list is the writer's; it may change between two awaits."""
+
+    def __init__(
+        self,
+        folder: SegmentFolder,
+        files: Files,
+        workers: Workers,
+        cache: IndexCache,
+        segments: list[Segment],
+        on_damage: Callable[[Damage], None],
+    ) -> None:
+        self._folder = folder
+        self._files = files
+        self._workers = workers
+        self._cache = cache
+        self._segments = segments
+        self._on_damage = on_damage
+        # Where readers of a partition left off: most come back for what follows.
+        self._hints: dict[tuple[Key, int], int] = {}
+        self._rebuilding = asyncio.Lock()  # two at once would write the same file
+
+    async def index(self, segment: Segment) -> Index:
+        """The segment's index, from memory, from its file, or from the segment itself."""
+        if segment.growing is not None:
+            return segment.growing
+        cached = self._cache.get(segment.path)
+        if cached is not None and cached.covered_bytes == segment.end:
+            return cached
+        try:
+            loaded = await self._workers.submit(self._folder.load_index, segment)
+            if (
+                loaded.header.generation != segment.generation
+                or loaded.covered_bytes != segment.end
+            ):
+                raise MalformedError("index", "describes another state of the segment")
+        except (FileNotFoundError, MalformedError):
+            return await self.rebuild_index(segment)
+        self._cache.put(segment.path, loaded)
+        return loaded
+
+    async def rebuild_index(self, segment: Segment) -> Index:
+        async with self._rebuilding:
+            self._cache.drop(segment.path)
+            opened = await self._workers.submit(self._folder.rebuild_index, segment)
+            for damage in opened.damage:
+                self._on_damage(damage)
+            rebuilt = opened.segment.growing
+            assert rebuilt is not None
+            encoded = await self._workers.submit(rebuilt.encode, segment.generation)
+            self._cache.put(segment.path, SealedIndex(encoded))
+            return rebuilt
+
+    # --- One partition ---
+
+    async def first_offset(self, key: Key, floor: int, is_served: IsServed) -> int | None:
+        """The first message of the partition that is served; None if there is none."""
+        for segment in list(self._segments):
+            try:
+                index = await self.index(segment)
+            except FileNotFoundError:
+                if segment in self._segments:
+                    raise
+                continue  # retention was quicker
+            for place in index.runs_from(key, floor):
+                entry, _, time_ns = index.block_place(place.block)
+                if is_served(key, place.base_offset + place.count, time_ns, entry):
+                    return max(place.base_offset, floor)
+        return None
+
+    async def read(
+        self, key: Key, offset: int, end_offset: int, bytes_max: int, is_served: IsServed
+    ) -> Page:
+        """Batches with messages of the partition from `offset` on, up to `end_offset`."""
+        found: list[Found] = []
+        gaps: list[Gap] = []
+        next_offset = offset
+        size = 0
+        for segment in self._segments_from(key, offset):
+            index = await self.index(segment)
+            if index.next_offset(key) <= next_offset:
+                continue
+            places: list[_Place] = []
+            is_full = False
+            for place in _places(index, key, next_offset, is_served):
+                if (found or places) and size + place.size > bytes_max:
+                    is_full = True
+                    break
+                places.append(place)
+                size += place.size
+            try:
+                await self._read_places(segment, key, places, found, gaps)
+            except (FileNotFoundError, StaleIndexError):
+                if found or gaps:
+                    break  # what there is so far is right; the next page begins with this segment
+                raise
+            if places:
+                next_offset = places[-1].next_offset
+            self._remember(key, next_offset, segment.number)
+            if is_full or size >= bytes_max:
+                break
+        if not found and not gaps:
+            next_offset = end_offset  # nothing but holes up to the end
+        return Page(found, next_offset, gaps)
+
+    def _segments_from(self, key: Key, offset: int) -> Iterator[Segment]:
+        hint = self._hints.get((key, offset), 0)
+        return iter([segment for segment in self._segments if segment.number >= hint])
+
+    def _remember(self, key: Key, offset: int, number: int) -> None:
+        if len(self._hints) >= 4096:
+            self._hints.clear()
+        self._hints[key, offset] = number
+
+    async def _read_places(
+        self,
+        segment: Segment,
+        key: Key,
+        places: Sequence[_Place],
+        found: list[Found],
+        gaps: list[Gap],
+    ) -> None:
+        for group in _adjoining(places):
+            begin = group[0].position
+            data = await self._read(segment, begin, group[-1].position + group[-1].size - begin)
+            for place in group:
+                try:
+                    stored = _found_at(data, place.position - begin, place.runs)
+                except MalformedError as error:
+                    gaps.append(self._gap(segment, place, error))
+                    continue
+                head = stored.batch.envelope
+                if head.entry != place.entry or head.topics[place.runs[0]] != key[0]:
+                    raise StaleIndexError(segment.path)
+                is_all = len(place.runs) == head.run_count
+                found.append(Found(stored.block, stored.batch) if is_all else stored)
+
+    def _gap(self, segment: Segment, place: _Place, error: MalformedError) -> Gap:
+        problem = str(error)
+        self._on_damage(Damage(segment.path, place.position, place.size, problem))
+        return Gap(segment.path, place.position, problem, place.first_offset, place.next_offset)
+
+    # --- The whole shard ---
+
+    async def read_entries(
+        self,
+        position: Position,
+        end_entry: int,
+        epoch: int,
+        bytes_max: int,
+        is_served: IsServed | None,
+    ) -> ShardPage:
+        """Stored batches from a position on. `is_served` None: all of them are."""
+        stretch = await self.stretch(position, bytes_max)
+        if stretch is None:
+            return ShardPage((), Position(epoch, end_entry))
+        data = await self._read(stretch.segment, stretch.begin, stretch.size)
+        return self.page_of(stretch, data, is_served)
+
+    async def stretch(self, position: Position, bytes_max: int) -> Stretch | None:
+        """The blocks to read next from a position on; None if nothing is stored behind it."""
+        for segment in list(self._segments):
+            if segment.last_entry < position.entry:
+                continue
+            index = await self.index(segment)
+            first = index.first_block_from_entry(position.entry)
+            if first < index.block_count():
+                begin = index.block_place(first)[1]
+                last = self._last_block_within(index, first, begin + bytes_max)
+                return Stretch(segment, index, first, index.block_positions(first, last))
+        return None
+
+    def read_ahead(self, stretch: Stretch) -> asyncio.Future[bytes]:
+        """Read it in a worker while the loop does something else."""
+        return self._workers.submit(
+            self._read_waiting, stretch.segment.path, stretch.begin, stretch.size
+        )
+
+    def page_of(
+        self, stretch: Stretch, data: bytes | memoryview, is_served: IsServed | None
+    ) -> ShardPage:
+        """The batches in the bytes of a stretch."""
+        data = memoryview(data)
+        index, first, positions = stretch.index, stretch.first, stretch.positions
+        found: list[Found] = []
+        gaps: list[Gap] = []
+        entry = epoch = 0
+        for number, at in enumerate(positions[:-1], first):
+            try:
+                stored = _found_at(data, at - stretch.begin, None)
+            except MalformedError as error:
+                entry = index.block_place(number)[0]
+                size = positions[number - first + 1] - at
+                place = _Place(at, size, entry, entry, entry + 1, ())
+                gaps.append(self._gap(stretch.segment, place, error))
+                continue
+            head = stored.batch.envelope
+            entry = head.entry
+            epoch = int.from_bytes(head.epochs[-8:], "little")
+            runs = None if is_served is None else served_runs(head, is_served)
+            if runs is None:
+                found.append(stored)
+            elif runs:
+                found.append(Found(stored.block, stored.batch, runs))
+        return ShardPage(found, Position(epoch, entry + 1), gaps)
+
+    @staticmethod
+    def _last_block_within(index: Index, first: int, end: int) -> int:
+        """Behind the last block that ends before this position; one block at least."""
+        if index.covered_bytes <= end:
+            return index.block_count()
+        return max(index.first_block_from_position(end + 1) - 1, first + 1)
+
+    async def _read(self, segment: Segment, position: int, size: int) -> memoryview:
+        with self._files.use(segment.path) as file:
+            data = file.read_nowait(position, size)
+        if data is None:
+            # The worker holds the file by itself: whoever waits here may be cancelled.
+            data = await self._workers.submit(self._read_waiting, segment.path, position, size)
+        return memoryview(data)
+
+    def _read_waiting(self, path: str, position: int, size: int) -> bytes:
+        with self._files.use(path) as file:
+            return file.read(position, size)
+
+
+def _found_at(data: memoryview, at: int, runs: Sequence[int] | None) -> Found:
+    """The stored batch that begins at a place in `data`, both checksums verified."""
+    head, body, size = block.unpack(data, at)
+    if not head.is_stored:
+        raise MalformedError("envelope base_offsets", "missing in a stored block")
+    return Found(data[at : at + size], Batch(head, body), runs)
+
+
+def _places(index: Index, key: Key, offset: int, is_served: IsServed) -> Iterator[_Place]:
+    """The blocks to read for a partition, in order; the runs of one block together."""
+    group: list[RunPlace] = []
+    for place in index.runs_from(key, offset):
+        entry, _, time_ns = index.block_place(place.block)
+        if not is_served(key, place.base_offset + place.count, time_ns, entry):
+            continue
+        if group and group[0].block != place.block:
+            yield _place(index, group)
+            group = []
+        group.append(place)
+    if group:
+        yield _place(index, group)
+
+
+def _place(index: Index, group: Sequence[RunPlace]) -> _Place:
+    block = group[0].block
+    begin, end = index.block_positions(block, block + 1)
+    return _Place(
+        begin,
+        end - begin,
+        index.block_place(block)[0],
+        group[0].base_offset,
+        group[-1].base_offset + group[-1].count,
+        tuple(place.run for place in group),
+    )
+
+
+def _adjoining(places: Sequence[_Place]) -> Iterator[list[_Place]]:
+    group: list[_Place] = []
+    for place in places:
+        if group and (
+            place.position - (group[-1].position + group[-1].size) > _BRIDGE_BYTES
+            or place.position + place.size - group[0].position > _READ_BYTES_MAX
+        ):
+            yield group
+            group = []
+        group.append(place)
+    if group:
+        yield group

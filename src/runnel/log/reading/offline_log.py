@@ -1,0 +1,320 @@
+"""A data directory as a reader without a broker sees it: what is in it, and the messages that are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+
+import msgspec
+
+from runnel.errors import ClientFault, MalformedError
+from runnel.formats.batch import Batch
+from runnel.log import paths
+from runnel.log.disk_log import FORMAT, check_format
+from runnel.log.log import Cursor
+from runnel.log.reading.catalogued import Catalogued, read_catalogue
+from runnel.log.reading.open_segment import (
+    OpenSegment,
+    SegmentInfo,
+    SegmentName,
+    info_of,
+    open_segment,
+    opened,
+    sealed_info,
+)
+from runnel.log.reading.planning import Stretch, plan_blocks, stretches
+from runnel.log.reading.report import Report
+from runnel.log.reading.selection import Matcher, Selection, StaleIndexError
+from runnel.log.reading.summaries import TopicInfo, TopicSummaries
+from runnel.log.scan import Damage, TooShort
+from runnel.log.segment import read_block
+from runnel.world.disk import Disk, File, RealDisk
+from runnel.world.lock_holder import LockHolder, find_lock_holder
+
+
+class JournalInfo(msgspec.Struct, frozen=True):
+    """A journal and its folder; `shards` are those that have one."""
+
+    name: str
+    folder: str
+    shards: tuple[int, ...]
+
+
+class OfflineLog:
+    """A data directory, or a copy of one. It is opened by looking; there is nothing to close.
+
+    What the catalogue says is read once, when first needed. Segments are found anew by each call, and a
+    scan reads those that were there when it began. Damage is passed over, and told in `report`.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        disk: Disk | None = None,
+        find_holder: Callable[[str], LockHolder | None] = find_lock_holder,
+    ) -> None:
+        """ClientFault if this is no data directory, FormatVersionError if a newer Runnel wrote it."""
+        self.directory = directory.rstrip("/") or "/"
+        self.disk = RealDisk() if disk is None else disk
+        self.format = FORMAT
+        self.report = Report()
+        self._find_holder = find_holder
+        if paths.FORMAT_FILE not in self.disk.list(self.directory):
+            raise ClientFault(
+                f"{directory} is not a data directory of Runnel: there is no {paths.FORMAT_FILE} in it"
+            )
+        check_format(self.disk, f"{self.directory}/{paths.FORMAT_FILE}")
+        self._was_live = self.holder() is not None
+
+    def holder(self) -> LockHolder | None:
+        """The process that has the directory open now."""
+        return self._find_holder(f"{self.directory}/{paths.LOCK_FILE}")
+
+    def is_live(self) -> bool:
+        """Whether a process has had it open since we began to look."""
+        return self._was_live or self.holder() is not None
+
+    # --- What there is ---
+
+    @cached_property
+    def catalogued(self) -> Catalogued:
+        return read_catalogue(self.disk, f"{self.directory}/{paths.CATALOGUE}", self.report)
+
+    def cursors(self) -> list[Cursor]:
+        return self.catalogued.cursors
+
+    def journals(self) -> list[JournalInfo]:
+        """By name."""
+        found = []
+        root = f"{self.directory}/{paths.JOURNALS}"
+        for folder_name in self.disk.list(root):
+            folder = f"{root}/{folder_name}"
+            children = self.disk.list(folder)
+            if paths.NAME_FILE not in children:
+                continue  # a crash before anything was stored in it
+            path = f"{folder}/{paths.NAME_FILE}"
+            with opened(self.disk, path) as file:
+                name = file.read(0, file.size()).decode(errors="replace")
+            if paths.folder_name(name) != folder_name:
+                self.report.add_damage(Damage(path, 0, len(name), "does not name this folder"))
+                name = paths.journal_name(folder_name)
+            shards = tuple(sorted(int(child) for child in children if child.isdecimal()))
+            found.append(JournalInfo(name, folder, shards))
+        return sorted(found, key=lambda journal: journal.name)
+
+    def segment_names(self, journal: JournalInfo) -> list[SegmentName]:
+        """By shard and number; of each the highest generation, which is the one that counts."""
+        names = []
+        for shard in journal.shards:
+            folder = f"{journal.folder}/{shard}"
+            newest: dict[int, int] = {}
+            for file_name in self.disk.list(folder):
+                numbered = paths.segment_number(file_name)
+                if numbered is not None:
+                    newest[numbered[0]] = max(newest.get(numbered[0], 0), numbered[1])
+            names += [
+                SegmentName(
+                    journal.name,
+                    shard,
+                    number,
+                    newest[number],
+                    paths.segment_path(folder, number, newest[number]),
+                )
+                for number in sorted(newest)
+            ]
+        return names
+
+    def segments(self, journal: JournalInfo) -> list[SegmentInfo]:
+        """By the headers of their indexes; what is not sealed is scanned."""
+        found = []
+        for name, is_last in self._shard_ends(self.segment_names(journal)):
+            info = self._segment_info(name, is_last=is_last)
+            if info is not None:
+                found.append(info)
+        return found
+
+    def _segment_info(self, name: SegmentName, *, is_last: bool) -> SegmentInfo | None:
+        newest: SegmentName | None = name
+        while newest is not None:
+            try:
+                info = sealed_info(self.disk, newest)
+                if info is not None:
+                    return info
+                with self._open(newest, is_last=is_last) as segment:
+                    return info_of(segment)
+            except FileNotFoundError:
+                newest = self.replacement(newest)
+        return None
+
+    @staticmethod
+    def _shard_ends(names: Sequence[SegmentName]) -> list[tuple[SegmentName, bool]]:
+        """Each segment, and whether it is the last of its shard: the one that may be written to."""
+        last = {name.shard: name.number for name in names}
+        return [(name, last[name.shard] == name.number) for name in names]
+
+    def replacement(self, gone: SegmentName) -> SegmentName | None:
+        """The segment of a higher generation that took this one's place; None if retention took it."""
+        folder = gone.path.rpartition("/")[0]
+        generations = [
+            numbered[1]
+            for file_name in self.disk.list(folder)
+            if (numbered := paths.segment_number(file_name)) and numbered[0] == gone.number
+        ]
+        if not generations or max(generations) <= gone.generation:
+            self.report.add_gone(gone.path)
+            return None
+        path = paths.segment_path(folder, gone.number, max(generations))
+        return msgspec.structs.replace(gone, generation=max(generations), path=path)
+
+    def _open(
+        self, name: SegmentName, *, is_last: bool, trust_index: bool = True
+    ) -> AbstractContextManager[OpenSegment]:
+        return open_segment(
+            self.disk,
+            name,
+            self.report,
+            is_last=is_last,
+            is_live=self.is_live,
+            trust_index=trust_index,
+        )
+
+    def topics(self, patterns: Sequence[str] = ("*", "!*")) -> list[TopicInfo]:
+        """By name: topics with messages, and those without that the catalogue knows."""
+        matcher = self._matcher(Selection(topics=tuple(patterns)))
+        summaries = TopicSummaries(matcher, self.catalogued)
+        for name, is_last in self._all_segments():
+            for segment in self._each_opened(name, is_last=is_last):
+                summaries.add(name.journal, segment.index)
+        return summaries.topics()
+
+    def _all_segments(self) -> list[tuple[SegmentName, bool]]:
+        return [
+            found
+            for journal in self.journals()
+            for found in self._shard_ends(self.segment_names(journal))
+        ]
+
+    def _each_opened(self, name: SegmentName, *, is_last: bool) -> Iterator[OpenSegment]:
+        """The segment, or the one that took its place; nothing if it is gone."""
+        newest: SegmentName | None = name
+        while newest is not None:
+            try:
+                with self._open(newest, is_last=is_last) as segment:
+                    yield segment
+                return
+            except FileNotFoundError:
+                newest = self.replacement(newest)
+
+    # --- Messages ---
+
+    def _matcher(self, selection: Selection) -> Matcher:
+        return Matcher(selection, self.catalogued.floor_of)
+
+    def scan(self, selection: Selection | None = None) -> Iterator[Batch]:
+        """Every batch that holds something wanted, cut to it: shard after shard, each in its order."""
+        matcher = self._matcher(selection or Selection())
+        for name, is_last in self._all_segments():
+            yield from self._scan_segment(name, matcher, 0, None, is_last=is_last)
+
+    def plan(self, selection: Selection | None = None) -> Iterator[Stretch]:
+        """The reads that a scan would do, in its order. Each can be sent elsewhere and `read` there."""
+        matcher = self._matcher(selection or Selection())
+        for name, is_last in self._all_segments():
+            if self._is_outside(name, matcher):
+                continue
+            for segment in self._each_opened(name, is_last=is_last):
+                yield from stretches(segment.name, plan_blocks(segment.index, matcher, 0, None))
+
+    def read(self, stretch: Stretch, selection: Selection | None = None) -> Iterator[Batch]:
+        """What is wanted of one piece of a plan, whatever became of its segment since."""
+        matcher = self._matcher(selection or Selection())
+        begin_entry, end_entry = stretch.blocks[0].entry, stretch.blocks[-1].entry + 1
+        segment: SegmentName | None = stretch.segment
+        try:
+            with opened(self.disk, stretch.path) as file:
+                for entry, batch in self._read_stretch(file, stretch, matcher, is_certain=False):
+                    begin_entry = entry + 1
+                    yield batch
+                return
+        except FileNotFoundError:
+            segment = self.replacement(stretch.segment)
+        except StaleIndexError:
+            pass
+        if segment is not None:
+            # As if it were the last: then nothing is served that may not be synced.
+            yield from self._scan_segment(segment, matcher, begin_entry, end_entry, is_last=True)
+
+    def _is_outside(self, name: SegmentName, matcher: Matcher) -> bool:
+        """Whether the times in a sealed segment's header say that nothing of it is wanted."""
+        if matcher.since_ns is None and matcher.until_ns is None:
+            return False
+        try:
+            info = sealed_info(self.disk, name)
+        except FileNotFoundError:
+            return False  # whoever opens it finds out what became of it
+        return info is not None and not matcher.may_want(info.first_time_ns, info.last_time_ns)
+
+    def _scan_segment(
+        self,
+        name: SegmentName,
+        matcher: Matcher,
+        begin_entry: int,
+        end_entry: int | None,
+        *,
+        is_last: bool,
+    ) -> Iterator[Batch]:
+        segment: SegmentName | None = name
+        trust_index = True
+        while segment is not None:
+            if self._is_outside(segment, matcher):
+                return
+            try:
+                with self._open(segment, is_last=is_last, trust_index=trust_index) as found:
+                    blocks = plan_blocks(found.index, matcher, begin_entry, end_entry)
+                    for stretch in stretches(segment, blocks):
+                        for entry, batch in self._read_stretch(
+                            found.file, stretch, matcher, is_certain=not trust_index
+                        ):
+                            begin_entry = entry + 1
+                            yield batch
+                return
+            except FileNotFoundError:
+                segment = self.replacement(segment)
+            except StaleIndexError:
+                if not trust_index:
+                    raise
+                trust_index = False
+
+    def _read_stretch(
+        self, file: File, stretch: Stretch, matcher: Matcher, *, is_certain: bool
+    ) -> Iterator[tuple[int, Batch]]:
+        """Entries and what is wanted of them.
+
+        If the index is not certain to be right, a block that cannot be read may be its fault: then
+        StaleIndexError, and a scan will tell. Otherwise the block is damaged.
+        """
+        data = memoryview(file.read(stretch.position, stretch.size))
+        for block in stretch.blocks:
+            begin = block.position - stretch.position
+            try:
+                stored = read_block(data[begin : begin + block.size], block.position).content
+                if stored is None:
+                    raise MalformedError("block magic", "a mark stands where a batch must be")
+            except (MalformedError, TooShort) as error:
+                if not is_certain:
+                    raise StaleIndexError from None
+                self.report.add_damage(Damage(stretch.path, block.position, block.size, str(error)))
+                continue
+            batch = Batch(stored.envelope, stored.body)
+            if stored.envelope.entry != block.entry:
+                raise StaleIndexError
+            try:
+                wanted = matcher.select(batch, block.runs)
+            except MalformedError as error:
+                # Its checksums are right: whoever published it sent columns that make no sense.
+                self.report.add_damage(Damage(stretch.path, block.position, block.size, str(error)))
+                continue
+            if wanted is not None:
+                yield block.entry, wanted

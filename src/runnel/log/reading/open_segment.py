@@ -1,0 +1,277 @@
+"""One segment's file, open for reading, and an index of what may be seen of it.
+
+A sealed segment has its index beside it. Any other is scanned, from where an older index of it ends; the index made
+of that stays in memory. What may be seen:
+
+- of the last segment of a shard, while a broker has the directory open: what lies before the highest position that a
+  whole block, or the mark behind the last one, knows to be synced;
+- of everything else: all that is whole, which is what recovery would keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+
+from runnel.errors import CorruptionError, MalformedError
+from runnel.log import index as indexes
+from runnel.log import paths, segment
+from runnel.log.index import GrowingIndex, Index, SealedIndex
+from runnel.log.reading.report import Report, Withheld
+from runnel.log.scan import Damage, Scanned, Unit, Window
+from runnel.log.segment import HEADER_BYTES, StoredBlock
+from runnel.log.segments import SEARCH_BYTES
+from runnel.world.disk import Access, Disk, File
+
+# A scan beside a writer may see half of a write as damage; the next one sees it whole.
+_SCANS_MAX: Final = 4
+
+
+class SegmentName(msgspec.Struct, frozen=True, order=True):
+    """Which segment: enough to open it."""
+
+    journal: str
+    shard: int
+    number: int
+    generation: int
+    path: str
+
+    @property
+    def index_path(self) -> str:
+        return paths.index_path(self.path)
+
+
+class SegmentInfo(msgspec.Struct, frozen=True):
+    """A segment as its headers tell it, or a scan where they do not. Times are 0 without entries."""
+
+    name: SegmentName
+    file_bytes: int  # preallocated room included
+    used_bytes: int
+    index_bytes: int
+    is_sealed: bool
+    entries: int
+    first_entry: int
+    last_entry: int
+    first_time_ns: int
+    last_time_ns: int
+    topic_partitions: int
+    runs: int
+
+
+class OpenSegment(msgspec.Struct, frozen=True):
+    """See the module's first lines. `end` is where what may be seen ends."""
+
+    name: SegmentName
+    file: File
+    index: Index
+    end: int
+    is_sealed: bool
+
+
+@contextmanager
+def opened(disk: Disk, path: str) -> Iterator[File]:
+    file = disk.open(path, Access.READ)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def sealed_info(disk: Disk, name: SegmentName) -> SegmentInfo | None:
+    """By 88 bytes of its index, if that covers the whole segment. FileNotFoundError if it is gone."""
+    with opened(disk, name.path) as file:
+        try:
+            with opened(disk, name.index_path) as index_file:
+                header = indexes.decode_header(index_file.read(0, indexes.HEADER_BYTES))
+                index_bytes = index_file.size()
+        except (FileNotFoundError, MalformedError):
+            return None
+        file_bytes = file.size()
+    if header.generation != name.generation or header.covered_bytes != file_bytes:
+        return None
+    return SegmentInfo(
+        name,
+        file_bytes,
+        file_bytes,
+        index_bytes,
+        is_sealed=True,
+        entries=header.blocks,
+        first_entry=header.first_entry,
+        last_entry=header.last_entry,
+        first_time_ns=header.first_time_ns,
+        last_time_ns=header.last_time_ns,
+        topic_partitions=header.keys,
+        runs=header.runs,
+    )
+
+
+def info_of(open_segment: OpenSegment) -> SegmentInfo:
+    """The same for a segment that had to be scanned."""
+    index = open_segment.index
+    blocks = index.block_count()
+    first = index.block_place(0) if blocks else (0, 0, 0)
+    last = index.block_place(blocks - 1) if blocks else (0, 0, 0)
+    table = index.run_table(lambda _: True)
+    return SegmentInfo(
+        open_segment.name,
+        open_segment.file.size(),
+        open_segment.end,
+        0,
+        is_sealed=open_segment.is_sealed,
+        entries=blocks,
+        first_entry=first[0],
+        last_entry=last[0],
+        first_time_ns=first[2],
+        last_time_ns=last[2],
+        topic_partitions=len(table.keys),
+        runs=len(table.runs),
+    )
+
+
+@contextmanager
+def open_segment(
+    disk: Disk,
+    name: SegmentName,
+    report: Report,
+    *,
+    is_last: bool,
+    is_live: Callable[[], bool],
+    trust_index: bool = True,
+) -> Iterator[OpenSegment]:
+    """FileNotFoundError if it is gone; once it is open, it stays readable whatever becomes of it.
+
+    Without `trust_index` the segment is scanned whatever its index says.
+    """
+    with opened(disk, name.path) as file:
+        sealed = load_index(disk, name)
+        # Looked at after the index was: a segment only grows, until sealing cuts it to what the index covers.
+        file_bytes = file.size()
+        if sealed is not None and sealed.covered_bytes > file_bytes:
+            sealed = None
+        if trust_index and sealed is not None and sealed.covered_bytes == file_bytes:
+            yield OpenSegment(name, file, sealed, file_bytes, is_sealed=True)
+            return
+        _check_header(file, name, report, is_last=is_last)
+        growing, scanned = _scan_beside_writer(
+            file,
+            name,
+            sealed if trust_index else None,
+            durable=HEADER_BYTES if sealed is None else sealed.covered_bytes,
+            is_last=is_last,
+            is_live=is_live,
+        )
+        report.add_damage(*scanned.damage)
+        if scanned.torn is not None and not (is_last and is_live()):
+            report.add_torn(scanned.torn)
+        if growing.covered_bytes < scanned.end:
+            size = scanned.end - growing.covered_bytes
+            report.add_withheld(Withheld(name.path, growing.covered_bytes, size))
+        yield OpenSegment(name, file, growing, growing.covered_bytes, is_sealed=False)
+
+
+def load_index(disk: Disk, name: SegmentName) -> SealedIndex | None:
+    """The index beside a segment if it is whole and of the same generation."""
+    try:
+        with opened(disk, name.index_path) as file:
+            sealed = SealedIndex(file.read(0, file.size()))
+    except (FileNotFoundError, MalformedError):
+        return None
+    return sealed if sealed.header.generation == name.generation else None
+
+
+def _check_header(file: File, name: SegmentName, report: Report, *, is_last: bool) -> None:
+    data = file.read(0, HEADER_BYTES)
+    if is_last and len(data) < HEADER_BYTES:
+        return  # it is being made, or a crash came while it was
+    try:
+        segment.decode_header(data, name.path)
+    except CorruptionError as error:
+        report.add_damage(Damage(name.path, 0, HEADER_BYTES, error.problem))
+
+
+def _scan_beside_writer(
+    file: File,
+    name: SegmentName,
+    sealed: SealedIndex | None,
+    *,
+    durable: int,
+    is_last: bool,
+    is_live: Callable[[], bool],
+) -> tuple[GrowingIndex, Scanned]:
+    """Scan until damage, if any, is found twice at the same places: then it is no write under way.
+
+    A torn tail beside a broker is one, too: it may be about to replace the mark that vouched for the
+    batches before it.
+    """
+    former: list[int] = []
+    attempt = 1
+    while True:
+        growing, scanned = _scan(
+            file, name, sealed, durable=durable, is_last=is_last, is_live=is_live
+        )
+        places = [damage.position for damage in scanned.damage]
+        is_settled = places == former and (scanned.torn is None or not is_live())
+        if is_settled or not is_last or attempt == _SCANS_MAX:
+            return growing, scanned
+        former = places
+        attempt += 1
+
+
+def _scan(
+    file: File,
+    name: SegmentName,
+    sealed: SealedIndex | None,
+    *,
+    durable: int,
+    is_last: bool,
+    is_live: Callable[[], bool],
+) -> tuple[GrowingIndex, Scanned]:
+    """An index of what may be seen, and what the scan found.
+
+    An index was written after a sync, so what it covers is known to be `durable` even where the index
+    itself is not to be believed.
+    """
+    growing = GrowingIndex(HEADER_BYTES) if sealed is None else GrowingIndex.resume(sealed)
+    start = growing.covered_bytes
+    scanner = segment.scanner(
+        name.path,
+        Window(file.read, file.size()),
+        start=start,
+        search_bytes=SEARCH_BYTES,
+        durable=durable,
+    )
+    unsure: list[Unit[StoredBlock]] = []  # of the last group or two: nothing vouches for them yet
+    for unit in scanner:
+        durable = max(durable, unit.durable_position)
+        if unsure and unsure[-1].position < durable:
+            _add_all(growing, unsure)
+            unsure = []
+        unsure.append(_without_body(unit))
+    scanned = scanner.result()
+    # Asked after the scan: if no broker is there now, what was seen is what its recovery will find.
+    end = scanned.durable if is_last and is_live() else scanned.end
+    _add_all(growing, [unit for unit in unsure if unit.position < end])
+    growing.covered_bytes = max(growing.covered_bytes, min(end, scanned.end))
+    return growing, scanned
+
+
+def _without_body(unit: Unit[StoredBlock]) -> Unit[StoredBlock]:
+    """The envelope alone, so that what waits does not keep the file's bytes in memory."""
+    assert unit.content is not None
+    empty = memoryview(b"")
+    return msgspec.structs.replace(unit, content=StoredBlock(unit.content.envelope, empty, empty))
+
+
+def _add_all(growing: GrowingIndex, units: list[Unit[StoredBlock]]) -> None:
+    for unit in units:
+        assert unit.content is not None
+        add_block(growing, unit, unit.content)
+
+
+def add_block(growing: GrowingIndex, unit: Unit[StoredBlock], stored: StoredBlock) -> None:
+    head = stored.envelope
+    keys = list(zip(head.topics, head.column32(head.partitions), strict=True))
+    growing.add(head, keys, unit.position, unit.size)

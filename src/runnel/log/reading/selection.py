@@ -1,0 +1,168 @@
+"""Which messages a reader wants, and how rows are chosen by it: columns and vectors, no message objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runnel.errors import ClientFault
+from runnel.formats.batch import Batch
+from runnel.formats.columns import Columns
+from runnel.log.index import Key
+from runnel.topics.patterns import Pattern
+
+END_OF_OFFSETS: Final = 2**63 - 1
+
+Bounds = tuple[int, int]  # offsets [begin, end)
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """All of these must hold. Ranges take in their beginning and leave out their end.
+
+    `ranges` gives each topic-partition offsets of its own and leaves out all others.
+    """
+
+    topics: tuple[str, ...] = (
+        "*",
+    )  # patterns; `!…` topics are seen only by those that begin with !
+    partitions: frozenset[int] | None = None
+    begin_offset: int = 0
+    end_offset: int | None = None
+    ranges: Mapping[Key, Bounds] | None = None
+    since_ns: int | None = None  # receive time
+    until_ns: int | None = None
+    event_since_ns: int | None = None
+    event_until_ns: int | None = None
+    tags: Mapping[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if not self.topics:
+            raise ClientFault("a selection needs at least one topic pattern; '*' is all topics")
+
+
+class StaleIndexError(Exception):
+    """The index led to a block that is not what it says: the segment itself has to be asked."""
+
+
+class Matcher:
+    """A selection made ready: what it wants of each topic-partition, remembered once asked.
+
+    `floor_of` gives the first offset of a topic-partition that is not hidden, None if all of it is.
+    """
+
+    def __init__(self, selection: Selection, floor_of: Callable[[Key], int | None]) -> None:
+        self._selection = selection
+        self._floor_of = floor_of
+        self._patterns = [Pattern(text) for text in selection.topics]
+        self._bounds: dict[Key, Bounds | None] = {}
+        self.since_ns = selection.since_ns
+        self.until_ns = selection.until_ns
+
+    def bounds(self, key: Key) -> Bounds | None:
+        """The offsets that are wanted; None for a topic-partition of which nothing is."""
+        try:
+            return self._bounds[key]
+        except KeyError:
+            found = self._bounds[key] = self._find_bounds(key)
+            return found
+
+    def _find_bounds(self, key: Key) -> Bounds | None:
+        wanted = self._selection
+        if wanted.partitions is not None and key[1] not in wanted.partitions:
+            return None
+        if not any(pattern.matches(key[0]) for pattern in self._patterns):
+            return None
+        floor = self._floor_of(key)
+        if floor is None:
+            return None
+        begin = max(floor, wanted.begin_offset)
+        end = END_OF_OFFSETS if wanted.end_offset is None else wanted.end_offset
+        if wanted.ranges is not None:
+            if key not in wanted.ranges:
+                return None
+            begin, end = max(begin, wanted.ranges[key][0]), min(end, wanted.ranges[key][1])
+        return (begin, end) if begin < end else None
+
+    def may_want(self, first_time_ns: int, last_time_ns: int) -> bool:
+        """Whether anything received between these times, both included, can be wanted."""
+        return (self.since_ns is None or last_time_ns >= self.since_ns) and (
+            self.until_ns is None or first_time_ns < self.until_ns
+        )
+
+    def select(self, batch: Batch, runs: Sequence[int] | None) -> Batch | None:
+        """What is wanted of a stored batch, given which of its runs the index named (None: all).
+
+        StaleIndexError if one of them is not wanted at all. MalformedError if the body is unreadable:
+        it is decoded here even when everything is wanted, so that nothing unreadable is served.
+        """
+        columns = batch.columns
+        rows = self._rows_by_run(batch, runs)
+        if rows is not None and not len(rows):
+            return None
+        mask = self._row_mask(columns)
+        if mask is not None:
+            rows = np.flatnonzero(mask) if rows is None else rows[mask[rows]]
+            if not len(rows):
+                return None
+        return batch if rows is None or len(rows) == columns.count else batch.take(rows)
+
+    def _rows_by_run(self, batch: Batch, runs: Sequence[int] | None) -> NDArray[np.int64] | None:
+        """The rows that topic, partition, offset and receive time leave; None for all."""
+        head = batch.envelope
+        numbers: Iterable[int] = range(head.run_count) if runs is None else runs
+        partitions = head.column32(head.partitions)
+        bases = head.column64(head.base_offsets)
+        counts = head.column32(head.counts)
+        times = head.column64(head.receive_times)
+        starts = head.run_starts()
+        if runs is not None and runs[-1] >= head.run_count:
+            raise StaleIndexError
+        is_all = runs is None or len(runs) == head.run_count
+        chosen: list[NDArray[np.int64]] = []
+        for run in numbers:
+            bounds = self.bounds((head.topics[run], partitions[run]))
+            if bounds is None:
+                if runs is not None:
+                    raise StaleIndexError
+                is_all = False
+                continue
+            begin = max(bases[run], bounds[0])
+            end = min(bases[run] + counts[run], bounds[1])
+            if begin >= end or not self.may_want(times[run], times[run]):
+                is_all = False
+                continue
+            is_all = is_all and end - begin == counts[run]
+            shift = int(starts[run]) - bases[run]
+            chosen.append(np.arange(begin + shift, end + shift))
+        if is_all:
+            return None
+        return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
+
+    def _row_mask(self, columns: Columns) -> NDArray[np.bool_] | None:
+        """A bit for each row that event time and tags leave; None for all."""
+        wanted = self._selection
+        masks: list[NDArray[np.bool_]] = []
+        event_times = np.frombuffer(columns.event_times, np.int64)
+        if wanted.event_since_ns is not None:
+            masks.append(event_times >= wanted.event_since_ns)
+        if wanted.event_until_ns is not None:
+            masks.append(event_times < wanted.event_until_ns)
+        if wanted.tags:
+            masks.append(_tag_mask(columns, wanted.tags))
+        if not masks:
+            return None
+        # A column of one value stands for all rows.
+        return np.broadcast_to(np.logical_and.reduce(np.broadcast_arrays(*masks)), (columns.count,))
+
+
+def _tag_mask(columns: Columns, tags: Mapping[str, str]) -> NDArray[np.bool_]:
+    """By tag sets first, of which there are few, then by each row's number of its set."""
+    if not columns.tag_index:
+        return np.zeros(1, np.bool_)
+    wanted = tags.items()
+    has_tags = np.array([wanted <= tag_set.items() for tag_set in columns.tag_sets], np.bool_)
+    return has_tags[np.frombuffer(columns.tag_index, np.int32)]

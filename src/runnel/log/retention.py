@@ -1,0 +1,155 @@
+"""What may go, and what is served until then: pure decisions over segments, pins and the time.
+
+`age` and `bytes` remove whole segments. A pin (a named cursor, later an acknowledged subscription) holds what its
+reader has not passed, up to a ceiling of its own; beyond that it is passed over, and its reader will meet a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from runnel.config import Pin, Retain
+from runnel.formats.envelope import Envelope
+from runnel.log.index import Key
+from runnel.log.log import Cursor, ShardId
+from runnel.topics.patterns import Pattern
+from runnel.topics.policies import JournalPolicy
+
+# Whether messages of a key are to be served: key, next offset behind them, receive time, entry.
+IsServed = Callable[[Key, int, int, int], bool]
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """One cursor's claim on a shard: a partition from an offset on, or patterns from an entry on."""
+
+    cursor: str
+    key: Key | None
+    offset: int
+    entry: int
+    patterns: tuple[str, ...]
+
+    def holds(self, key: Key, next_offset: int, last_entry: int) -> bool:
+        """Whether messages of this key that end before `next_offset`, in `last_entry`, are held."""
+        if self.key is not None:
+            return key == self.key and next_offset > self.offset
+        return last_entry >= self.entry and any(
+            _pattern(text).matches(key[0]) for text in self.patterns
+        )
+
+
+@lru_cache(maxsize=4096)
+def _pattern(text: str) -> Pattern:
+    return Pattern(text)
+
+
+def holds_on(
+    shard: ShardId, cursor: Cursor, shard_of: Callable[[Key], ShardId | None]
+) -> list[Hold]:
+    """What a cursor claims in one shard."""
+    holds = []
+    for place in cursor.positions:
+        if place.topic is not None:
+            key = (place.topic, place.partition)
+            if shard_of(key) == shard:
+                holds.append(Hold(cursor.name, key, place.offset, 0, ()))
+        elif place.shard == shard and place.position is not None:
+            holds.append(Hold(cursor.name, None, 0, place.position.entry, place.patterns))
+    return holds
+
+
+def served_at(
+    now_ns: int,
+    policy: JournalPolicy,
+    *,
+    floor_of: Callable[[Key], int | None] | None,
+    holds: Callable[[], Sequence[Hold]],
+) -> IsServed:
+    """Which messages readers may see: not purged, and not past their age unless held.
+
+    `floor_of` gives the offset below which a key's messages are hidden, None if all of them are; it is
+    None itself if nothing in the shard is. `holds` is asked only if something has passed its age.
+    """
+    age_ns, pin_age_ns = policy.retain.age_ns, policy.pin.age_ns
+    oldest_ns = now_ns - age_ns if age_ns is not None else None
+    oldest_held_ns = now_ns - pin_age_ns if pin_age_ns is not None else None
+    known_holds: Sequence[Hold] | None = None
+
+    def is_served(key: Key, next_offset: int, time_ns: int, entry: int) -> bool:
+        nonlocal known_holds
+        if floor_of is not None:
+            floor = floor_of(key)
+            if floor is None or next_offset <= floor:
+                return False
+        if oldest_ns is None or time_ns >= oldest_ns:
+            return True
+        if oldest_held_ns is not None and time_ns < oldest_held_ns:
+            return False
+        if known_holds is None:
+            known_holds = holds()
+        return any(hold.holds(key, next_offset, entry) for hold in known_holds)
+
+    return is_served
+
+
+def served_runs(head: Envelope, is_served: IsServed) -> tuple[int, ...] | None:
+    """Which runs of a stored batch are served; None for all of them."""
+    keys = zip(head.topics, head.column32(head.partitions), strict=True)
+    ends = zip(head.column64(head.base_offsets), head.column32(head.counts), strict=True)
+    times = head.column64(head.receive_times)
+    runs = tuple(
+        run
+        for run, (key, (base, count)) in enumerate(zip(keys, ends, strict=True))
+        if is_served(key, base + count, times[run], head.entry)
+    )
+    return None if len(runs) == head.run_count else runs
+
+
+class SegmentFacts(msgspec.Struct, frozen=True):
+    """A sealed segment, oldest first, and who holds something in it. In memory each batch is one."""
+
+    number: int
+    bytes: int
+    last_time_ns: int
+    held_by: frozenset[str] = frozenset()
+
+
+class Decision(msgspec.Struct, frozen=True):
+    remove: Sequence[int]
+    held: Sequence[int]  # would go, but for a pin
+    pins_passed: frozenset[str]
+
+
+def decide(
+    segments: Iterable[SegmentFacts], total_bytes: int, retain: Retain, pin: Pin, now_ns: int
+) -> Decision:
+    """Which sealed segments go now, looking at no more of them than needed.
+
+    `total_bytes` is the size of all, and of what is still written to, which never goes.
+    """
+    remove: list[int] = []
+    held: list[int] = []
+    passed: set[str] = set()
+    total = total_bytes
+    for facts in segments:
+        is_old = retain.age_ns is not None and facts.last_time_ns < now_ns - retain.age_ns
+        is_over = retain.bytes_max is not None and total > retain.bytes_max
+        if not is_old and not is_over:
+            break  # nor is any that follows: times rise, and the total only falls
+        if facts.held_by:
+            is_too_old = pin.age_ns is not None and facts.last_time_ns < now_ns - pin.age_ns
+            is_too_much = pin.bytes_max is not None and total > pin.bytes_max
+            if not is_too_old and not is_too_much:
+                held.append(facts.number)
+                continue
+            passed |= facts.held_by
+        remove.append(facts.number)
+        total -= facts.bytes
+    return Decision(remove, held, frozenset(passed))
+
+
+def rotation_period(time_ns: int, every_ns: int | None, at_ns: int) -> int:
+    """Which period a time lies in: a segment holds messages of one period only."""
+    return 0 if every_ns is None else (time_ns - at_ns) // every_ns

@@ -1,0 +1,346 @@
+"""The segments of one shard on disk: found at start, begun, sealed, replaced, removed, read.
+
+Everything that blocks is for a worker. A segment's file name carries its generation: rewriting makes a file of the
+next generation beside the old one, so that whoever still reads the old one does so undisturbed, and a crash leaves
+either or both; then the higher generation, which was synced before it got its name, is the one that counts.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from runnel.errors import CorruptionError, MalformedError
+from runnel.log import index as indexes
+from runnel.log import paths, segment
+from runnel.log.files import Files
+from runnel.log.index import GrowingIndex, SealedIndex
+from runnel.log.records import store_again
+from runnel.log.scan import Damage, Window
+from runnel.log.segment import HEADER_BYTES, SegmentHeader
+from runnel.world.disk import Access, Disk, File
+
+# Behind a torn block, as far as one group of writes and one block can reach.
+SEARCH_BYTES: Final = 96 * 2**20
+
+
+class Segment:
+    """One file of the shard. `growing` is its index as long as that has not been written to disk.
+
+    No entry below `first_entry` was ever in it; after rewriting the first that is left may be higher.
+    """
+
+    __slots__ = (
+        "allocated",
+        "end",
+        "first_entry",
+        "first_time_ns",
+        "generation",
+        "growing",
+        "last_entry",
+        "last_time_ns",
+        "number",
+        "path",
+    )
+
+    def __init__(self, path: str, number: int, generation: int, first_entry: int) -> None:
+        self.path = path
+        self.number = number
+        self.generation = generation
+        self.first_entry = first_entry
+        self.last_entry = first_entry - 1
+        self.first_time_ns = 0
+        self.last_time_ns = 0
+        self.end = HEADER_BYTES
+        self.allocated = 0
+        self.growing: GrowingIndex | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.last_entry < self.first_entry
+
+    @property
+    def index_path(self) -> str:
+        return paths.index_path(self.path)
+
+    def describe(self, first_entry: int, last_entry: int, first_ns: int, last_ns: int) -> None:
+        if not self.first_entry:  # its header is damaged: what is left begins here
+            self.first_entry = first_entry
+        self.last_entry = last_entry
+        self.first_time_ns = first_ns
+        self.last_time_ns = last_ns
+
+
+class ProducerSeen(msgspec.Struct, frozen=True):
+    """A named publisher's batch, met while scanning."""
+
+    producer: str
+    term: int
+    number: int
+    entry: int
+    time_ns: int
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A segment as it was found, and what scanning it told (nothing, if its index was complete)."""
+
+    segment: Segment
+    producers: Sequence[ProducerSeen] = ()
+    damage: Sequence[Damage] = ()
+    torn: Damage | None = None
+
+
+class SegmentFolder:
+    """The directory of a shard's segments. All methods block."""
+
+    def __init__(self, disk: Disk, files: Files, folder: str) -> None:
+        self._disk = disk
+        self._files = files
+        self.folder = folder
+
+    def open_all(self, *, is_clean: bool = False) -> list[Opened]:
+        """Every segment in order. The last may have been cut by a crash; it is mended and stored."""
+        newest: dict[int, int] = {}
+        names = self._disk.list(self.folder)
+        for name in names:
+            numbered = paths.segment_number(name)
+            if numbered is not None:
+                number, generation = numbered
+                newest[number] = max(newest.get(number, 0), generation)
+        wanted = {paths.segment_path(self.folder, *item) for item in newest.items()}
+        wanted |= {paths.index_path(path) for path in wanted}
+        unwanted = [name for name in names if f"{self.folder}/{name}" not in wanted]
+        if names and (unwanted or not is_clean):
+            # A process that was killed may not have come to make these names durable; what is stored in
+            # these files from here on, and what they replace, relies on them.
+            self._disk.sync_directory(self.folder)
+        for name in unwanted:
+            self._disk.remove(f"{self.folder}/{name}")
+        opened: list[Opened] = []
+        for number in sorted(newest, reverse=True):
+            # If the newest was only being made, the one before it is the last that was written to.
+            found = self._open(number, newest[number], is_last=not opened)
+            if found is not None:
+                opened.append(found)
+        return opened[::-1]
+
+    def _open(self, number: int, generation: int, *, is_last: bool) -> Opened | None:
+        path = paths.segment_path(self.folder, number, generation)
+        with self._files.use(path) as file:
+            damage: list[Damage] = []
+            try:
+                header = segment.decode_header(file.read(0, HEADER_BYTES), path)
+                found = Segment(path, number, generation, header.first_entry)
+            except CorruptionError as error:
+                found = Segment(path, number, generation, 0)
+                damage.append(Damage(path, 0, HEADER_BYTES, error.problem))
+            opened = self._open_indexed(file, found) or self._open_scanned(
+                file, found, is_last=is_last
+            )
+        if damage and found.is_empty and is_last:
+            # A crash while it was being made: nothing was ever appended to it.
+            self.remove(found)
+            return None
+        return msgspec.structs.replace(opened, damage=(*damage, *opened.damage))
+
+    def _open_indexed(self, file: File, found: Segment) -> Opened | None:
+        """By the header of its index, if that covers the whole file."""
+        header = self._index_header(found)
+        if header is None or header.covered_bytes != file.size():
+            return None
+        found.end = header.covered_bytes
+        if header.blocks:
+            found.describe(
+                header.first_entry, header.last_entry, header.first_time_ns, header.last_time_ns
+            )
+        return Opened(found)
+
+    def _index_header(self, found: Segment) -> indexes.IndexHeader | None:
+        try:
+            with self._files.use(found.index_path) as file:
+                header = indexes.decode_header(file.read(0, indexes.HEADER_BYTES))
+        except (FileNotFoundError, MalformedError):
+            return None
+        return header if _describes(header, found) else None
+
+    def _open_scanned(
+        self, file: File, found: Segment, *, is_last: bool, durable: int = 0
+    ) -> Opened:
+        growing = self._covered_part(found, file.size())
+        scanner = segment.scanner(
+            found.path,
+            Window(file.read, file.size()),
+            start=growing.covered_bytes,
+            search_bytes=SEARCH_BYTES,
+            durable=durable,
+        )
+        producers: list[ProducerSeen] = []
+        for unit in scanner:
+            assert unit.content is not None
+            envelope = unit.content.envelope
+            partitions = envelope.column32(envelope.partitions)
+            keys = list(zip(envelope.topics, partitions, strict=True))
+            growing.add(envelope, keys, unit.position, unit.size)
+            if envelope.producer is not None:
+                time_ns = growing.block_place(growing.block_count() - 1)[2]
+                producers.append(
+                    ProducerSeen(
+                        envelope.producer, envelope.term, envelope.number, envelope.entry, time_ns
+                    )
+                )
+        scanned = scanner.result()
+        growing.covered_bytes = found.end = scanned.end
+        describe_by(found, growing)
+        found.growing = growing
+        if is_last:
+            file.truncate(scanned.end)
+            store_again(file, scanned)
+        return Opened(found, producers, scanned.damage, scanned.torn)
+
+    def _covered_part(self, found: Segment, file_bytes: int) -> GrowingIndex:
+        """What an older index of this file still says of its beginning."""
+        try:
+            sealed = self.load_index(found)
+        except (FileNotFoundError, MalformedError):
+            return GrowingIndex(HEADER_BYTES)
+        if not _describes(sealed.header, found) or sealed.covered_bytes > file_bytes:
+            return GrowingIndex(HEADER_BYTES)
+        return GrowingIndex.resume(sealed)
+
+    def load_index(self, found: Segment) -> SealedIndex:
+        """MalformedError or FileNotFoundError if there is none that can be used."""
+        with self._files.use(found.index_path) as file:
+            return SealedIndex(file.read(0, file.size()))
+
+    def resume_index(self, found: Segment) -> GrowingIndex:
+        """The index of a sealed segment, to be gone on with."""
+        try:
+            return GrowingIndex.resume(self.load_index(found))
+        except (FileNotFoundError, MalformedError):
+            rebuilt = self.rebuild_index(found).segment.growing
+            assert rebuilt is not None
+            return rebuilt
+
+    def rebuild_index(self, found: Segment) -> Opened:
+        """Scan a sealed segment whose index is missing or wrong, and write its index again."""
+        with self._files.use(found.path) as file:
+            self._files.forget(found.index_path)
+            with suppress(FileNotFoundError):
+                self._disk.remove(found.index_path)
+            rebuilt = Segment(found.path, found.number, found.generation, found.first_entry)
+            # All of it was stored when it was sealed: what is not whole has rotted.
+            opened = self._open_scanned(file, rebuilt, is_last=False, durable=found.end)
+        assert rebuilt.growing is not None
+        with suppress(OSError):  # a full disk, say: it is made again when it is needed again
+            self.write_index(rebuilt, rebuilt.growing)
+        return opened
+
+    def begin(self, header: SegmentHeader) -> Segment:
+        """A new, empty segment file, durable when this returns."""
+        path = paths.segment_path(self.folder, header.number, header.generation)
+        with self._files.use(path, Access.CREATE) as file:
+            file.write(0, [header.encode()], sync=True)
+        self._disk.sync_directory(self.folder)
+        begun = Segment(path, header.number, header.generation, header.first_entry)
+        begun.growing = GrowingIndex(HEADER_BYTES)
+        return begun
+
+    def discard(self, header: SegmentHeader) -> None:
+        """Remove what a failed `begin` may have left."""
+        path = paths.segment_path(self.folder, header.number, header.generation)
+        self._files.forget(path)
+        with suppress(FileNotFoundError):
+            self._disk.remove(path)
+        # Durably: what was refused may not come back beside what is stored instead of it.
+        self._disk.sync_directory(self.folder)
+
+    def discard_beyond(self, number: int) -> None:
+        """Remove whatever failed attempts have left behind the segment of this number."""
+        for name in self._disk.list(self.folder):
+            numbered = paths.segment_number(name)
+            if numbered is not None and numbered[0] > number:
+                self._files.forget(f"{self.folder}/{name}")
+                self._disk.remove(f"{self.folder}/{name}")
+        with suppress(FileNotFoundError):  # there is no folder before the first segment
+            self._disk.sync_directory(self.folder)
+
+    def seal(self, found: Segment) -> None:
+        """Give back preallocated room and write the index. Index last: it can be made anew."""
+        assert found.growing is not None
+        with self._files.use(found.path) as file:
+            if file.size() != found.end:
+                file.truncate(found.end)
+                file.sync()
+        self.write_index(found, found.growing)
+
+    def write_index(self, found: Segment, growing: GrowingIndex) -> None:
+        self._files.forget(found.index_path)
+        write_whole(self._disk, found.index_path, growing.encode(found.generation))
+        self._disk.sync_directory(self.folder)
+
+    def remove(self, found: Segment) -> None:
+        for path in (found.path, found.index_path):
+            self._files.forget(path)
+            with suppress(FileNotFoundError):
+                self._disk.remove(path)
+        self._disk.sync_directory(self.folder)
+
+
+def _describes(header: indexes.IndexHeader, found: Segment) -> bool:
+    """Whether an index can be this segment's, and of this generation."""
+    return header.generation == found.generation and (
+        not header.blocks or header.first_entry >= found.first_entry
+    )
+
+
+def write_whole(disk: Disk, path: str, content: bytes) -> None:
+    """A small file, there in full or not at all. Its name is durable after `sync_directory`."""
+    unfinished = path + paths.UNFINISHED_SUFFIX
+    with suppress(FileNotFoundError):
+        disk.remove(unfinished)
+    file = disk.open(unfinished, Access.CREATE)
+    try:
+        file.write(0, [content], sync=True)
+    finally:
+        file.close()
+    disk.rename(unfinished, path)
+
+
+def describe_by(found: Segment, growing: GrowingIndex) -> None:
+    """A segment's entries and times as its index tells them."""
+    blocks = growing.block_count()
+    if blocks:
+        first_entry, _, first_ns = growing.block_place(0)
+        last_entry, _, last_ns = growing.block_place(blocks - 1)
+        found.describe(first_entry, last_entry, first_ns, last_ns)
+
+
+class IndexCache:
+    """Indexes of sealed segments, read when first asked for, as many as fit; the latest always does."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._indexes: OrderedDict[str, SealedIndex] = OrderedDict()
+
+    def get(self, path: str) -> SealedIndex | None:
+        index = self._indexes.get(path)
+        if index is not None:
+            self._indexes.move_to_end(path)
+        return index
+
+    def put(self, path: str, index: SealedIndex) -> None:
+        self.drop(path)
+        self._indexes[path] = index
+        self._bytes += index.size
+        while self._bytes > self._bytes_max and len(self._indexes) > 1:
+            self.drop(next(iter(self._indexes)))
+
+    def drop(self, path: str) -> None:
+        index = self._indexes.pop(path, None)
+        if index is not None:
+            self._bytes -= index.size

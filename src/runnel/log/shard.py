@@ -1,0 +1,512 @@
+"""One shard on disk: its segments, a writer, a reader, and what retention makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from runnel.errors import OffsetAheadError, OffsetGoneError, Unavailable
+from runnel.formats.batch import Batch
+from runnel.log import retention
+from runnel.log.catalogue import ShardAt
+from runnel.log.index import Index, Key
+from runnel.log.last_values import one_message
+from runnel.log.log import (
+    Appended,
+    Bounds,
+    Level,
+    Page,
+    Position,
+    ShardId,
+    ShardPage,
+    ShardStatistics,
+    Trimmed,
+)
+from runnel.log.producers import ProducerTable
+from runnel.log.reader import ShardReader, StaleIndexError
+from runnel.log.retention import Hold, IsServed, SegmentFacts
+from runnel.log.rewriting import KeepOffsets, Rewritten, rewrite
+from runnel.log.scan import Damage
+from runnel.log.segments import IndexCache, Opened, Segment, SegmentFolder
+from runnel.log.topic_table import Partition
+from runnel.log.writer import Parts, ShardWriter
+from runnel.topics.policies import JournalPolicy
+
+_READ_ATTEMPTS = 3
+
+
+class Shard:
+    """See the module's first line. `holds` tells what cursors claim here; `find` finds a partition."""
+
+    def __init__(
+        self,
+        shard: ShardId,
+        parts: Parts,
+        policy: JournalPolicy,
+        folder: SegmentFolder,
+        cache: IndexCache,
+        producers: ProducerTable,
+        stored_producers: ProducerTable,
+        *,
+        make_folder: Callable[[], None],
+        find: Callable[[Key], Partition | None],
+        holds: Callable[[], Sequence[Hold]],
+        before_removal: Callable[[Sequence[Partition]], Awaitable[None]],
+        on_damage: Callable[[Damage], None],
+    ) -> None:
+        self.id = shard
+        self.policy = policy
+        self.producers = producers
+        self.stored_producers = stored_producers
+        self._parts = parts
+        self._folder = folder
+        self._cache = cache
+        self._find = find
+        self._holds = holds
+        self._before_removal = before_removal  # of the last messages of these partitions
+        self._on_damage = on_damage
+        self._segments: list[Segment] = []
+        self.writer = ShardWriter(
+            shard, parts, policy, folder, self._segments, producers, stored_producers, make_folder
+        )
+        self._reader = ShardReader(
+            folder, parts.files, parts.workers, cache, self._segments, on_damage
+        )
+        self._trimming = asyncio.Lock()
+        self.has_hidden = False  # purged or deleted messages may lie here
+        self._compact: set[str] = set()  # segments in which little is hidden
+        self._first_offsets: dict[Key, int] = {}  # replaced when something may have gone
+
+    # --- Opening and closing ---
+
+    def load(self, opened: Sequence[Opened]) -> None:
+        """Take over segments found on disk. The last, if it has room, is written to again."""
+        for found in opened:
+            self._segments.append(found.segment)
+            if found.segment.growing is not None and found is not opened[-1]:
+                self.writer.unsealed.append(found.segment)
+            self.writer.go_on_from(found.segment.last_entry + 1, found.segment.last_time_ns)
+            self.writer.last_number = max(self.writer.last_number, found.segment.number)
+
+    def restore(self, checkpoint: ShardAt) -> None:
+        """Where the shard stood by the catalogue; segments that follow are replayed on top."""
+        self.writer.go_on_from(checkpoint.next_entry, checkpoint.last_time_ns)
+        self.producers.load(checkpoint.producers)
+        self.stored_producers.load(checkpoint.producers)
+
+    def replay(self, found: Opened) -> None:
+        """Named publishers' batches that were met while scanning a segment."""
+        for seen in found.producers:
+            for table in (self.producers, self.stored_producers):
+                table.replay(seen.producer, seen.term, seen.number, seen.entry, seen.time_ns)
+
+    def checkpoint(self) -> ShardAt:
+        """Where the shard stands, by what is stored. Offsets are recorded per partition."""
+        return ShardAt(
+            self.id.journal,
+            self.id.shard,
+            self.writer.visible_next_entry,
+            self.writer.last_time_ns,
+            [],
+            self.stored_producers.states(),
+        )
+
+    async def next_offsets(self) -> list[tuple[Key, int]]:
+        """Behind the last message of every key, by all segments."""
+        found: list[tuple[Key, int]] = []
+        for segment in list(self._segments):
+            index = await self._reader.index(segment)
+            found += [(key, index.next_offset(key)) for key in index.keys()]  # noqa: SIM118
+        return found
+
+    def resume(self) -> None:
+        """In a worker: make the last segment one that can be written to, if it was sealed."""
+        last = self._segments[-1] if self._segments else None
+        if last is not None and last.growing is None and last.end < self.policy.rotate.bytes_max:
+            last.growing = self._folder.resume_index(last)
+
+    async def close(self) -> None:
+        async with self._trimming:
+            await self.writer.wait_idle()
+            await self.seal_all()
+
+    async def seal_all(self) -> None:
+        """Everything recorded and indexed on disk, so that the next start need not scan."""
+        active = self.writer.active
+        if active is not None:
+            await self.writer.checkpoint(active)
+            self.writer.unsealed.append(active)
+        for segment in list(self.writer.unsealed):
+            await self.writer.seal(segment)
+
+    async def reopen(self) -> Sequence[Opened]:
+        """After a failed sync: cut off what was never known to be stored, then recover as at start."""
+        async with self._trimming, self.writer.sealing:
+            await self.writer.wait_idle()
+            opened = await self._parts.workers.submit(self._recover)
+            self._segments.clear()
+            self.writer.unsealed.clear()
+            self.load(opened)
+            self._first_offsets = {}
+            self.writer.accept_again()
+            return opened
+
+    def _recover(self) -> list[Opened]:
+        active = self.writer.active
+        if active is not None:
+            with self._parts.files.use(active.path) as file:
+                file.truncate(active.end)
+                file.sync()
+        self._folder.discard_beyond(self._segments[-1].number if self._segments else 0)
+        return self._folder.open_all()
+
+    # --- Appending ---
+
+    def append(
+        self,
+        batch: Batch,
+        partitions: Sequence[Partition],
+        level: Level,
+        unrecorded: Sequence[asyncio.Future[None]],
+    ) -> asyncio.Future[Appended]:
+        head = batch.envelope
+        if head.producer is not None:
+            repeated = self.producers.check(head.producer, head.term, head.number)
+            if repeated is not None:
+                return self._repeat(repeated.entry, head.run_count)
+            level = Level.STORED
+        return self.writer.append(batch, partitions, level, unrecorded)
+
+    def _repeat(self, entry: int | None, runs: int) -> asyncio.Future[Appended]:
+        if entry is not None and (queued := self.writer.repeat(entry)) is not None:
+            return queued
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self._parts.tasks.start(self._answer_repeated(future, entry, runs))
+        return future
+
+    async def _answer_repeated(
+        self, future: asyncio.Future[Appended], entry: int | None, runs: int
+    ) -> None:
+        try:
+            answer = await self._original_answer(entry, runs)
+        except OSError as error:
+            if not future.done():
+                future.set_exception(Unavailable(f"entry {entry} cannot be looked up: {error}"))
+        else:
+            if not future.done():
+                future.set_result(answer)
+
+    async def _original_answer(self, entry: int | None, runs: int) -> Appended:
+        """Looked up; without offsets if the batch is no longer there in full."""
+        unknown = Appended((), entry or 0, 0, 0, Level.STORED, is_repeated=True)
+        if entry is None:
+            return unknown
+        try:
+            page = await self._reader.read_entries(Position(0, entry), entry + 1, 0, 1, None)
+        except FileNotFoundError:
+            return unknown  # retention was quicker
+        head = page.found[0].batch.envelope if page.found else None
+        if head is None or head.entry != entry or head.run_count != runs or head.rows:
+            return unknown
+        return Appended(
+            head.column64(head.base_offsets),
+            entry,
+            head.column64(head.epochs)[0],
+            head.column64(head.receive_times)[0],
+            Level.STORED,
+            is_repeated=True,
+        )
+
+    # --- Reading ---
+
+    def _is_served(self, now_ns: int) -> IsServed:
+        return retention.served_at(
+            now_ns,
+            self.policy,
+            floor_of=self._floor_of if self.has_hidden else None,
+            holds=self._holds,
+        )
+
+    def _floor_of(self, key: Key) -> int | None:
+        partition = self._find(key)
+        return None if partition is None else partition.floor
+
+    async def bounds(self, partition: Partition) -> Bounds:
+        first_offsets = self._first_offsets
+        known = first_offsets.get(partition.key)
+        if known is None:
+            is_served = self._is_served(self._parts.clock.time_ns())
+            next_offset = partition.visible_next
+            known = await self._reader.first_offset(partition.key, partition.floor, is_served)
+            if known is None:
+                return Bounds(next_offset, next_offset)
+            if self.policy.retain.age_ns is None:  # else it moves on with the clock
+                first_offsets[partition.key] = known
+        return Bounds(known, partition.visible_next)
+
+    def hide(self) -> None:
+        """Messages of some partition have been hidden: purged, or deleted with their topic."""
+        self.has_hidden = True
+        self._first_offsets = {}
+        self._compact.clear()
+
+    async def read(self, partition: Partition, offset: int, bytes_max: int) -> Page:
+        topic, number = partition.key
+        for attempt in range(_READ_ATTEMPTS):
+            bounds = await self.bounds(partition)
+            if offset > bounds.next_offset:
+                raise OffsetAheadError(topic, number, offset, bounds.next_offset)
+            if offset < bounds.first_offset:
+                raise OffsetGoneError(topic, number, offset, bounds.first_offset)
+            if offset == bounds.next_offset:
+                return Page((), offset)
+            is_served = self._is_served(self._parts.clock.time_ns())
+            try:
+                return await self._reader.read(
+                    partition.key, offset, bounds.next_offset, bytes_max, is_served
+                )
+            except FileNotFoundError:  # retention was quicker: look again at what there is
+                if attempt == _READ_ATTEMPTS - 1:
+                    raise
+            except StaleIndexError:
+                if attempt == _READ_ATTEMPTS - 1:
+                    raise
+                await self._mend_indexes(partition.key)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _mend_indexes(self, key: Key) -> None:
+        for segment in list(self._segments):
+            if segment.growing is None:
+                index = await self._reader.index(segment)
+                if index.next_offset(key):
+                    await self._reader.rebuild_index(segment)
+
+    def entries(self) -> Bounds:
+        """The first entry that retention has left, and the one behind the last that is stored."""
+        end = self.writer.visible_next_entry
+        return Bounds(self._segments[0].first_entry if self._segments else end, end)
+
+    def _check_position(self, position: Position) -> int:
+        """Behind the last entry there is; an error if the position is not between the ends."""
+        bounds = self.entries()
+        first, end = bounds.first_offset, bounds.next_offset
+        if position.entry > end:
+            raise OffsetAheadError(str(self.id), self.id.shard, position.entry, end)
+        if position.entry < first:
+            raise OffsetGoneError(str(self.id), self.id.shard, position.entry, first)
+        return end
+
+    def _served_filter(self) -> IsServed | None:
+        """Which messages readers may see; None when that is all of them."""
+        if not self.has_hidden and self.policy.retain.age_ns is None:
+            return None
+        return self._is_served(self._parts.clock.time_ns())
+
+    async def read_entries(self, position: Position, bytes_max: int) -> ShardPage:
+        for attempt in range(_READ_ATTEMPTS):
+            end = self._check_position(position)
+            try:
+                return await self._reader.read_entries(
+                    position, end, self._parts.epoch, bytes_max, self._served_filter()
+                )
+            except FileNotFoundError:  # retention was quicker: look again at what there is
+                if attempt == _READ_ATTEMPTS - 1:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def pages(self, position: Position, bytes_max: int) -> AsyncIterator[ShardPage]:
+        """Pages up to the end of what is stored, the next one being read while this one is used."""
+        ahead: asyncio.Future[bytes] | None = None
+        self._check_position(position)
+        stretch = await self._reader.stretch(position, bytes_max)
+        while stretch is not None:
+            is_served = self._served_filter()
+            try:
+                data = await (ahead or self._reader.read_ahead(stretch))
+            except FileNotFoundError:  # retention or rewriting was quicker: look again
+                page = await self.read_entries(position, bytes_max)
+                following = await self._reader.stretch(page.next_position, bytes_max)
+                ahead = None
+            else:
+                after = Position(0, stretch.last_entry + 1)
+                following = await self._reader.stretch(after, bytes_max)
+                ahead = None if following is None else self._reader.read_ahead(following)
+                page = self._reader.page_of(stretch, data, is_served)
+            position = page.next_position
+            yield page
+            stretch = following
+
+    async def last(self, partition: Partition) -> Batch | None:
+        """The partition's last message, past its age or not, if the log still has it."""
+        for _ in range(_READ_ATTEMPTS):
+            offset = partition.visible_next - 1
+            if offset < partition.floor:
+                return None
+            with suppress(FileNotFoundError):  # retention was quicker: look again
+                page = await self._reader.read(
+                    partition.key, offset, offset + 1, 1, lambda *_: True
+                )
+                return (
+                    one_message(page.found[0].batch, partition.key, offset) if page.found else None
+                )
+        return None
+
+    # --- Retention ---
+
+    async def trim(self) -> Trimmed:
+        """One round: end what is old, remove what may go, rewrite what is mostly gone."""
+        async with self._trimming:
+            return await self._trim()
+
+    async def _trim(self) -> Trimmed:
+        now_ns = self._parts.clock.time_ns()
+        await self._end_old_active(now_ns)
+        for segment in list(self.writer.unsealed):
+            await self.writer.seal(segment)
+        sealed = [segment for segment in self._segments if segment.growing is None]
+        holds = self._holds()
+        facts = [await self._facts(segment, holds) for segment in sealed]
+        total_bytes = sum(segment.end for segment in self._segments)
+        decision = retention.decide(facts, total_bytes, self.policy.retain, self.policy.pin, now_ns)
+        removed_bytes = 0
+        by_number = {segment.number: segment for segment in sealed}
+        for number in decision.remove:
+            removed_bytes += by_number[number].end
+            await self._remove(by_number[number])
+        rewritten = 0
+        remaining = [seg for seg in sealed if seg.number not in set(decision.remove)]
+        for segment in remaining:
+            is_held = segment.number in decision.held
+            if is_held or (self.has_hidden and segment.path not in self._compact):
+                rewritten += await self._rewrite_sparse(segment, holds, now_ns, is_held=is_held)
+        return Trimmed(len(decision.remove), removed_bytes, rewritten, sorted(decision.pins_passed))
+
+    async def _end_old_active(self, now_ns: int) -> None:
+        """A segment whose period is over is sealed even if nothing more comes."""
+        active = self.writer.active
+        if active is None or active.is_empty or self.writer.queued_batches:
+            return
+        rotate = self.policy.rotate
+        period = retention.rotation_period(now_ns, rotate.every_ns, rotate.at_ns)
+        if retention.rotation_period(active.first_time_ns, rotate.every_ns, rotate.at_ns) < period:
+            await self.writer.end_active()
+
+    async def _facts(self, segment: Segment, holds: Sequence[Hold]) -> SegmentFacts:
+        held_by: set[str] = set()
+        if holds:
+            index = await self._reader.index(segment)
+            for key in index.keys():  # noqa: SIM118 - not a dict
+                end = index.next_offset(key)
+                held_by |= {
+                    hold.cursor for hold in holds if hold.holds(key, end, segment.last_entry)
+                }
+        return SegmentFacts(segment.number, segment.end, segment.last_time_ns, frozenset(held_by))
+
+    async def _remove(self, segment: Segment) -> None:
+        await self._before_removal(_ending(await self._reader.index(segment), self._find))
+        self._segments.remove(segment)
+        self._cache.drop(segment.path)
+        self._first_offsets = {}
+        await self._parts.workers.submit(self._folder.remove, segment)
+
+    async def _rewrite_sparse(
+        self, segment: Segment, holds: Sequence[Hold], now_ns: int, *, is_held: bool
+    ) -> int:
+        """Rewrite a segment if less than half of its messages are still wanted."""
+        is_served = self._is_served(now_ns)
+
+        def is_wanted(key: Key, next_offset: int, time_ns: int, entry: int) -> bool:
+            if is_held and not any(hold.holds(key, next_offset, entry) for hold in holds):
+                return False
+            return is_served(key, next_offset, time_ns, entry)
+
+        index = await self._reader.index(segment)
+        total = wanted = 0
+        for key in index.keys():  # noqa: SIM118 - not a dict
+            for place in index.runs_from(key, 0):
+                entry, _, time_ns = index.block_place(place.block)
+                total += place.count
+                if is_wanted(key, place.base_offset + place.count, time_ns, entry):
+                    wanted += place.count
+        if wanted * 2 > total:
+            self._compact.add(segment.path)
+            return 0
+        await self._rewrite(
+            segment,
+            lambda key, base, count, time_ns, entry: (
+                [(base, base + count)] if is_wanted(key, base + count, time_ns, entry) else []
+            ),
+        )
+        return 1
+
+    async def rewrite(self, keep: KeepOffsets) -> int:
+        """Rewrite every sealed segment, keeping only these offsets; how many segments changed."""
+        async with self._trimming:
+            sealed = [segment for segment in self._segments if segment.growing is None]
+            for segment in sealed:
+                await self._rewrite(segment, keep)
+            return len(sealed)
+
+    async def _rewrite(self, segment: Segment, keep: KeepOffsets) -> None:
+        parts = self._parts
+        index = await self._reader.index(segment)
+        await self._before_removal(
+            [part for part in _ending(index, self._find) if not _keeps_end(index, part.key, keep)]
+        )
+        rewritten: Rewritten = await parts.workers.submit(
+            rewrite,
+            parts.disk,
+            parts.files,
+            self._folder.folder,
+            segment,
+            self.id.shard,
+            parts.epoch,
+            keep,
+        )
+        for damage in rewritten.scanned.damage:
+            self._on_damage(damage)
+        place = self._segments.index(segment)
+        self._segments[place : place + 1] = [rewritten.segment] if rewritten.segment else []
+        self._cache.drop(segment.path)
+        self._first_offsets = {}
+        await parts.workers.submit(self._folder.remove, segment)
+
+    # --- Telling ---
+
+    def statistics(self) -> ShardStatistics:
+        counters = self.writer.counters
+        return ShardStatistics(
+            shard=self.id,
+            entries=counters.entries,
+            messages=counters.messages,
+            bytes=counters.bytes,
+            stored_bytes=sum(segment.end for segment in self._segments),
+            segments=len(self._segments),
+            syncs=counters.syncs,
+            sync_time_ns=counters.sync_time_ns,
+            sync_time_max_ns=counters.sync_time_max_ns,
+            queued_batches=self.writer.queued_batches,
+            queued_bytes=self.writer.queued_bytes,
+            failed_batches=counters.failed_batches,
+            is_read_only=self.writer.is_read_only,
+        )
+
+
+def _ending(index: Index, find: Callable[[Key], Partition | None]) -> list[Partition]:
+    """The partitions whose last message lies in this segment."""
+    return [
+        partition
+        for key in index.keys()  # noqa: SIM118 - not a dict
+        if (partition := find(key)) is not None and index.next_offset(key) == partition.visible_next
+    ]
+
+
+def _keeps_end(index: Index, key: Key, keep: KeepOffsets) -> bool:
+    """Whether the last message that a segment has of a key would stay."""
+    end = index.next_offset(key)
+    for place in index.runs_from(key, end - 1):
+        entry, _, time_ns = index.block_place(place.block)
+        kept = keep(key, place.base_offset, place.count, time_ns, entry)
+        return bool(kept) and kept[-1][1] == end
+    return False

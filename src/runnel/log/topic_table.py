@@ -1,0 +1,211 @@
+"""Topics and their partitions in memory, and the numbering of batches: offsets, entry, time. No files here.
+
+A partition's `next_offset` is what the next message will get; `visible_next` is how far readers see, which on disk is
+how far syncs have come. Messages below `floor` have been purged, or belong to a deleted topic of the same name.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
+from runnel.formats.envelope import Envelope
+from runnel.log.index import Key
+from runnel.log.log import ShardId, TopicInfo
+from runnel.topics.names import check_topic
+from runnel.topics.policies import Policies, Policy
+
+
+class Partition:
+    """One partition's numbers. Kept small: there may be a hundred thousand of these."""
+
+    __slots__ = ("floor", "key", "next_offset", "shard", "visible_next")
+
+    def __init__(self, key: Key, shard: ShardId, next_offset: int = 1) -> None:
+        self.key = key
+        self.shard = shard
+        self.next_offset = next_offset
+        self.visible_next = next_offset
+        self.floor = 1
+
+    def advance(self, next_offset: int) -> None:
+        """Take over a recorded next offset, if it is ahead."""
+        if next_offset > self.next_offset:
+            self.next_offset = self.visible_next = next_offset
+
+
+class Topic:
+    """A topic: its policy and its partitions. A deleted one stays, to go on from its last offset."""
+
+    __slots__ = ("former", "is_deleted", "name", "partitions", "policy")
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        partitions: tuple[Partition, ...],
+        former: Topic | None = None,
+    ) -> None:
+        self.name = name
+        self.policy = policy
+        self.partitions = partitions
+        self.former = former  # the deleted topic of the same name
+        self.is_deleted = False
+
+    def info(self) -> TopicInfo:
+        return TopicInfo(self.name, self.policy, [part.shard for part in self.partitions])
+
+
+class TopicTable:
+    """All topics of a store, made on first publishing by the rules of `policies`."""
+
+    def __init__(
+        self, policies: Policies, topics_max: int, on_made: Callable[[Topic], None] | None = None
+    ) -> None:
+        self._policies = policies
+        self._topics_max = topics_max
+        self._on_made = on_made
+        self._topics: dict[str, Topic] = {}
+        self._shard_ids: dict[str, ShardId] = {}
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._topics.values())
+
+    def names(self) -> list[str]:
+        return [topic.name for topic in self._topics.values() if not topic.is_deleted]
+
+    def find(self, name: str) -> Topic | None:
+        """The topic, unless it does not exist or was deleted."""
+        topic = self._topics.get(name)
+        return None if topic is None or topic.is_deleted else topic
+
+    def uses(self, shard: ShardId) -> bool:
+        """Whether a topic lives there, or did."""
+        return self._shard_ids.get(shard.journal) == shard
+
+    def partition(self, name: str, number: int) -> Partition:
+        topic = self.find(name)
+        if topic is None:
+            raise UnknownTopicError(f"topic {name!r} does not exist")
+        if not 0 <= number < len(topic.partitions):
+            raise UnknownTopicError(
+                f"topic {name!r} has partitions 0 to {len(topic.partitions) - 1}, not {number}"
+            )
+        return topic.partitions[number]
+
+    def ensure(self, name: str) -> Topic:
+        """The topic, made now if there is none."""
+        topic = self._topics.get(name)
+        if topic is not None and not topic.is_deleted:
+            return topic
+        if topic is None and len(self._topics) >= self._topics_max:
+            raise LimitExceededError(
+                f"topic {name!r} would be one more than limits.topics_max = {self._topics_max}"
+            )
+        check_topic(name)
+        made = self.restore(name, self._policies.for_topic(name))
+        if self._on_made is not None:
+            self._on_made(made)
+        return made
+
+    def restore(self, name: str, policy: Policy) -> Topic:
+        """Put a topic with a recorded policy into the table; one made again goes on from its offsets."""
+        former = self._topics.get(name)
+        if former is not None:
+            former.former = None
+        shard = self._shard_ids.setdefault(policy.journal, ShardId(policy.journal))
+        partitions = []
+        for number in range(policy.partitions):
+            partition = Partition((name, number), shard)
+            if former is not None and number < len(former.partitions):
+                before = former.partitions[number]
+                partition.advance(before.next_offset)
+                partition.floor = before.next_offset if former.is_deleted else before.floor
+            partitions.append(partition)
+        topic = self._topics[name] = Topic(name, policy, tuple(partitions), former)
+        return topic
+
+    def recorded_partition(self, name: str, number: int) -> Partition | None:
+        """A partition by what is recorded, of a deleted topic too."""
+        topic = self._topics.get(name)
+        return topic.partitions[number] if topic and number < len(topic.partitions) else None
+
+    def delete(self, name: str) -> None:
+        topic = self._topics.get(name)
+        if topic is not None:
+            topic.is_deleted = True
+
+    def forget(self, topic: Topic) -> None:
+        """A topic that could not be recorded was never made."""
+        if self._topics.get(topic.name) is topic:
+            if topic.former is None:
+                del self._topics[topic.name]
+            else:
+                self._topics[topic.name] = topic.former
+
+    def resolve(self, envelope: Envelope) -> list[Partition]:
+        """The partition of each run. All must lie in one shard; an error names the run."""
+        topics = self._topics
+        partitions: list[Partition] = []
+        shard: ShardId | None = None
+        for run, (name, number) in enumerate(
+            zip(envelope.topics, envelope.column32(envelope.partitions), strict=True)
+        ):
+            topic = topics.get(name)
+            if topic is None or topic.is_deleted:
+                topic = self._ensure_run(run, name)
+            if number >= len(topic.partitions):
+                raise UnknownTopicError(
+                    f"run {run}: topic {name!r} has partitions 0 to {len(topic.partitions) - 1}, not {number}"
+                )
+            partition = topic.partitions[number]
+            if partition.shard is not shard:
+                if shard is not None:
+                    raise ClientFault(
+                        f"run {run}: {name!r} lies in shard {partition.shard}, the runs before it in "
+                        f"{shard}; a batch goes to one shard"
+                    )
+                shard = partition.shard
+            partitions.append(partition)
+        return partitions
+
+    def _ensure_run(self, run: int, name: str) -> Topic:
+        try:
+            return self.ensure(name)
+        except ClientFault as fault:
+            raise type(fault)(f"run {run}: {fault}") from None
+
+
+def number_runs(
+    envelope: Envelope,
+    partitions: Sequence[Partition],
+    *,
+    shard: int,
+    epoch: int,
+    entry: int,
+    receive_time_ns: int,
+) -> Envelope:
+    """The envelope with the broker's part filled in; the partitions move on by what they were given.
+
+    Hot: once a batch, and its loop once a run (bench/log.py, "runs").
+    """
+    bases = array("q")
+    for partition, count in zip(partitions, envelope.column32(envelope.counts), strict=True):
+        base = partition.next_offset
+        bases.append(base)
+        partition.next_offset = base + count
+    return msgspec.structs.replace(
+        envelope,
+        base_offsets=bases.tobytes(),
+        receive_times=receive_time_ns.to_bytes(8, "little", signed=True),
+        epochs=epoch.to_bytes(8, "little"),
+        entries=entry.to_bytes(8, "little"),
+        rows=b"",
+        shard=shard,
+    )

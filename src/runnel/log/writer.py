@@ -1,0 +1,554 @@
+"""The writing half of a shard: batches are numbered and queued at once, stored in groups, visible after their sync.
+
+One group is under way at a time. Everything that arrives meanwhile shares the next: the slower the disk, the larger
+the groups. A group is one write with its sync, done by a worker; the loop decides before and applies after.
+
+    append: number, queue ──▶ commit: take a group, rotate if due ──▶ worker: allocate, write + sync
+                                        ▲                                       │
+                                        └── index, visible_next, answers ◀──────┘
+
+A write that fails takes everything queued behind it along: numbers go back to where they were, as if none of it had
+been appended. If bytes may be left of it they are cut off, durably. After a failed sync nobody knows what the disk
+holds: the shard takes nothing more until `reopen`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from runnel.config import LogSettings
+from runnel.errors import BusyError, ClosedError, DiskFullError, ReadOnlyError, RunnelError
+from runnel.formats import block
+from runnel.formats import envelope as envelopes
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
+from runnel.log.catalogue import Catalogue, ShardAt
+from runnel.log.files import Files
+from runnel.log.log import Appended, Level, ShardId
+from runnel.log.producers import ProducerTable
+from runnel.log.retention import rotation_period
+from runnel.log.segment import SegmentHeader
+from runnel.log.segments import Segment, SegmentFolder, describe_by
+from runnel.log.tasks import OwnedTasks
+from runnel.log.topic_table import Partition, number_runs
+from runnel.topics.policies import JournalPolicy
+from runnel.world.clock import Clock
+from runnel.world.disk import Buffer, Disk
+from runnel.world.workers import Workers
+
+# The disk says that there is no room: nothing is wrong with it otherwise.
+_NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+
+
+class Pending:
+    """A batch between `append` and its sync."""
+
+    __slots__ = ("answers", "body", "encoded", "envelope", "partitions", "size", "unrecorded")
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        encoded: bytes,
+        body: bytes | memoryview,
+        partitions: Sequence[Partition],
+        unrecorded: Sequence[asyncio.Future[None]],
+    ) -> None:
+        self.envelope = envelope
+        self.encoded = encoded
+        self.body = body
+        self.partitions = partitions
+        self.unrecorded = unrecorded  # done when its new topics are in the catalogue
+        self.size = (
+            block.HEADER_BYTES + len(encoded) + -len(encoded) % 8 + len(body) + -len(body) % 8
+        )
+        # Futures and whether each is the answer to a repetition. Empty: nobody waits for the sync.
+        self.answers: list[tuple[asyncio.Future[Appended], bool]] = []
+
+    def answer(self, level: Level, *, is_repeated: bool) -> Appended:
+        head = self.envelope
+        return Appended(
+            base_offsets=head.column64(head.base_offsets),
+            entry=head.entry,
+            epoch=int.from_bytes(head.epochs, "little"),
+            receive_time_ns=int.from_bytes(head.receive_times, "little", signed=True),
+            level=level,
+            is_repeated=is_repeated,
+        )
+
+
+class Counters:
+    """What a shard has done since it was opened."""
+
+    __slots__ = (
+        "bytes",
+        "entries",
+        "failed_batches",
+        "messages",
+        "sync_time_max_ns",
+        "sync_time_ns",
+        "syncs",
+    )
+
+    def __init__(self) -> None:
+        self.entries = self.messages = self.bytes = self.failed_batches = 0
+        self.syncs = self.sync_time_ns = self.sync_time_max_ns = 0
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """What all shards of a log share."""
+
+    disk: Disk
+    clock: Clock
+    workers: Workers
+    files: Files
+    catalogue: Catalogue
+    tasks: OwnedTasks
+    settings: LogSettings
+    epoch: int
+    on_stored: Callable[[ShardId, Sequence[Pending]], None] | None = None
+
+
+class ShardWriter:
+    """See the module's first lines."""
+
+    def __init__(
+        self,
+        shard: ShardId,
+        parts: Parts,
+        policy: JournalPolicy,
+        folder: SegmentFolder,
+        segments: list[Segment],
+        producers: ProducerTable,
+        stored_producers: ProducerTable,
+        make_folder: Callable[[], None],
+    ) -> None:
+        self._shard = shard
+        self._parts = parts
+        self._policy = policy
+        self._folder = folder
+        self._segments = segments
+        self._producers = producers
+        self._stored_producers = stored_producers
+        self._make_folder = make_folder
+        self._queue: deque[Pending] = deque()
+        self._group: list[Pending] = []
+        self._room: list[asyncio.Future[None]] = []
+        self._idle: list[asyncio.Future[None]] = []
+        self._is_committing = False
+        self._refusal: RunnelError | None = None
+        self.queued_bytes = 0
+        self.next_entry = 1
+        self.visible_next_entry = 1  # behind the last entry that is stored
+        self.last_time_ns = 0
+        self.counters = Counters()
+        self.unsealed: list[Segment] = []  # full, but their index is not on disk yet
+        self.sealing = asyncio.Lock()
+        # Of a segment, even of one that is gone: readers remember where they were.
+        self.last_number = 0
+
+    # --- Appending ---
+
+    @property
+    def queued_batches(self) -> int:
+        return len(self._queue) + len(self._group)
+
+    @property
+    def is_read_only(self) -> bool:
+        return isinstance(self._refusal, ReadOnlyError)
+
+    @property
+    def active(self) -> Segment | None:
+        """The segment that the next group goes to, unless it is full by then."""
+        last = self._segments[-1] if self._segments else None
+        return None if last is None or last.growing is None or last in self.unsealed else last
+
+    def append(
+        self,
+        batch: Batch,
+        partitions: Sequence[Partition],
+        level: Level,
+        unrecorded: Sequence[asyncio.Future[None]],
+    ) -> asyncio.Future[Appended]:
+        """Number the batch and queue it. A producer's batch must have passed `ProducerTable.check`."""
+        self._check_room()
+        parts = self._parts
+        head = batch.envelope
+        self.last_time_ns = max(self.last_time_ns, parts.clock.time_ns())
+        entry = self.next_entry
+        if head.producer is not None:
+            self._producers.accept(head.producer, head.term, head.number, entry, self.last_time_ns)
+        numbered = number_runs(
+            head,
+            partitions,
+            shard=self._shard.shard,
+            epoch=parts.epoch,
+            entry=entry,
+            receive_time_ns=self.last_time_ns,
+        )
+        self.next_entry = entry + 1
+        pending = Pending(numbered, envelopes.encode(numbered), batch.body, partitions, unrecorded)
+        self._queue.append(pending)
+        self.queued_bytes += pending.size
+        if not self._is_committing:
+            self._is_committing = True
+            parts.tasks.start(self._commit())
+        return self._answer(pending, level)
+
+    def _answer(self, pending: Pending, level: Level) -> asyncio.Future[Appended]:
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        if level is Level.STORED:
+            pending.answers.append((future, False))
+        else:
+            future.set_result(pending.answer(level, is_repeated=False))
+        return future
+
+    def repeat(self, entry: int) -> asyncio.Future[Appended] | None:
+        """The answer to a batch that is queued already, when it is stored; None if it is not queued."""
+        for pending in (*self._group, *self._queue):
+            if pending.envelope.entry == entry:
+                future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+                pending.answers.append((future, True))
+                return future
+        return None
+
+    def _check_room(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        settings = self._parts.settings
+        if (
+            self.queued_bytes >= settings.write_queue_bytes_max
+            or self.queued_batches >= settings.write_queue_batches_max
+        ):
+            raise BusyError(
+                f"shard {self._shard}: {self.queued_batches} batches of {self.queued_bytes} bytes wait to be "
+                "stored; wait for room"
+            )
+
+    async def wait_room(self) -> None:
+        while True:
+            try:
+                self._check_room()
+            except BusyError:
+                future = asyncio.get_running_loop().create_future()
+                self._room.append(future)
+                await future
+            else:
+                return
+
+    async def wait_idle(self) -> None:
+        """Until nothing is queued or being written."""
+        while self._is_committing:
+            future = asyncio.get_running_loop().create_future()
+            self._idle.append(future)
+            await future
+
+    def refuse(self, reason: RunnelError) -> None:
+        """Take no more from now on; what is queued is still stored."""
+        self._refusal = reason
+
+    def go_on_from(self, next_entry: int, last_time_ns: int) -> None:
+        """Entries up to there were found to be stored."""
+        self.next_entry = max(self.next_entry, next_entry)
+        self.visible_next_entry = max(self.visible_next_entry, next_entry)
+        self.last_time_ns = max(self.last_time_ns, last_time_ns)
+
+    def skip_entries(self, count: int) -> None:
+        """These numbers may have been given to entries that cannot be read any more."""
+        self.go_on_from(self.next_entry + count, 0)
+
+    def accept_again(self) -> None:
+        self._refusal = None
+
+    # --- Committing ---
+
+    async def _commit(self) -> None:
+        while self._queue:
+            self._take_group()
+            try:
+                await self._store()
+            except (OSError, RunnelError) as error:
+                self._fail(error)
+            _wake(self._room)
+        self._is_committing = False
+        _wake(self._idle)
+
+    def _take_group(self) -> None:
+        """As many batches as may be written at once: one segment, one period, a bounded size."""
+        settings = self._parts.settings
+        first = self._queue[0]
+        active = self.active
+        position = (
+            active.end if active is not None and not self._is_rotation_due(active, first) else 0
+        )
+        limit = min(settings.group_bytes_max, self._policy.rotate.bytes_max - position)
+        period = self._period(first)
+        size = 0
+        while self._queue:
+            pending = self._queue[0]
+            size += pending.size
+            if self._group and (size > limit or self._period(pending) != period):
+                break
+            self._group.append(self._queue.popleft())
+
+    def _period(self, pending: Pending) -> int:
+        rotate = self._policy.rotate
+        time_ns = int.from_bytes(pending.envelope.receive_times, "little", signed=True)
+        return rotation_period(time_ns, rotate.every_ns, rotate.at_ns)
+
+    def _is_rotation_due(self, active: Segment, first: Pending) -> bool:
+        if active.is_empty:
+            return False
+        assert active.growing is not None
+        rotate = self._policy.rotate
+        return (
+            active.end + first.size > rotate.bytes_max
+            or active.growing.run_count() >= self._parts.settings.segment_runs_max
+            or rotation_period(active.first_time_ns, rotate.every_ns, rotate.at_ns)
+            != self._period(first)
+        )
+
+    async def _store(self) -> None:
+        group = self._group
+        # The catalogue first: a crash here leaves topics without messages, never the other way round.
+        for pending in group:
+            for recorded in pending.unrecorded:
+                await recorded
+        active = self.active
+        header = None
+        if active is None or self._is_rotation_due(active, group[0]):
+            if active is not None:
+                await self.checkpoint(active)
+            header = SegmentHeader(
+                shard=self._shard.shard,
+                number=self._next_number(),
+                first_entry=group[0].envelope.entry,
+                generation=0,
+                epoch=self._parts.epoch,
+                created_ns=self._parts.clock.time_ns(),
+            )
+        started_ns = self._parts.clock.monotonic_ns()
+        segment = await self._parts.workers.submit(self._write, active, header, group)
+        self._count_sync(self._parts.clock.monotonic_ns() - started_ns)
+        if header is not None:
+            if active is not None:
+                self._retire(active)
+            self._segments.append(segment)
+            self.last_number = segment.number
+        self._apply(segment, group)
+
+    def _next_number(self) -> int:
+        return max(self.last_number, self._segments[-1].number if self._segments else 0) + 1
+
+    async def checkpoint(self, segment: Segment) -> None:
+        """Record where the shard stands at the end of this segment."""
+        growing = segment.growing
+        assert growing is not None
+        producers = self._stored_producers.states(used_since_ns=segment.first_time_ns)
+        next_entry = segment.last_entry + 1
+        last_time_ns = segment.last_time_ns
+
+        def records() -> list[ShardAt]:  # in a worker: there may be a million of them
+            offsets = [(*key, offset) for key, offset in growing.next_offsets().items()]
+            return [
+                ShardAt(
+                    self._shard.journal,
+                    self._shard.shard,
+                    next_entry,
+                    last_time_ns,
+                    offsets,
+                    producers,
+                )
+            ]
+
+        await self._parts.catalogue.add_made(records)
+
+    def _write(
+        self, active: Segment | None, header: SegmentHeader | None, group: list[Pending]
+    ) -> Segment:
+        """In a worker: put the group on the disk, and return the segment it went to."""
+        if header is not None:
+            self._make_folder()
+            try:
+                active = self._folder.begin(header)
+            except OSError:
+                self._folder.discard(header)
+                raise
+        assert active is not None
+        buffers: list[Buffer] = []
+        for pending in group:
+            buffers += block.pack(pending.encoded, pending.body, durable_position=active.end)
+        end = active.end + sum(pending.size for pending in group)
+        try:
+            with self._parts.files.use(active.path) as file:
+                if end > active.allocated:
+                    self._allocate(active, end)
+                file.write(active.end, buffers, sync=True)
+                if not self._queue:
+                    _leave_mark(file.write, end)
+        except OSError as error:
+            if header is not None:
+                self._folder.discard(header)
+            elif error.errno in _NO_ROOM:
+                self._cut_back(active)
+            raise
+        return active
+
+    def _allocate(self, active: Segment, end: int) -> None:
+        """Reserve room ahead: syncs then have no file size to write, and a full disk shows early."""
+        parts = self._parts
+        step = parts.settings.allocate_bytes
+        target = end if not step else -(-end // step) * step
+        target = max(end, min(target, self._policy.rotate.bytes_max))
+        free = parts.disk.free_bytes(self._folder.folder)
+        present = max(active.allocated, active.end)
+        if free - (target - present) < parts.settings.disk_reserve_bytes:
+            raise OSError(
+                errno.ENOSPC,
+                f"{free} bytes are free and log.disk_reserve_bytes = {parts.settings.disk_reserve_bytes}",
+                active.path,
+            )
+        if step:
+            with parts.files.use(active.path) as file:
+                file.allocate(target)
+            active.allocated = target
+
+    def _cut_back(self, active: Segment) -> None:
+        """Remove what a failed write may have left, durably: no later scan may take it for a batch."""
+        with self._parts.files.use(active.path) as file:
+            file.truncate(active.end)
+            file.sync()
+        active.allocated = active.end
+
+    def _apply(self, segment: Segment, group: list[Pending]) -> None:
+        """The group is stored: from here on it can be found, read and answered for."""
+        growing = segment.growing
+        assert growing is not None
+        counters = self.counters
+        for pending in group:
+            head = pending.envelope
+            growing.add(head, [part.key for part in pending.partitions], segment.end, pending.size)
+            segment.end += pending.size
+            counters.messages += head.message_count
+            if head.producer is not None:
+                time_ns = int.from_bytes(head.receive_times, "little", signed=True)
+                self._stored_producers.accept(
+                    head.producer, head.term, head.number, head.entry, time_ns
+                )
+        describe_by(segment, growing)
+        size = sum(pending.size for pending in group)
+        counters.entries += len(group)
+        counters.bytes += size
+        self.visible_next_entry = group[-1].envelope.entry + 1
+        self._group = []
+        self.queued_bytes -= size
+        for pending in group:
+            head = pending.envelope
+            for partition, base, count in zip(
+                pending.partitions,
+                head.column64(head.base_offsets),
+                head.column32(head.counts),
+                strict=True,
+            ):
+                partition.visible_next = base + count
+        if self._parts.on_stored is not None:
+            self._parts.on_stored(self._shard, group)
+        for pending in group:
+            for future, is_repeated in pending.answers:
+                if not future.done():
+                    future.set_result(pending.answer(Level.STORED, is_repeated=is_repeated))
+
+    def _count_sync(self, took_ns: int) -> None:
+        counters = self.counters
+        counters.syncs += 1
+        counters.sync_time_ns += took_ns
+        counters.sync_time_max_ns = max(counters.sync_time_max_ns, took_ns)
+
+    # --- Failing ---
+
+    def _fail(self, error: OSError | RunnelError) -> None:
+        """Undo the numbering of everything that is not stored, and tell whoever waits."""
+        failed = [*self._group, *self._queue]
+        self._group = []
+        self._queue.clear()
+        self.queued_bytes = 0
+        self.next_entry = failed[0].envelope.entry
+        for pending in failed:
+            for partition in pending.partitions:
+                partition.next_offset = partition.visible_next
+            if pending.envelope.producer is not None:
+                self._producers.reset(pending.envelope.producer, self._stored_producers)
+        self.counters.failed_batches += len(failed)
+        failure = self._judge(error)
+        for pending in failed:
+            for future, _ in pending.answers:
+                if not future.done():
+                    future.set_exception(failure)
+
+    def _judge(self, error: OSError | RunnelError) -> RunnelError:
+        if isinstance(error, RunnelError):
+            return error
+        is_cut = not isinstance(error.__context__, OSError)
+        if error.errno in _NO_ROOM and is_cut:
+            return DiskFullError(f"shard {self._shard}: no room to store the batch: {error}")
+        self._refusal = ReadOnlyError(
+            f"shard {self._shard} takes no more batches until it has been reopened: {error}"
+        )
+        return self._refusal
+
+    # --- Sealing ---
+
+    def _retire(self, segment: Segment) -> None:
+        self.unsealed.append(segment)
+        self._parts.tasks.start(self.seal(segment))
+
+    async def seal(self, segment: Segment) -> None:
+        """Write a full segment's index. If that fails, it stays in memory and is tried again later."""
+        async with self.sealing:
+            if segment not in self.unsealed:
+                return  # whoever had the lock before has done it
+            try:
+                await self._parts.workers.submit(self._folder.seal, segment)
+            except OSError:
+                return
+            if segment in self.unsealed:
+                self.unsealed.remove(segment)
+            segment.growing = None
+
+    async def end_active(self) -> None:
+        """Close the active segment: recorded, sealed, and no longer written to."""
+        await self.wait_idle()
+        active = self.active
+        if active is None:
+            return
+        # As a commit would: whatever arrives meanwhile waits, and then goes to a new segment.
+        self._is_committing = True
+        try:
+            await self.checkpoint(active)
+            self.unsealed.append(active)
+        finally:
+            self._parts.tasks.start(self._commit())
+        await self.seal(active)
+
+    def fail_queued(self) -> None:
+        if self._queue or self._group:
+            self._fail(ClosedError(f"shard {self._shard} was closed before the batch was stored"))
+
+
+def _leave_mark(write: Callable[..., None], end: int) -> None:
+    try:
+        write(end, [block.pack_mark(end)], sync=False)
+    except OSError:
+        return  # only a hint to other processes; what was stored is stored
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for future in waiters:
+        if not future.done():
+            future.set_result(None)
+    waiters.clear()

@@ -1,0 +1,116 @@
+"""The stores that the contract is run against, each opened afresh for a scenario."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from runnel.config import Keep, LimitSettings, LogSettings, Settings, TopicRule
+from runnel.formats.message import Message
+from runnel.log.disk_log import DiskLog
+from runnel.log.log import Level, Page, Position, ShardId
+from runnel.log.memory_log import MemoryLog
+from runnel.topics.policies import Policies
+from runnel.world.disk import RealDisk
+from runnel.world.workers import ThreadWorkers
+from tests.fakes.clock import VirtualClock
+from tests.fakes.disk import FakeDisk
+from tests.fakes.workers import SimulatedWorkers
+
+# Small, so that fake disks stay small, and no room is kept free on the machine's own.
+LOG = LogSettings(allocate_bytes=4096, disk_reserve_bytes=0)
+
+
+class Store(enum.Enum):
+    MEMORY = "memory"
+    DISK = "disk"
+    FAKE_DISK = "fake disk"
+
+
+@dataclass
+class At:
+    """What a scenario has in its hands: an open log and the clock that it goes by."""
+
+    log: MemoryLog | DiskLog
+    clock: VirtualClock
+    store: Store
+
+    @property
+    def best_level(self) -> Level:
+        """The most that this store can promise."""
+        return Level.RECEIVED if self.store is Store.MEMORY else Level.STORED
+
+    async def read_all(self, topic: str, offset: int, partition: int = 0) -> list[Page]:
+        """Pages of one batch each from an offset to the end."""
+        pages: list[Page] = []
+        while (page := await self.log.read(topic, partition, offset, bytes_max=1)).found:
+            pages.append(page)
+            offset = page.next_offset
+        assert page.next_offset == (await self.log.bounds(topic, partition)).next_offset
+        return pages
+
+    async def read_shard_all(self, shard: ShardId, position: Position) -> list[Message]:
+        """Everything from a position to the end; a page may be empty and yet lead on."""
+        messages: list[Message] = []
+        while position.entry < self.log.entries(shard).next_offset:
+            page = await self.log.read_shard(shard, position)
+            messages += [message for found in page.found for message in found.wanted()]
+            assert page.next_position.entry > position.entry
+            position = page.next_position
+        assert not (await self.log.read_shard(shard, position)).found
+        return messages
+
+
+Scenario = Callable[[At], Awaitable[None]]
+ScenarioTest = Callable[[Store, Path], None]
+
+
+def scenario(
+    *rules: TopicRule, log: LogSettings = LOG, limits: LimitSettings | None = None
+) -> Callable[[Scenario], ScenarioTest]:
+    """Makes a test of a coroutine: it runs once for each store, with these rules and settings.
+
+    All topics are `keep = "disk"` by their rules: the memory store is told to take those.
+    """
+    settings = Settings(log=log, limits=limits or LimitSettings())
+
+    def decorate(run: Scenario) -> ScenarioTest:
+        def test(store: Store, tmp_path: Path) -> None:
+            asyncio.run(_run(store, str(tmp_path / "data"), settings, rules, run))
+
+        test.__name__ = run.__name__
+        test.__doc__ = run.__doc__
+        return test
+
+    return decorate
+
+
+async def _run(
+    store: Store, directory: str, settings: Settings, rules: Sequence[TopicRule], run: Scenario
+) -> None:
+    clock = VirtualClock()
+    policies = Policies(rules)
+    workers = ThreadWorkers(2) if store is Store.DISK else SimulatedWorkers(Random(run.__name__))
+    try:
+        log: MemoryLog | DiskLog
+        if store is Store.MEMORY:
+            log = MemoryLog(settings=settings, policies=policies, clock=clock, keep=Keep.DISK)
+        else:
+            log = await DiskLog.open(
+                directory,
+                settings=settings,
+                policies=policies,
+                disk=RealDisk() if store is Store.DISK else FakeDisk(1),
+                clock=clock,
+                workers=workers,
+            )
+        try:
+            await run(At(log, clock, store))
+        finally:
+            await log.close()
+    finally:
+        workers.close()

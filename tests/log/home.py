@@ -1,0 +1,90 @@
+"""A data directory that a test opens, closes, kills and opens again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+from runnel.config import LimitSettings, LogSettings, Settings, TopicRule
+from runnel.log.disk_log import DiskLog
+from runnel.topics.policies import Policies
+from runnel.world.disk import Access
+from tests.fakes.clock import VirtualClock
+from tests.fakes.disk import FakeDisk
+from tests.fakes.workers import SimulatedWorkers
+
+LOG = LogSettings(allocate_bytes=4096, disk_reserve_bytes=0)
+
+
+class Home:
+    """One directory on a fake disk, with the settings of whoever opens it next."""
+
+    def __init__(
+        self, *rules: TopicRule, log: LogSettings = LOG, disk: FakeDisk | None = None
+    ) -> None:
+        self.rules = rules
+        self.settings = Settings(log=log)
+        self.disk = disk or FakeDisk(7)
+        self.clock = VirtualClock()
+        self.directory = "data"
+        self._random = Random(7)
+
+    def limit(self, **limits: int) -> Home:
+        self.settings = Settings(log=self.settings.log, limits=LimitSettings(**limits))
+        return self
+
+    async def open(self) -> DiskLog:
+        return await DiskLog.open(
+            self.directory,
+            settings=self.settings,
+            policies=Policies(self.rules),
+            disk=self.disk,
+            clock=self.clock,
+            workers=SimulatedWorkers(self._random),
+        )
+
+    async def reopen(self, log: DiskLog) -> DiskLog:
+        """Closed in good order, and opened again."""
+        await log.close()
+        return await self.open()
+
+    async def kill(self) -> DiskLog:
+        """The process dies; the next one opens what it left."""
+        self.disk = self.disk.restart()
+        return await self.open()
+
+    async def crash(self) -> DiskLog:
+        """The machine dies: of what was not synced, anything may be lost."""
+        self.disk.crash()
+        self.disk = self.disk.restart()
+        return await self.open()
+
+    # --- The files ---
+
+    def shard_files(self, suffix: str, journal: str = "main") -> list[str]:
+        """Paths of a shard's files, oldest first."""
+        folder = f"{self.directory}/journals/{journal}/0"
+        return [f"{folder}/{name}" for name in self.disk.list(folder) if name.endswith(suffix)]
+
+    def catalogue_files(self) -> list[str]:
+        folder = f"{self.directory}/catalogue"
+        return [f"{folder}/{name}" for name in self.disk.list(folder)]
+
+    def content(self, path: str) -> bytes:
+        file = self.disk.open(path, Access.READ)
+        return file.read(0, file.size())
+
+    def overwrite(self, path: str, content: bytes) -> None:
+        file = self.disk.open(path, Access.WRITE)
+        file.truncate(0)
+        file.write(0, [content], sync=True)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run a coroutine function as a test's body."""
+
+    async def main() -> None:
+        await scenario()
+
+    asyncio.run(main())

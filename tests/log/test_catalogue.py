@@ -1,0 +1,314 @@
+"""The catalogue: records that are stored when they are answered for, and snapshots in between."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from runnel.config import Keep
+from runnel.errors import DiskFullError, ReadOnlyError
+from runnel.log.catalogue import (
+    Catalogue,
+    Closed,
+    CursorRemoved,
+    CursorSet,
+    LastValue,
+    Loaded,
+    Opened,
+    PartitionAt,
+    Record,
+    ShardAt,
+    TopicDeleted,
+    TopicMade,
+)
+from runnel.log.log import Cursor, CursorPosition, Position, ShardId
+from runnel.log.producers import ProducerState
+from runnel.log.records import RecordFile
+from runnel.world.disk import Access
+from tests.fakes.disk import FakeDisk, Kind, PowerLoss
+from tests.fakes.workers import SimulatedWorkers
+from tests.log.home import run
+
+FOLDER = "data/catalogue"
+EVERY_KIND: list[Record] = [
+    TopicMade("größe", Keep.DISK, 3, "main"),
+    TopicDeleted("a"),
+    PartitionAt("a", 2, 2**62, 7),
+    Opened(5, 1_700_000_000 * 10**9),
+    Closed(5),
+    ShardAt("main", 0, 9, 8, [("a", 0, 7)], [ProducerState("p", 1, 2, 3, (4, 5))]),
+    CursorSet(
+        Cursor(
+            "c",
+            (
+                CursorPosition(topic="a", partition=1, offset=5),
+                CursorPosition(shard=ShardId("main"), position=Position(1, 2, 3), patterns=("*",)),
+            ),
+            6,
+        )
+    ),
+    CursorRemoved("c"),
+    LastValue("a", 0, b"\0block"),
+]
+
+
+class Desk:
+    """A catalogue over a fake disk; `snapshot` is what its owner knows."""
+
+    def __init__(self, disk: FakeDisk, bytes_max: int = 10**6) -> None:
+        self.disk = disk
+        self.known: list[Record] = []
+        self.catalogue = Catalogue(
+            disk,
+            SimulatedWorkers(Random(1)),
+            FOLDER,
+            bytes_max=bytes_max,
+            snapshot=lambda: list(self.known),
+        )
+
+    def open(self) -> Loaded:
+        return self.catalogue.open()
+
+    async def add(self, record: Record) -> None:
+        await self.catalogue.add(record)
+        self.known.append(record)
+
+    def path(self) -> str:
+        [name] = self.disk.list(FOLDER)
+        return f"{FOLDER}/{name}"
+
+
+def loaded_after(disk: FakeDisk) -> Loaded:
+    return Desk(disk.restart()).open()
+
+
+def test_new_catalogue_is_empty() -> None:
+    loaded = Desk(FakeDisk(1)).open()
+    assert list(loaded.records) == []
+    assert loaded.torn is None
+
+
+def test_records_of_every_kind_come_back_in_order() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        desk = Desk(disk)
+        desk.open()
+        for record in EVERY_KIND:
+            await desk.add(record)
+        disk.crash()
+        loaded = loaded_after(disk)
+        assert list(loaded.records) == EVERY_KIND
+        assert not loaded.damage
+
+    run(scenario)
+
+
+def test_records_added_together_share_one_write() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        desk = Desk(disk)
+        desk.open()
+        syncs = disk.sync_count
+        await asyncio.gather(*(desk.catalogue.add(Opened(n, 0)) for n in range(100)))
+        assert disk.sync_count - syncs <= 2
+        assert [record.epoch for record in loaded_after(disk).records] == list(range(100))  # type: ignore[union-attr]
+
+    run(scenario)
+
+
+def test_records_can_be_made_by_the_worker_that_writes_them() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        desk = Desk(disk)
+        desk.open()
+        made: list[str] = []
+
+        def make() -> list[Record]:
+            made.append("now")
+            return [Closed(1), Closed(2)]
+
+        future = desk.catalogue.add_made(make)
+        assert made == []
+        await future
+        assert made == ["now"]
+        assert list(loaded_after(disk).records) == [Closed(1), Closed(2)]
+
+    run(scenario)
+
+
+def test_closing_writes_what_is_queued_and_takes_no_more() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        desk = Desk(disk)
+        desk.open()
+        waiting = desk.catalogue.add(Opened(1, 2))
+        await desk.catalogue.close(Closed(1))
+        assert waiting.done()
+        with pytest.raises(ReadOnlyError, match="closed"):
+            await desk.catalogue.add(Closed(2))
+        assert list(loaded_after(disk).records) == [Opened(1, 2), Closed(1)]
+
+    run(scenario)
+
+
+def test_grown_file_is_replaced_by_a_snapshot_of_what_is_known() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        desk = Desk(disk, bytes_max=500)
+        desk.open()
+        first = desk.path()
+        desk.known.append(TopicMade("kept", Keep.DISK, 1, "main"))
+        for number in range(100):
+            await desk.catalogue.add(CursorSet(Cursor("c", (), number)))
+            desk.known[1:] = [CursorSet(Cursor("c", (), number))]
+        assert desk.path() != first
+        assert disk.open(desk.path(), Access.READ).size() < 1200
+        records = list(loaded_after(disk).records)
+        assert records[0] == TopicMade("kept", Keep.DISK, 1, "main")
+        assert records[-1] == CursorSet(Cursor("c", (), 99))
+
+    run(scenario)
+
+
+def test_crash_at_any_operation_loses_nothing_that_was_answered_for() -> None:
+    for seed in range(4):
+        for operation in range(3, 60):
+            disk = FakeDisk(seed)
+            answered: list[int] = []
+
+            async def scenario(disk: FakeDisk = disk, answered: list[int] = answered) -> None:
+                desk = Desk(disk, bytes_max=120)
+                desk.open()
+                disk.crash_at(operation)  # noqa: B023 - run in this round
+                for number in range(8):
+                    await desk.add(Opened(number, 0))
+                    answered.append(number)
+
+            with suppress(PowerLoss):
+                run(scenario)
+            disk.crash()
+            records = loaded_after(disk).records
+            epochs = [record.epoch for record in records if isinstance(record, Opened)]
+            assert set(answered) <= set(epochs)
+            assert max(epochs, default=-1) <= len(answered)
+
+
+def test_damaged_record_is_reported_and_the_others_are_read() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        desk = Desk(disk)
+        desk.open()
+        ends = []
+        for number in range(4):
+            await desk.add(Opened(number, 0))
+            ends.append(disk.open(desk.path(), Access.READ).size())
+        disk.flip_bit(desk.path(), ends[0] + 26, 1)
+        loaded = loaded_after(disk)
+        assert [record.epoch for record in loaded.records] == [0, 2, 3]  # type: ignore[union-attr]
+        [damage] = loaded.damage
+        assert damage.position == ends[0]
+
+    run(scenario)
+
+
+def test_record_of_an_unknown_kind_is_damage_and_not_a_crash() -> None:
+    disk = FakeDisk(1)
+    disk.make_directory(FOLDER)
+    file = RecordFile.create(disk, f"{FOLDER}/00000000000000000001")
+    file.append(b"\x91\x92\xa7unknown\x01")
+    file.append(b"\x91\x92\xa6closed\x05")
+    loaded = Desk(disk).open()
+    assert list(loaded.records) == [Closed(5)]
+    assert len(loaded.damage) == 1
+
+
+def test_full_disk_refuses_a_record_and_takes_the_next() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        desk = Desk(disk)
+        desk.open()
+        await desk.add(Opened(1, 0))
+        disk.fail(Kind.WRITE, errno.ENOSPC)
+        with pytest.raises(DiskFullError):
+            await desk.add(Opened(2, 0))
+        await desk.add(Opened(3, 0))
+        assert list(loaded_after(disk).records) == [Opened(1, 0), Opened(3, 0)]
+
+    run(scenario)
+
+
+def test_record_that_cannot_be_taken_back_either_makes_it_read_only() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        desk = Desk(disk)
+        desk.open()
+        await desk.add(Opened(1, 0))
+        disk.fail(Kind.WRITE, errno.EIO)
+        disk.fail(Kind.TRUNCATE, errno.EIO)
+        with pytest.raises(ReadOnlyError, match="read-only until restart"):
+            await desk.add(Opened(2, 0))
+        with pytest.raises(ReadOnlyError):
+            await desk.add(Opened(3, 0))
+
+    run(scenario)
+
+
+def test_snapshot_that_fails_leaves_the_old_file_in_use() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        desk = Desk(disk, bytes_max=100)
+        desk.open()
+        before = desk.path()
+        disk.fail(Kind.CREATE, errno.ENOSPC, times=None)
+        for number in range(20):
+            await desk.add(Opened(number, 0))
+        assert desk.path() == before
+        disk.heal()
+        for number in range(20, 60):
+            await desk.add(Opened(number, 0))
+        assert desk.path() != before
+        epochs = {record.epoch for record in loaded_after(disk).records}  # type: ignore[union-attr]
+        assert epochs == set(range(60))
+
+    run(scenario)
+
+
+def test_whoever_stops_waiting_changes_nothing() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        desk = Desk(disk)
+        desk.open()
+        futures = [desk.catalogue.add(Opened(number, 0)) for number in range(3)]
+        futures[1].cancel()
+        await asyncio.gather(futures[0], futures[2])
+        assert len(loaded_after(disk).records) == 3
+
+    run(scenario)
+
+
+def test_leftovers_of_a_crash_are_removed() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        desk = Desk(disk)
+        desk.open()
+        await desk.add(Opened(1, 0))
+        for name in ("00000000000000000000", "00000000000000000002.new"):
+            disk.open(f"{FOLDER}/{name}", Access.CREATE)
+        assert list(loaded_after(disk).records) == [Opened(1, 0)]
+
+    run(scenario)
