@@ -277,7 +277,8 @@ def test_batch_is_served_beside_a_broker_only_when_something_vouches_for_its_syn
         beside = offline(home, live=True)
         assert payloads(beside.scan()) == [b"first"]
         assert [item.path for item in beside.report.withheld] == [path]
-        assert beside.report.torn == beside.report.damage == []
+        assert beside.report.torn == []
+        assert beside.report.damage == []
         assert beside.topics()[0].partitions[0].next_offset == 2
         assert payloads(offline(home).scan()) == [b"first", b"second"]
         await log.close()

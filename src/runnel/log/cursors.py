@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from runnel.errors import LimitExceededError
+from runnel.errors import ClientFault, LimitExceededError
 from runnel.log.index import Key
 from runnel.log.log import Cursor, CursorPosition, ShardId
 from runnel.log.retention import Hold, holds_on
@@ -22,6 +22,12 @@ class CursorTable:
     def make(self, name: str, positions: Sequence[CursorPosition], now_ns: int) -> Cursor:
         """A cursor that may be put into the table, which the caller does once it is recorded."""
         check_label(Label.CURSOR, name)
+        for place in positions:
+            if (place.topic is None) == (place.shard is None or place.position is None):
+                raise ClientFault(
+                    f"cursor {name!r}: a position names either a topic with partition and offset, or a "
+                    "shard with a position in it and patterns"
+                )
         if name not in self._cursors and len(self._cursors) >= self._cursors_max:
             raise LimitExceededError(
                 f"cursor {name!r} would be one more than limits.cursors_max = {self._cursors_max}"

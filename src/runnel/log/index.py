@@ -47,6 +47,7 @@ HEADER_BYTES: Final = 88
 
 _MAGIC: Final = b"RNI\x01"
 _HEADER: Final = struct.Struct("<4sIQQQQqqIIQII")
+_NO_RUNS: Final = array("I")
 _CRC: Final = struct.Struct("<I4x")
 
 
@@ -93,6 +94,9 @@ class Index(Protocol):
     def first_offset(self, key: Key) -> int: ...
     def runs_from(self, key: Key, offset: int) -> Iterator[RunPlace]:
         """The key's runs that end behind this offset, in order."""
+
+    def first_run_from_block(self, key: Key, block: int) -> RunPlace | None:
+        """The key's first run that is in this block or a later one."""
 
     def keys(self) -> Iterator[Key]: ...
     def run_table(self, is_wanted: Callable[[Key], bool]) -> RunTable:
@@ -184,14 +188,19 @@ class GrowingIndex:
             return
         first = max(bisect_right(runs, offset, key=self._bases.__getitem__) - 1, 0)
         for at in range(first, len(runs)):  # no slice: a busy key has a million runs
-            number = runs[at]
-            if self._bases[number] + self._counts[number] > offset:
-                yield RunPlace(
-                    self._bases[number],
-                    self._counts[number],
-                    self._blocks[number],
-                    self._runs[number],
-                )
+            place = self._place(runs[at])
+            if place.base_offset + place.count > offset:
+                yield place
+
+    def _place(self, number: int) -> RunPlace:
+        return RunPlace(
+            self._bases[number], self._counts[number], self._blocks[number], self._runs[number]
+        )
+
+    def first_run_from_block(self, key: Key, block: int) -> RunPlace | None:
+        runs = self._by_key.get(key, _NO_RUNS)
+        at = bisect_left(runs, block, key=self._blocks.__getitem__)
+        return self._place(runs[at]) if at < len(runs) else None
 
     def keys(self) -> Iterator[Key]:
         return iter(self._by_key)
@@ -375,14 +384,17 @@ class SealedIndex:
         begin, end = self._run_range(number)
         first = begin + int(np.searchsorted(self._bases[begin:end], offset, "right")) - 1
         for at in range(max(first, begin), end):
-            place = RunPlace(
-                int(self._bases[at]),
-                int(self._counts[at]),
-                int(self._blocks[at]),
-                int(self._runs[at]),
-            )
+            place = self._place(at)
             if place.base_offset + place.count > offset:
                 yield place
+
+    def first_run_from_block(self, key: Key, block: int) -> RunPlace | None:
+        number = self._find(key)
+        if number is None:
+            return None
+        begin, end = self._run_range(number)
+        at = begin + int(np.searchsorted(self._blocks[begin:end], block))
+        return self._place(at) if at < end else None
 
     def keys(self) -> Iterator[Key]:
         return map(self._key, range(self.header.keys))
@@ -414,6 +426,11 @@ class SealedIndex:
         """Each key and where its runs stand in the columns."""
         for number in range(self.header.keys):
             yield self._key(number), range(*self._run_range(number))
+
+    def _place(self, at: int) -> RunPlace:
+        return RunPlace(
+            int(self._bases[at]), int(self._counts[at]), int(self._blocks[at]), int(self._runs[at])
+        )
 
     def _find(self, key: Key) -> int | None:
         count = self.header.keys

@@ -211,6 +211,9 @@ class Log(Protocol):
 
     async def bounds(self, topic: str, partition: int) -> Bounds: ...
 
+    async def offset_at(self, topic: str, partition: int, time_ns: int) -> int:
+        """The first offset that was received at this time or later; the next offset if none was."""
+
     async def trim(self) -> Trimmed:
         """Apply retention now, by the clock's time."""
 

@@ -139,6 +139,11 @@ class MemoryLog:
         found = self._topics.partition(topic, partition)
         return self._shard(found.shard).bounds(found)
 
+    async def offset_at(self, topic: str, partition: int, time_ns: int) -> int:
+        self._check_open()
+        found = self._topics.partition(topic, partition)
+        return self._shard(found.shard).offset_at(found, time_ns)
+
     def entries(self, shard: ShardId) -> Bounds:
         """The first entry of a shard and the next to come."""
         return self._known_shard(shard).entries()

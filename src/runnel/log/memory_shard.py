@@ -50,6 +50,10 @@ def _place_end(place: Place) -> int:
     return place.next_offset
 
 
+def _place_time(place: Place) -> int:
+    return place.stored.time_ns
+
+
 class MemoryShard:
     """See the module's first lines. `find` finds a partition, `holds` tells what cursors claim here."""
 
@@ -181,6 +185,14 @@ class MemoryShard:
         if first is None:
             return Bounds(next_offset, next_offset)
         return Bounds(max(first.base_offset, partition.floor), next_offset)
+
+    def offset_at(self, partition: Partition, time_ns: int) -> int:
+        bounds = self.bounds(partition)
+        row = self._places.get(partition.key)
+        if row is None:
+            return bounds.next_offset
+        later = next(row.from_number(row.number_from(time_ns, _place_time)), None)
+        return bounds.next_offset if later is None else max(later.base_offset, bounds.first_offset)
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> Page:
         bounds = self.bounds(partition)

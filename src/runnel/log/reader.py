@@ -135,6 +135,17 @@ class ShardReader:
                     return max(place.base_offset, floor)
         return None
 
+    async def offset_at(self, key: Key, time_ns: int) -> int | None:
+        """The partition's first offset that was received at this time or later."""
+        for segment in list(self._segments):
+            if segment.last_time_ns < time_ns:
+                continue
+            index = await self.index(segment)
+            place = index.first_run_from_block(key, index.first_block_from_time(time_ns))
+            if place is not None:
+                return place.base_offset
+        return None
+
     async def read(
         self, key: Key, offset: int, end_offset: int, bytes_max: int, is_served: IsServed
     ) -> Page:

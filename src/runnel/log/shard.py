@@ -245,6 +245,20 @@ class Shard:
                 first_offsets[partition.key] = known
         return Bounds(known, partition.visible_next)
 
+    async def offset_at(self, partition: Partition, time_ns: int) -> int:
+        for attempt in range(_READ_ATTEMPTS):
+            bounds = await self.bounds(partition)
+            try:
+                offset = await self._reader.offset_at(partition.key, time_ns)
+            except FileNotFoundError:  # retention was quicker: look again at what there is
+                if attempt == _READ_ATTEMPTS - 1:
+                    raise
+                continue
+            if offset is None:
+                return bounds.next_offset
+            return min(max(offset, bounds.first_offset), bounds.next_offset)
+        raise AssertionError("the last attempt returns or raises")
+
     def hide(self) -> None:
         """Messages of some partition have been hidden: purged, or deleted with their topic."""
         self.has_hidden = True
@@ -383,13 +397,16 @@ class Shard:
         return Trimmed(len(decision.remove), removed_bytes, rewritten, sorted(decision.pins_passed))
 
     async def _end_old_active(self, now_ns: int) -> None:
-        """A segment whose period is over is sealed even if nothing more comes."""
+        """A segment whose period or whose messages' time is over is sealed even if nothing more comes."""
         active = self.writer.active
         if active is None or active.is_empty or self.writer.queued_batches:
             return
-        rotate = self.policy.rotate
+        rotate, age_ns = self.policy.rotate, self.policy.retain.age_ns
         period = retention.rotation_period(now_ns, rotate.every_ns, rotate.at_ns)
-        if retention.rotation_period(active.first_time_ns, rotate.every_ns, rotate.at_ns) < period:
+        is_past = (
+            retention.rotation_period(active.first_time_ns, rotate.every_ns, rotate.at_ns) < period
+        )
+        if is_past or (age_ns is not None and active.last_time_ns < now_ns - age_ns):
             await self.writer.end_active()
 
     async def _facts(self, segment: Segment, holds: Sequence[Hold]) -> SegmentFacts:

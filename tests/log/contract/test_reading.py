@@ -217,3 +217,26 @@ async def test_last_is_the_newest_message_alone(at: At) -> None:
         [message] = last.messages()
         assert (message.topic, message.offset, message.payload) == (topic, offset, payload)
         assert message.receive_time_ns == at.clock.time_ns()
+
+
+@scenario(SMALL)
+async def test_offset_is_found_by_the_time_of_receiving(at: At) -> None:
+    times = []
+    for number in range(4):
+        at.clock.advance(10)
+        times.append(at.clock.time_ns())
+        await at.log.append(one("a", b"%d" % number, b"x"))
+        await at.log.append(one("b", b"other"))
+    for number, time_ns in enumerate(times):
+        assert await at.log.offset_at("a", 0, time_ns) == 2 * number + 1
+        assert await at.log.offset_at("a", 0, time_ns - 5) == 2 * number + 1
+    assert await at.log.offset_at("a", 0, 0) == 1
+    assert await at.log.offset_at("a", 0, times[-1] + 1) == 9
+
+
+@scenario(SMALL)
+async def test_time_before_the_first_message_there_is_leads_to_that_message(at: At) -> None:
+    await at.log.append(one("a", b"1", b"2"))
+    await at.log.purge_topic("a")
+    await at.log.append(one("a", b"3"))
+    assert await at.log.offset_at("a", 0, 0) == 3

@@ -1,0 +1,73 @@
+"""Tables and sizes for people: with colours and lines on a terminal, aligned text anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import msgspec
+import typer
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Rows of text. Columns named in `numbers` are aligned to the right."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    numbers: frozenset[str] = frozenset()
+
+    def show(self) -> None:
+        """To standard output."""
+        if sys.stdout.isatty():
+            self._show_rich()
+        else:
+            for line in self.lines():
+                typer.echo(line)
+
+    def lines(self) -> list[str]:
+        """Aligned plain text, two spaces between columns."""
+        cells = [self.columns, *(tuple(map(printable, row)) for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return [
+            "  ".join(
+                cell.rjust(width) if name in self.numbers else cell.ljust(width)
+                for name, cell, width in zip(self.columns, row, widths, strict=True)
+            ).rstrip()
+            for row in cells
+        ]
+
+    def _show_rich(self) -> None:
+        # Seldom needed, and slow to import.
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in self.columns:
+            is_number = name in self.numbers
+            table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
+        for row in self.rows:
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        Console().print(table)
+
+
+def printable(text: str) -> str:
+    """Names come from publishers, and must not steer the terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def human_bytes(size: float) -> str:
+    """About that many, in the largest unit that leaves at least 1."""
+    if size < 1024:
+        return f"{size:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def counted(count: int, thing: str, things: str | None = None) -> str:
+    """`1 segment`, `2 segments`."""
+    return f"{count:,} {thing if count == 1 else things or thing + 's'}"
