@@ -182,21 +182,29 @@ def bench_read(*, quick: bool) -> list[Result]:
                 while data := os.pread(file, READ_BYTES, position):
                     position += len(data)
 
+            work()
             seconds = seconds_of(work)
             os.close(file)
             return size / seconds / 1e6
 
+        async def scan(log: DiskLog, *, arrow: bool) -> float:
+            begin = time.perf_counter()
+            position, seen = Position(0, 1), 0
+            while seen < count:
+                page = await log.read_shard(MAIN, position, bytes_max=READ_BYTES)
+                if arrow:
+                    Batch.table(found.batch for found in page.found)
+                seen += len(page.found)
+                position = page.next_position
+            return size / (time.perf_counter() - begin) / 1e6
+
         def product(*, arrow: bool) -> float:
             async def work() -> float:
                 async with _open_log(directory) as log:
-                    begin = time.perf_counter()
-                    seen = 0
-                    async for page in log.pages(MAIN, Position(0, 1), bytes_max=READ_BYTES):
-                        if arrow:
-                            Batch.table(found.batch for found in page.found)
-                        seen += len(page.found)
-                    assert seen == count
-                    return size / (time.perf_counter() - begin) / 1e6
+                    await scan(
+                        log, arrow=arrow
+                    )  # index read, memory warm: as in a scan that goes on
+                    return await scan(log, arrow=arrow)
 
             return _run(work())
 
@@ -314,7 +322,7 @@ def bench_open(*, quick: bool) -> list[Result]:
     directory = _scratch()
     batch = Batch.from_messages(_messages())
     total = (256 if quick else 2048) * 2**20
-    count = total // len(batch.pack())
+    count = int(total * 1.06) // len(batch.pack())  # the last segment is half full
     settings = Settings()
     if quick:  # the same number of segments as the full journal has
         rotate = msgspec.structs.replace(_default_rotate(), bytes_max=32 * 2**20)
@@ -387,8 +395,9 @@ def bench_open(*, quick: bool) -> list[Result]:
             crashed_bytes,
             "bytes",
             last_bytes,
-            1.1,
+            2,
             is_at_most=True,
+            note="all of it, and its last group once more to store it again",
         ),
     ]
 

@@ -73,6 +73,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 def print_table(title: str, facts: dict[str, str], results: Sequence[Result]) -> None:
     console = Console()
+    console.width = max(console.width, 120)  # a table that wraps its names cannot be read
     table = Table(title=f"bench {title}", caption="; ".join(f"{k} {v}" for k, v in facts.items()))
     for heading in ("result", "value", "unit", "baseline", "ratio", "target", "met"):
         table.add_column(heading, justify="left" if heading in ("result", "unit") else "right")

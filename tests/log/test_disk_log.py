@@ -146,31 +146,6 @@ def test_clean_directory_is_opened_without_reading_its_segments() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("is_purged", [False, True])
-def test_pages_lead_to_the_end_whatever_is_removed_meanwhile(is_purged: bool) -> None:
-    home = Home(main_rule(rotate=Rotate(bytes_max=2000)))
-
-    async def scenario() -> None:
-        log = await home.open()
-        for number in range(30):
-            await log.append(one("a", b"%d" % number))
-        seen: list[bytes] = []
-        position = Position(0, 3)
-        async for page in log.pages(MAIN, position, bytes_max=700):
-            assert page.next_position > position
-            position = page.next_position
-            seen += [found.batch.messages()[0].payload for found in page.found]
-            if is_purged and len(seen) > 5:
-                await log.purge_topic("a")
-                await log.trim()
-        expected = [b"%d" % number for number in range(2, 30)]
-        assert seen == (expected[: len(seen)] if is_purged else expected)
-        assert (len(seen) < len(expected)) == is_purged
-        await log.close()
-
-    run(scenario)
-
-
 def test_after_a_kill_only_the_last_segment_is_scanned() -> None:
     home = Home(main_rule(rotate=Rotate(bytes_max=50_000)))
 

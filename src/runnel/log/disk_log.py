@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -430,13 +430,6 @@ class DiskLog:
     ) -> ShardPage:
         self._check_open()
         return await self._known_shard(shard).read_entries(position, bytes_max)
-
-    def pages(
-        self, shard: ShardId, position: Position, *, bytes_max: int = 4 * 2**20
-    ) -> AsyncIterator[ShardPage]:
-        """Like `read_shard` again and again up to the end, reading ahead: for scans of history."""
-        self._check_open()
-        return self._known_shard(shard).pages(position, bytes_max)
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
         self._check_open()

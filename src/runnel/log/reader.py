@@ -56,10 +56,6 @@ class Stretch(msgspec.Struct, frozen=True):
     def size(self) -> int:
         return self.positions[-1] - self.positions[0]
 
-    @property
-    def last_entry(self) -> int:
-        return self.index.block_place(self.first + len(self.positions) - 2)[0]
-
 
 class StaleIndexError(Exception):
     """The index does not describe the segment: it has to be made anew."""
@@ -247,12 +243,6 @@ class ShardReader:
                 last = self._last_block_within(index, first, begin + bytes_max)
                 return Stretch(segment, index, first, index.block_positions(first, last))
         return None
-
-    def read_ahead(self, stretch: Stretch) -> asyncio.Future[bytes]:
-        """Read it in a worker while the loop does something else."""
-        return self._workers.submit(
-            self._read_waiting, stretch.segment.path, stretch.begin, stretch.size
-        )
 
     def page_of(
         self, stretch: Stretch, data: bytes | memoryview, is_served: IsServed | None

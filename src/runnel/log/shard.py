@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from runnel.errors import OffsetAheadError, OffsetGoneError, Unavailable
@@ -328,28 +328,6 @@ class Shard:
                 if attempt == _READ_ATTEMPTS - 1:
                     raise
         raise AssertionError("the last attempt returns or raises")
-
-    async def pages(self, position: Position, bytes_max: int) -> AsyncIterator[ShardPage]:
-        """Pages up to the end of what is stored, the next one being read while this one is used."""
-        ahead: asyncio.Future[bytes] | None = None
-        self._check_position(position)
-        stretch = await self._reader.stretch(position, bytes_max)
-        while stretch is not None:
-            is_served = self._served_filter()
-            try:
-                data = await (ahead or self._reader.read_ahead(stretch))
-            except FileNotFoundError:  # retention or rewriting was quicker: look again
-                page = await self.read_entries(position, bytes_max)
-                following = await self._reader.stretch(page.next_position, bytes_max)
-                ahead = None
-            else:
-                after = Position(0, stretch.last_entry + 1)
-                following = await self._reader.stretch(after, bytes_max)
-                ahead = None if following is None else self._reader.read_ahead(following)
-                page = self._reader.page_of(stretch, data, is_served)
-            position = page.next_position
-            yield page
-            stretch = following
 
     async def last(self, partition: Partition) -> Batch | None:
         """The partition's last message, past its age or not, if the log still has it."""
