@@ -91,6 +91,7 @@ class FakeDisk:
         self._locked: set[Inode] = set()
         self._faults: builtins.list[_Fault] = []
         self._crash_at: int | None = None
+        self._is_kill = False
         self._end: str | None = None
 
     # --- The disk ---
@@ -172,6 +173,12 @@ class FakeDisk:
     def crash_at(self, operation: int) -> None:
         """Lose power in the middle of the changing operation of that number, the first being 1."""
         self._crash_at = operation
+        self._is_kill = False
+
+    def kill_at(self, operation: int) -> None:
+        """End the process alone in the middle of that operation."""
+        self._crash_at = operation
+        self._is_kill = True
 
     def fail(
         self,
@@ -205,7 +212,11 @@ class FakeDisk:
     def room_bytes(self) -> int:
         if self.capacity_bytes is None:
             return UNLIMITED_BYTES
-        return self.capacity_bytes - sum(len(inode.content) for inode in self._tree.inodes())
+        return self.capacity_bytes - self.used_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(len(inode.content) for inode in self._tree.inodes())
 
     @property
     def alive(self) -> bool:
@@ -233,8 +244,12 @@ class FakeDisk:
         return len(self.operations) == self._crash_at
 
     def lose_power(self) -> NoReturn:
-        self.crash()
-        raise PowerLoss(f"power lost in operation {len(self.operations)}: {self.operations[-1]}")
+        if self._is_kill:
+            self.kill()
+        else:
+            self.crash()
+        what = "killed" if self._is_kill else "power lost"
+        raise PowerLoss(f"{what} in operation {len(self.operations)}: {self.operations[-1]}")
 
     def check_alive(self) -> None:
         if self._end is not None:

@@ -304,6 +304,19 @@ def test_a_killed_process_leaves_everything_but_makes_nothing_durable() -> None:
     assert found == {b"old", b"new"}
 
 
+def test_a_process_killed_in_an_operation_leaves_what_it_did_before() -> None:
+    found = set()
+    for seed in SEEDS:
+        disk = new_disk(seed)
+        durable_file(disk, b"old").write(0, [b"new"], sync=False)
+        disk.kill_at(len(disk.operations) + 1)
+        with pytest.raises(PowerLoss, match="killed in operation"):
+            disk.rename("/d/file", "/d/other")
+        after = disk.restart()
+        found.add((content(after), content(after, "/d/other")))
+    assert found == {(b"new", None), (None, b"new")}
+
+
 @pytest.mark.parametrize("end", [FakeDisk.crash, FakeDisk.kill, FakeDisk.restart])
 def test_a_dead_process_can_do_nothing_more(end: Callable[[FakeDisk], object]) -> None:
     disk = new_disk(1)

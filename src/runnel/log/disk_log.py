@@ -174,9 +174,9 @@ class DiskLog:
             with suppress(OSError):  # then it is found damaged again
                 await self._workers.submit(self._catalogue.renew)
         await self._catalogue.add(*passed_over, records.Opened(self._epoch, self._clock.time_ns()))
-        self.recovered = Recovered(
-            is_clean or not loaded.records, torn, damage, self._differences()
-        )
+        is_new = not loaded.records
+        was_clean = (is_clean or is_new) and not torn and not damage
+        self.recovered = Recovered(was_clean, torn, damage, self._differences())
 
     def _claim(self) -> None:
         self._disk.make_directory(self._directory)

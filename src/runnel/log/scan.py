@@ -138,6 +138,13 @@ class Scanner(Generic[T]):
         return Scanned(self._position, self._durable, self._torn, tuple(self._damage))
 
     def _unit_at(self, position: int) -> Unit[T]:
+        unit = self._read_at(position)
+        if unit.durable_position > position:
+            # Whole, but of another file: somebody's payload, say, behind a torn header.
+            raise MalformedError("unit", f"at {position} vouches for {unit.durable_position} bytes")
+        return unit
+
+    def _read_at(self, position: int) -> Unit[T]:
         try:
             return self._read_unit(self._window.at(position, _UNIT_BYTES), position)
         except TooShort as short:

@@ -353,7 +353,8 @@ class Shard:
 
     async def _trim(self) -> Trimmed:
         now_ns = self._parts.clock.time_ns()
-        await self._end_old_active(now_ns)
+        with suppress(Unavailable):  # no room to record where it ended: what may go, goes first
+            await self._end_old_active(now_ns)
         for segment in list(self.writer.unsealed):
             await self.writer.seal(segment)
         sealed = [segment for segment in self._segments if segment.growing is None]
@@ -361,18 +362,20 @@ class Shard:
         facts = [await self._facts(segment, holds) for segment in sealed]
         total_bytes = sum(segment.end for segment in self._segments)
         decision = retention.decide(facts, total_bytes, self.policy.retain, self.policy.pin, now_ns)
-        removed_bytes = 0
+        removed = removed_bytes = 0
         by_number = {segment.number: segment for segment in sealed}
         for number in decision.remove:
-            removed_bytes += by_number[number].end
-            await self._remove(by_number[number])
+            with suppress(Unavailable):  # no room for its last values: the others may make some
+                await self._remove(by_number[number])
+                removed += 1
+                removed_bytes += by_number[number].end
         rewritten = 0
         remaining = [seg for seg in sealed if seg.number not in set(decision.remove)]
         for segment in remaining:
             is_held = segment.number in decision.held
             if is_held or (self.has_hidden and segment.path not in self._compact):
                 rewritten += await self._rewrite_sparse(segment, holds, now_ns, is_held=is_held)
-        return Trimmed(len(decision.remove), removed_bytes, rewritten, sorted(decision.pins_passed))
+        return Trimmed(removed, removed_bytes, rewritten, sorted(decision.pins_passed))
 
     async def _end_old_active(self, now_ns: int) -> None:
         """A segment whose period or whose messages' time is over is sealed even if nothing more comes."""

@@ -1,0 +1,126 @@
+"""Data directories as plain dicts of files, to be cut, flipped and opened again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import TypeVar
+
+from runnel.config import LogSettings, Retain, Rotate, Settings, TopicRule
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.log.disk_log import DiskLog
+from runnel.topics.policies import Policies
+from runnel.world.disk import Access
+from tests.fakes.clock import VirtualClock
+from tests.fakes.disk import FakeDisk
+from tests.fakes.names import Directory
+from tests.fakes.workers import SimulatedWorkers
+
+T = TypeVar("T")
+Image = dict[str, bytes]
+
+DIRECTORY = "data"
+
+
+async def open_log(
+    disk: FakeDisk,
+    *,
+    clock: VirtualClock | None = None,
+    segment_bytes_max: int = 100_000,
+    catalogue_log_bytes_max: int = 100_000,
+    age_ns: int | None = None,
+    last_value: bool = False,
+) -> DiskLog:
+    """A log with one journal, `all`, for every topic."""
+    rule = TopicRule(
+        match="*",
+        journal="all",
+        rotate=Rotate(bytes_max=segment_bytes_max, every_ns=None),
+        retain=Retain(age_ns=age_ns),
+        last_value=last_value,
+    )
+    return await DiskLog.open(
+        DIRECTORY,
+        settings=Settings(
+            log=LogSettings(
+                allocate_bytes=0,
+                disk_reserve_bytes=0,
+                catalogue_log_bytes_max=catalogue_log_bytes_max,
+            )
+        ),
+        policies=Policies((rule,)),
+        disk=disk,
+        clock=clock or VirtualClock(),
+        workers=SimulatedWorkers(Random(0), turns_max=0),
+    )
+
+
+def run(work: Callable[[DiskLog], Awaitable[T]], disk: FakeDisk) -> T:
+    """Open the log, do this, and leave the log as a killed process would."""
+
+    async def act() -> T:
+        return await work(await open_log(disk))
+
+    return asyncio.run(act())
+
+
+def disk_of(image: Image) -> FakeDisk:
+    """A disk with these files, all durable."""
+    disk = FakeDisk(0, nowait_probability=1.0)
+    for path, content in image.items():
+        folder = path.rpartition("/")[0]
+        disk.make_directory(folder)
+        disk.open(path, Access.CREATE).write(0, [content], sync=True)
+        disk.sync_directory(folder)
+    return disk
+
+
+def image_of(disk: FakeDisk) -> Image:
+    """All files of the data directory but the lock."""
+    found: Image = {}
+    waiting = [(DIRECTORY, disk._tree.directory(DIRECTORY))]
+    while waiting:
+        path, node = waiting.pop()
+        for name, child in sorted(node.entries.items()):
+            if isinstance(child, Directory):
+                waiting.append((f"{path}/{name}", child))
+            elif name != "lock":
+                found[f"{path}/{name}"] = bytes(child.content)
+    return found
+
+
+def the_path(image: Image, part: str) -> str:
+    """The one file whose path has this in it."""
+    [path] = [path for path in image if part in path]
+    return path
+
+
+def flipped(content: bytes, position: int, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[position] ^= 1 << bit
+    return bytes(changed)
+
+
+def batch(topic: str, *payloads: bytes, producer: str | None = None, number: int = 0) -> Batch:
+    messages = [Message(topic, payload) for payload in payloads]
+    return Batch.from_messages(messages, producer=producer, number=number)
+
+
+async def payloads(log: DiskLog, topic: str) -> dict[int, bytes]:
+    """What a reader of the topic gets, by offset."""
+    found: dict[int, bytes] = {}
+    offset = (await log.bounds(topic, 0)).first_offset
+    end = (await log.bounds(topic, 0)).next_offset
+    while offset < end:
+        page = await log.read(topic, 0, offset)
+        for one in page.found:
+            found.update((m.offset, m.payload) for m in one.wanted().messages())
+        offset = page.next_offset
+    return found
+
+
+def reports(log: DiskLog) -> Sequence[str]:
+    """Everything that the log has said about damaged or torn files."""
+    return [*log.recovered.torn, *log.recovered.damage, *log.statistics().damage]

@@ -1,0 +1,98 @@
+"""Deliberate mistakes in the log, to see that histories find them. Each is a function of pytest's monkeypatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pytest
+
+from runnel.formats import block
+from runnel.log.catalogue import Catalogue
+from runnel.log.cursors import CursorTable
+from runnel.log.disk_log import DiskLog
+from runnel.log.producers import ProducerTable
+from runnel.log.retention import Hold
+from runnel.log.shard import Shard
+from runnel.log.topic_table import Partition
+from runnel.log.writer import ShardWriter
+from tests.fakes.disk import FakeDisk, FakeFile
+
+Patch = pytest.MonkeyPatch
+Mutant = Callable[[Patch], None]
+
+
+def segments_are_not_synced(patch: Patch) -> None:
+    write = FakeFile.write
+
+    def write_unsynced(
+        file: FakeFile, position: int, buffers: Sequence[bytes], *, sync: bool
+    ) -> None:
+        write(file, position, buffers, sync=sync and not file.path.endswith(".segment"))
+
+    patch.setattr(FakeFile, "write", write_unsynced)
+
+
+def directories_are_not_synced(patch: Patch) -> None:
+    patch.setattr(FakeDisk, "sync_directory", lambda disk, path: None)
+
+
+def next_offsets_are_not_recovered(patch: Patch) -> None:
+    patch.setattr(Partition, "advance", lambda partition, next_offset: None)
+
+
+def ends_of_segments_are_not_recorded(patch: Patch) -> None:
+    async def checkpoint(writer: ShardWriter, segment: object) -> None:
+        return
+
+    patch.setattr(ShardWriter, "checkpoint", checkpoint)
+
+
+def producers_are_not_replayed(patch: Patch) -> None:
+    patch.setattr(Shard, "replay", lambda shard, found: None)
+
+
+def producers_are_not_recorded(patch: Patch) -> None:
+    patch.setattr(ProducerTable, "states", lambda table, used_since_ns=0: [])
+
+
+def snapshots_forget_the_newest_records(patch: Patch) -> None:
+    begin_file = Catalogue._begin_file
+
+    def begin_with_snapshot_alone(catalogue: Catalogue, records: Sequence[Any]) -> None:
+        begin_file(catalogue, catalogue._snapshot() if records else ())
+
+    patch.setattr(Catalogue, "_begin_file", begin_with_snapshot_alone)
+
+
+def purges_are_not_recovered(patch: Patch) -> None:
+    patch.setattr(DiskLog, "_mark_hidden", lambda log: None)
+
+
+def cursors_hold_nothing(patch: Patch) -> None:
+    def no_holds(table: CursorTable, shard: object) -> list[Hold]:
+        return []
+
+    patch.setattr(CursorTable, "holds_on", no_holds)
+
+
+def bodies_are_not_verified(patch: Patch) -> None:
+    def unverified(data: Any, position: int, header: block.Header, body_crc: int) -> memoryview:
+        begin = position + header.body_start
+        return memoryview(data)[begin : begin + header.body_bytes]
+
+    patch.setattr(block, "body_view", unverified)
+
+
+MUTANTS: Final[tuple[Mutant, ...]] = (
+    segments_are_not_synced,
+    directories_are_not_synced,
+    next_offsets_are_not_recovered,
+    ends_of_segments_are_not_recorded,
+    producers_are_not_replayed,
+    producers_are_not_recorded,
+    snapshots_forget_the_newest_records,
+    purges_are_not_recovered,
+    cursors_hold_nothing,
+    bodies_are_not_verified,
+)

@@ -1,0 +1,451 @@
+"""What a history may do: every operation is a function of the history; `draw` chooses one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from runnel.errors import (
+    BusyError,
+    OffsetAheadError,
+    OffsetGoneError,
+    ReadOnlyError,
+    RunnelError,
+    Unavailable,
+    UnknownTopicError,
+)
+from runnel.log.log import Cursor, CursorPosition, Position
+from tests.fakes.disk import Kind
+from tests.fakes.power import PowerLoss
+from tests.log.simulation.checking import check_everything, take_in
+from tests.log.simulation.facts import Fate, Key, Violation, drops
+from tests.log.simulation.plan import SECOND_NS, Trouble
+from tests.log.simulation.traffic import batch_of
+
+if TYPE_CHECKING:
+    from tests.log.simulation.history import History
+
+Operation = Callable[["History"], Coroutine[Any, Any, None]]
+
+_FAULTS: Final = (
+    (Kind.WRITE, errno.EIO),
+    (Kind.WRITE, errno.ENOSPC),
+    (Kind.SYNC, errno.EIO),
+    (Kind.SYNC, errno.EIO),
+    (Kind.ALLOCATE, errno.ENOSPC),
+    (Kind.CREATE, errno.EIO),
+    (Kind.RENAME, errno.EIO),
+    (Kind.REMOVE, errno.EIO),
+    (Kind.TRUNCATE, errno.EIO),
+    (Kind.SYNC_DIRECTORY, errno.EIO),
+    (Kind.READ, errno.EIO),
+)
+_CURSORS: Final = ("c1", "c2")
+
+
+def draw(random: Random, troubles: Collection[Trouble]) -> tuple[Operation, bool]:
+    """An operation, and whether it runs beside what follows."""
+    choices = [
+        *_PLAIN,
+        *_BESIDE,
+        *(choice for trouble in troubles for choice in _TROUBLES[trouble]),
+    ]
+    operation = random.choices([one for one, _ in choices], [weight for _, weight in choices])[0]
+    may_be_beside = any(operation is one for one, _ in _BESIDE)
+    return operation, may_be_beside and random.random() < 0.5
+
+
+# --- Publishing ---
+
+
+async def append(history: History) -> None:
+    for _ in range(history.random.choice((1, 1, 3))):
+        sent, batch = history.traffic.new_batch()
+        is_taken = history.traffic.give(sent, batch)
+        if not is_taken and history.random.random() < 0.3:
+            await _wait_for_room(history, sent.shard.journal)
+
+
+async def _wait_for_room(history: History, journal: str) -> None:
+    shard = next(shard for shard in history.log.shards() if shard.journal == journal)
+    try:
+        await history.patiently(history.log.wait_room(shard), "wait_room")
+    except Unavailable as error:
+        history.accept_failure(error)
+
+
+async def append_named(history: History) -> None:
+    traffic, random = history.traffic, history.random
+    client = random.choice(traffic.clients)
+    for _ in range(random.choice((1, 1, 3))):
+        sent = client.repetition(random) if random.random() < 0.3 else None
+        if sent is None:
+            sent = client.next(random, lambda: traffic.draw_rows(client.topic))
+        if not traffic.give_named(client, sent):
+            return
+
+
+async def misuse_producer(history: History) -> None:
+    """A gap, an older term, a term that does not begin with 0: all of them are refused at once."""
+    client = history.random.choice(history.traffic.clients)
+    if not client.is_known:
+        return
+    fault, term, number = client.misuse(history.random)
+    history.say(f"{client.name} sends term {term} number {number}: {fault.__name__}")
+    history.traffic.publishing_to(client.topic)
+    batch = batch_of([((client.topic, 0), b"misused")], (client.name, term, number))
+    try:
+        history.log.append(batch)
+    except fault:
+        return
+    except BusyError:
+        return
+    except Unavailable as error:
+        history.accept_failure(error)
+        return
+    raise Violation(f"{client.name} sent term {term} number {number}, and it was taken")
+
+
+async def let_time_pass(history: History) -> None:
+    for _ in range(history.random.choice((1, 5, 40))):
+        await asyncio.sleep(0)
+
+
+async def move_clock(history: History) -> None:
+    if history.random.random() < 0.2:
+        seconds = -history.random.randint(1, 20)
+        history.clock.step_wall(seconds * SECOND_NS)
+    else:
+        seconds = history.random.choice((1, 10, 45, 90))
+        history.clock.advance(seconds * SECOND_NS)
+    history.say(f"clock {seconds:+} s")
+
+
+async def sync(history: History) -> None:
+    traffic = history.traffic
+    failed_before = traffic.failed_batches()
+    waiting = [sent for sent in history.model.sent if sent.fate is Fate.RECEIVED]
+    history.say("sync")
+    await history.patiently(history.log.sync(), "sync")
+    traffic.look_at_answers()
+    traffic.check_answered_after_sync()
+    if traffic.failed_batches() == failed_before and not history.was_faulty:
+        for sent in waiting:
+            history.model.stored_by_now(sent)
+
+
+async def restart(history: History) -> None:
+    await history.restart()
+
+
+# --- Hiding ---
+
+
+async def purge(history: History) -> None:
+    await _hide(history, "purge", history.log.purge_topic)
+
+
+async def delete(history: History) -> None:
+    await _hide(history, "delete", history.log.delete_topic)
+
+
+async def _hide(history: History, what: str, act: Callable[[str], Awaitable[None]]) -> None:
+    name = _some_topic(history)
+    if name is None:
+        return
+    await history.finish_beside()
+    history.traffic.look_at_answers()
+    model = history.model
+    topic = model.topic(name)
+    floors: dict[Key, int] = {}
+
+    async def look_and_act() -> None:  # in one go: what is visible now is what goes
+        for number in range(topic.policy.partitions):
+            floors[name, number] = visible_next(history, (name, number))
+            model.purging((name, number), floors[name, number])
+        history.say(f"{what} {name} below {list(floors.values())}")
+        topic.deletion_is_open = what == "delete"
+        await act(name)
+
+    try:
+        await history.patiently(look_and_act(), what)
+    except UnknownTopicError:
+        return  # its making could not be recorded
+    except (OSError, RunnelError) as error:
+        history.accept_failure(error)
+        return
+    for key, floor in floors.items():
+        model.purged(key, floor)
+    history.traffic.look_at_answers()
+    if what == "delete":
+        model.deleted(name)
+    await check_everything(history)
+
+
+def _some_topic(history: History) -> str | None:
+    names = [info.name for info in history.log.topics()]
+    return history.random.choice(names) if names else None
+
+
+def visible_next(history: History, key: Key) -> int:
+    partition = history.log._topics.recorded_partition(*key)
+    return 1 if partition is None else partition.visible_next
+
+
+# --- Cursors ---
+
+
+async def set_cursor(history: History) -> None:
+    name = _some_topic(history)
+    if name is None:
+        return
+    await history.finish_beside()
+    if history.plan.retains:
+        if history.has_faults:
+            return
+        await sync(history)
+        await check_everything(history)  # what is gone by now, this cursor cannot hold
+    cursor = Cursor(history.random.choice(_CURSORS), (_some_place(history, name),), history.now_ns)
+    history.say(f"set cursor {cursor.name}: {cursor.positions[0]}")
+    history.model.setting_cursor(cursor.name, cursor)
+    try:
+        work = history.log.set_cursor(cursor.name, cursor.positions)
+        await history.patiently(work, "set_cursor")
+    except (OSError, RunnelError) as error:
+        history.accept_failure(error)
+    else:
+        history.model.cursor_is(cursor.name, cursor)
+
+
+def _some_place(history: History, topic: str) -> CursorPosition:
+    random, model = history.random, history.model
+    if random.random() < 0.7:
+        partition = random.randrange(model.topic(topic).policy.partitions)
+        known = model.partition((topic, partition))
+        offset = random.randint(1, max(known.floor, known.next_min))
+        return CursorPosition(topic=topic, partition=partition, offset=offset)
+    shard = model.shard_of(topic)
+    entries = history.log.entries(shard)
+    entry = random.randint(entries.first_offset, entries.next_offset)
+    return CursorPosition(shard=shard, position=Position(1, entry), patterns=(topic,))
+
+
+async def remove_cursor(history: History) -> None:
+    name = history.random.choice(_CURSORS)
+    await history.finish_beside()
+    history.say(f"remove cursor {name}")
+    history.model.setting_cursor(name, None)
+    try:
+        await history.patiently(history.log.remove_cursor(name), "remove_cursor")
+    except (OSError, RunnelError) as error:
+        history.accept_failure(error)
+    else:
+        history.model.cursor_is(name, None)
+
+
+# --- Beside others: retention, rewriting, reading ---
+
+
+async def trim(history: History) -> None:
+    history.model.trimmed.update(history.log.shards())
+    history.say("trim …")
+    try:
+        trimmed = await history.patiently(history.log.trim(), "trim")
+    except (OSError, RunnelError) as error:
+        history.accept_failure(error)
+    else:
+        history.say(f"   trimmed: {trimmed}")
+
+
+async def rewrite(history: History) -> None:
+    """Drop every third message or so from the sealed segments of a shard."""
+    shards = history.log.shards()
+    if not shards:
+        return
+    shard = history.random.choice(shards)
+    salt = history.random.getrandbits(16)
+    history.say(f"rewrite {shard} with salt {salt} …")
+    history.model.dropping(shard, salt)
+
+    def keep(key: Key, base: int, count: int, time_ns: int, entry: int) -> list[tuple[int, int]]:
+        offsets = range(base, base + count)
+        return [(offset, offset + 1) for offset in offsets if not drops(salt, key, offset)]
+
+    try:
+        count = await history.patiently(history.log._shards[shard].rewrite(keep), "rewrite")
+        history.say(f"   rewrote {count} segments")
+    except (OSError, RunnelError) as error:
+        history.accept_failure(error)
+    history.traffic.look_at_answers()
+    keys = [key for key in history.model.partitions if history.model.shard_of(key[0]) == shard]
+    history.model.dropped(shard, salt, {key: visible_next(history, key) for key in keys})
+
+
+async def read(history: History) -> None:
+    name = _some_topic(history)
+    if name is None:
+        return
+    random, model = history.random, history.model
+    partition = random.randrange(model.topic(name).policy.partitions)
+    offset = random.randint(0, model.partition((name, partition)).next_min + 1)
+    bytes_max = random.choice((1, 500, 1 << 20))
+    try:
+        work = history.log.read(name, partition, offset, bytes_max=bytes_max)
+        page = await history.patiently(work, "read")
+    except (OffsetGoneError, OffsetAheadError, UnknownTopicError):
+        return
+    except (OSError, RunnelError) as error:
+        history.accept_failure(error)
+        return
+    take_in(history, model.shard_of(name), page.found)
+
+
+async def read_shard(history: History) -> None:
+    shards = history.log.shards()
+    if not shards:
+        return
+    random = history.random
+    shard = random.choice(shards)
+    bounds = history.log.entries(shard)
+    entry = random.randint(max(bounds.first_offset - 1, 1), bounds.next_offset)
+    bytes_max = random.choice((1, 500, 1 << 20))
+    try:
+        work = history.log.read_shard(shard, Position(0, entry), bytes_max=bytes_max)
+        page = await history.patiently(work, "read_shard")
+    except OffsetGoneError:
+        return
+    except (OSError, RunnelError) as error:
+        history.accept_failure(error)
+        return
+    if page.next_position.entry < entry:
+        raise Violation(f"reading {shard} from entry {entry} led back to {page.next_position}")
+    take_in(history, shard, page.found)
+
+
+# --- Troubles ---
+
+
+async def crash(history: History) -> None:
+    if history.random.random() < 0.3:
+        history.say("power loss")
+        history.disk.crash()
+        raise PowerLoss("now")
+    operation = len(history.disk.operations) + history.random.randint(1, 30)
+    history.say(f"power loss in disk operation {operation}")
+    history.disk.crash_at(operation)
+
+
+async def kill(history: History) -> None:
+    if history.random.random() < 0.3:
+        history.say("kill")
+        history.disk.kill()
+        raise PowerLoss("killed")
+    operation = len(history.disk.operations) + history.random.randint(1, 30)
+    history.say(f"kill in disk operation {operation}")
+    history.disk.kill_at(operation)
+
+
+async def leave(history: History) -> None:
+    """Whoever waits for an operation may leave: what it began goes on, or leaves nothing behind."""
+    if not history.beside:
+        return
+    name, work = history.beside.pop(0)
+    history.say(f"   {name} is cancelled")
+    work.cancel()
+    await asyncio.wait([work])
+    if not work.cancelled() and (error := work.exception()) is not None:
+        raise error
+
+
+async def break_disk(history: History) -> None:
+    if history.has_faults:
+        await settle(history)
+    else:
+        arm_fault(history)
+
+
+def arm_fault(history: History) -> None:
+    random = history.random
+    kind, number = random.choice(_FAULTS)
+    part = random.choice(("catalogue", "journals", ".segment", ""))
+    times = random.choice((1, 1, 2, None))
+    skip = random.randint(0, 3)
+    name = errno.errorcode[number]
+    history.say(f"fault: {kind.name} of …{part} fails with {name} ({times=}, {skip=})")
+    history.disk.fail(kind, number, path=lambda path: part in path, skip=skip, times=times)
+    history.has_faults = history.was_faulty = True
+
+
+async def fill_disk(history: History) -> None:
+    if history.disk.capacity_bytes is not None:
+        await settle(history)
+        return
+    room = history.random.choice((0, 100, 1_000))
+    history.say(f"disk full but for {room} bytes")
+    history.disk.capacity_bytes = history.disk.used_bytes + room
+    history.has_faults = history.was_faulty = True
+
+
+async def settle(history: History) -> None:
+    """The disk is well again: everything must work now, if need be after reopening."""
+    await history.finish_beside()
+    if not history.was_faulty:
+        return
+    log, model = history.log, history.model
+    history.say("the disk is well again")
+    history.disk.heal()
+    history.disk.capacity_bytes = None
+    history.has_faults = False
+    await history.patiently(log.sync(), "sync")
+    history.traffic.look_at_answers()
+    for shard in log.statistics().shards:
+        if shard.is_read_only:
+            history.say(f"reopen {shard.shard}")
+            damage = await history.patiently(log.reopen(shard.shard), "reopen")
+            if damage:
+                raise Violation(f"reopening found damage: {damage}")
+    probe = Cursor("probe", (), 0)
+    model.setting_cursor(probe.name, probe)
+    try:
+        await history.patiently(log.set_cursor(probe.name, ()), "set_cursor")
+        model.cursor_is(probe.name, probe)
+    except ReadOnlyError as error:
+        history.say(f"      {error}: restart")
+        await history.close()
+        await history.open()
+    if not history.has_faults:
+        await history.traffic.append_surely()
+        await check_everything(history)
+
+
+_PLAIN: Final[tuple[tuple[Operation, int], ...]] = (
+    (append, 30),
+    (append_named, 14),
+    (misuse_producer, 3),
+    (let_time_pass, 14),
+    (move_clock, 6),
+    (sync, 4),
+    (restart, 2),
+    (purge, 2),
+    (delete, 2),
+    (set_cursor, 4),
+    (remove_cursor, 1),
+    (check_everything, 3),
+)
+_BESIDE: Final[tuple[tuple[Operation, int], ...]] = (
+    (read, 8),
+    (read_shard, 6),
+    (trim, 5),
+    (rewrite, 3),
+)
+_TROUBLES: Final[dict[Trouble, tuple[tuple[Operation, int], ...]]] = {
+    Trouble.CRASH: ((crash, 5),),
+    Trouble.KILL: ((kill, 4),),
+    Trouble.FAULT: ((break_disk, 6),),
+    Trouble.FULL: ((fill_disk, 4),),
+    Trouble.RECOVERY: ((crash, 2), (kill, 1)),
+    Trouble.LEAVING: ((leave, 5), (trim, 5), (rewrite, 3)),
+}

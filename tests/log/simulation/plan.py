@@ -1,0 +1,100 @@
+"""What a history is made of, drawn from its seed: settings, rules, topics, and which troubles it meets."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from random import Random
+
+from runnel.config import LimitSettings, LogSettings, Pin, Retain, Rotate, Settings, TopicRule
+from runnel.topics.policies import Policies
+
+SECOND_NS = 1_000_000_000
+
+
+class Trouble(enum.Enum):
+    """What may happen to a history beside its plain operations."""
+
+    CRASH = enum.auto()  # power loss
+    KILL = enum.auto()  # the process dies, the machine does not
+    FAULT = enum.auto()  # operations of the disk fail
+    FULL = enum.auto()  # the disk is full
+    RECOVERY = enum.auto()  # power loss, again and again, while the log recovers
+    LEAVING = enum.auto()  # whoever waits for an operation is cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    settings: Settings
+    policies: Policies
+    topics: tuple[str, ...]
+    producers: tuple[str, ...]
+    steps: int
+    worker_turns_max: int
+    troubles: tuple[Trouble, ...]
+    ends_in_damage: bool
+
+    @property
+    def retains(self) -> bool:
+        """Whether retention may take anything."""
+        return any(rule.retain != Retain() for rule in self.settings.topics)
+
+
+def draw(random: Random) -> Plan:
+    # Few journals and topics: what is rare with many happens all the time with few.
+    names = ("a/1", "a/2", "a/3", "t/x", "t/ü%", "c")
+    topics = tuple(sorted(random.sample(names, random.randint(2, len(names)))))
+    rules = (
+        _rule(random, "a/*", "alpha"),
+        _rule(random, "t/*", "{topic}"),
+        _rule(random, "*", "rest"),
+    )
+    settings = Settings(
+        data="data",
+        limits=LimitSettings(open_files_max=16),
+        log=LogSettings(
+            write_queue_bytes_max=random.choice((3_000, 20_000, 1 << 20)),
+            write_queue_batches_max=random.choice((3, 20, 1000)),
+            group_bytes_max=random.choice((300, 2_000, 20_000)),
+            allocate_bytes=random.choice((0, 512, 1_000, 8_192)),
+            disk_reserve_bytes=0,
+            index_cache_bytes_max=random.choice((1, 2_000, 1 << 20)),
+            segment_runs_max=random.choice((4, 30, 10_000)),
+            catalogue_log_bytes_max=random.choice((1, 300, 2_000, 1 << 20)),
+        ),
+        topics=rules,
+    )
+    return Plan(
+        settings=settings,
+        policies=Policies(rules),
+        topics=topics,
+        producers=("p", "q"),
+        steps=random.choice((8, 20, 32)),
+        worker_turns_max=random.choice((0, 1, 4)),
+        troubles=tuple(trouble for trouble in Trouble if random.random() < 0.45),
+        ends_in_damage=random.random() < 0.4,
+    )
+
+
+def _rule(random: Random, match: str, journal: str) -> TopicRule:
+    retain = Retain(
+        age_ns=random.choice((None, 60 * SECOND_NS)),
+        bytes_max=random.choice((None, None, 4_000)),
+    )
+    pin = Pin(
+        age_ns=random.choice((None, 300 * SECOND_NS)), bytes_max=random.choice((None, None, 9_000))
+    )
+    rotate = Rotate(
+        bytes_max=random.choice((500, 1_500, 6_000)),
+        every_ns=random.choice((None, 30 * SECOND_NS)),
+        at_ns=random.choice((0, 7 * SECOND_NS)),
+    )
+    return TopicRule(
+        match=match,
+        journal=journal,
+        partitions=random.choice((1, 1, 3)),
+        rotate=rotate,
+        retain=retain,
+        pin=pin,
+        last_value=random.random() < 0.3,
+    )

@@ -1,0 +1,219 @@
+"""Small files of a log, cut at every byte and flipped at every bit: cut off, reported, or harmless."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+
+import pytest
+
+from runnel.errors import FormatVersionError
+from runnel.formats import block
+from runnel.log.disk_log import DiskLog
+from runnel.log.log import CursorPosition
+from runnel.log.segment import HEADER_BYTES
+from tests.fakes.disk import FakeDisk
+from tests.log.images import (
+    Image,
+    batch,
+    disk_of,
+    flipped,
+    image_of,
+    open_log,
+    payloads,
+    reports,
+    run,
+    the_path,
+)
+
+STORED = {1: b"one", 2: b"two", 3: b"three"}
+
+
+async def _store_three(log: DiskLog) -> None:
+    for payload in STORED.values():
+        await log.append(batch("a", payload))
+
+
+@cache
+def killed_image() -> Image:
+    """Three batches of one message, and a process that was killed: no index, but a mark."""
+    disk = disk_of({})
+    run(_store_three, disk)
+    return image_of(disk)
+
+
+@cache
+def closed_image() -> Image:
+    async def store_and_close(log: DiskLog) -> None:
+        await _store_three(log)
+        await log.close()
+
+    disk = disk_of({})
+    run(store_and_close, disk)
+    return image_of(disk)
+
+
+def block_ends(content: bytes) -> list[int]:
+    ends = [HEADER_BYTES]
+    while True:
+        header = block.read_header(content, ends[-1])
+        if header.is_mark:
+            return ends
+        ends.append(ends[-1] + header.block_bytes)
+
+
+# --- Cut ---
+
+
+def test_segment_cut_at_every_byte_keeps_whole_batches_and_goes_on() -> None:
+    image = killed_image()
+    path = the_path(image, ".segment")
+    ends = block_ends(image[path])
+
+    async def read_and_append(log: DiskLog) -> tuple[dict[int, bytes], list[str], int]:
+        found = await payloads(log, "a")
+        [offset] = (await log.append(batch("a", b"new"))).base_offsets
+        return found, list(log.recovered.torn), offset
+
+    for size in range(ends[1], len(image[path])):
+        kept = sum(end <= size for end in ends[1:])
+        found, torn, offset = run(read_and_append, disk_of(image | {path: image[path][:size]}))
+        assert list(found.values()) == list(STORED.values())[:kept]
+        assert offset == kept + 1
+        is_torn = size not in ends and size < ends[-1]
+        assert bool(torn) == (is_torn or size > ends[-1])  # behind the last one the mark is torn
+        assert all(report.startswith(f"{path}:{ends[kept]}: torn") for report in torn)
+
+
+def test_catalogue_cut_at_every_byte_keeps_whole_records_and_goes_on() -> None:
+    sizes: list[int] = []
+
+    async def set_cursors(log: DiskLog) -> None:
+        for offset in (1, 2, 3):
+            await log.set_cursor("c", [CursorPosition(topic="a", offset=offset)])
+            sizes.append(len(image_of(disk)[path]))
+
+    disk = disk_of(closed_image())
+    path = the_path(closed_image(), "/catalogue/")
+    run(set_cursors, disk)
+    image = image_of(disk)
+
+    async def cursor_then_another(log: DiskLog) -> int | None:
+        found = [cursor.positions[0].offset for cursor in log.cursors() if cursor.name == "c"]
+        await log.set_cursor("d", [])
+        return found[0] if found else None
+
+    for size in range(sizes[0] - 1, sizes[-1] + 1):
+        kept = sum(end <= size for end in sizes) or None
+        cut = disk_of(image | {path: image[path][:size]})
+        assert run(cursor_then_another, cut) == kept
+        assert run(cursor_then_another, cut.restart()) == kept
+
+
+# --- Flipped ---
+
+
+async def _read_what_is_left(log: DiskLog) -> tuple[dict[int, bytes], list[str]]:
+    found = await payloads(log, "a")
+    return found, list(reports(log))
+
+
+def check_flip(image: Image, path: str, position: int, bit: int, lost: int | None) -> None:
+    """Nothing wrong is served, only message `lost` may be missing, and then that is reported."""
+    where = f"{path}:{position} bit {bit}"
+    disk = disk_of(image | {path: flipped(image[path], position, bit)})
+    found, told = run(_read_what_is_left, disk)
+    missing = {offset for offset in STORED if found.get(offset) != STORED[offset]}
+    assert found.items() <= STORED.items(), where
+    assert missing <= {lost}, where
+    if missing:
+        assert any(report.startswith(path) for report in told), where
+
+
+def message_at(content: bytes, position: int) -> int | None:
+    """The offset of the message whose block lies there; blocks here have one each."""
+    ends = block_ends(content)
+    if not HEADER_BYTES <= position < ends[-1]:
+        return None
+    return sum(end <= position for end in ends)
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_every_flipped_bit_of_an_open_segment_is_found_at_recovery(bit: int) -> None:
+    image = killed_image()
+    path = the_path(image, ".segment")
+    for position in range(len(image[path])):
+        check_flip(image, path, position, bit, message_at(image[path], position))
+
+
+def test_every_flipped_bit_of_a_sealed_segment_is_found_when_it_is_read() -> None:
+    image = closed_image()
+    path = the_path(image, ".segment")
+
+    async def flip_all(log: DiskLog) -> None:
+        for position in range(HEADER_BYTES, len(image[path])):
+            for bit in range(8):
+                disk.flip_bit(path, position, bit)
+                found = await payloads(log, "a")
+                page = await log.read("a", 0, 1)
+                disk.flip_bit(path, position, bit)
+                lost = sum(end <= position for end in ends)
+                assert found == {o: p for o, p in STORED.items() if o != lost}
+                assert [gap.first_offset for gap in page.gaps] == [lost]
+        assert len(log.statistics().damage) > 0
+
+    disk = disk_of(image)
+    ends = block_ends(image[path] + block.pack_mark(0))
+    run(flip_all, disk)
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_every_flipped_bit_of_an_index_is_harmless(bit: int) -> None:
+    image = closed_image()
+    path = the_path(image, ".index")
+    for position in range(len(image[path])):
+        check_flip(image, path, position, bit, None)
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_every_flipped_bit_of_the_catalogue_is_reported_or_harmless(bit: int) -> None:
+    """Messages stay, and no offset is given twice, whatever the catalogue has forgotten."""
+    image = closed_image()
+    path = the_path(image, "/catalogue/")
+
+    async def read_and_append(log: DiskLog) -> tuple[dict[int, bytes], list[int]]:
+        found = await payloads(log, "a")
+        return found, list((await log.append(batch("a", b"new"))).base_offsets)
+
+    for position in range(len(image[path])):
+        disk = disk_of(image | {path: flipped(image[path], position, bit)})
+        assert run(read_and_append, disk) == (STORED, [4]), f"{path}:{position} bit {bit}"
+
+
+def test_every_flipped_bit_of_a_journal_name_is_mended() -> None:
+    image = closed_image()
+    path = the_path(image, "/name")
+    for position in range(len(image[path])):
+        for bit in range(8):
+            disk = disk_of(image | {path: flipped(image[path], position, bit)})
+            found, told = run(_read_what_is_left, disk)
+            assert found == STORED
+            assert any(report.startswith(path) for report in told)
+
+
+def refusal_of(disk: FakeDisk) -> FormatVersionError | None:
+    try:
+        asyncio.run(open_log(disk))
+    except FormatVersionError as error:
+        return error
+    return None
+
+
+def test_every_flipped_bit_of_the_format_is_refused_or_harmless() -> None:
+    image = closed_image()
+    path = the_path(image, "runnel.json")
+    for position in range(len(image[path])):
+        for bit in range(8):
+            disk = disk_of(image | {path: flipped(image[path], position, bit)})
+            refusal = refusal_of(disk)
+            assert refusal is None or path in str(refusal)

@@ -1,0 +1,1 @@
+"""Looking for faults for as long as one likes: `python -m tests.soak`, or `bin/soak`."""

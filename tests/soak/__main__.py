@@ -1,0 +1,77 @@
+"""The command line of `bin/soak`: histories of the log, or mutated bytes for the formats, until time is up."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from random import SystemRandom
+from typing import Any
+
+from tests.soak.histories import replay_history, soak_histories
+
+DESCRIPTION = """\
+Look for faults. Every run begins at a new place; what it finds can be replayed from the seed it prints.
+The exit code is 0 if nothing was found, 1 if something was, 2 if the arguments are wrong."""
+
+EXAMPLES = """\
+examples:
+  bin/soak log --seconds 600 --jobs 2     histories of the log on a disk that fails, for ten minutes
+  bin/soak log --seed 4711                one history again, with its transcript
+  bin/soak formats --seconds 60           mutated bytes for every decoder"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "bin/soak",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{log,formats}")
+    log = commands.add_parser("log", help="simulated histories of the log against a model")
+    log.add_argument("--seconds", type=float, help="how long to look; without --seed, 60")
+    log.add_argument(
+        "--seed", type=int, help="the first seed; without --seconds, the one history to replay"
+    )
+    log.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)"
+    )
+    formats = commands.add_parser("formats", help="hostile bytes for the formats' decoders")
+    formats.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
+    formats.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.seconds is not None and chosen.seconds <= 0:
+        parser.error(f"--seconds {chosen.seconds:g} leaves no time; at least a fraction is needed")
+    if chosen.command == "formats":
+        return _soak_formats(chosen)
+    if chosen.jobs < 1:
+        parser.error(f"--jobs {chosen.jobs} can do nothing; at least 1 is needed")
+    if chosen.seconds is None and chosen.seed is not None:
+        return replay_history(chosen.seed)
+    return soak_histories(
+        60.0 if chosen.seconds is None else chosen.seconds, _seed(chosen), chosen.jobs
+    )
+
+
+def _soak_formats(chosen: Any) -> int:
+    # Here only: it needs the packages of the fuzz set. What it finds, it raises with the input.
+    formats = importlib.import_module("tests.fuzz.formats")
+    seed = _seed(chosen)
+    print(f"hostile bytes for the formats from seed {seed} on, for {chosen.seconds:g} s")
+    print(f"{formats.run(chosen.seconds, seed):,} inputs; nothing broken")
+    return 0
+
+
+def _seed(chosen: Any) -> int:
+    return SystemRandom().randrange(1 << 31) if chosen.seed is None else int(chosen.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
