@@ -1,15 +1,19 @@
-"""Stored messages. Read `log` first, then `disk_log`, `shard`, `segment`.
+"""Stored messages. Read `log` first, then `disk_log`, `shard`, `writer`, `reader`.
 
-log          the interface and its values          memory_log   the twin that forgets
-disk_log     all shards of a data directory        shard        one shard: its segments and their lives
-writer       queue and group commit                reader       places from the index, bytes from the file
-segment      one file of blocks                    index        where each run lies in it
-segments     the files of one shard                scan         finding what is whole after a crash
-rewriting    a segment without some messages       retention    what may go, as a pure decision
-producers    sequences of named publishers         topic_table  topics and partitions in memory
-cursors      named positions that hold messages    last_values  last messages kept beyond retention
-catalogue    what outlives segments                records      small checksummed records in a file
-files        a bounded number of open files        paths        the layout of a data directory
-reading      the same files, read only, offline    tasks        tasks with an owner
-memory_shard one shard in memory                   memory_batches  what it is made of
+log              the interface and its values
+disk_log         all shards of a data directory     memory_log       the twin that forgets
+shard            one shard on disk                  memory_shard     one in memory
+writer           numbering, queue, group commit     memory_batches   what it is made of
+group_writer     the part of it that blocks         pending          a batch on its way
+reader           places from the index, bytes from the file
+trimmer          retention at work                  retention        what may go, as a pure decision
+rewriting        a segment without some messages    last_values      what is kept beyond retention
+segment          one file of blocks                 segments         the files of a shard
+index            where each run lies                scan             what is whole after a crash
+catalogue        what outlives segments             catalogue_state  what its records add up to
+records          small checksummed records          recovery         a directory as it is found
+topic_table      topics and numbers in memory       producers        sequences of named publishers
+cursors          named positions that pin           files            a bounded number of open files
+paths            the layout of a data directory     tasks            tasks with an owner
+reading          the same files, read only and offline
 """

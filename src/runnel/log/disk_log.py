@@ -7,21 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-import msgspec
-
 from runnel.config import Keep, Settings
-from runnel.errors import (
-    ClientFault,
-    ClosedError,
-    FormatVersionError,
-    UnknownTopicError,
-)
-from runnel.formats import block
+from runnel.errors import ClientFault, ClosedError, UnknownTopicError
 from runnel.formats.batch import Batch
-from runnel.formats.envelope import BODY_BYTES_CEILING
 from runnel.log import catalogue as records
 from runnel.log import paths
 from runnel.log.catalogue import Catalogue, Record
+from runnel.log.catalogue_state import CatalogueState, made
 from runnel.log.cursors import CursorTable
 from runnel.log.files import Files
 from runnel.log.index import Key
@@ -41,34 +33,19 @@ from runnel.log.log import (
     Trimmed,
 )
 from runnel.log.producers import ProducerTable
+from runnel.log.recovery import Recovered, Recovery, claim
 from runnel.log.scan import Damage
-from runnel.log.segments import IndexCache, Opened, SegmentFolder, write_whole
+from runnel.log.segments import IndexCache, SegmentFolder, write_whole
 from runnel.log.shard import Shard
 from runnel.log.tasks import OwnedTasks
 from runnel.log.topic_table import Partition, Topic, TopicTable
 from runnel.log.writer import Parts
-from runnel.topics.policies import Difference, FixedPolicy, Policies
+from runnel.topics.policies import Policies
 from runnel.world.clock import Clock
-from runnel.world.disk import Access, Disk, DiskLock
+from runnel.world.disk import Disk, DiskLock
 from runnel.world.workers import Workers
 
-FORMAT: Final = 1
 _DAMAGE_SHOWN_MAX: Final = 100
-# A plain body has 4 bytes a message or more. A compressed one may have next to none, but not more than this.
-_DAMAGED_MESSAGES_MAX: Final = BODY_BYTES_CEILING // 4
-
-
-class Recovered(msgspec.Struct, frozen=True):
-    """What opening found: nothing to tell after a clean close."""
-
-    was_clean: bool
-    torn: Sequence[str]  # tails that a crash left, cut off
-    damage: Sequence[str]  # stored once, unreadable now
-    differences: Sequence[Difference]  # topics whose fixed policy the rules would choose otherwise
-
-
-class _FormatFile(msgspec.Struct):
-    format: int
 
 
 class DiskLog:
@@ -104,10 +81,9 @@ class DiskLog:
             bytes_max=settings.log.catalogue_log_bytes_max,
             snapshot=self._snapshot,
         )
-        self._epoch = 0
-        self._unrecorded: dict[
-            str, asyncio.Future[None]
-        ] = {}  # topics on their way to the catalogue
+        self._state = CatalogueState(policies, self._topics, self._cursors, self._last_values)
+        # Topics on their way to the catalogue.
+        self._unrecorded: dict[str, asyncio.Future[None]] = {}
         self._damage: list[str] = []
         self._lock: DiskLock | None = None
         self._is_closed = False
@@ -139,168 +115,34 @@ class DiskLog:
         return log
 
     async def _open(self) -> None:
-        await self._workers.submit(self._claim)
-        loaded = await self._workers.submit(self._catalogue.open)
-        is_clean = False
-        checkpoints: list[records.ShardAt] = []
-        for record in loaded.records:
-            is_clean = isinstance(record, records.Closed)
-            self._apply(record, checkpoints)
-        self._epoch += 1
-        damage = [str(item) for item in loaded.damage]
-        found = await self._workers.submit(self._find_shards, damage, is_clean)
-        torn = [str(loaded.torn)] if loaded.torn else []
-        passed_over: list[Record] = []
-        for shard_id, opened in found:
-            self._load_shard(shard_id, opened, checkpoints)
-            if opened and opened[-1].damage:
-                passed_over += self._pass_over_damage(self._shard(shard_id), opened[-1])
-            torn += [str(item.torn) for item in opened if item.torn]
-            damage += [str(bad) for item in opened for bad in item.damage]
-        with_segments = {shard_id for shard_id, _ in found}
-        for checkpoint in checkpoints:
-            shard_id = ShardId(checkpoint.journal, checkpoint.shard)
-            if shard_id not in with_segments:
-                self._shard(shard_id).restore(checkpoint)
-        # A record at the end that rots looks like one that was torn; a file may be missing altogether.
-        is_incomplete = bool(loaded.damage or loaded.torn or not loaded.records)
-        if is_incomplete:
-            await self._reconcile()
-        for shard in self._shards.values():
-            await self._workers.submit(shard.resume)
-        self._mark_hidden()
-        self._damage = damage[:_DAMAGE_SHOWN_MAX]
-        if is_incomplete and found:
-            with suppress(OSError):  # then it is found damaged again
-                await self._workers.submit(self._catalogue.renew)
-        await self._catalogue.add(*passed_over, records.Opened(self._epoch, self._clock.time_ns()))
-        is_new = not loaded.records
-        was_clean = (is_clean or is_new) and not torn and not damage
-        self.recovered = Recovered(was_clean, torn, damage, self._differences())
-
-    def _claim(self) -> None:
-        self._disk.make_directory(self._directory)
-        self._lock = self._disk.lock(f"{self._directory}/{paths.LOCK_FILE}")
-        path = f"{self._directory}/{paths.FORMAT_FILE}"
-        if paths.FORMAT_FILE in self._disk.list(self._directory):
-            check_format(self._disk, path)
-        else:
-            write_whole(self._disk, path, msgspec.json.encode(_FormatFile(FORMAT)))
-            self._disk.sync_directory(self._directory)
-
-    def _apply(self, record: Record, checkpoints: list[records.ShardAt]) -> None:
-        match record:
-            case records.TopicMade(name, keep, partitions, journal):
-                fixed = FixedPolicy(keep=keep, partitions=partitions, journal=journal)
-                self._topics.restore(name, self._policies.for_recorded(name, fixed))
-            case records.TopicDeleted(name):
-                self._topics.delete(name)
-                self._last_values.forget(name)
-            case records.PartitionAt(topic, partition, next_offset, floor):
-                at = self._topics.recorded_partition(topic, partition)
-                if at is not None:
-                    at.advance(next_offset)
-                    at.floor = max(at.floor, floor)
-            case records.Opened(epoch, _):
-                self._epoch = max(self._epoch, epoch)
-            case records.ShardAt():
-                checkpoints.append(record)
-                for topic, partition, next_offset in record.offsets:
-                    at = self._topics.recorded_partition(topic, partition)
-                    if at is not None:
-                        at.advance(next_offset)
-            case records.CursorSet(cursor):
-                self._cursors.put(cursor)
-            case records.CursorRemoved(name):
-                self._cursors.remove(name)
-            case records.LastValue(topic, partition, block):
-                self._last_values.put((topic, partition), block)
-            case records.Closed():
-                pass
-
-    def _find_shards(
-        self,
-        damage: list[str],
-        is_clean: bool,  # noqa: FBT001 - workers take no keywords
-    ) -> list[tuple[ShardId, list[Opened]]]:
-        """In a worker: every shard on disk, its last segment mended if a crash cut it."""
-        recorded = {paths.folder_name(topic.policy.journal): topic for topic in self._topics}
-        found = []
-        root = f"{self._directory}/{paths.JOURNALS}"
-        for name in self._disk.list(root):
-            folder = f"{root}/{name}"
-            children = self._disk.list(folder)
-            if paths.NAME_FILE not in children:
-                continue  # a crash before anything was stored in it: the name comes first
-            path = f"{folder}/{paths.NAME_FILE}"
-            with self._files.use(path, Access.READ) as file:
-                journal = file.read(0, file.size()).decode(errors="replace")
-            if paths.folder_name(journal) != name:
-                damage.append(str(Damage(path, 0, len(journal), "does not name this folder")))
-                known = recorded.get(name)
-                journal = known.policy.journal if known else paths.journal_name(name)
-            for child in children:
-                if child.isdecimal():
-                    shard = SegmentFolder(self._disk, self._files, f"{folder}/{child}")
-                    opened = shard.open_all(is_clean=is_clean)
-                    found.append((ShardId(journal, int(child)), opened))
-        return found
-
-    def _load_shard(
-        self,
-        shard_id: ShardId,
-        opened: Sequence[Opened],
-        checkpoints: Sequence[records.ShardAt],
-    ) -> None:
-        shard = self._shard(shard_id)
-        for checkpoint in checkpoints:
-            if (checkpoint.journal, checkpoint.shard) == (shard_id.journal, shard_id.shard):
-                shard.restore(checkpoint)
-        shard.load(opened)
-        for found in opened:
-            shard.replay(found)
-            if found.segment.growing is not None:
-                for key, next_offset in found.segment.growing.next_offsets().items():
-                    self._partition_found(shard_id, key).advance(next_offset)
-
-    def _pass_over_damage(self, shard: Shard, last: Opened) -> list[Record]:
-        """What damaged bytes of the last segment may have held, nobody knows: leave its numbers out.
-
-        Segments before it do not matter: the catalogue knows where each of them ended.
-        """
-        growing = last.segment.growing
-        blocks = [bad for bad in last.damage if bad.position]  # without the segment's header
-        if growing is None or not blocks:
-            return []
-        begin = max(bad.position for bad in blocks)
-        size = sum(bad.size for bad in blocks)
-        shard.writer.skip_entries(size // block.HEADER_BYTES + 1)
-        found: list[Record] = [shard.checkpoint()]
-        for topic in self._topics:
-            for part in topic.partitions:
-                if part.shard == shard.id and growing.last_position(part.key) < begin:
-                    part.advance(part.next_offset + size // 4 + _DAMAGED_MESSAGES_MAX)
-                    found.append(records.PartitionAt(*part.key, part.next_offset, part.floor))
-        return found
-
-    def _partition_found(self, shard: ShardId, key: Key) -> Partition:
-        """The partition of messages met in a segment; made anew if the catalogue has lost it."""
-        topic, number = key
-        partition = self._topics.recorded_partition(topic, number)
-        if partition is not None:
-            return partition
-        rules = self._policies.for_topic(topic)
-        fixed = FixedPolicy(
-            keep=Keep.DISK, partitions=max(rules.partitions, number + 1), journal=shard.journal
+        submit = self._workers.submit
+        self._lock = await submit(claim, self._disk, self._directory)
+        loaded = await submit(self._catalogue.open)
+        self._state.apply_all(loaded.records)
+        recovery = Recovery(
+            self._directory,
+            self._disk,
+            self._files,
+            self._policies,
+            self._state,
+            loaded,
+            self._shard,
         )
-        restored = self._topics.restore(topic, self._policies.for_recorded(topic, fixed))
-        return restored.partitions[number]
-
-    async def _reconcile(self) -> None:
-        """The catalogue is damaged: learn from all segments what it may have forgotten."""
+        self._state.epoch += 1
+        found = await submit(recovery.find_shards)
+        news = recovery.load(found)
+        if recovery.is_incomplete:
+            await recovery.reconcile(self._shards.values())
         for shard in self._shards.values():
-            for key, next_offset in await shard.next_offsets():
-                self._partition_found(shard.id, key).advance(next_offset)
+            await submit(shard.resume)
+        self._mark_hidden()
+        if recovery.is_incomplete and found:
+            with suppress(OSError):  # then it is found damaged again
+                await submit(self._catalogue.renew)
+        opened = records.Opened(self._state.epoch, self._clock.time_ns())
+        await self._catalogue.add(*news, opened)
+        self.recovered = recovery.outcome()
+        self._damage = list(self.recovered.damage[:_DAMAGE_SHOWN_MAX])
 
     def _mark_hidden(self) -> None:
         for topic in self._topics:
@@ -309,14 +151,6 @@ class DiskLog:
                     shard = self._shards.get(partition.shard)
                     if shard is not None:
                         shard.hide()
-
-    def _differences(self) -> list[Difference]:
-        return [
-            difference
-            for topic in self._topics
-            if not topic.is_deleted
-            for difference in self._policies.differences(topic.name, topic.policy.fixed)
-        ]
 
     def _shard(self, shard_id: ShardId) -> Shard:
         shard = self._shards.get(shard_id)
@@ -341,7 +175,7 @@ class DiskLog:
                 self._catalogue,
                 self._tasks,
                 settings.log,
-                self._epoch,
+                self._state.epoch,
             ),
             self._policies.for_journal(shard_id.journal, keep=Keep.DISK),
             SegmentFolder(self._disk, self._files, folder),
@@ -395,7 +229,7 @@ class DiskLog:
             self._topics.forget(topic)
             raise ClientFault(f"topic {topic.name!r} is kept in {fixed.keep}, not on disk")
         recorded = self._unrecorded[topic.name] = self._catalogue.add(
-            records.TopicMade(topic.name, fixed.keep, fixed.partitions, fixed.journal),
+            made(topic),
             # Made again, it hides what was on its way to its predecessor, which no other record tells.
             *(
                 records.PartitionAt(*part.key, part.next_offset, part.floor)
@@ -592,22 +426,9 @@ class DiskLog:
             self._damage.append(str(damage))
 
     def _snapshot(self) -> list[Record]:
-        """In a worker: everything the catalogue must know, from memory. Only what is stored counts."""
-        found: list[Record] = [records.Opened(self._epoch, self._clock.time_ns())]
-        for topic in list(self._topics):
-            fixed = topic.policy.fixed
-            found.append(records.TopicMade(topic.name, fixed.keep, fixed.partitions, fixed.journal))
-            found += [
-                records.PartitionAt(*part.key, part.visible_next, part.floor)
-                for part in topic.partitions
-                if part.visible_next > 1
-            ]
-            if topic.is_deleted:
-                found.append(records.TopicDeleted(topic.name))
-        found += [shard.checkpoint() for shard in list(self._shards.values())]
-        found += [records.CursorSet(cursor) for cursor in self._cursors.all()]
-        found += [records.LastValue(*key, value) for key, value in self._last_values.items()]
-        return found
+        """In a worker: what a new file of the catalogue begins with."""
+        checkpoints = [shard.checkpoint() for shard in list(self._shards.values())]
+        return self._state.snapshot(self._clock.time_ns(), checkpoints)
 
     async def close(self) -> None:
         if self._is_closed:
@@ -622,7 +443,7 @@ class DiskLog:
             )
             await self._tasks.wait()
             failure = next((item for item in outcomes if item is not None), None)
-            await self._catalogue.close(*(() if failure else (records.Closed(self._epoch),)))
+            await self._catalogue.close(*(() if failure else (records.Closed(self._state.epoch),)))
             if failure is not None:
                 raise failure
         finally:
@@ -633,21 +454,3 @@ class DiskLog:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-
-def check_format(disk: Disk, path: str) -> None:
-    """FormatVersionError unless this Runnel can read the data directory."""
-    file = disk.open(path, Access.READ)
-    try:
-        found = msgspec.json.decode(file.read(0, 4096), type=_FormatFile)
-    except msgspec.DecodeError as error:
-        raise FormatVersionError(
-            f"{path} does not say which format this directory has: {error}"
-        ) from None
-    finally:
-        file.close()
-    if found.format != FORMAT:
-        raise FormatVersionError(
-            f"{path}: the directory has format {found.format}, this Runnel reads format {FORMAT}; "
-            "use the Runnel that wrote it, or a newer one"
-        )

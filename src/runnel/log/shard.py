@@ -1,4 +1,4 @@
-"""One shard on disk: its segments, a writer, a reader, and what retention makes of them."""
+"""One shard on disk: its segments, a writer, a reader and a trimmer, and who may see what."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runnel.errors import OffsetAheadError, OffsetGoneError, Unavailable
 from runnel.formats.batch import Batch
 from runnel.log import retention
 from runnel.log.catalogue import ShardAt
-from runnel.log.index import Index, Key
+from runnel.log.index import Key
 from runnel.log.last_values import one_message
 from runnel.log.log import (
     Appended,
@@ -25,11 +25,12 @@ from runnel.log.log import (
 )
 from runnel.log.producers import ProducerTable
 from runnel.log.reader import ShardReader, StaleIndexError
-from runnel.log.retention import Hold, IsServed, SegmentFacts
-from runnel.log.rewriting import KeepOffsets, Rewritten, rewrite
+from runnel.log.retention import Hold, IsServed
+from runnel.log.rewriting import KeepOffsets
 from runnel.log.scan import Damage
 from runnel.log.segments import IndexCache, Opened, Segment, SegmentFolder
 from runnel.log.topic_table import Partition
+from runnel.log.trimmer import ShardTrimmer
 from runnel.log.writer import Parts, ShardWriter
 from runnel.topics.policies import JournalPolicy
 
@@ -61,11 +62,8 @@ class Shard:
         self.stored_producers = stored_producers
         self._parts = parts
         self._folder = folder
-        self._cache = cache
         self._find = find
         self._holds = holds
-        self._before_removal = before_removal  # of the last messages of these partitions
-        self._on_damage = on_damage
         self._segments: list[Segment] = []
         self.writer = ShardWriter(
             shard, parts, policy, folder, self._segments, producers, stored_producers, make_folder
@@ -73,9 +71,22 @@ class Shard:
         self._reader = ShardReader(
             folder, parts.files, parts.workers, cache, self._segments, on_damage
         )
-        self._trimming = asyncio.Lock()
+        self._trimmer = ShardTrimmer(
+            shard,
+            parts,
+            policy,
+            folder,
+            cache,
+            self._segments,
+            self.writer,
+            self._reader,
+            find=find,
+            holds=holds,
+            before_removal=before_removal,
+            on_damage=on_damage,
+            on_removed=self._forget_first_offsets,
+        )
         self.has_hidden = False  # purged or deleted messages may lie here
-        self._compact: set[str] = set()  # segments in which little is hidden
         self._first_offsets: dict[Key, int] = {}  # replaced when something may have gone
 
     # --- Opening and closing ---
@@ -127,7 +138,7 @@ class Shard:
             last.growing = self._folder.resume_index(last)
 
     async def close(self) -> None:
-        async with self._trimming:
+        async with self._trimmer.at_work:
             await self.writer.wait_idle()
             await self.seal_all()
 
@@ -142,7 +153,7 @@ class Shard:
 
     async def reopen(self) -> Sequence[Opened]:
         """After a failed sync: cut off what was never known to be stored, then recover as at start."""
-        async with self._trimming, self.writer.sealing:
+        async with self._trimmer.at_work, self.writer.sealing:
             await self.writer.wait_idle()
             opened = await self._parts.workers.submit(self._recover)
             self._segments.clear()
@@ -263,7 +274,7 @@ class Shard:
         """Messages of some partition have been hidden: purged, or deleted with their topic."""
         self.has_hidden = True
         self._first_offsets = {}
-        self._compact.clear()
+        self._trimmer.look_again()
 
     async def read(self, partition: Partition, offset: int, bytes_max: int) -> Page:
         topic, number = partition.key
@@ -347,128 +358,15 @@ class Shard:
     # --- Retention ---
 
     async def trim(self) -> Trimmed:
-        """One round: end what is old, remove what may go, rewrite what is mostly gone."""
-        async with self._trimming:
-            return await self._trim()
-
-    async def _trim(self) -> Trimmed:
-        now_ns = self._parts.clock.time_ns()
-        with suppress(Unavailable):  # no room to record where it ended: what may go, goes first
-            await self._end_old_active(now_ns)
-        for segment in list(self.writer.unsealed):
-            await self.writer.seal(segment)
-        sealed = [segment for segment in self._segments if segment.growing is None]
-        holds = self._holds()
-        facts = [await self._facts(segment, holds) for segment in sealed]
-        total_bytes = sum(segment.end for segment in self._segments)
-        decision = retention.decide(facts, total_bytes, self.policy.retain, self.policy.pin, now_ns)
-        removed = removed_bytes = 0
-        by_number = {segment.number: segment for segment in sealed}
-        for number in decision.remove:
-            with suppress(Unavailable):  # no room for its last values: the others may make some
-                await self._remove(by_number[number])
-                removed += 1
-                removed_bytes += by_number[number].end
-        rewritten = 0
-        remaining = [seg for seg in sealed if seg.number not in set(decision.remove)]
-        for segment in remaining:
-            is_held = segment.number in decision.held
-            if is_held or (self.has_hidden and segment.path not in self._compact):
-                rewritten += await self._rewrite_sparse(segment, holds, now_ns, is_held=is_held)
-        return Trimmed(removed, removed_bytes, rewritten, sorted(decision.pins_passed))
-
-    async def _end_old_active(self, now_ns: int) -> None:
-        """A segment whose period or whose messages' time is over is sealed even if nothing more comes."""
-        active = self.writer.active
-        if active is None or active.is_empty or self.writer.queued_batches:
-            return
-        rotate, age_ns = self.policy.rotate, self.policy.retain.age_ns
-        period = retention.rotation_period(now_ns, rotate.every_ns, rotate.at_ns)
-        is_past = (
-            retention.rotation_period(active.first_time_ns, rotate.every_ns, rotate.at_ns) < period
-        )
-        if is_past or (age_ns is not None and active.last_time_ns < now_ns - age_ns):
-            await self.writer.end_active()
-
-    async def _facts(self, segment: Segment, holds: Sequence[Hold]) -> SegmentFacts:
-        held_by: set[str] = set()
-        if holds:
-            index = await self._reader.index(segment)
-            for key in index.keys():  # noqa: SIM118 - not a dict
-                end = index.next_offset(key)
-                held_by |= {
-                    hold.cursor for hold in holds if hold.holds(key, end, segment.last_entry)
-                }
-        return SegmentFacts(segment.number, segment.end, segment.last_time_ns, frozenset(held_by))
-
-    async def _remove(self, segment: Segment) -> None:
-        await self._before_removal(_ending(await self._reader.index(segment), self._find))
-        self._segments.remove(segment)
-        self._cache.drop(segment.path)
-        self._first_offsets = {}
-        await self._parts.workers.submit(self._folder.remove, segment)
-
-    async def _rewrite_sparse(
-        self, segment: Segment, holds: Sequence[Hold], now_ns: int, *, is_held: bool
-    ) -> int:
-        """Rewrite a segment if less than half of its messages are still wanted."""
-        is_served = self._is_served(now_ns)
-
-        def is_wanted(key: Key, next_offset: int, time_ns: int, entry: int) -> bool:
-            if is_held and not any(hold.holds(key, next_offset, entry) for hold in holds):
-                return False
-            return is_served(key, next_offset, time_ns, entry)
-
-        index = await self._reader.index(segment)
-        total = wanted = 0
-        for key in index.keys():  # noqa: SIM118 - not a dict
-            for place in index.runs_from(key, 0):
-                entry, _, time_ns = index.block_place(place.block)
-                total += place.count
-                if is_wanted(key, place.base_offset + place.count, time_ns, entry):
-                    wanted += place.count
-        if wanted * 2 > total:
-            self._compact.add(segment.path)
-            return 0
-        await self._rewrite(
-            segment,
-            lambda key, base, count, time_ns, entry: (
-                [(base, base + count)] if is_wanted(key, base + count, time_ns, entry) else []
-            ),
-        )
-        return 1
+        """One round of retention."""
+        return await self._trimmer.trim(self._is_served)
 
     async def rewrite(self, keep: KeepOffsets) -> int:
         """Rewrite every sealed segment, keeping only these offsets; how many segments changed."""
-        async with self._trimming:
-            sealed = [segment for segment in self._segments if segment.growing is None]
-            for segment in sealed:
-                await self._rewrite(segment, keep)
-            return len(sealed)
+        return await self._trimmer.rewrite(keep)
 
-    async def _rewrite(self, segment: Segment, keep: KeepOffsets) -> None:
-        parts = self._parts
-        index = await self._reader.index(segment)
-        await self._before_removal(
-            [part for part in _ending(index, self._find) if not _keeps_end(index, part.key, keep)]
-        )
-        rewritten: Rewritten = await parts.workers.submit(
-            rewrite,
-            parts.disk,
-            parts.files,
-            self._folder.folder,
-            segment,
-            self.id.shard,
-            parts.epoch,
-            keep,
-        )
-        for damage in rewritten.scanned.damage:
-            self._on_damage(damage)
-        place = self._segments.index(segment)
-        self._segments[place : place + 1] = [rewritten.segment] if rewritten.segment else []
-        self._cache.drop(segment.path)
+    def _forget_first_offsets(self) -> None:
         self._first_offsets = {}
-        await parts.workers.submit(self._folder.remove, segment)
 
     # --- Telling ---
 
@@ -489,22 +387,3 @@ class Shard:
             failed_batches=counters.failed_batches,
             is_read_only=self.writer.is_read_only,
         )
-
-
-def _ending(index: Index, find: Callable[[Key], Partition | None]) -> list[Partition]:
-    """The partitions whose last message lies in this segment."""
-    return [
-        partition
-        for key in index.keys()  # noqa: SIM118 - not a dict
-        if (partition := find(key)) is not None and index.next_offset(key) == partition.visible_next
-    ]
-
-
-def _keeps_end(index: Index, key: Key, keep: KeepOffsets) -> bool:
-    """Whether the last message that a segment has of a key would stay."""
-    end = index.next_offset(key)
-    for place in index.runs_from(key, end - 1):
-        entry, _, time_ns = index.block_place(place.block)
-        kept = keep(key, place.base_offset, place.count, time_ns, entry)
-        return bool(kept) and kept[-1][1] == end
-    return False

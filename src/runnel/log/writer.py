@@ -15,22 +15,20 @@ holds: the shard takes nothing more until `reopen`.
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import msgspec
 
 from runnel.config import LogSettings
 from runnel.errors import BusyError, ClosedError, DiskFullError, ReadOnlyError, RunnelError
-from runnel.formats import block
 from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
-from runnel.formats.envelope import Envelope
 from runnel.log.catalogue import Catalogue, ShardAt
 from runnel.log.files import Files
+from runnel.log.group_writer import NO_ROOM, GroupWriter
 from runnel.log.log import Appended, Level, ShardId
+from runnel.log.pending import Counters, Pending
 from runnel.log.producers import ProducerTable
 from runnel.log.retention import rotation_period
 from runnel.log.segment import SegmentHeader
@@ -39,65 +37,8 @@ from runnel.log.tasks import OwnedTasks
 from runnel.log.topic_table import Partition, number_runs
 from runnel.topics.policies import JournalPolicy
 from runnel.world.clock import Clock
-from runnel.world.disk import Buffer, Disk
+from runnel.world.disk import Disk
 from runnel.world.workers import Workers
-
-# The disk says that there is no room: nothing is wrong with it otherwise.
-_NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-
-
-class Pending:
-    """A batch between `append` and its sync."""
-
-    __slots__ = ("answers", "body", "encoded", "envelope", "partitions", "size", "unrecorded")
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        encoded: bytes,
-        body: bytes | memoryview,
-        partitions: Sequence[Partition],
-        unrecorded: Sequence[asyncio.Future[None]],
-    ) -> None:
-        self.envelope = envelope
-        self.encoded = encoded
-        self.body = body
-        self.partitions = partitions
-        self.unrecorded = unrecorded  # done when its new topics are in the catalogue
-        self.size = (
-            block.HEADER_BYTES + len(encoded) + -len(encoded) % 8 + len(body) + -len(body) % 8
-        )
-        # Futures and whether each is the answer to a repetition. Empty: nobody waits for the sync.
-        self.answers: list[tuple[asyncio.Future[Appended], bool]] = []
-
-    def answer(self, level: Level, *, is_repeated: bool) -> Appended:
-        head = self.envelope
-        return Appended(
-            base_offsets=head.column64(head.base_offsets),
-            entry=head.entry,
-            epoch=int.from_bytes(head.epochs, "little"),
-            receive_time_ns=int.from_bytes(head.receive_times, "little", signed=True),
-            level=level,
-            is_repeated=is_repeated,
-        )
-
-
-class Counters:
-    """What a shard has done since it was opened."""
-
-    __slots__ = (
-        "bytes",
-        "entries",
-        "failed_batches",
-        "messages",
-        "sync_time_max_ns",
-        "sync_time_ns",
-        "syncs",
-    )
-
-    def __init__(self) -> None:
-        self.entries = self.messages = self.bytes = self.failed_batches = 0
-        self.syncs = self.sync_time_ns = self.sync_time_max_ns = 0
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -135,8 +76,16 @@ class ShardWriter:
         self._segments = segments
         self._producers = producers
         self._stored_producers = stored_producers
-        self._make_folder = make_folder
         self._queue: deque[Pending] = deque()
+        self._groups = GroupWriter(
+            parts.disk,
+            parts.files,
+            parts.settings,
+            folder,
+            policy.rotate.bytes_max,
+            make_folder=make_folder,
+            is_resting=lambda: not self._queue,
+        )
         self._group: list[Pending] = []
         self._room: list[asyncio.Future[None]] = []
         self._idle: list[asyncio.Future[None]] = []
@@ -333,7 +282,7 @@ class ShardWriter:
                 created_ns=self._parts.clock.time_ns(),
             )
         started_ns = self._parts.clock.monotonic_ns()
-        segment = await self._parts.workers.submit(self._write, active, header, group)
+        segment = await self._parts.workers.submit(self._groups.write, active, header, group)
         self._count_sync(self._parts.clock.monotonic_ns() - started_ns)
         if header is not None:
             if active is not None:
@@ -367,63 +316,6 @@ class ShardWriter:
             ]
 
         await self._parts.catalogue.add_made(records)
-
-    def _write(
-        self, active: Segment | None, header: SegmentHeader | None, group: list[Pending]
-    ) -> Segment:
-        """In a worker: put the group on the disk, and return the segment it went to."""
-        if header is not None:
-            self._make_folder()
-            try:
-                active = self._folder.begin(header)
-            except OSError:
-                self._folder.discard(header)
-                raise
-        assert active is not None
-        buffers: list[Buffer] = []
-        for pending in group:
-            buffers += block.pack(pending.encoded, pending.body, durable_position=active.end)
-        end = active.end + sum(pending.size for pending in group)
-        try:
-            with self._parts.files.use(active.path) as file:
-                if end > active.allocated:
-                    self._allocate(active, end)
-                file.write(active.end, buffers, sync=True)
-                if not self._queue:
-                    _leave_mark(file.write, end)
-        except OSError as error:
-            if header is not None:
-                self._folder.discard(header)
-            elif error.errno in _NO_ROOM:
-                self._cut_back(active)
-            raise
-        return active
-
-    def _allocate(self, active: Segment, end: int) -> None:
-        """Reserve room ahead: syncs then have no file size to write, and a full disk shows early."""
-        parts = self._parts
-        step = parts.settings.allocate_bytes
-        target = end if not step else -(-end // step) * step
-        target = max(end, min(target, self._policy.rotate.bytes_max))
-        free = parts.disk.free_bytes(self._folder.folder)
-        present = max(active.allocated, active.end)
-        if free - (target - present) < parts.settings.disk_reserve_bytes:
-            raise OSError(
-                errno.ENOSPC,
-                f"{free} bytes are free and log.disk_reserve_bytes = {parts.settings.disk_reserve_bytes}",
-                active.path,
-            )
-        if step:
-            with parts.files.use(active.path) as file:
-                file.allocate(target)
-            active.allocated = target
-
-    def _cut_back(self, active: Segment) -> None:
-        """Remove what a failed write may have left, durably: no later scan may take it for a batch."""
-        with self._parts.files.use(active.path) as file:
-            file.truncate(active.end)
-            file.sync()
-        active.allocated = active.end
 
     def _apply(self, segment: Segment, group: list[Pending]) -> None:
         """The group is stored: from here on it can be found, read and answered for."""
@@ -494,7 +386,7 @@ class ShardWriter:
         if isinstance(error, RunnelError):
             return error
         is_cut = not isinstance(error.__context__, OSError)
-        if error.errno in _NO_ROOM and is_cut:
+        if error.errno in NO_ROOM and is_cut:
             return DiskFullError(f"shard {self._shard}: no room to store the batch: {error}")
         self._refusal = ReadOnlyError(
             f"shard {self._shard} takes no more batches until it has been reopened: {error}"
@@ -538,13 +430,6 @@ class ShardWriter:
     def fail_queued(self) -> None:
         if self._queue or self._group:
             self._fail(ClosedError(f"shard {self._shard} was closed before the batch was stored"))
-
-
-def _leave_mark(write: Callable[..., None], end: int) -> None:
-    try:
-        write(end, [block.pack_mark(end)], sync=False)
-    except OSError:
-        return  # only a hint to other processes; what was stored is stored
 
 
 def _wake(waiters: list[asyncio.Future[None]]) -> None:

@@ -62,6 +62,7 @@ class PartitionModel:
     key: Key
     known: dict[int, Known] = field(default_factory=dict)
     required: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)  # retention took them before anything held them
     floor: int = 1  # below it everything is hidden
     floor_max: int = 1  # below it things may be hidden: a purge whose outcome nobody heard
     next_min: int = 1

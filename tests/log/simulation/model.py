@@ -343,6 +343,7 @@ class Model:
                     f"the partition has {bounds.first_offset} to {bounds.next_offset}: {offsets}"
                 )
             partition.required.discard(offset)
+            partition.gone.add(offset)
 
     def check_last_may_be_gone(self, key: Key, offset: int) -> None:
         """The last message of a partition was asked for, and there was none."""
@@ -365,10 +366,13 @@ class Model:
             offset = self._offset_of(sent, row, base)
             if offset is None or self._is_hidden(sent, row, offset):
                 continue
-            if offset < self.partition(key).floor_max or self._may_be_dropped(shard, key, offset):
+            partition = self.partition(key)
+            if offset < partition.floor_max or self._may_be_dropped(shard, key, offset):
                 continue
-            known = self.partition(key).known.get(offset) or Known(sent, row, 0, entry)
+            known = partition.known.get(offset) or Known(sent, row, 0, entry)
             if self._may_be_gone(key, offset, known, now_ns) or sent.payloads[row] in self.lost:
+                partition.gone.add(offset)
+            if offset in partition.gone:
                 continue
             raise Violation(f"{sent} is there in part: row {row} ({_name(key, offset)}) is missing")
 

@@ -1,4 +1,4 @@
-"""Histories that once failed, each told as the behaviour that was missing."""
+"""Histories that once failed, each told as the behaviour that was missing, and a few of their neighbours."""
 
 from __future__ import annotations
 

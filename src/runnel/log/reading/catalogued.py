@@ -7,16 +7,19 @@ from typing import Final
 import msgspec
 
 from runnel.log import catalogue as records
-from runnel.log.catalogue import Loaded, Record
+from runnel.log.catalogue import Loaded
+from runnel.log.catalogue_state import CatalogueState
+from runnel.log.cursors import CursorTable
 from runnel.log.index import Key
+from runnel.log.last_values import LastValues
 from runnel.log.log import Cursor
 from runnel.log.reading.report import Report
 from runnel.log.topic_table import Topic, TopicTable
-from runnel.topics.policies import FixedPolicy, Policies
+from runnel.topics.policies import Policies
 from runnel.world.disk import Disk
 
 _ATTEMPTS: Final = 4
-_TOPICS_MAX: Final = 2**62
+_UNLIMITED: Final = 2**62  # whoever wrote it has kept to the limits
 # What rules would add to a recorded policy does not matter here.
 _POLICIES: Final = Policies()
 
@@ -50,18 +53,18 @@ def read_catalogue(disk: Disk, folder: str, report: Report) -> Catalogued:
     if loaded is None:
         return Catalogued({}, [], epoch=0, was_closed=False, is_present=False)
     report.add_damage(*loaded.damage)
-    table = TopicTable(_POLICIES, _TOPICS_MAX)
-    cursors: dict[str, Cursor] = {}
-    epoch = 0
-    for record in loaded.records:
-        _apply(record, table, cursors)
-        if isinstance(record, records.Opened):
-            epoch = max(epoch, record.epoch)
+    state = CatalogueState(
+        _POLICIES,
+        TopicTable(_POLICIES, _UNLIMITED),
+        CursorTable(_UNLIMITED, lambda _: None),
+        LastValues(),
+    )
+    state.apply_all(loaded.records)
     return Catalogued(
-        {topic.name: topic for topic in table},
-        [cursors[name] for name in sorted(cursors)],
-        epoch,
-        was_closed=bool(loaded.records) and isinstance(loaded.records[-1], records.Closed),
+        {topic.name: topic for topic in state.topics},
+        sorted(state.cursors.all(), key=lambda cursor: cursor.name),
+        state.epoch,
+        was_closed=state.is_closed,
         is_present=True,
     )
 
@@ -81,28 +84,3 @@ def load_catalogue(disk: Disk, folder: str) -> Loaded | None:
             return loaded
         former = loaded
     return former
-
-
-def _apply(record: Record, table: TopicTable, cursors: dict[str, Cursor]) -> None:
-    match record:
-        case records.TopicMade(name, keep, partitions, journal):
-            fixed = FixedPolicy(keep=keep, partitions=partitions, journal=journal)
-            table.restore(name, _POLICIES.for_recorded(name, fixed))
-        case records.TopicDeleted(name):
-            table.delete(name)
-        case records.PartitionAt(topic, partition, next_offset, floor):
-            at = table.recorded_partition(topic, partition)
-            if at is not None:
-                at.advance(next_offset)
-                at.floor = max(at.floor, floor)
-        case records.ShardAt():
-            for topic, partition, next_offset in record.offsets:
-                at = table.recorded_partition(topic, partition)
-                if at is not None:
-                    at.advance(next_offset)
-        case records.CursorSet(cursor):
-            cursors[cursor.name] = cursor
-        case records.CursorRemoved(name):
-            cursors.pop(name, None)
-        case _:  # epochs, producers and last values: nothing that an offline reader needs
-            pass

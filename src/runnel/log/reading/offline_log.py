@@ -11,7 +11,6 @@ import msgspec
 from runnel.errors import ClientFault, MalformedError
 from runnel.formats.batch import Batch
 from runnel.log import paths
-from runnel.log.disk_log import FORMAT, check_format
 from runnel.log.log import Cursor
 from runnel.log.reading.catalogued import Catalogued, read_catalogue
 from runnel.log.reading.open_segment import (
@@ -27,6 +26,7 @@ from runnel.log.reading.planning import Stretch, plan_blocks, stretches
 from runnel.log.reading.report import Report
 from runnel.log.reading.selection import Matcher, Selection, StaleIndexError
 from runnel.log.reading.summaries import TopicInfo, TopicSummaries
+from runnel.log.recovery import FORMAT, check_format
 from runnel.log.scan import Damage, TooShort
 from runnel.log.segment import read_block
 from runnel.world.disk import Disk, File, RealDisk

@@ -1,0 +1,203 @@
+"""A data directory as it is found: claimed, its shards opened and mended, everything put back to where it stood.
+
+Usually the catalogue knows all but what lies in each shard's last segment, which is scanned. Where the catalogue
+itself is damaged or gone, the segments tell what it may have known: topics, and offsets that must not be given again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from runnel.config import Keep
+from runnel.errors import FormatVersionError
+from runnel.formats import block
+from runnel.formats.envelope import BODY_BYTES_CEILING
+from runnel.log import paths
+from runnel.log.catalogue import Loaded, PartitionAt, Record
+from runnel.log.catalogue_state import CatalogueState
+from runnel.log.files import Files
+from runnel.log.index import Key
+from runnel.log.log import ShardId
+from runnel.log.scan import Damage
+from runnel.log.segments import Opened, SegmentFolder, write_whole
+from runnel.log.shard import Shard
+from runnel.log.topic_table import Partition
+from runnel.topics.policies import Difference, FixedPolicy, Policies
+from runnel.world.disk import Access, Disk, DiskLock
+
+FORMAT: Final = 1
+# A plain body has 4 bytes a message or more. A compressed one may have next to none, but not more than this.
+_DAMAGED_MESSAGES_MAX: Final = BODY_BYTES_CEILING // 4
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """What opening found: nothing to tell after a clean close."""
+
+    was_clean: bool
+    torn: Sequence[str]  # tails that a crash left, cut off
+    damage: Sequence[str]  # stored once, unreadable now
+    differences: Sequence[Difference]  # topics whose fixed policy the rules would choose otherwise
+
+
+class _FormatFile(msgspec.Struct):
+    format: int
+
+
+def claim(disk: Disk, directory: str) -> DiskLock:
+    """In a worker: lock the directory for this process; make it, or check that we can read it."""
+    disk.make_directory(directory)
+    lock = disk.lock(f"{directory}/{paths.LOCK_FILE}")
+    path = f"{directory}/{paths.FORMAT_FILE}"
+    try:
+        if paths.FORMAT_FILE in disk.list(directory):
+            check_format(disk, path)
+        else:
+            write_whole(disk, path, msgspec.json.encode(_FormatFile(FORMAT)))
+            disk.sync_directory(directory)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def check_format(disk: Disk, path: str) -> None:
+    """FormatVersionError unless this Runnel can read the data directory."""
+    file = disk.open(path, Access.READ)
+    try:
+        found = msgspec.json.decode(file.read(0, 4096), type=_FormatFile)
+    except msgspec.DecodeError as error:
+        raise FormatVersionError(
+            f"{path} does not say which format this directory has: {error}"
+        ) from None
+    finally:
+        file.close()
+    if found.format != FORMAT:
+        raise FormatVersionError(
+            f"{path}: the directory has format {found.format}, this Runnel reads format {FORMAT}; "
+            "use the Runnel that wrote it, or a newer one"
+        )
+
+
+class Recovery:
+    """From the records of the catalogue and the files of the shards to what the log was."""
+
+    def __init__(
+        self,
+        directory: str,
+        disk: Disk,
+        files: Files,
+        policies: Policies,
+        state: CatalogueState,
+        loaded: Loaded,
+        shard: Callable[[ShardId], Shard],
+    ) -> None:
+        self._directory = directory
+        self._disk = disk
+        self._files = files
+        self._policies = policies
+        self._state = state
+        self._shard = shard
+        self._was_clean = state.is_closed or not loaded.records
+        # A record at the end that rots looks like one that was torn; a file may be missing altogether.
+        self.is_incomplete = bool(loaded.damage or loaded.torn or not loaded.records)
+        self._torn = [str(loaded.torn)] if loaded.torn else []
+        self._damage = [str(item) for item in loaded.damage]
+
+    def find_shards(self) -> list[tuple[ShardId, list[Opened]]]:
+        """In a worker: every shard on disk, its last segment mended if a crash cut it."""
+        recorded = {paths.folder_name(topic.policy.journal): topic for topic in self._state.topics}
+        found = []
+        root = f"{self._directory}/{paths.JOURNALS}"
+        for name in self._disk.list(root):
+            folder = f"{root}/{name}"
+            children = self._disk.list(folder)
+            if paths.NAME_FILE not in children:
+                continue  # a crash before anything was stored in it: the name comes first
+            path = f"{folder}/{paths.NAME_FILE}"
+            with self._files.use(path, Access.READ) as file:
+                journal = file.read(0, file.size()).decode(errors="replace")
+            if paths.folder_name(journal) != name:
+                self._damage.append(str(Damage(path, 0, len(journal), "does not name this folder")))
+                known = recorded.get(name)
+                journal = known.policy.journal if known else paths.journal_name(name)
+            for child in children:
+                if child.isdecimal():
+                    shard = SegmentFolder(self._disk, self._files, f"{folder}/{child}")
+                    opened = shard.open_all(is_clean=self._state.is_closed)
+                    found.append((ShardId(journal, int(child)), opened))
+        return found
+
+    def load(self, found: Sequence[tuple[ShardId, list[Opened]]]) -> list[Record]:
+        """Put the shards back to where they stood. Returns what has to be recorded of it."""
+        news: list[Record] = []
+        for shard_id, checkpoints in self._state.checkpoints.items():
+            for checkpoint in checkpoints:
+                self._shard(shard_id).restore(checkpoint)
+        for shard_id, opened in found:
+            shard = self._shard(shard_id)
+            shard.load(opened)
+            for item in opened:
+                shard.replay(item)
+                if item.segment.growing is not None:
+                    self._advance(shard_id, item.segment.growing.next_offsets().items())
+            if opened and opened[-1].damage:
+                news += self._pass_over_damage(shard, opened[-1])
+            self._torn += [str(item.torn) for item in opened if item.torn]
+            self._damage += [str(bad) for item in opened for bad in item.damage]
+        return news
+
+    def _advance(self, shard: ShardId, next_offsets: Iterable[tuple[Key, int]]) -> None:
+        for key, next_offset in next_offsets:
+            self._partition_found(shard, key).advance(next_offset)
+
+    def _partition_found(self, shard: ShardId, key: Key) -> Partition:
+        """The partition of messages met in a segment; made anew if the catalogue has lost it."""
+        topic, number = key
+        topics = self._state.topics
+        partition = topics.recorded_partition(topic, number)
+        if partition is not None:
+            return partition
+        rules = self._policies.for_topic(topic)
+        fixed = FixedPolicy(
+            keep=Keep.DISK, partitions=max(rules.partitions, number + 1), journal=shard.journal
+        )
+        restored = topics.restore(topic, self._policies.for_recorded(topic, fixed))
+        return restored.partitions[number]
+
+    def _pass_over_damage(self, shard: Shard, last: Opened) -> list[Record]:
+        """What damaged bytes of the last segment may have held, nobody knows: leave its numbers out.
+
+        Segments before it do not matter: the catalogue knows where each of them ended.
+        """
+        growing = last.segment.growing
+        blocks = [bad for bad in last.damage if bad.position]  # without the segment's header
+        if growing is None or not blocks:
+            return []
+        begin = max(bad.position for bad in blocks)
+        size = sum(bad.size for bad in blocks)
+        shard.writer.skip_entries(size // block.HEADER_BYTES + 1)
+        found: list[Record] = [shard.checkpoint()]
+        for topic in self._state.topics:
+            for part in topic.partitions:
+                if part.shard == shard.id and growing.last_position(part.key) < begin:
+                    part.advance(part.next_offset + size // 4 + _DAMAGED_MESSAGES_MAX)
+                    found.append(PartitionAt(*part.key, part.next_offset, part.floor))
+        return found
+
+    async def reconcile(self, shards: Iterable[Shard]) -> None:
+        """Learn from all segments what an incomplete catalogue may have forgotten."""
+        for shard in shards:
+            self._advance(shard.id, await shard.next_offsets())
+
+    def outcome(self) -> Recovered:
+        differences = [
+            difference
+            for topic in self._state.topics
+            if not topic.is_deleted
+            for difference in self._policies.differences(topic.name, topic.policy.fixed)
+        ]
+        is_whole = not self._torn and not self._damage
+        return Recovered(self._was_clean and is_whole, self._torn, self._damage, differences)

@@ -1,0 +1,211 @@
+"""Retention at work in one shard: segments ended, removed, and rewritten without what nobody wants any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from runnel.errors import Unavailable
+from runnel.log import retention
+from runnel.log.index import Index, Key
+from runnel.log.log import ShardId, Trimmed
+from runnel.log.reader import ShardReader
+from runnel.log.retention import Decision, Hold, IsServed, SegmentFacts
+from runnel.log.rewriting import KeepOffsets, Rewritten, rewrite
+from runnel.log.scan import Damage
+from runnel.log.segments import IndexCache, Segment, SegmentFolder
+from runnel.log.topic_table import Partition
+from runnel.log.writer import Parts, ShardWriter
+from runnel.topics.policies import JournalPolicy
+
+
+class ShardTrimmer:
+    """One round at a time; `at_work` is held meanwhile, and by whoever must not meet one."""
+
+    def __init__(
+        self,
+        shard: ShardId,
+        parts: Parts,
+        policy: JournalPolicy,
+        folder: SegmentFolder,
+        cache: IndexCache,
+        segments: list[Segment],
+        writer: ShardWriter,
+        reader: ShardReader,
+        *,
+        find: Callable[[Key], Partition | None],
+        holds: Callable[[], Sequence[Hold]],
+        before_removal: Callable[[Sequence[Partition]], Awaitable[None]],
+        on_damage: Callable[[Damage], None],
+        on_removed: Callable[[], None],
+    ) -> None:
+        self._shard = shard
+        self._parts = parts
+        self._policy = policy
+        self._folder = folder
+        self._cache = cache
+        self._segments = segments
+        self._writer = writer
+        self._reader = reader
+        self._find = find
+        self._holds = holds
+        self._before_removal = before_removal  # of the last messages of these partitions
+        self._on_damage = on_damage
+        self._on_removed = on_removed
+        self._may_be_sparse = False  # messages have been hidden
+        self._compact: set[str] = set()  # segments in which little is hidden
+        self.at_work = asyncio.Lock()
+
+    def look_again(self) -> None:
+        """More messages have been hidden: segments may have become sparse."""
+        self._may_be_sparse = True
+        self._compact.clear()
+
+    async def trim(self, served_at: Callable[[int], IsServed]) -> Trimmed:
+        """One round: end what is old, remove what may go, rewrite what is mostly gone."""
+        async with self.at_work:
+            now_ns = self._parts.clock.time_ns()
+            with suppress(Unavailable):  # no room to record where it ended: what may go, goes first
+                await self._end_old_active(now_ns)
+            for segment in list(self._writer.unsealed):
+                await self._writer.seal(segment)
+            return await self._trim(now_ns, served_at(now_ns))
+
+    async def _trim(self, now_ns: int, is_served: IsServed) -> Trimmed:
+        sealed = [segment for segment in self._segments if segment.growing is None]
+        holds = self._holds()
+        decision = await self._decide(sealed, holds, now_ns)
+        removed = removed_bytes = rewritten = 0
+        for segment in sealed:
+            is_held = segment.number in decision.held
+            if segment.number in decision.remove:
+                with suppress(Unavailable):  # no room for its last values: the others may make some
+                    await self._remove(segment)
+                    removed += 1
+                    removed_bytes += segment.end
+            elif is_held or (self._may_be_sparse and segment.path not in self._compact):
+                held = holds if is_held else None
+                rewritten += await self._rewrite_sparse(segment, is_served, held)
+        return Trimmed(removed, removed_bytes, rewritten, sorted(decision.pins_passed))
+
+    async def _decide(
+        self, sealed: Sequence[Segment], holds: Sequence[Hold], now_ns: int
+    ) -> Decision:
+        """What may go. Indexes are looked into for pins only if something would go without them."""
+        policy = self._policy
+        total_bytes = sum(segment.end for segment in self._segments)
+        facts = [SegmentFacts(seg.number, seg.end, seg.last_time_ns) for seg in sealed]
+        decision = retention.decide(facts, total_bytes, policy.retain, policy.pin, now_ns)
+        if decision.remove and holds:
+            facts = [await self._held_facts(segment, holds) for segment in sealed]
+            decision = retention.decide(facts, total_bytes, policy.retain, policy.pin, now_ns)
+        return decision
+
+    async def _end_old_active(self, now_ns: int) -> None:
+        """A segment whose period or whose messages' time is over is sealed even if nothing more comes."""
+        active = self._writer.active
+        if active is None or active.is_empty or self._writer.queued_batches:
+            return
+        rotate, age_ns = self._policy.rotate, self._policy.retain.age_ns
+        period = retention.rotation_period(now_ns, rotate.every_ns, rotate.at_ns)
+        is_past = (
+            retention.rotation_period(active.first_time_ns, rotate.every_ns, rotate.at_ns) < period
+        )
+        if is_past or (age_ns is not None and active.last_time_ns < now_ns - age_ns):
+            await self._writer.end_active()
+
+    async def _held_facts(self, segment: Segment, holds: Sequence[Hold]) -> SegmentFacts:
+        held_by: set[str] = set()
+        index = await self._reader.index(segment)
+        for key in index.keys():  # noqa: SIM118 - not a dict
+            end = index.next_offset(key)
+            held_by |= {hold.cursor for hold in holds if hold.holds(key, end, segment.last_entry)}
+        return SegmentFacts(segment.number, segment.end, segment.last_time_ns, frozenset(held_by))
+
+    async def _remove(self, segment: Segment) -> None:
+        await self._before_removal(_ending(await self._reader.index(segment), self._find))
+        self._segments.remove(segment)
+        self._cache.drop(segment.path)
+        self._on_removed()
+        await self._parts.workers.submit(self._folder.remove, segment)
+
+    async def _rewrite_sparse(
+        self, segment: Segment, is_served: IsServed, holds: Sequence[Hold] | None
+    ) -> int:
+        """Rewrite a segment if less than half of it is wanted: served, and held if it is there for that."""
+
+        def is_wanted(key: Key, next_offset: int, time_ns: int, entry: int) -> bool:
+            if holds is not None and not any(hold.holds(key, next_offset, entry) for hold in holds):
+                return False
+            return is_served(key, next_offset, time_ns, entry)
+
+        index = await self._reader.index(segment)
+        total = wanted = 0
+        for key in index.keys():  # noqa: SIM118 - not a dict
+            for place in index.runs_from(key, 0):
+                entry, _, time_ns = index.block_place(place.block)
+                total += place.count
+                if is_wanted(key, place.base_offset + place.count, time_ns, entry):
+                    wanted += place.count
+        if wanted * 2 > total:
+            self._compact.add(segment.path)
+            return 0
+        await self._rewrite(
+            segment,
+            lambda key, base, count, time_ns, entry: (
+                [(base, base + count)] if is_wanted(key, base + count, time_ns, entry) else []
+            ),
+        )
+        return 1
+
+    async def rewrite(self, keep: KeepOffsets) -> int:
+        """Rewrite every sealed segment, keeping only these offsets; how many segments changed."""
+        async with self.at_work:
+            sealed = [segment for segment in self._segments if segment.growing is None]
+            for segment in sealed:
+                await self._rewrite(segment, keep)
+            return len(sealed)
+
+    async def _rewrite(self, segment: Segment, keep: KeepOffsets) -> None:
+        parts = self._parts
+        index = await self._reader.index(segment)
+        await self._before_removal(
+            [part for part in _ending(index, self._find) if not _keeps_end(index, part.key, keep)]
+        )
+        rewritten: Rewritten = await parts.workers.submit(
+            rewrite,
+            parts.disk,
+            parts.files,
+            self._folder.folder,
+            segment,
+            self._shard.shard,
+            parts.epoch,
+            keep,
+        )
+        for damage in rewritten.scanned.damage:
+            self._on_damage(damage)
+        place = self._segments.index(segment)
+        self._segments[place : place + 1] = [rewritten.segment] if rewritten.segment else []
+        self._cache.drop(segment.path)
+        self._on_removed()
+        await parts.workers.submit(self._folder.remove, segment)
+
+
+def _ending(index: Index, find: Callable[[Key], Partition | None]) -> list[Partition]:
+    """The partitions whose last message lies in this segment."""
+    return [
+        partition
+        for key in index.keys()  # noqa: SIM118 - not a dict
+        if (partition := find(key)) is not None and index.next_offset(key) == partition.visible_next
+    ]
+
+
+def _keeps_end(index: Index, key: Key, keep: KeepOffsets) -> bool:
+    """Whether the last message that a segment has of a key would stay."""
+    end = index.next_offset(key)
+    for place in index.runs_from(key, end - 1):
+        entry, _, time_ns = index.block_place(place.block)
+        kept = keep(key, place.base_offset, place.count, time_ns, entry)
+        return bool(kept) and kept[-1][1] == end
+    return False
