@@ -7,6 +7,9 @@ the groups. A group is one write with its sync, done by a worker; the loop decid
                                         ▲                                       │
                                         └── index, visible_next, answers ◀──────┘
 
+The next group is handed to the worker before the one that it has just written is applied: the disk rests no longer
+than it takes to pick the batches.
+
 A write that fails takes everything queued behind it along: numbers go back to where they were, as if none of it had
 been appended. If bytes may be left of it they are cut off, durably. After a failed sync nobody knows what the disk
 holds: the shard takes nothing more until `reopen`.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,6 +43,14 @@ from runnel.topics.policies import JournalPolicy
 from runnel.world.clock import Clock
 from runnel.world.disk import Disk
 from runnel.world.workers import Workers
+
+
+class _Written(NamedTuple):
+    """A group on the disk: in which segment, and from where."""
+
+    segment: Segment
+    position: int
+    group: list[Pending]
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -87,6 +99,7 @@ class ShardWriter:
             is_resting=lambda: not self._queue,
         )
         self._group: list[Pending] = []
+        self._written: _Written | None = None  # stored, but not applied yet
         self._room: list[asyncio.Future[None]] = []
         self._idle: list[asyncio.Future[None]] = []
         self._is_committing = False
@@ -105,7 +118,8 @@ class ShardWriter:
 
     @property
     def queued_batches(self) -> int:
-        return len(self._queue) + len(self._group)
+        written = 0 if self._written is None else len(self._written.group)
+        return written + len(self._group) + len(self._queue)
 
     @property
     def is_read_only(self) -> bool:
@@ -159,7 +173,8 @@ class ShardWriter:
 
     def repeat(self, entry: int) -> asyncio.Future[Appended] | None:
         """The answer to a batch that is queued already, when it is stored; None if it is not queued."""
-        for pending in (*self._group, *self._queue):
+        written = () if self._written is None else self._written.group
+        for pending in (*written, *self._group, *self._queue):
             if pending.envelope.entry == entry:
                 future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
                 pending.answers.append((future, True))
@@ -222,7 +237,10 @@ class ShardWriter:
             try:
                 await self._store()
             except (OSError, RunnelError) as error:
+                self._apply_written()
                 self._fail(error)
+            if not self._queue:
+                self._apply_written()
             _wake(self._room)
         self._is_committing = False
         _wake(self._idle)
@@ -264,13 +282,16 @@ class ShardWriter:
 
     async def _store(self) -> None:
         group = self._group
-        # The catalogue first: a crash here leaves topics without messages, never the other way round.
-        for pending in group:
-            for recorded in pending.unrecorded:
-                await recorded
         active = self.active
+        is_new = active is None or self._is_rotation_due(active, group[0])
+        unrecorded = [recorded for pending in group for recorded in pending.unrecorded]
+        if is_new or unrecorded:
+            self._apply_written()  # whoever waits for it need not wait for the catalogue too
+        # The catalogue first: a crash here leaves topics without messages, never the other way round.
+        for recorded in unrecorded:
+            await recorded
         header = None
-        if active is None or self._is_rotation_due(active, group[0]):
+        if is_new:
             if active is not None:
                 await self.checkpoint(active)
             header = SegmentHeader(
@@ -282,14 +303,19 @@ class ShardWriter:
                 created_ns=self._parts.clock.time_ns(),
             )
         started_ns = self._parts.clock.monotonic_ns()
-        segment = await self._parts.workers.submit(self._groups.write, active, header, group)
+        writing = self._parts.workers.submit(self._groups.write, active, header, group)
+        self._apply_written()
+        segment = await writing
         self._count_sync(self._parts.clock.monotonic_ns() - started_ns)
+        self._written = _Written(segment, segment.end, group)
+        segment.end += sum(pending.size for pending in group)
+        self._group = []
         if header is not None:
             if active is not None:
                 self._retire(active)
             self._segments.append(segment)
             self.last_number = segment.number
-        self._apply(segment, group)
+            self._apply_written()  # so that the segment can tell when it is full
 
     def _next_number(self) -> int:
         return max(self.last_number, self._segments[-1].number if self._segments else 0) + 1
@@ -317,15 +343,19 @@ class ShardWriter:
 
         await self._parts.catalogue.add_made(records)
 
-    def _apply(self, segment: Segment, group: list[Pending]) -> None:
-        """The group is stored: from here on it can be found, read and answered for."""
+    def _apply_written(self) -> None:
+        """A group is stored: from here on it can be found, read and answered for."""
+        if self._written is None:
+            return
+        segment, position, group = self._written
+        self._written = None
         growing = segment.growing
         assert growing is not None
         counters = self.counters
         for pending in group:
             head = pending.envelope
-            growing.add(head, [part.key for part in pending.partitions], segment.end, pending.size)
-            segment.end += pending.size
+            growing.add(head, [part.key for part in pending.partitions], position, pending.size)
+            position += pending.size
             counters.messages += head.message_count
             if head.producer is not None:
                 time_ns = int.from_bytes(head.receive_times, "little", signed=True)
@@ -337,7 +367,6 @@ class ShardWriter:
         counters.entries += len(group)
         counters.bytes += size
         self.visible_next_entry = group[-1].envelope.entry + 1
-        self._group = []
         self.queued_bytes -= size
         for pending in group:
             head = pending.envelope

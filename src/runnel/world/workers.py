@@ -84,8 +84,8 @@ class ThreadWorkers:
             else:
                 _answer(loop, way.succeed, future, result)
 
-        way.begin()
         self._calls.put(call)
+        way.begin()
         return future
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class _WayForThreads:
         self._calls_under_way += 1
         if not self._timer_runs:
             self._timer_runs = True
-            self.loop.call_later(GIVE_WAY_EVERY_SECONDS, self._give_way)
+            self._give_way()  # at once, so that the call begins before the loop's next callback
 
     def succeed(self, future: asyncio.Future[T], result: T) -> None:
         self._calls_under_way -= 1
