@@ -105,7 +105,7 @@ async def _append_all(log: DiskLog, batch: Batch, count: int) -> None:
 
 def bench_append(*, quick: bool) -> list[Result]:
     batch = Batch.from_messages(_messages())
-    count = 1024 if quick else 8192
+    count = 1024 if quick else 4096
     groups: list[float] = []
 
     def product() -> float:
@@ -144,7 +144,7 @@ def bench_append(*, quick: bool) -> list[Result]:
             shutil.rmtree(directory)
 
     product()
-    ours, baseline = interleaved([product, bare], 3 if quick else 7)
+    ours, baseline = interleaved([product, bare], 5 if quick else 11)
     return [
         Result(
             "append, stored",

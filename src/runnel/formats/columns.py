@@ -31,6 +31,7 @@ import re
 import struct
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Annotated, Final
 
@@ -65,6 +66,7 @@ _EMPTY_BYTES: Final = 3  # an empty buffer is nothing but padding
 _NO_VALIDITY: Final = memoryview(bytes(_EMPTY_BYTES))
 _EMPTY_BUFFER: Final = _BUFFER_HEADER.pack(_BIN32, _EMPTY_BYTES) + bytes(_EMPTY_BYTES)
 _ABSENT: Final = Binary()
+_PLAIN_TAIL: Final = 8 * _EMPTY_BUFFER + _NO_TAG_SETS
 
 
 class _Layout(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -95,6 +97,43 @@ _encoder = msgspec.msgpack.Encoder()
 
 def decode(body: bytes | memoryview, count: int) -> Columns:
     """Read an uncompressed body of `count` rows. MalformedError names the column that is wrong."""
+    return _decode_plain(body, count) or _decode_any(body, count)
+
+
+def _decode_plain(body: bytes | memoryview, count: int) -> Columns | None:
+    """Most bodies have times and payloads and nothing else, and then lie at known places.
+
+    None if this is another body, or a wrong one. About twice as quick (bench/log.py, "read").
+    """
+    layout, expected, offsets_at, payloads_at = _plain_layout(count)
+    tail_at = len(body) - len(_PLAIN_TAIL)
+    if tail_at < payloads_at or layout.unpack_from(body) != expected:
+        return None
+    view = memoryview(body)
+    header, length = _BUFFER_HEADER.unpack_from(body, payloads_at - _BUFFER_HEADER.size)
+    if header != _BIN32 or payloads_at + length != tail_at or view[tail_at:] != _PLAIN_TAIL:
+        return None
+    offsets = view[offsets_at : offsets_at + 4 * (count + 1)]
+    last = _check_offsets("payload", offsets, count)
+    payloads = Binary(offsets, _exactly("payload_bytes", view[payloads_at:tail_at], last))
+    times = view[8 : 8 + 8 * count], view[8 * count + 16 : 8 * count + 24]
+    return Columns(count, *times, payloads, _ABSENT, _ABSENT, EMPTY, EMPTY, ())
+
+
+@lru_cache(maxsize=256)
+def _plain_layout(count: int) -> tuple[struct.Struct, tuple[object, ...], int, int]:
+    """The headers of a plain body: a time a row, one for all, payload offsets; and what they must be.
+
+    Also where the payloads' offsets and bytes begin.
+    """
+    times, offsets = 8 * count + 3, 4 * (count + 1) + (3 - 4 * (count + 1)) % 8
+    layout = struct.Struct(f">3s BI {times}x BI 11x BI {offsets}x")
+    expected = (_ARRAY_HEADER, _BIN32, times, _BIN32, 11, _BIN32, offsets)
+    payloads_at = layout.size + _BUFFER_HEADER.size
+    return layout, expected, layout.size - offsets, payloads_at
+
+
+def _decode_any(body: bytes | memoryview, count: int) -> Columns:
     try:
         layout = _layout_decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:

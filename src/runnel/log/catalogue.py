@@ -109,6 +109,9 @@ Record = (
 MakeRecords = Callable[[], Sequence[Record]]
 Apply = Callable[[], None]
 
+# A flipped bit in a snapshot costs so many of its records, not all of them.
+_RECORDS_TOGETHER: Final = 256
+
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(list[Record])
 
@@ -177,7 +180,8 @@ class Catalogue:
             self._disk.remove(unfinished)
         file = RecordFile.create(self._disk, unfinished)
         try:
-            file.append(_encoder.encode(records))
+            for begin in range(0, max(len(records), 1), _RECORDS_TOGETHER):
+                file.append(_encoder.encode(records[begin : begin + _RECORDS_TOGETHER]))
         finally:
             file.close()
         former, former_number = self._file, self._number
