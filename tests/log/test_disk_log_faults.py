@@ -244,6 +244,28 @@ def test_damaged_batch_is_passed_and_reported_with_file_and_position(is_reopened
     run(scenario)
 
 
+def test_numbers_of_a_last_batch_whose_body_rotted_are_known_and_not_given_again() -> None:
+    home = Home(log=PLAIN)
+
+    async def scenario() -> None:
+        log = await home.open()
+        await log.append(numbered("a", 0))
+        await log.append(numbered("a", 1))
+        [path] = home.shard_files(".segment")
+        last = (await log.read("a", 0, 2)).found[0].block
+        end = 64 + 2 * len(last)
+        home.disk.flip_bit(path, end - 20, 3)
+        log = await home.kill()  # the writer rested: its mark vouches for the last batch
+        [damage] = log.recovered.damage
+        assert damage.startswith(f"{path}:{end - len(last)}:")
+        assert (await log.append(numbered("a", 1))).is_repeated
+        assert (await log.append(numbered("a", 2))).base_offsets == [3]
+        assert read_offsets(await log.read("a", 0, 1)) == [1, 3]
+        await log.close()
+
+    run(scenario)
+
+
 def test_torn_tail_is_cut_and_reported() -> None:
     home = Home(log=PLAIN)
 

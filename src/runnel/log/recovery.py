@@ -19,7 +19,7 @@ from runnel.log import paths
 from runnel.log.catalogue import Loaded, PartitionAt, Record
 from runnel.log.catalogue_state import CatalogueState
 from runnel.log.files import Files
-from runnel.log.index import Key
+from runnel.log.index import GrowingIndex, Key
 from runnel.log.log import ShardId
 from runnel.log.scan import Damage
 from runnel.log.segments import Opened, SegmentFolder, write_whole
@@ -168,24 +168,39 @@ class Recovery:
         return restored.partitions[number]
 
     def _pass_over_damage(self, shard: Shard, last: Opened) -> list[Record]:
-        """What damaged bytes of the last segment may have held, nobody knows: leave its numbers out.
+        """Numbers that damaged bytes of the last segment held, or may have held, are not given again.
 
         Segments before it do not matter: the catalogue knows where each of them ended.
         """
         growing = last.segment.growing
-        blocks = [bad for bad in last.damage if bad.position]  # without the segment's header
-        if growing is None or not blocks:
+        if growing is None or not (last.lost or last.unknown_bytes):
             return []
-        begin = max(bad.position for bad in blocks)
-        size = sum(bad.size for bad in blocks)
-        shard.writer.skip_entries(size // block.HEADER_BYTES + 1)
-        found: list[Record] = [shard.checkpoint()]
+        for head in last.lost:
+            keys = zip(head.topics, head.column32(head.partitions), strict=True)
+            ends = (head.vector64(head.base_offsets) + head.vector32(head.counts)).tolist()
+            self._advance(shard.id, zip(keys, ends, strict=True))
+            shard.writer.go_on_from(head.entry + 1, head.column64(head.receive_times)[-1])
+        if last.unknown_bytes:
+            shard.writer.skip_entries(last.unknown_bytes // block.HEADER_BYTES + 1)
+            self._skip_offsets(shard.id, growing, last)
+        ours = [part for topic in self._state.topics for part in topic.partitions]
+        return [
+            shard.checkpoint(),
+            *(
+                PartitionAt(*part.key, part.next_offset, part.floor)
+                for part in ours
+                if part.shard == shard.id
+            ),
+        ]
+
+    def _skip_offsets(self, shard: ShardId, growing: GrowingIndex, last: Opened) -> None:
+        """Any partition without a message behind the damage may have had some in it."""
+        begin = max(bad.position for bad in last.damage)
+        skipped = last.unknown_bytes // 4 + _DAMAGED_MESSAGES_MAX
         for topic in self._state.topics:
             for part in topic.partitions:
-                if part.shard == shard.id and growing.last_position(part.key) < begin:
-                    part.advance(part.next_offset + size // 4 + _DAMAGED_MESSAGES_MAX)
-                    found.append(PartitionAt(*part.key, part.next_offset, part.floor))
-        return found
+                if part.shard == shard and growing.last_position(part.key) < begin:
+                    part.advance(part.next_offset + skipped)
 
     async def reconcile(self, shards: Iterable[Shard]) -> None:
         """Learn from all segments what an incomplete catalogue may have forgotten."""

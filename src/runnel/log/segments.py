@@ -15,6 +15,9 @@ from typing import Final
 import msgspec
 
 from runnel.errors import CorruptionError, MalformedError
+from runnel.formats import block
+from runnel.formats import envelope as envelopes
+from runnel.formats.envelope import Envelope
 from runnel.log import index as indexes
 from runnel.log import paths, segment
 from runnel.log.files import Files
@@ -92,6 +95,8 @@ class Opened(msgspec.Struct, frozen=True):
     producers: Sequence[ProducerSeen] = ()
     damage: Sequence[Damage] = ()
     torn: Damage | None = None
+    lost: Sequence[Envelope] = ()  # of blocks of which the body alone is damaged
+    unknown_bytes: int = 0  # damaged beyond that: nobody knows what they held
 
 
 class SegmentFolder:
@@ -185,21 +190,19 @@ class SegmentFolder:
             partitions = envelope.column32(envelope.partitions)
             keys = list(zip(envelope.topics, partitions, strict=True))
             growing.add(envelope, keys, unit.position, unit.size)
-            if envelope.producer is not None:
-                time_ns = growing.block_place(growing.block_count() - 1)[2]
-                producers.append(
-                    ProducerSeen(
-                        envelope.producer, envelope.term, envelope.number, envelope.entry, time_ns
-                    )
-                )
+            producers += _producer_seen(envelope)
         scanned = scanner.result()
+        lost, unknown_bytes = _salvage(file, scanned.damage)
+        for envelope in lost:
+            producers += _producer_seen(envelope)
+        producers.sort(key=lambda seen: seen.entry)
         growing.covered_bytes = found.end = scanned.end
         describe_by(found, growing)
         found.growing = growing
         if is_last:
             file.truncate(scanned.end)
             store_again(file, scanned)
-        return Opened(found, producers, scanned.damage, scanned.torn)
+        return Opened(found, producers, scanned.damage, scanned.torn, lost, unknown_bytes)
 
     def _covered_part(self, found: Segment, file_bytes: int) -> GrowingIndex:
         """What an older index of this file still says of its beginning."""
@@ -295,6 +298,37 @@ def _describes(header: indexes.IndexHeader, found: Segment) -> bool:
     return header.generation == found.generation and (
         not header.blocks or header.first_entry >= found.first_entry
     )
+
+
+def _producer_seen(envelope: Envelope) -> list[ProducerSeen]:
+    if envelope.producer is None:
+        return []
+    time_ns = envelope.column64(envelope.receive_times)[0]
+    return [
+        ProducerSeen(envelope.producer, envelope.term, envelope.number, envelope.entry, time_ns)
+    ]
+
+
+def _salvage(file: File, damage: Sequence[Damage]) -> tuple[list[Envelope], int]:
+    """What damaged places still tell: their envelopes, and how many bytes have none."""
+    lost: list[Envelope] = []
+    unknown_bytes = 0
+    for bad in damage:
+        data = memoryview(file.read(bad.position, bad.size))
+        at = 0
+        while at < len(data):
+            try:
+                header = block.read_header(data, at)
+                envelope = envelopes.decode(block.envelope_view(data, at, header))
+            except MalformedError:
+                unknown_bytes += len(data) - at
+                break
+            if not envelope.is_stored:
+                unknown_bytes += len(data) - at
+                break
+            lost.append(envelope)
+            at += header.block_bytes
+    return lost, unknown_bytes
 
 
 def write_whole(disk: Disk, path: str, content: bytes) -> None:
