@@ -151,6 +151,23 @@ def test_cursor_that_could_not_be_recorded_is_not_set() -> None:
 # --- A sync that fails ---
 
 
+def test_sync_tells_of_a_batch_that_was_answered_too_early() -> None:
+    home = Home(log=PLAIN)
+
+    async def scenario() -> None:
+        log = await home.open()
+        await log.append(one("a", b"1"))
+        home.disk.fail(Kind.WRITE, errno.ENOSPC, path=is_segment, times=1)
+        await log.append(one("a", b"2"), Level.RECEIVED)
+        with pytest.raises(DiskFullError):
+            await log.sync()
+        await log.sync()  # told once
+        assert (await log.append(one("a", b"3"))).base_offsets == [2]
+        await log.close()
+
+    run(scenario)
+
+
 def test_failed_sync_makes_the_shard_read_only_until_it_has_been_reopened() -> None:
     home = Home(log=PLAIN)
 

@@ -221,7 +221,7 @@ class DiskLog:
     async def sync(self) -> None:
         self._check_open()
         for shard in list(self._shards.values()):
-            await shard.writer.wait_idle()
+            await shard.writer.sync()
 
     def _on_topic_made(self, topic: Topic) -> None:
         fixed = topic.policy.fixed

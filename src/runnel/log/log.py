@@ -218,7 +218,10 @@ class Log(Protocol):
         """Apply retention now, by the clock's time."""
 
     async def sync(self) -> None:
-        """Until everything appended so far is stored."""
+        """Until everything appended so far is stored.
+
+        Raises if a batch that was answered before it was stored could not be, once, to the first who asks.
+        """
 
     def statistics(self) -> Statistics: ...
 

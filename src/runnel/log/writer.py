@@ -104,6 +104,9 @@ class ShardWriter:
         self._idle: list[asyncio.Future[None]] = []
         self._is_committing = False
         self._refusal: RunnelError | None = None
+        self._untold: RunnelError | None = (
+            None  # why a batch was lost that was not to be answered as stored
+        )
         self.queued_bytes = 0
         self.next_entry = 1
         self.visible_next_entry = 1  # behind the last entry that is stored
@@ -211,6 +214,13 @@ class ShardWriter:
             future = asyncio.get_running_loop().create_future()
             self._idle.append(future)
             await future
+
+    async def sync(self) -> None:
+        """Until nothing is queued; raises if a batch was lost since the last call that nobody waited for."""
+        await self.wait_idle()
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            raise untold
 
     def refuse(self, reason: RunnelError) -> None:
         """Take no more from now on; what is queued is still stored."""
@@ -407,6 +417,8 @@ class ShardWriter:
         self.counters.failed_batches += len(failed)
         failure = self._judge(error)
         for pending in failed:
+            if not pending.answers:
+                self._untold = failure
             for future, _ in pending.answers:
                 if not future.done():
                     future.set_exception(failure)

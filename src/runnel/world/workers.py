@@ -8,8 +8,8 @@ A loop that never rests starves every thread of the GIL: it lets go of the GIL w
 sockets, but takes it back before the waiting thread has woken, and each such moment also restarts
 the patience (`sys.getswitchinterval`) after which the thread may insist. With a loop kept busy by
 callbacks of 0.5 ms, one write-and-sync then took seconds. So while calls are under way the loop
-really sleeps for a moment when a call is submitted and then once a millisecond: the same call then took 2 to 3 ms, and the loop still
-did its own work for nine tenths of the time.
+really sleeps for a moment when a call is submitted, and then once a millisecond: the same call then
+took 2 to 3 ms, and the loop still did its own work for nine tenths of the time.
 """
 
 from __future__ import annotations

@@ -203,6 +203,17 @@ class History:
             raise
         raise Violation(f"{what} hangs: it is not done after {TURNS_MAX} turns of the loop")
 
+    async def sync(self) -> None:
+        """Until nothing is queued. Each shard tells once of a batch that was answered and then lost."""
+        for _ in range(len(self.log.shards()) + 1):
+            try:
+                return await self.patiently(self.log.sync(), "sync")
+            except Unavailable as error:
+                if not self.was_faulty:
+                    raise
+                self.say(f"   sync tells: {error}")
+        raise Violation("sync tells more often than there are shards")
+
     def _on_loop_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         # An operation that was left when the power went keeps its error to itself.
@@ -276,7 +287,7 @@ class History:
 
     async def kill_quietly(self) -> None:
         """End the process when nothing is under way."""
-        await self.patiently(self.log.sync(), "sync")
+        await self.sync()
         self.say("kill")
         self.disk.kill()
         await self._end_tasks()

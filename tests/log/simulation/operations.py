@@ -129,7 +129,7 @@ async def sync(history: History) -> None:
     failed_before = traffic.failed_batches()
     waiting = [sent for sent in history.model.sent if sent.fate is Fate.RECEIVED]
     history.say("sync")
-    await history.patiently(history.log.sync(), "sync")
+    await history.sync()
     traffic.look_at_answers()
     traffic.check_answered_after_sync()
     if traffic.failed_batches() == failed_before and not history.was_faulty:
@@ -399,7 +399,7 @@ async def settle(history: History) -> None:
     history.disk.heal()
     history.disk.capacity_bytes = None
     history.has_faults = False
-    await history.patiently(log.sync(), "sync")
+    await history.sync()
     history.traffic.look_at_answers()
     for shard in log.statistics().shards:
         if shard.is_read_only:
