@@ -183,10 +183,11 @@ def _all_runs(
 ) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
     """What is per run, of all these batches, spread over their rows."""
     topics = list(chain.from_iterable([head.topics for head in heads]))
-    counts = _joined(heads, np.int32, lambda head: head.counts)
-    bases = _joined(heads, np.int64, lambda head: head.base_offsets or _UNSET)
-    times = _joined(heads, np.int64, lambda head: head.receive_times or _UNSET)
-    partitions = _joined(heads, np.int32, lambda head: head.partitions)
+    runs = len(topics)
+    counts = _joined(heads, runs, np.int32, [head.counts for head in heads])
+    bases = _joined(heads, runs, np.int64, [head.base_offsets or _UNSET for head in heads])
+    times = _joined(heads, runs, np.int64, [head.receive_times or _UNSET for head in heads])
+    partitions = _joined(heads, runs, np.int32, [head.partitions for head in heads])
     starts = np.cumsum(counts, dtype=np.int64) - counts
     shifts = bases - starts
     if (shifts == shifts[0]).all() and bases[0]:  # one run after another of the same partition
@@ -206,11 +207,10 @@ def _all_runs(
 
 
 def _joined(
-    heads: Sequence[Envelope], kind: type[np.generic], column: Callable[[Envelope], bytes]
+    heads: Sequence[Envelope], runs: int, kind: type[np.generic], columns: list[bytes]
 ) -> NDArray[Any]:
     """A column of all these envelopes, one number a run."""
-    columns = [column(head) for head in heads]
-    if all(head.run_count == 1 for head in heads):
+    if runs == len(heads):
         return np.frombuffer(b"".join(columns), kind)
     return np.concatenate(
         [

@@ -175,7 +175,9 @@ class Batch:
         """The body as columns: views into its bytes."""
         if self._columns is None:
             head = self.envelope
-            body = compression.decompress(self.body, head.codec, head.body_bytes)
+            body = self.body
+            if head.codec != Codec.NONE or len(body) != head.body_bytes:
+                body = compression.decompress(body, head.codec, head.body_bytes)
             self._columns = columns.decode(body, head.message_count)
         return self._columns
 
