@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -20,18 +22,41 @@ def main() -> int:
     parser.add_argument("--only", metavar="TEXT", default="", help="only parts whose name has this")
     chosen = parser.parse_args()
     module = importlib.import_module(f"bench.{chosen.name}")
+    parts = [(title, part) for title, part in module.PARTS if chosen.only in title]
+    if not parts:
+        titles = ", ".join(repr(title) for title, _ in module.PARTS)
+        parser.error(f"--only {chosen.only}: no part has this in its name; there are {titles}")
+    # bin/bench changes to the repository's root; a relative path is the caller's.
+    target = chosen.json and Path(os.environ.get("BENCH_CALLED_FROM", "."), chosen.json)
+    if target is not None and (problem := _unwritable(target)):
+        parser.error(f"--json {chosen.json}: {problem}")
     results = []
-    for title, part in module.PARTS:
-        if chosen.only not in title:
-            continue
+    for title, part in parts:
         print(f"… {title}", file=sys.stderr, flush=True)
         results += part(quick=chosen.quick)
     facts = machine_facts()
     print_table(f"{chosen.name}{' (quick)' if chosen.quick else ''}", facts, results)
-    if chosen.json is not None:
-        chosen.json.write_bytes(as_json(chosen.name, facts, results, quick=chosen.quick))
+    if target is not None:
+        target.write_bytes(as_json(chosen.name, facts, results, quick=chosen.quick))
     return 0
 
 
+def _unwritable(target: Path) -> str | None:
+    """Known before the run, not after it."""
+    if target.is_dir():
+        return "it is a directory"
+    if not target.parent.is_dir():
+        return f"there is no directory {target.parent}"
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        return "it cannot be written to"
+    return None
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    # As an exception, so that what was made is removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)

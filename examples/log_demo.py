@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,6 +62,13 @@ def readings(batch: int) -> list[Message]:
 # --- The writer: a process that will not live to see its end ---
 
 
+def tell(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        os._exit(1)  # whoever listened is dead: nobody wants the rest
+
+
 async def write(directory: str, batches: int) -> None:
     """Append batches from where the log ends, and print how many are stored after each answer."""
     async with open_log(directory, SETTINGS) as log:
@@ -68,7 +76,7 @@ async def write(directory: str, batches: int) -> None:
         await log.ensure_topic(first)
         stored = ((await log.bounds(first, 0)).next_offset - 1) // READINGS
         torn = "; ".join(log.recovered.torn)
-        print(f"open {stored} {torn}", flush=True)
+        tell(f"open {stored} {torn}")
         window = asyncio.Semaphore(IN_FLIGHT)
         term = time.time_ns()
 
@@ -78,7 +86,7 @@ async def write(directory: str, batches: int) -> None:
             )
             answer = log.append(named)
             await answer
-            print(f"stored {batch + 1}", flush=True)
+            tell(f"stored {batch + 1}")
             window.release()
 
         async with asyncio.TaskGroup() as tasks:
@@ -101,24 +109,33 @@ def run_writer(directory: str, batches: int, kill_at: int | None) -> Written:
     """Run a writer to its end, or until `kill_at` batches are stored; then SIGKILL."""
     told = Written()
     command = [sys.executable, __file__, "--write", directory, "--batches", str(batches)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        begin = time.perf_counter()
-        for line in process.stdout:
-            word, number, *rest = line.split(maxsplit=2)
-            if word == "open":
-                told.found, told.torn = int(number), "".join(rest).strip()
-                begin = time.perf_counter()
-            else:
-                told.stored = max(told.stored, int(number))
-                told.seconds = time.perf_counter() - begin
-            if kill_at is not None and told.stored >= kill_at:
-                process.send_signal(signal.SIGKILL)
-                kill_at = None
-        process.wait()
+    # In a group of its own: Ctrl-C is for us, and we end the writer.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        try:
+            _listen(process, told, kill_at)
+        except BaseException:
+            process.kill()
+            raise
     if process.returncode not in (0, -signal.SIGKILL):
         sys.exit(f"error: the writer ended with exit code {process.returncode}")
     return told
+
+
+def _listen(process: subprocess.Popen[str], told: Written, kill_at: int | None) -> None:
+    assert process.stdout is not None
+    begin = time.perf_counter()
+    for line in process.stdout:
+        word, number, *rest = line.split(maxsplit=2)
+        if word == "open":
+            told.found, told.torn = int(number), "".join(rest).strip()
+            begin = time.perf_counter()
+        else:
+            told.stored = max(told.stored, int(number))
+            told.seconds = time.perf_counter() - begin
+        if kill_at is not None and told.stored >= kill_at:
+            process.send_signal(signal.SIGKILL)
+            kill_at = None
+    process.wait()
 
 
 # --- Reading back ---
@@ -232,6 +249,19 @@ def demo(directory: str, batches: int) -> bool:
     )
 
 
+def unusable(directory: str) -> str | None:
+    """Why the demo cannot write there; None if it can. Makes the directory."""
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        if not directory:
+            return "the name is empty"
+        if os.listdir(directory):
+            return "it is not empty, and the demo counts from the first message"
+    except OSError as error:
+        return error.strerror or str(error)
+    return None if os.access(directory, os.W_OK | os.X_OK) else "it cannot be written to"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bin/demo", description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, default=300, help="of 1,000 readings each (300)")
@@ -245,10 +275,15 @@ def main() -> int:
     if chosen.write is not None:
         asyncio.run(write(chosen.write, chosen.batches))
         return 0
+    if chosen.data is not None and (problem := unusable(chosen.data)):
+        parser.error(f"--data {chosen.data}: {problem}")
     directory = chosen.data or tempfile.mkdtemp(prefix="runnel-demo-")
-    if chosen.data and Path(directory).exists() and os.listdir(directory):
-        parser.error(f"--data {directory} is not empty: the demo counts from the first message")
-    good = demo(directory, chosen.batches)
+    try:
+        good = demo(directory, chosen.batches)
+    except (KeyboardInterrupt, SystemExit):
+        if chosen.data is None:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
     runnel = Path(sys.executable).parent / "runnel"
     command = (
         str(runnel.relative_to(Path.cwd())) if runnel.is_relative_to(Path.cwd()) else str(runnel)
@@ -266,4 +301,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)

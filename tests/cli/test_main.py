@@ -115,7 +115,7 @@ def test_exit_code_says_whose_fault_it_was(error: RunnelError, code: int) -> Non
         (CorruptionError("a.seg", 7, "bad checksum"), 1, "error: a.seg:7: bad checksum\n"),
         (LockedError("data is open elsewhere"), 3, "error: data is open elsewhere\n"),
         (FileNotFoundError(2, "No such file", "x"), 1, "error: [Errno 2] No such file: 'x'\n"),
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
         (BrokenPipeError(32, "Broken pipe"), 1, ""),
     ],
 )
@@ -167,5 +167,5 @@ def test_output_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
             check=False,
             timeout=60,
         )
-    assert ended.stderr == "error: [Errno 28] No space left on device\n"
+    assert ended.stderr == "error: [Errno 28] No space left on device: 'standard output'\n"
     assert ended.returncode == 1

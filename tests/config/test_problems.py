@@ -74,7 +74,7 @@ def test_unknown_key_is_refused_with_the_nearest_right_one(toml: str, problem: s
         ),
         (
             "[limits]\nbatch_bytes_max = '2GiB'",
-            'limits.batch_bytes_max = "2GiB" (runnel.toml:2): too large; the most is 2147483647B',
+            'limits.batch_bytes_max = "2GiB" (runnel.toml:2): too large; the most is 64MiB',
         ),
         (
             "[limits]\ntags_max = '64'",
@@ -374,3 +374,13 @@ def test_rules_that_give_every_topic_its_own_journal_need_not_agree() -> None:
     ages = [rule.retain.age_ns for rule in merged(toml).settings.topics]
     day_ns = 86_400 * 10**9
     assert ages == [day_ns, 7 * day_ns]
+
+
+def test_what_kubernetes_sets_beside_a_service_called_runnel_is_not_ours() -> None:
+    environment = {
+        "RUNNEL_SERVICE_HOST": "10.0.0.1",
+        "RUNNEL_SERVICE_PORT_NATIVE": "7470",
+        "RUNNEL_PORT": "tcp://10.0.0.1:7470",
+        "RUNNEL_PORT_7470_TCP_ADDR": "10.0.0.1",
+    }
+    assert merged("", environment).settings == merged().settings

@@ -242,7 +242,7 @@ def test_columns_of_another_length_are_refused(column: dict[str, Any]) -> None:
     "fields", [{"shard": -1}, {"term": 1}, {"number": 1}, {"producer": "p", "term": -1}]
 )
 def test_producer_fields_must_fit_together(fields: dict[str, Any]) -> None:
-    with pytest.raises(MalformedError, match="producer"):
+    with pytest.raises(MalformedError, match=r"envelope (producer|shard|term)"):
         Batch.from_columns(rows(1), ["t"], [1], **fields)
 
 
@@ -264,3 +264,35 @@ def test_messages_are_immutable() -> None:
     with pytest.raises(AttributeError):
         Message("t", b"").payload = b"x"  # type: ignore[misc]
     assert msgspec.structs.replace(Message("t", b""), payload=b"x").payload == b"x"
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"producer": 5}, "envelope producer"),
+        ({"producer": b"p"}, "envelope producer"),
+        ({"producer": "p", "term": 1.5}, "envelope term"),
+        ({"producer": "p", "term": 2**63}, "envelope term"),
+        ({"producer": "p", "number": "1"}, "envelope number"),
+    ],
+)
+def test_a_publisher_of_the_wrong_type_is_refused(fields: dict[str, Any], place: str) -> None:
+    with pytest.raises(MalformedError) as refused:
+        Batch.from_messages([Message("a", b"x")], **fields)
+    assert refused.value.place == place
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(b"a", b"x"),  # type: ignore[arg-type]
+        Message(None, b"x"),  # type: ignore[arg-type]
+        Message("a", b"x", tags=None),  # type: ignore[arg-type]
+        Message("a", b"x", tags=["k"]),  # type: ignore[arg-type]
+        None,
+        b"x",
+    ],
+)
+def test_messages_of_the_wrong_type_are_refused(message: Any) -> None:
+    with pytest.raises(MalformedError):
+        Batch.from_messages([Message("a", b"y"), message])

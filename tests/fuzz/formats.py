@@ -200,7 +200,8 @@ def _run_atheris(seconds: int, seed: int) -> None:
         options = [f"-max_total_time={seconds}", f"-seed={seed % 2**31 or 1}"]
         limits = [f"-max_len={_INPUT_BYTES_MAX}", "-rss_limit_mb=1024", "-timeout=10"]
         command = [sys.executable, "-m", "tests.fuzz.formats", *options, *limits, folder]
-        subprocess.run(command, check=True, cwd=VECTORS.parents[1])
+        # In a group of its own: Ctrl-C is for us, and whatever ends us ends it.
+        subprocess.run(command, check=True, cwd=VECTORS.parents[1], process_group=0)
 
 
 def main() -> None:

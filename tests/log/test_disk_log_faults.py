@@ -12,6 +12,7 @@ from runnel.config.settings import DAY_NS
 from runnel.errors import DiskFullError, OffsetGoneError, ReadOnlyError
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Bounds, CursorPosition, Level, Position, ShardId
+from runnel.world.disk import Access
 from tests.fakes.disk import FakeDisk, Kind
 from tests.log.home import Home, run
 from tests.log.samples import batch, numbered, one, read_all, read_offsets, read_payloads
@@ -514,6 +515,48 @@ def test_expired_segment_before_a_young_one_does_not_hide_it() -> None:
         except OffsetGoneError as gone:
             page = await log.read("a", 0, gone.first_offset)
         assert read_payloads(page)[-1] == b"young"
+        await log.close()
+
+    run(scenario)
+
+
+def test_missing_and_shortened_segments_are_told_of_at_every_opening() -> None:
+    home = Home(EVERY_BATCH, log=PLAIN)
+
+    async def scenario() -> None:
+        log = await home.open()
+        for number in range(3):
+            await log.append(one("a", b"%d" % number))
+        await log.close()
+        first, _, last = home.shard_files(".segment")
+        home.disk.remove(first)
+        file = home.disk.open(last, Access.WRITE)
+        file.truncate(0)
+        file.close()
+        for _ in range(2):
+            log = await home.open()
+            assert not log.recovered.was_clean
+            told = "; ".join(log.recovered.damage)
+            assert f"{first}:0: segment is missing, its index is there" in told
+            assert read_offsets(await log.read("a", 0, 2)) == [2]
+            assert (await log.bounds("a", 0)).next_offset >= 4
+            await log.close()
+
+    run(scenario)
+
+
+def test_journal_that_lost_its_name_is_found_all_the_same() -> None:
+    home = Home(log=PLAIN)
+
+    async def scenario() -> None:
+        log = await home.open()
+        await log.append(one("a", b"1"))
+        await log.close()
+        home.disk.remove("data/journals/main/name")
+        log = await home.open()
+        assert any("name:0:" in line for line in log.recovered.damage)
+        assert (await log.append(one("a", b"2"))).base_offsets == [2]
+        assert read_payloads(await log.read("a", 0, 1)) == [b"1", b"2"]
         await log.close()
 
     run(scenario)

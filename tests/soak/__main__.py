@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from random import SystemRandom
 from typing import Any
@@ -13,7 +14,7 @@ from tests.soak.histories import replay_history, soak_histories
 
 DESCRIPTION = """\
 Look for faults. Every run begins at a new place; what it finds can be replayed from the seed it prints.
-The exit code is 0 if nothing was found, 1 if something was, 2 if the arguments are wrong."""
+The exit code is 0 if nothing was found, 1 if something was, 2 if the arguments are wrong, 130 if it was interrupted."""
 
 EXAMPLES = """\
 examples:
@@ -64,7 +65,9 @@ def _soak_formats(chosen: Any) -> int:
     # Here only: it needs the packages of the fuzz set. What it finds, it raises with the input.
     formats = importlib.import_module("tests.fuzz.formats")
     seed = _seed(chosen)
-    print(f"hostile bytes for the formats from seed {seed} on, for {chosen.seconds:g} s")
+    print(
+        f"hostile bytes for the formats from seed {seed} on, for {chosen.seconds:g} s", flush=True
+    )
     print(f"{formats.run(chosen.seconds, seed):,} inputs; nothing broken")
     return 0
 
@@ -74,4 +77,10 @@ def _seed(chosen: Any) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # As an exception, so that processes are ended and folders removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)

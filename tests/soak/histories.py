@@ -50,9 +50,7 @@ def soak_histories(seconds: float, seed: int, jobs: int) -> int:
     started = time.monotonic()
     total = Tally()
     # Spawned: a fork would take over whatever this process has open.
-    with ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), initializer=_ignore_interrupt
-    ) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         try:
             for tally in _run(pool, jobs, seed, started + seconds):
                 total.add(tally)
@@ -61,17 +59,22 @@ def soak_histories(seconds: float, seed: int, jobs: int) -> int:
             pool.shutdown(cancel_futures=True)
             print(f"\n{failure}")
             return 1
-        except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)
-            print("\ninterrupted: ", end="")
-    elapsed = time.monotonic() - started
-    rate = total.histories / elapsed
-    print(f"\n{_told(total)} in {elapsed:.1f} s ({rate:.0f} histories/s); nothing broken")
+        except BaseException as ending:
+            # Interrupted, or told to end: nobody waits for what is under way.
+            for process in multiprocessing.active_children():
+                process.kill()
+            if isinstance(ending, KeyboardInterrupt):
+                _summarize(total, time.monotonic() - started)
+            raise
+    _summarize(total, time.monotonic() - started)
     return 0
 
 
-def _ignore_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+def _summarize(total: Tally, elapsed: float) -> None:
+    rate = total.histories / elapsed
+    print(
+        f"\n{_told(total)} in {elapsed:.1f} s ({rate:.0f} histories/s); nothing broken", flush=True
+    )
 
 
 def _run(pool: ProcessPoolExecutor, jobs: int, seed: int, ends_at: float) -> Iterator[Tally]:
@@ -80,11 +83,20 @@ def _run(pool: ProcessPoolExecutor, jobs: int, seed: int, ends_at: float) -> Ite
     for first in count(seed, CHUNK):
         if time.monotonic() >= ends_at:
             break
-        running.add(pool.submit(_run_chunk, first))
+        running.add(_submit(pool, first))
         if len(running) > jobs:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
     yield from (future.result() for future in as_completed(running))
+
+
+def _submit(pool: ProcessPoolExecutor, first: int) -> Future[Tally]:
+    """May start a process, which ignores Ctrl-C from its first moment: it inherits that."""
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return pool.submit(_run_chunk, first)
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def _run_chunk(first: int) -> Tally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -29,10 +30,11 @@ _BUFFER_BYTES: Final = 1 << 20
 
 
 class Sink(Protocol):
-    """Takes batches in order; what it holds back is written by `finish`."""
+    """Takes batches in order; what it holds back is written by `finish`, or never after `abandon`."""
 
     def write(self, batch: Batch) -> None: ...
     def finish(self) -> None: ...
+    def abandon(self) -> None: ...
 
 
 # Makes a sink that writes to a file, given a function that names all topics to come.
@@ -69,8 +71,13 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise ClientFault(f"cannot write {target}: {error.strerror}") from None
     try:
-        with out:
+        try:
             yield out
+        except BaseException:
+            with suppress(OSError):  # it would fail to write again what it failed to write before
+                out.close()
+            raise
+        with naming(str(target)), out:
             out.flush()
             os.fsync(out.fileno())
         unfinished.replace(target)
@@ -78,6 +85,18 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
         with suppress(FileNotFoundError):
             unfinished.unlink()
         raise
+
+
+@contextmanager
+def naming(target: str) -> Iterator[None]:
+    """Errors of writing say what was written to: the system does not tell."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # a reader that left early; nothing is said of it
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(error.errno or errno.EIO, reason, target) from error
 
 
 # --- JSON lines ---
@@ -103,6 +122,9 @@ class JsonLinesSink:
 
     def finish(self) -> None:
         self._out.flush()
+
+    def abandon(self) -> None:
+        """Nothing is held back."""
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
@@ -195,6 +217,9 @@ class ArrowSink:
         self._gathering.flush()
         self._writer.close()
 
+    def abandon(self) -> None:
+        """What is held back is in memory alone."""
+
 
 class ParquetSink:
     """A Parquet file with times in nanoseconds; its row groups are what was gathered."""
@@ -216,3 +241,7 @@ class ParquetSink:
     def finish(self) -> None:
         self._gathering.flush()
         self._writer.close()
+
+    def abandon(self) -> None:
+        # Otherwise it writes a footer when it is collected, to a file that is closed by then.
+        self._writer.is_open = False

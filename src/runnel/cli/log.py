@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from runnel.cli import inspecting
-from runnel.cli.export import STANDARD_OUTPUT, Sink, sink_maker, whole_file
+from runnel.cli.export import STANDARD_OUTPUT, Sink, naming, sink_maker, whole_file
 from runnel.cli.tables import counted, human_bytes, printable
 from runnel.cli.times import parse_time
 from runnel.errors import ClientFault
@@ -138,7 +138,7 @@ def _show_verified(found: Verified, seconds: float) -> None:
 @contextmanager
 def _byte_progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal's standard error; nothing where there is no terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield lambda _done, _total: None
         return
     # Seldom needed, and slow to import.
@@ -218,13 +218,20 @@ def export(
     log = _open(directory)
     selection = _selection(topic, partition, tag, since, until, which_time)
     make_sink = sink_maker(to)
+    if to == STANDARD_OUTPUT and sys.stdout is None:
+        raise ClientFault("--to -: standard output is closed")
     if to != STANDARD_OUTPUT and Path(to).resolve().is_relative_to(Path(directory).resolve()):
         raise ClientFault(f"--to {to} lies in the data directory, which is the broker's alone")
 
     def run(out: BinaryIO) -> int:
         sink = make_sink(out, lambda: [found.name for found in log.topics(selection.topics)])
-        return _export_all(log, selection, limit, sink)
+        try:
+            return _export_all(log, selection, limit, sink, where)
+        except BaseException:
+            sink.abandon()
+            raise
 
+    where = "standard output" if to == STANDARD_OUTPUT else to
     started = time.monotonic()
     if to == STANDARD_OUTPUT:
         messages = run(sys.stdout.buffer)
@@ -270,26 +277,30 @@ def _parse_tag(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _export_all(log: OfflineLog, selection: Selection, limit: int | None, sink: Sink) -> int:
+def _export_all(
+    log: OfflineLog, selection: Selection, limit: int | None, sink: Sink, where: str
+) -> int:
     messages = 0
     with _count_progress() as show:
         for batch in log.scan(selection) if limit != 0 else ():
             part = batch
             if limit is not None and messages + len(batch) > limit:
                 part = batch.slice(0, limit - messages)
-            sink.write(part)
+            with naming(where):
+                sink.write(part)
             messages += len(part)
             show(messages)
             if messages == limit:
                 break
-        sink.finish()
+        with naming(where):
+            sink.finish()
     return messages
 
 
 @contextmanager
 def _count_progress() -> Iterator[Callable[[int], None]]:
     """A line that counts, on a terminal's standard error."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield lambda _messages: None
         return
     from rich.console import Console  # seldom needed, and slow to import
@@ -312,6 +323,9 @@ def _tell_exported(log: OfflineLog, to: str, messages: int, seconds: float) -> N
     where = f"{to}, {human_bytes(Path(to).stat().st_size)}" if is_file else "standard output"
     typer.echo(f"{counted(messages, 'message')} to {where}, in {seconds:.2f} s", err=True)
     report = log.report
+    for path in report.gone:
+        gone = f"retention removed segment {path} while it was read: messages are missing"
+        typer.echo(f"note: {printable(gone)}", err=True)
     for note in (*report.torn, *report.withheld):
         typer.echo(f"note: {printable(str(note))}", err=True)
     for damage in report.damage:

@@ -6,6 +6,7 @@ costs little and a group's dependencies are nobody else's burden.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -88,17 +89,21 @@ def run(arguments: Sequence[str]) -> int:
 
     A bug is the exception: its traceback is what its report needs.
     """
+    has_told = False
     try:
         code = _run_command(arguments)
     except RunnelError as error:
         _print_error(error)
         code = exit_code_of(error)
     except OSError as error:
-        _print_error(error)
+        _print_error(_named(error))
         code = EXIT_FAILED
+        has_told = True
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    return code if _flush_output() else code or EXIT_FAILED
+    if code == EXIT_INTERRUPTED:
+        print("interrupted", file=sys.stderr)
+    return code if _flush_output(is_quiet=has_told) else code or EXIT_FAILED
 
 
 def exit_code_of(error: RunnelError) -> int:
@@ -127,7 +132,14 @@ def _print_error(error: Exception) -> None:
     print(f"error: {text}", file=sys.stderr)
 
 
-def _flush_output() -> bool:
+def _named(error: OSError) -> OSError:
+    """A disk that is full, with its place: commands name every file they write, so it is the output."""
+    if error.errno != errno.ENOSPC or error.filename is not None:
+        return error
+    return OSError(error.errno, error.strerror, "standard output")
+
+
+def _flush_output(*, is_quiet: bool) -> bool:
     """Whether all output arrived. A reader that left early (`… | head`) is no reason for words."""
     if sys.stdout is None:  # closed by whoever started us
         return True
@@ -136,7 +148,7 @@ def _flush_output() -> bool:
     except OSError as error:
         # What is left must go somewhere, or the interpreter complains about it when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            _print_error(error)
+        if not is_quiet and not isinstance(error, BrokenPipeError):
+            _print_error(_named(error))
         return False
     return True

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import typer
+
+_WIDTH_MAX: Final = 1 << 16  # more than any table needs
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -18,7 +21,7 @@ class Table(msgspec.Struct, frozen=True):
 
     def show(self) -> None:
         """To standard output."""
-        if sys.stdout.isatty():
+        if sys.stdout is not None and sys.stdout.isatty():
             self._show_rich()
         else:
             for line in self.lines():
@@ -46,10 +49,14 @@ class Table(msgspec.Struct, frozen=True):
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
         for name in self.columns:
             is_number = name in self.numbers
-            table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
+            table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
         for row in self.rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
-        Console().print(table)
+        console = Console()
+        # What a narrow terminal wraps can be read; what was squeezed into it cannot.
+        wanted = Console(width=_WIDTH_MAX).measure(table).maximum
+        console.width = max(console.width, wanted)
+        console.print(table)
 
 
 def printable(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -27,6 +28,11 @@ TOPICS_VARIABLE: Final = "RUNNEL_TOPICS"
 OTHER_VARIABLES: Final[Mapping[str, str]] = {
     CONFIG_VARIABLE: "Path of the settings file, instead of ./runnel.toml.",
 }
+
+# What Kubernetes gives every container beside a service that is called "runnel".
+_SERVICE_VARIABLE: Final = re.compile(
+    r"RUNNEL_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
+)
 
 _SHOWN_CHARS_MAX: Final = 80
 
@@ -245,6 +251,8 @@ def environment_layer(environment: Mapping[str, str]) -> Layer:
     builder = _LayerBuilder(locate)
     for variable, text in sorted(environment.items()):
         if not variable.startswith(VARIABLE_PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        if _SERVICE_VARIABLE.fullmatch(variable):
             continue
         if variable == TOPICS_VARIABLE:
             builder.add_rules_text(text)

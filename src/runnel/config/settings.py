@@ -18,8 +18,9 @@ MILLISECOND_NS: Final = 1_000_000
 SECOND_NS: Final = 1_000_000_000
 DAY_NS: Final = 86_400 * SECOND_NS
 
-# The columns of a batch address their bytes with signed 32-bit offsets.
-BATCH_BYTES_CEILING: Final = 2**31 - 1
+# What the format of a batch can hold at all (runnel.formats): a body of 64 MiB, and 64 tags.
+BATCH_BYTES_CEILING: Final = 64 * MIB
+TAGS_CEILING: Final = 64
 INT64_MAX: Final = 2**63 - 1
 
 
@@ -46,6 +47,7 @@ Duration = Annotated[_Nanoseconds, Meta(ge=1, le=INT64_MAX)]
 Interval = Annotated[_Nanoseconds, Meta(ge=MILLISECOND_NS, le=INT64_MAX)]
 RotationTime = Annotated[_Nanoseconds, Meta(ge=SECOND_NS, le=INT64_MAX)]
 TimeOfDay = Annotated[int, Meta(ge=0, lt=DAY_NS, extra={"kind": Kind.TIME_OF_DAY})]
+Tags = Annotated[int, Meta(ge=1, le=TAGS_CEILING)]
 OpenFiles = Annotated[int, Meta(ge=16, le=INT64_MAX)]
 Threads = Annotated[int, Meta(ge=1, le=64)]
 
@@ -115,7 +117,7 @@ class LimitSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
     message_bytes_max: SizeInBatch = MIB
     batch_bytes_max: SizeInBatch = 4 * MIB
-    tags_max: Count = 64
+    tags_max: Tags = 64
     tag_bytes_max: Size = 64 * KIB
     topics_max: Count = 1_000_000
     partitions_max: Count = 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from operator import add
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -106,6 +107,9 @@ class Batch:
 
         Offsets and receive times are the broker's to give, and are not kept.
         """
+        for message in messages:
+            if not isinstance(message, Message):
+                raise MalformedError("messages", f"{message!r} is not a Message")
         topics, partitions, counts = _runs_of(messages)
         keys = [message.key for message in messages]
         partition_keys = [message.partition_key for message in messages]
@@ -264,16 +268,12 @@ class Batch:
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         """The batch as a pyarrow.RecordBatch over the same memory: `pip install runnel[arrow]`."""
-        from runnel.formats import arrow  # here only: pyarrow is optional
-
-        return arrow.to_record_batch(self.envelope, self.columns)
+        return _arrow().to_record_batch(self.envelope, self.columns)
 
     @staticmethod
     def table(batches: Iterable[Batch]) -> pyarrow.Table:
         """Several batches as a pyarrow.Table over the same memory, quicker than one by one."""
-        from runnel.formats import arrow  # here only: pyarrow is optional
-
-        return arrow.to_table([(batch.envelope, batch.columns) for batch in batches])
+        return _arrow().to_table([(batch.envelope, batch.columns) for batch in batches])
 
     # --- Selecting ---
 
@@ -315,6 +315,17 @@ def _sealed(head: Envelope, table: Columns) -> Batch:
     head = msgspec.structs.replace(head, body_bytes=len(body), body_crc=crc32c(body))
     envelope.check(head)
     return Batch(head, body, table)
+
+
+def _arrow() -> ModuleType:
+    """The one module that needs pyarrow, which is optional."""
+    try:
+        from runnel.formats import arrow
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "Arrow needs pyarrow: pip install 'runnel[arrow]'", name=error.name
+        ) from None
+    return arrow
 
 
 def _runs_of(messages: Sequence[Message]) -> tuple[list[str], list[int], list[int]]:

@@ -123,6 +123,9 @@ def _number_tags(
         return EMPTY, ()
     if len(tags) != count:
         raise MalformedError("tags", f"{len(tags)} tag sets for {count} messages")
+    for row in tags:
+        if not isinstance(row, Mapping):
+            raise MalformedError("tags", f"{row!r} is not a mapping of text to text")
     if tags.count(tags[0]) == count:
         _check_tags(tags[0])
         return (_FIRST_SET, (MappingProxyType(dict(tags[0])),)) if tags[0] else (EMPTY, ())

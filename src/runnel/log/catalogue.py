@@ -291,9 +291,13 @@ class Catalogue:
             if last is not None:
                 await last
         finally:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Close the file without writing anything."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def read_newest(disk: Disk, folder: str) -> Loaded:

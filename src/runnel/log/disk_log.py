@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from os import PathLike
 from typing import Final
 
 from runnel.config import Keep, Settings
@@ -33,12 +34,19 @@ from runnel.log.log import (
     Trimmed,
 )
 from runnel.log.producers import ProducerTable
-from runnel.log.recovery import Recovered, Recovery, claim
+from runnel.log.recovery import Recovered, Recovery, checked_directory, claim
 from runnel.log.scan import Damage
 from runnel.log.segments import IndexCache, SegmentFolder, write_whole
 from runnel.log.shard import Shard
 from runnel.log.tasks import OwnedTasks
-from runnel.log.topic_table import Partition, Topic, TopicTable
+from runnel.log.topic_table import (
+    Partition,
+    Topic,
+    TopicTable,
+    check_append,
+    check_offset,
+    kept_elsewhere,
+)
 from runnel.log.writer import Parts
 from runnel.topics.policies import Policies
 from runnel.world.clock import Clock
@@ -94,7 +102,7 @@ class DiskLog:
     @classmethod
     async def open(
         cls,
-        directory: str,
+        directory: str | PathLike[str],
         *,
         settings: Settings,
         policies: Policies,
@@ -104,12 +112,20 @@ class DiskLog:
     ) -> DiskLog:
         """Lock the directory, recover what a crash left, and begin a new epoch.
 
-        LockedError if another process has it, FormatVersionError if a newer Runnel wrote it.
+        LockedError if another process has it, FormatVersionError if a newer Runnel wrote it, SettingsError
+        if it cannot be a data directory.
         """
-        log = cls(directory, settings, policies, disk, clock, workers)
+        log = cls(checked_directory(directory), settings, policies, disk, clock, workers)
+        opening = asyncio.get_running_loop().create_task(log._open())
         try:
-            await log._open()
-        except BaseException:
+            await asyncio.shield(opening)
+        except BaseException as error:
+            # What a worker has locked or opened meanwhile must be let go, even if nobody waits for it.
+            while not opening.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({opening})
+            if isinstance(error, asyncio.CancelledError) and opening.exception() is None:
+                await log.close()
             log._let_go()
             raise
         return log
@@ -205,6 +221,7 @@ class DiskLog:
 
     def append(self, batch: Batch, level: Level = Level.STORED) -> asyncio.Future[Appended]:
         self._check_open()
+        level = check_append(batch, level, self._settings.limits)
         partitions = self._topics.resolve(batch.envelope)
         shard = self._shards.get(partitions[0].shard) or self._shard(partitions[0].shard)
         unrecorded: Sequence[asyncio.Future[None]] = ()
@@ -227,7 +244,7 @@ class DiskLog:
         fixed = topic.policy.fixed
         if fixed.keep is not Keep.DISK:
             self._topics.forget(topic)
-            raise ClientFault(f"topic {topic.name!r} is kept in {fixed.keep}, not on disk")
+            raise ClientFault(kept_elsewhere(topic, "on disk"))
         recorded = self._unrecorded[topic.name] = self._catalogue.add(
             made(topic),
             # Made again, it hides what was on its way to its predecessor, which no other record tells.
@@ -257,6 +274,7 @@ class DiskLog:
     ) -> Page:
         self._check_open()
         found = self._topics.partition(topic, partition)
+        check_offset(offset)
         return await self._shard(found.shard).read(found, offset, bytes_max)
 
     async def read_shard(
@@ -450,6 +468,7 @@ class DiskLog:
             self._let_go()
 
     def _let_go(self) -> None:
+        self._catalogue.let_go()
         self._files.close()
         if self._lock is not None:
             self._lock.release()

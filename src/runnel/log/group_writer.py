@@ -77,15 +77,18 @@ class GroupWriter:
 
     def _allocate(self, active: Segment, end: int) -> None:
         """Reserve room ahead: syncs then have no file size to write, and a full disk shows early."""
-        step = self._settings.allocate_bytes
+        step, reserve = self._settings.allocate_bytes, self._settings.disk_reserve_bytes
         target = end if not step else -(-end // step) * step
         target = max(end, min(target, self._segment_bytes_max))
         free = self._disk.free_bytes(self._folder.folder)
         present = max(active.allocated, active.end)
-        if free - (target - present) < self._settings.disk_reserve_bytes:
+        if free - (target - present) < reserve:
+            target = end  # no room to reserve ahead: what is needed now may still fit
+        if free - (target - present) < reserve:
             raise OSError(
                 errno.ENOSPC,
-                f"{free} bytes are free and log.disk_reserve_bytes = {self._settings.disk_reserve_bytes}",
+                f"{target - present} more bytes are needed, {free} are free, and "
+                f"log.disk_reserve_bytes = {reserve} of them stay free",
                 active.path,
             )
         if step:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.topics.policies import Policy
 
@@ -23,6 +24,15 @@ class Level(enum.StrEnum):
     NONE = "none"  # not at all
     RECEIVED = "received"  # once it is in memory
     STORED = "stored"  # once it has survived a sync
+
+    @classmethod
+    def checked(cls, level: str) -> Level:
+        """A plain string will do; anything that is no level is the caller's mistake."""
+        try:
+            return cls(level)
+        except ValueError:
+            known = ", ".join(cls)
+            raise ClientFault(f"{level!r} is no level of acknowledgement; {known} are") from None
 
 
 class ShardId(msgspec.Struct, frozen=True, order=True):

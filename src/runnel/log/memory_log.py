@@ -31,7 +31,7 @@ from runnel.log.log import (
 )
 from runnel.log.memory_shard import MemoryShard
 from runnel.log.producers import ProducerTable
-from runnel.log.topic_table import Partition, Topic, TopicTable
+from runnel.log.topic_table import Partition, Topic, TopicTable, check_append, check_offset
 from runnel.topics.policies import Policies
 from runnel.world.clock import Clock
 
@@ -107,6 +107,7 @@ class MemoryLog:
 
     def append(self, batch: Batch, level: Level = Level.STORED) -> asyncio.Future[Appended]:
         self._check_open()
+        level = check_append(batch, level, self._settings.limits)
         partitions = self._topics.resolve(batch.envelope)
         answer = self._shard(partitions[0].shard).append(batch, partitions, level)
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
@@ -126,6 +127,7 @@ class MemoryLog:
     ) -> Page:
         self._check_open()
         found = self._topics.partition(topic, partition)
+        check_offset(offset)
         return self._shard(found.shard).read(found, offset, bytes_max)
 
     async def read_shard(

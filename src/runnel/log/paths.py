@@ -14,6 +14,7 @@ no two names meet, on file systems that fold case neither. A long one is cut and
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import unquote
 
@@ -62,6 +63,27 @@ def segment_path(folder: str, number: int, generation: int) -> str:
 def index_path(segment: str) -> str:
     """The index beside a segment's file."""
     return segment.removesuffix(SEGMENT_SUFFIX) + INDEX_SUFFIX
+
+
+def segment_of_index(name: str) -> str:
+    """The name of the segment that an index's file name belongs to."""
+    return name.removesuffix(INDEX_SUFFIX) + SEGMENT_SUFFIX
+
+
+def orphaned_indexes(names: Sequence[str]) -> list[str]:
+    """The indexes among these names whose number no segment has, of whatever generation.
+
+    A segment is removed after its index, so its loss was not our doing.
+    """
+    segments = [numbered for name in names if (numbered := segment_number(name)) is not None]
+    numbers = {number for number, _ in segments}
+    return [
+        name
+        for name in names
+        if name.endswith(INDEX_SUFFIX)
+        and (numbered := segment_number(segment_of_index(name))) is not None
+        and numbered[0] not in numbers
+    ]
 
 
 def segment_number(name: str) -> tuple[int, int] | None:

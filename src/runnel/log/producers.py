@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from runnel.errors import ProducerFault, ProducerFencedError, ProducerForgottenError
+from runnel.topics.names import Label, check_label
 
 # How far back a repeated batch's entry, and so its offsets, are remembered. More than clients keep in flight.
 WINDOW: Final = 256
@@ -61,6 +62,7 @@ class ProducerTable:
         """None if this batch is the next one; raises ProducerFault if it can be neither."""
         known = self._sequences.get(producer)
         if known is None:
+            check_label(Label.PRODUCER, producer)
             if number != 0:
                 raise ProducerForgottenError(
                     f"producer {producer!r} is not known here, so number {number} of term {term} cannot "

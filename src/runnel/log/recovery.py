@@ -6,13 +6,15 @@ itself is damaged or gone, the segments tell what it may have known: topics, and
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Sequence
+from os import PathLike, fspath
 from typing import Final
 
 import msgspec
 
 from runnel.config import Keep
-from runnel.errors import FormatVersionError
+from runnel.errors import DiskFullError, FormatVersionError, SettingsError
 from runnel.formats import block
 from runnel.formats.envelope import BODY_BYTES_CEILING
 from runnel.log import paths
@@ -46,10 +48,28 @@ class _FormatFile(msgspec.Struct):
     format: int
 
 
+def checked_directory(directory: str | PathLike[str]) -> str:
+    """The path as text. An empty one would mean the root of the file system once a name is added."""
+    try:
+        text = fspath(directory)
+    except TypeError:
+        raise SettingsError(f"data directory {directory!r}: a path is needed") from None
+    if not isinstance(text, str) or not text.rstrip("/") or "\0" in text:
+        raise SettingsError(f"data directory {text!r}: a path below the root is needed")
+    return text.rstrip("/")
+
+
 def claim(disk: Disk, directory: str) -> DiskLock:
     """In a worker: lock the directory for this process; make it, or check that we can read it."""
-    disk.make_directory(directory)
-    lock = disk.lock(f"{directory}/{paths.LOCK_FILE}")
+    try:
+        disk.make_directory(directory)
+        lock = disk.lock(f"{directory}/{paths.LOCK_FILE}")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(
+                f"no room to make the data directory {directory}: {error}"
+            ) from error
+        raise SettingsError(f"{directory} cannot be used as a data directory: {error}") from error
     path = f"{directory}/{paths.FORMAT_FILE}"
     try:
         if paths.FORMAT_FILE in disk.list(directory):
@@ -114,19 +134,25 @@ class Recovery:
         for name in self._disk.list(root):
             folder = f"{root}/{name}"
             children = self._disk.list(folder)
-            if paths.NAME_FILE not in children:
-                continue  # a crash before anything was stored in it: the name comes first
             path = f"{folder}/{paths.NAME_FILE}"
-            with self._files.use(path, Access.READ) as file:
-                journal = file.read(0, file.size()).decode(errors="replace")
+            if paths.NAME_FILE in children:
+                with self._files.use(path, Access.READ) as file:
+                    journal = file.read(0, file.size()).decode(errors="replace")
+            elif any(child.isdecimal() for child in children):
+                journal = ""  # lost: it comes before the shards' folders
+            else:
+                continue  # a crash before anything was stored in it
             if paths.folder_name(journal) != name:
-                self._damage.append(str(Damage(path, 0, len(journal), "does not name this folder")))
                 known = recorded.get(name)
+                problem = "does not name this folder" if journal else "missing"
                 journal = known.policy.journal if known else paths.journal_name(name)
+                problem += f"; the folder is read as journal {journal!r}"
+                self._damage.append(str(Damage(path, 0, 0, problem)))
             for child in children:
                 if child.isdecimal():
                     shard = SegmentFolder(self._disk, self._files, f"{folder}/{child}")
                     opened = shard.open_all(is_clean=self._state.is_closed)
+                    self._damage += map(str, shard.missing)
                     found.append((ShardId(journal, int(child)), opened))
         return found
 

@@ -31,6 +31,9 @@ from runnel.world.disk import Access, Disk, File
 SEARCH_BYTES: Final = 96 * 2**20
 
 
+MISSING_SEGMENT: Final = "segment is missing, its index is there"
+
+
 class Segment:
     """One file of the shard. `growing` is its index as long as that has not been written to disk.
 
@@ -106,6 +109,7 @@ class SegmentFolder:
         self._disk = disk
         self._files = files
         self.folder = folder
+        self.missing: list[Damage] = []  # segments that `open_all` did not find
 
     def open_all(self, *, is_clean: bool = False) -> list[Opened]:
         """Every segment in order. The last may have been cut by a crash; it is mended and stored."""
@@ -118,6 +122,12 @@ class SegmentFolder:
                 newest[number] = max(newest.get(number, 0), generation)
         wanted = {paths.segment_path(self.folder, *item) for item in newest.items()}
         wanted |= {paths.index_path(path) for path in wanted}
+        self.missing = [
+            Damage(f"{self.folder}/{paths.segment_of_index(name)}", 0, 0, MISSING_SEGMENT)
+            for name in paths.orphaned_indexes(names)
+        ]
+        # Their indexes stay, to be told of until somebody removes them.
+        wanted |= {paths.index_path(lost.path) for lost in self.missing}
         unwanted = [name for name in names if f"{self.folder}/{name}" not in wanted]
         if names and (unwanted or not is_clean):
             # A process that was killed may not have come to make these names durable; what is stored in
@@ -143,10 +153,16 @@ class SegmentFolder:
             except CorruptionError as error:
                 found = Segment(path, number, generation, 0)
                 damage.append(Damage(path, 0, HEADER_BYTES, error.problem))
+            index = self._index_header(found)
+            size = file.size()
+            if index is not None and index.covered_bytes > size:
+                lost = index.covered_bytes - size
+                text = f"file has {size} bytes, its index says {index.covered_bytes}"
+                damage.append(Damage(path, size, lost, text))
             opened = self._open_indexed(file, found) or self._open_scanned(
                 file, found, is_last=is_last
             )
-        if damage and found.is_empty and is_last:
+        if damage and found.is_empty and is_last and index is None:
             # A crash while it was being made: nothing was ever appended to it.
             self.remove(found)
             return None
@@ -286,11 +302,12 @@ class SegmentFolder:
         self._disk.sync_directory(self.folder)
 
     def remove(self, found: Segment) -> None:
-        for path in (found.path, found.index_path):
+        """The index first, durably: one that is there without its segment is a sign of loss."""
+        for path in (found.index_path, found.path):
             self._files.forget(path)
             with suppress(FileNotFoundError):
                 self._disk.remove(path)
-        self._disk.sync_directory(self.folder)
+            self._disk.sync_directory(self.folder)
 
 
 def _describes(header: indexes.IndexHeader, found: Segment) -> bool:

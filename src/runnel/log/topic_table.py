@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from runnel.config import Keep, LimitSettings
 from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
+from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log.index import Key
-from runnel.log.log import ShardId, TopicInfo
+from runnel.log.log import Level, ShardId, TopicInfo
 from runnel.topics.names import check_topic
 from runnel.topics.policies import Policies, Policy
 
@@ -209,3 +211,34 @@ def number_runs(
         rows=b"",
         shard=shard,
     )
+
+
+def give_back(envelope: Envelope, partitions: Sequence[Partition]) -> None:
+    """Undo the latest `number_runs`: the batch was not taken after all."""
+    for partition, count in zip(partitions, envelope.column32(envelope.counts), strict=True):
+        partition.next_offset -= count
+
+
+def check_append(batch: Batch, level: Level, limits: LimitSettings) -> Level:
+    """The level, if this can be appended at all."""
+    if not isinstance(batch, Batch):
+        raise ClientFault(f"{type(batch).__name__} cannot be appended: make a Batch of it")
+    size = batch.envelope.body_bytes
+    if size > limits.batch_bytes_max:
+        raise LimitExceededError(
+            f"a batch of {size} bytes is larger than limits.batch_bytes_max = {limits.batch_bytes_max}"
+        )
+    return Level.checked(level)
+
+
+def check_offset(offset: int) -> None:
+    if type(offset) is not int or offset < 1:
+        raise ClientFault(f"offset {offset!r}: messages are numbered 1, 2, 3 …")
+
+
+def kept_elsewhere(topic: Topic, here: str) -> str:
+    """Why this store does not take a topic."""
+    keep = topic.policy.keep
+    where = {Keep.NONE: "not kept", Keep.MEMORY: "kept in memory", Keep.DISK: "kept on disk"}[keep]
+    rule = "by default" if topic.policy.rule is None else f"by the rule for {topic.policy.rule!r}"
+    return f"topic {topic.name!r} is {where} {rule}; this log is for topics kept {here}"

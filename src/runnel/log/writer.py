@@ -38,7 +38,7 @@ from runnel.log.retention import rotation_period
 from runnel.log.segment import SegmentHeader
 from runnel.log.segments import Segment, SegmentFolder, describe_by
 from runnel.log.tasks import OwnedTasks
-from runnel.log.topic_table import Partition, number_runs
+from runnel.log.topic_table import Partition, give_back, number_runs
 from runnel.topics.policies import JournalPolicy
 from runnel.world.clock import Clock
 from runnel.world.disk import Disk
@@ -147,8 +147,6 @@ class ShardWriter:
         head = batch.envelope
         self.last_time_ns = max(self.last_time_ns, parts.clock.time_ns())
         entry = self.next_entry
-        if head.producer is not None:
-            self._producers.accept(head.producer, head.term, head.number, entry, self.last_time_ns)
         numbered = number_runs(
             head,
             partitions,
@@ -157,8 +155,15 @@ class ShardWriter:
             entry=entry,
             receive_time_ns=self.last_time_ns,
         )
+        try:
+            encoded = envelopes.encode(numbered)
+        except BaseException:
+            give_back(head, partitions)
+            raise
+        if head.producer is not None:
+            self._producers.accept(head.producer, head.term, head.number, entry, self.last_time_ns)
         self.next_entry = entry + 1
-        pending = Pending(numbered, envelopes.encode(numbered), batch.body, partitions, unrecorded)
+        pending = Pending(numbered, encoded, batch.body, partitions, unrecorded)
         self._queue.append(pending)
         self.queued_bytes += pending.size
         if not self._is_committing:

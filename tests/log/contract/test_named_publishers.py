@@ -145,3 +145,11 @@ async def test_sequence_goes_on_after_its_topic_was_deleted(at: At) -> None:
     await at.log.append(numbered("p", 0))
     await at.log.delete_topic("a")
     assert (await at.log.append(numbered("p", 1))).base_offsets == [2]
+
+
+@scenario()
+async def test_name_of_a_publisher_is_checked(at: At) -> None:
+    for name in ("", "x" * 256, "a\nb"):
+        with pytest.raises(InvalidNameError):
+            at.log.append(numbered(name, 0))
+    assert (await at.log.append(numbered("p", 0))).base_offsets == [1]

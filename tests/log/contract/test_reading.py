@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runnel.config import Rotate, TopicRule
-from runnel.errors import OffsetAheadError, OffsetGoneError, UnknownTopicError
+from runnel.errors import ClientFault, OffsetAheadError, OffsetGoneError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.log.log import Bounds, Position, ShardId
 from tests.log.contract.stores import At, Store, scenario
@@ -60,11 +60,21 @@ async def test_offset_beyond_the_next_one_is_a_mistake(at: At) -> None:
 @scenario()
 async def test_offset_before_the_first_tells_the_gap(at: At) -> None:
     await at.log.append(one("a", b"1", b"2"))
+    await at.log.purge_topic("a")
+    await at.log.append(one("a", b"3"))
     with pytest.raises(OffsetGoneError) as raised:
-        await at.log.read("a", 0, 0)
+        await at.log.read("a", 0, 1)
     error = raised.value
-    assert (error.topic, error.partition, error.offset) == ("a", 0, 0)
-    assert (error.first_offset, error.gap) == (1, 1)
+    assert (error.topic, error.partition, error.offset) == ("a", 0, 1)
+    assert (error.first_offset, error.gap) == (3, 2)
+
+
+@scenario()
+async def test_what_can_be_no_offset_is_a_mistake(at: At) -> None:
+    await at.log.append(one("a", b"1"))
+    for wrong in (0, -1, 1.5, "1", None):
+        with pytest.raises(ClientFault, match="numbered 1, 2, 3"):
+            await at.log.read("a", 0, wrong)  # type: ignore[arg-type]
 
 
 @scenario(TopicRule(match="p", partitions=2))

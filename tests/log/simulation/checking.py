@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from runnel.errors import OffsetAheadError, OffsetGoneError
+from runnel.errors import ClientFault, OffsetAheadError, OffsetGoneError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.log.log import Bounds, Found, Gap, Position, ShardId
@@ -94,9 +94,14 @@ async def _check_refusals(history: History, name: str, number: int, bounds: Boun
     try:
         await history.patiently(log.read(name, number, bounds.first_offset - 1), "read")
     except OffsetGoneError as error:
+        if bounds.first_offset == 1:
+            raise Violation(f"{name}[{number}]: offset 0 is called gone: {error}") from error
         now = await history.patiently(log.bounds(name, number), "bounds")
         if not bounds.first_offset <= error.first_offset <= now.first_offset:
             raise Violation(f"{name}[{number}] has {bounds}, but: {error}") from error
+    except ClientFault:
+        if bounds.first_offset > 1:
+            raise
     else:
         raise Violation(f"{name}[{number}] has {bounds}, but was read from before")
     try:

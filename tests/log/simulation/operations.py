@@ -290,7 +290,7 @@ async def read(history: History) -> None:
         return
     random, model = history.random, history.model
     partition = random.randrange(model.topic(name).policy.partitions)
-    offset = random.randint(0, model.partition((name, partition)).next_min + 1)
+    offset = random.randint(1, model.partition((name, partition)).next_min + 1)
     bytes_max = random.choice((1, 500, 1 << 20))
     try:
         work = history.log.read(name, partition, offset, bytes_max=bytes_max)

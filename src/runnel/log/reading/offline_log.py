@@ -56,6 +56,9 @@ class OfflineLog:
         find_holder: Callable[[str], LockHolder | None] = find_lock_holder,
     ) -> None:
         """ClientFault if this is no data directory, FormatVersionError if a newer Runnel wrote it."""
+        if not directory:
+            # Whoever wrote $DIR without setting it does not mean the current directory.
+            raise ClientFault("the data directory is an empty text")
         self.directory = directory.rstrip("/") or "/"
         self.disk = RealDisk() if disk is None else disk
         self.format = FORMAT
@@ -92,17 +95,34 @@ class OfflineLog:
         for folder_name in self.disk.list(root):
             folder = f"{root}/{folder_name}"
             children = self.disk.list(folder)
-            if paths.NAME_FILE not in children:
+            shards = tuple(sorted(int(child) for child in children if child.isdecimal()))
+            if paths.NAME_FILE not in children and not self._has_segments(folder, shards):
                 continue  # a crash before anything was stored in it
-            path = f"{folder}/{paths.NAME_FILE}"
+            found.append(JournalInfo(self._journal_name(folder, folder_name), folder, shards))
+        return sorted(found, key=lambda journal: (journal.name, journal.folder))
+
+    def _has_segments(self, folder: str, shards: Sequence[int]) -> bool:
+        return any(
+            paths.segment_number(file_name)
+            for shard in shards
+            for file_name in self.disk.list(f"{folder}/{shard}")
+        )
+
+    def _journal_name(self, folder: str, folder_name: str) -> str:
+        """What the journal's file says; if that is lost, what its folder was made from."""
+        path = f"{folder}/{paths.NAME_FILE}"
+        fallback = paths.journal_name(folder_name)
+        try:
             with opened(self.disk, path) as file:
                 name = file.read(0, file.size()).decode(errors="replace")
-            if paths.folder_name(name) != folder_name:
-                self.report.add_damage(Damage(path, 0, len(name), "does not name this folder"))
-                name = paths.journal_name(folder_name)
-            shards = tuple(sorted(int(child) for child in children if child.isdecimal()))
-            found.append(JournalInfo(name, folder, shards))
-        return sorted(found, key=lambda journal: journal.name)
+        except FileNotFoundError:
+            problem = f"missing; the folder is read as journal {fallback!r}"
+            self.report.add_damage(Damage(path, 0, 0, problem))
+            return fallback
+        if paths.folder_name(name) != folder_name:
+            self.report.add_damage(Damage(path, 0, len(name), "does not name this folder"))
+            return fallback
+        return name
 
     def segment_names(self, journal: JournalInfo) -> list[SegmentName]:
         """By shard and number; of each the highest generation, which is the one that counts."""
@@ -110,10 +130,12 @@ class OfflineLog:
         for shard in journal.shards:
             folder = f"{journal.folder}/{shard}"
             newest: dict[int, int] = {}
-            for file_name in self.disk.list(folder):
+            listed = self.disk.list(folder)
+            for file_name in listed:
                 numbered = paths.segment_number(file_name)
                 if numbered is not None:
                     newest[numbered[0]] = max(newest.get(numbered[0], 0), numbered[1])
+            self._report_missing(folder, listed)
             names += [
                 SegmentName(
                     journal.name,
@@ -125,6 +147,16 @@ class OfflineLog:
                 for number in sorted(newest)
             ]
         return names
+
+    def _report_missing(self, folder: str, listed: Sequence[str]) -> None:
+        """An index goes before its segment does: one without any segment of its number tells of a loss."""
+        if not paths.orphaned_indexes(listed):
+            return
+        # A broker may have removed both while the folder was listed; then the index is gone by now.
+        for file_name in paths.orphaned_indexes(self.disk.list(folder)):
+            if file_name in listed:
+                path = f"{folder}/{paths.segment_of_index(file_name)}"
+                self.report.add_damage(Damage(path, 0, 0, "segment is missing, its index is there"))
 
     def segments(self, journal: JournalInfo) -> list[SegmentInfo]:
         """By the headers of their indexes; what is not sealed is scanned."""

@@ -80,6 +80,12 @@ def opened(disk: Disk, path: str) -> Iterator[File]:
         file.close()
 
 
+def short_segment(path: str, file_bytes: int, covered_bytes: int) -> Damage:
+    """A segment that lost its end: an index is written only after what it covers was synced."""
+    problem = f"file has {file_bytes} bytes, its index says {covered_bytes}"
+    return Damage(path, file_bytes, covered_bytes - file_bytes, problem)
+
+
 def sealed_info(disk: Disk, name: SegmentName) -> SegmentInfo | None:
     """By 88 bytes of its index, if that covers the whole segment. FileNotFoundError if it is gone."""
     with opened(disk, name.path) as file:
@@ -149,7 +155,9 @@ def open_segment(
         sealed = load_index(disk, name)
         # Looked at after the index was: a segment only grows, until sealing cuts it to what the index covers.
         file_bytes = file.size()
-        if sealed is not None and sealed.covered_bytes > file_bytes:
+        is_short = sealed is not None and sealed.covered_bytes > file_bytes
+        if sealed is not None and is_short:
+            report.add_damage(short_segment(name.path, file_bytes, sealed.covered_bytes))
             sealed = None
         if trust_index and sealed is not None and sealed.covered_bytes == file_bytes:
             yield OpenSegment(name, file, sealed, file_bytes, is_sealed=True)
@@ -164,7 +172,7 @@ def open_segment(
             is_live=is_live,
         )
         report.add_damage(*scanned.damage)
-        if scanned.torn is not None and not (is_last and is_live()):
+        if scanned.torn is not None and not is_short and not (is_last and is_live()):
             report.add_torn(scanned.torn)
         if growing.covered_bytes < scanned.end:
             size = scanned.end - growing.covered_bytes

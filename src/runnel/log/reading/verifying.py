@@ -22,7 +22,12 @@ from runnel.log.catalogue import LastValue
 from runnel.log.index import GrowingIndex, Key, SealedIndex, decode_header
 from runnel.log.reading.catalogued import load_catalogue
 from runnel.log.reading.offline_log import JournalInfo, OfflineLog
-from runnel.log.reading.open_segment import SegmentName, add_block, opened
+from runnel.log.reading.open_segment import (
+    SegmentName,
+    add_block,
+    opened,
+    short_segment,
+)
 from runnel.log.reading.report import torn_note
 from runnel.log.scan import Damage, Scanned, Window
 from runnel.log.segment import HEADER_BYTES, StoredBlock
@@ -79,15 +84,16 @@ class _Verification:
 
     def run(self) -> Verified:
         journals = self._log.journals()
-        names = {journal.name: self._log.segment_names(journal) for journal in journals}
+        # By folder: journals whose names are lost may look alike.
+        names = {journal.folder: self._log.segment_names(journal) for journal in journals}
         sizes = {name.path: self._size(name.path) for of in names.values() for name in of}
         self._total_bytes = sum(sizes.values())
         self._check_catalogue()
         for journal in journals:
-            self._note_leftovers(journal, names[journal.name])
+            self._note_leftovers(journal, names[journal.folder])
             for shard in journal.shards:
                 self._check_shard(
-                    [name for name in names[journal.name] if name.shard == shard], sizes
+                    [name for name in names[journal.folder] if name.shard == shard], sizes
                 )
         report = self._log.report
         return Verified(
@@ -132,8 +138,10 @@ class _Verification:
         wanted = {name.path for name in names} | {name.index_path for name in names}
         for shard in journal.shards:
             folder = f"{journal.folder}/{shard}"
-            for file_name in self._disk.list(folder):
-                if f"{folder}/{file_name}" not in wanted:
+            listed = self._disk.list(folder)
+            orphans = paths.orphaned_indexes(listed)  # told as damage already
+            for file_name in listed:
+                if f"{folder}/{file_name}" not in wanted and file_name not in orphans:
                     self._notes.append(
                         f"{folder}/{file_name}: not in use; the next start removes it"
                     )
@@ -208,7 +216,10 @@ class _SegmentCheck:
         name, file, found = self._name, self._file, self._found
         index_data = self._read_index(is_last=is_last, is_live=is_live)
         file_bytes = file.size()
-        if is_last and file_bytes < HEADER_BYTES:
+        short = self._find_short(index_data, file_bytes)
+        if short is not None:
+            found.damage.append(short)
+        if is_last and file_bytes < HEADER_BYTES and short is None:
             if not is_live:
                 found.notes.append(
                     f"{name.path}:0: torn while it was made; nothing was stored in it"
@@ -226,7 +237,12 @@ class _SegmentCheck:
             if unit.position < covered:
                 add_block(rebuilt, unit, unit.content)
             self._on_position(unit.position + unit.size)
-        self._judge(scanner.result(), is_last=is_last, is_live=is_live)
+        scanned = scanner.result()
+        if short is not None:
+            # Where the file breaks off is told, and what the index says of the rest is right.
+            found.damage += scanned.damage
+            return found
+        self._judge(scanned, is_last=is_last, is_live=is_live)
         is_damaged = any(bad.position < covered for bad in found.damage)
         if index_data is not None:
             self._compare(index_data, None if is_damaged else rebuilt)
@@ -260,6 +276,17 @@ class _SegmentCheck:
                     f"{self._name.index_path}: missing; it is made anew when needed"
                 )
             return None
+
+    def _find_short(self, index_data: bytes | None, file_bytes: int) -> Damage | None:
+        try:
+            header = None if index_data is None else decode_header(index_data)
+        except MalformedError:
+            return None  # told where the index is compared
+        if header is None or header.generation != self._name.generation:
+            return None
+        if header.covered_bytes <= file_bytes:
+            return None
+        return short_segment(self._name.path, file_bytes, header.covered_bytes)
 
     def _covered_bytes(self, index_data: bytes | None, file_bytes: int) -> tuple[int, int]:
         """How much of the segment its index is to be compared with, and how much that vouches for."""

@@ -1,0 +1,85 @@
+"""The log inside a program."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runnel.config import LogSettings, Retain, Rotate, Settings, TopicRule
+from runnel.embedded import open_log
+from runnel.errors import SettingsError
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+
+
+def one(payload: bytes) -> Batch:
+    return Batch.from_messages([Message("a", payload)])
+
+
+def test_what_was_stored_is_there_when_opened_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_log(tmp_path / "data") as log:
+            await log.append(one(b"1"))
+        async with open_log(str(tmp_path / "data")) as log:
+            page = await log.read("a", 0, 1)
+            assert [message.payload for message in page.found[0].wanted()] == [b"1"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("directory", ["", "/", b"x", None, 5, "a\0b"])
+def test_what_is_no_data_directory_is_refused(directory: object) -> None:
+    async def scenario() -> None:
+        async with open_log(directory):  # type: ignore[arg-type]
+            pass
+
+    with pytest.raises(SettingsError):
+        asyncio.run(scenario())
+
+
+def test_file_in_the_place_of_the_directory_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    async def scenario() -> None:
+        async with open_log(tmp_path / "file"):
+            pass
+
+    with pytest.raises(SettingsError, match="cannot be used as a data directory"):
+        asyncio.run(scenario())
+
+
+def test_opening_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def open_and_close() -> None:
+        async with open_log(tmp_path / "data") as log:
+            await log.append(one(b"1"))
+
+    async def scenario() -> None:
+        await open_and_close()
+        before = psutil.Process().num_fds()
+        for turns in range(40):
+            opening = asyncio.get_running_loop().create_task(open_and_close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            opening.cancel()
+            await asyncio.wait({opening})
+        await open_and_close()
+        assert psutil.Process().num_fds() <= before
+
+    asyncio.run(scenario())
+
+
+def test_retention_is_applied_while_the_log_is_open(tmp_path: Path) -> None:
+    rule = TopicRule(
+        match="*", journal="main", rotate=Rotate(bytes_max=200), retain=Retain(bytes_max=1000)
+    )
+    settings = Settings(topics=(rule,), log=LogSettings(retention_interval_ns=1_000_000))
+
+    async def scenario() -> None:
+        async with open_log(tmp_path / "data", settings) as log, asyncio.timeout(30):
+            while (await log.bounds("a", 0)).first_offset == 1 if log.topics() else True:
+                await log.append(one(bytes(100)))
+
+    asyncio.run(scenario())
