@@ -107,10 +107,10 @@ class Batch:
 
         Offsets and receive times are the broker's to give, and are not kept.
         """
-        for message in messages:
-            if not isinstance(message, Message):
-                raise MalformedError("messages", f"{message!r} is not a Message")
-        topics, partitions, counts = _runs_of(messages)
+        try:
+            topics, partitions, counts = _runs_of(messages)
+        except AttributeError as error:
+            raise MalformedError("messages", f"one of them is not a Message: {error}") from None
         keys = [message.key for message in messages]
         partition_keys = [message.partition_key for message in messages]
         table = columns.build(

@@ -123,9 +123,6 @@ def _number_tags(
         return EMPTY, ()
     if len(tags) != count:
         raise MalformedError("tags", f"{len(tags)} tag sets for {count} messages")
-    for row in tags:
-        if not isinstance(row, Mapping):
-            raise MalformedError("tags", f"{row!r} is not a mapping of text to text")
     if tags.count(tags[0]) == count:
         _check_tags(tags[0])
         return (_FIRST_SET, (MappingProxyType(dict(tags[0])),)) if tags[0] else (EMPTY, ())
@@ -136,8 +133,8 @@ def _number_tags(
     for identity, row in dict(zip(identities, tags, strict=True)).items():
         try:
             number = by_content.setdefault(tuple(sorted(row.items())), len(sets))
-        except TypeError:
-            _check_tags(row)  # names the tag that is not text
+        except (AttributeError, TypeError):
+            _check_tags(row)  # names what is not text
             raise
         if number == len(sets):
             _check_tags(row)
@@ -148,6 +145,8 @@ def _number_tags(
 
 
 def _check_tags(tags: Mapping[str, str]) -> None:
+    if not isinstance(tags, Mapping):
+        raise MalformedError("tags", f"{tags!r} is not a mapping of text to text")
     if len(tags) > TAGS_MAX:
         raise MalformedError("tags", f"{len(tags)} tags, at most {TAGS_MAX} are allowed")
     for name, value in tags.items():
