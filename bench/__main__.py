@@ -9,9 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
-from bench.report import as_json, machine_facts, print_table
+from bench.report import as_json, as_markdown, machine_facts, print_table, put_into_page
 
 _NAMES = ("log",)
+_PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 
 
 def main() -> int:
@@ -19,6 +20,9 @@ def main() -> int:
     parser.add_argument("name", choices=_NAMES, help="which benchmark")
     parser.add_argument("--quick", action="store_true", help="less data: under 40 seconds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument(
+        "--page", action="store_true", help="put the table into docs/performance.md"
+    )
     parser.add_argument("--only", metavar="TEXT", default="", help="only parts whose name has this")
     chosen = parser.parse_args()
     module = importlib.import_module(f"bench.{chosen.name}")
@@ -38,6 +42,8 @@ def main() -> int:
     print_table(f"{chosen.name}{' (quick)' if chosen.quick else ''}", facts, results)
     if target is not None:
         target.write_bytes(as_json(chosen.name, facts, results, quick=chosen.quick))
+    if chosen.page:
+        put_into_page(_PAGE, chosen.name, as_markdown(facts, results))
     return 0
 
 

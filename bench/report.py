@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -44,7 +45,7 @@ class Result(msgspec.Struct, frozen=True):
 def machine_facts() -> dict[str, str]:
     return {
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "cores": str(os.cpu_count()),
         "packages": ", ".join(
             f"{name} {version(name)}" for name in ("msgspec", "numpy", "uvloop", "pyarrow")
@@ -104,3 +105,29 @@ def as_json(name: str, facts: dict[str, str], results: Sequence[Result], *, quic
     ]
     document = {"benchmark": name, "quick": quick, "machine": facts, "results": rows}
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def as_markdown(facts: dict[str, str], results: Sequence[Result]) -> str:
+    """The table that docs/performance.md shows."""
+    lines = [
+        "; ".join(f"{name} {value}" for name, value in facts.items()) + ".",
+        "",
+        "| result | value | baseline | ratio | target | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        name = result.name + (f" ({result.note})" if result.note else "")
+        target = "" if result.target is None else _number(result.target)
+        bound = "" if not target else "≤ " if result.is_at_most else "≥ "
+        met = {None: "", True: "met", False: "**not met**"}[result.met]
+        figures = f"{_number(result.value)} {result.unit} | {_number(result.baseline)} | {_number(result.ratio)}"
+        lines.append(f"| {name} | {figures} | {bound}{target} | {met} |")
+    return "\n".join(lines)
+
+
+def put_into_page(page: Path, name: str, table: str) -> None:
+    """Replace what stands between the marks of this benchmark."""
+    begin, end = f"<!-- {name}: begin -->\n", f"\n<!-- {name}: end -->"
+    before, _, rest = page.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(before + begin + table + end + after)
