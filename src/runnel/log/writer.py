@@ -25,7 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from runnel.config import LogSettings
-from runnel.errors import BusyError, ClosedError, DiskFullError, ReadOnlyError, RunnelError
+from runnel.errors import BusyError, DiskFullError, ReadOnlyError, RunnelError
 from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
 from runnel.log.catalogue import Catalogue, ShardAt
@@ -64,7 +64,6 @@ class Parts(msgspec.Struct, frozen=True):
     tasks: OwnedTasks
     settings: LogSettings
     epoch: int
-    on_stored: Callable[[ShardId, Sequence[Pending]], None] | None = None
 
 
 class ShardWriter:
@@ -392,8 +391,6 @@ class ShardWriter:
                 strict=True,
             ):
                 partition.visible_next = base + count
-        if self._parts.on_stored is not None:
-            self._parts.on_stored(self._shard, group)
         for pending in group:
             for future, is_repeated in pending.answers:
                 if not future.done():
@@ -472,10 +469,6 @@ class ShardWriter:
         finally:
             self._parts.tasks.start(self._commit())
         await self.seal(active)
-
-    def fail_queued(self) -> None:
-        if self._queue or self._group:
-            self._fail(ClosedError(f"shard {self._shard} was closed before the batch was stored"))
 
 
 def _wake(waiters: list[asyncio.Future[None]]) -> None:
