@@ -95,7 +95,7 @@ def to_table(batches: Sequence[tuple[Envelope, Columns]]) -> pa.Table:
     total = sum(counts)
     payloads = pa.chunked_array([_binary(part.payloads, part.count) for _, part in batches])
     topics, partitions, offsets, receive_times = _all_runs([head for head, _ in batches], total)
-    keys = _chunks(batches, lambda part: bool(part.keys), _keys, _nulls("key", total))
+    keys = _chunks(batches, lambda part: part.keys.offsets, _keys, _nulls("key", total))
     return pa.Table.from_arrays(
         [
             topics,
@@ -103,18 +103,18 @@ def to_table(batches: Sequence[tuple[Envelope, Columns]]) -> pa.Table:
             offsets,
             keys,
             payloads,
-            _chunks(batches, lambda part: bool(part.tag_index), _tags, _no_tags(None, total)),
+            _chunks(batches, lambda part: part.tag_index, _tags, _no_tags(None, total)),
             pa.chunked_array([_times(part.event_times, part.count) for _, part in batches]),
             _transmit_times([part for _, part in batches], counts),
             receive_times,
             pc.binary_length(payloads),
             _chunks(
                 batches,
-                lambda part: bool(part.uids),
+                lambda part: part.uids,
                 lambda part: _uids(part.uids, part.count),
                 _nulls("uid", total),
             ),
-            _chunks(batches, lambda part: bool(part.partition_keys), _partition_keys, keys),
+            _chunks(batches, lambda part: part.partition_keys.offsets, _partition_keys, keys),
         ],
         schema=SCHEMA,
     )
@@ -122,12 +122,12 @@ def to_table(batches: Sequence[tuple[Envelope, Columns]]) -> pa.Table:
 
 def _chunks(
     batches: Sequence[tuple[Envelope, Columns]],
-    is_there: Callable[[Columns], bool],
+    buffer_of: Callable[[Columns], memoryview],
     make: Callable[[Columns], pa.Array],
     otherwise: pa.Array | pa.ChunkedArray,
 ) -> pa.Array | pa.ChunkedArray:
     """A column, a chunk a batch; the one ready-made column if no batch has it."""
-    if not any(is_there(columns) for _, columns in batches):
+    if not any([buffer_of(columns) for _, columns in batches]):  # noqa: C419 - quicker than a generator
         return otherwise
     return pa.chunked_array([make(columns) for _, columns in batches])
 

@@ -252,10 +252,10 @@ class ShardReader:
         index, first, positions = stretch.index, stretch.first, stretch.positions
         found: list[Found] = []
         gaps: list[Gap] = []
-        entry = epoch = 0
+        begin, epochs = stretch.begin, b""
         for number, at in enumerate(positions[:-1], first):
             try:
-                stored = _found_at(data, at - stretch.begin, None)
+                stored = _found_at(data, at - begin, None)
             except MalformedError as error:
                 entry = index.block_place(number)[0]
                 size = positions[number - first + 1] - at
@@ -263,14 +263,15 @@ class ShardReader:
                 gaps.append(self._gap(stretch.segment, place, error))
                 continue
             head = stored.batch.envelope
-            entry = head.entry
-            epoch = int.from_bytes(head.epochs[-8:], "little")
+            epochs = head.epochs
             runs = None if is_served is None else served_runs(head, is_served)
             if runs is None:
                 found.append(stored)
             elif runs:
                 found.append(Found(stored.block, stored.batch, runs))
-        return ShardPage(found, Position(epoch, entry + 1), gaps)
+        last_entry = index.block_place(first + len(positions) - 2)[0]
+        epoch = int.from_bytes(epochs[-8:], "little")
+        return ShardPage(found, Position(epoch, last_entry + 1), gaps)
 
     @staticmethod
     def _last_block_within(index: Index, first: int, end: int) -> int:
