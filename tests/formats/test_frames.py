@@ -107,3 +107,69 @@ def test_after_an_error_everything_is_refused() -> None:
     for chunk in (b"", STREAM):
         with pytest.raises(MalformedError, match="follows an error in the stream: a frame of 101"):
             reader.feed(chunk)
+
+
+# --- Receiving into the reader's own memory ---
+
+
+def received(stream: bytes, chunk_bytes: int) -> list[tuple[bytes, bytes]]:
+    """Read as a socket's owner would: into the reader's room where it offers one, else into a shared buffer."""
+    reader = FrameReader(10_000_000)
+    frames: list[Frame] = []
+    shared = bytearray(chunk_bytes)
+    position = 0
+    while position < len(stream):
+        room = reader.room()
+        buffer = memoryview(shared) if room is None else room
+        chunk = stream[position : position + min(chunk_bytes, len(buffer))]
+        buffer[: len(chunk)] = chunk
+        frames += reader.feed(buffer[: len(chunk)]) if room is None else reader.fill(len(chunk))
+        position += len(chunk)
+    assert reader.held_bytes == 0
+    return plain(frames)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1_000, 65_536, 200_000])
+@pytest.mark.parametrize("tail_bytes", [65_000, 65_536, 70_000, 131_072, 1_000_001])
+def test_a_large_frame_is_received_where_it_stays(chunk_bytes: int, tail_bytes: int) -> None:
+    large = (b"head", bytes(range(256)) * (tail_bytes // 256) + bytes(tail_bytes % 256))
+    frames = [*FRAMES, large, *FRAMES, large, large, *FRAMES]
+    stream = b"".join(pack_head(head, len(tail)) + tail for head, tail in frames)
+    assert received(stream, chunk_bytes) == frames
+
+
+def test_a_small_frame_has_no_room_of_its_own() -> None:
+    reader = FrameReader(1_000_000)
+    assert reader.room() is None
+    reader.feed(pack_head(b"h", 50_000))
+    assert reader.room() is None
+
+
+def test_room_grows_with_what_has_come_and_not_with_what_was_announced() -> None:
+    reader = FrameReader(2**30)
+    reader.feed(struct.pack("<II", 2**30, 8))
+    sizes = []
+    for _ in range(5):
+        room = reader.room()
+        assert room is not None
+        sizes.append(len(room))
+        reader.fill(len(room))
+    assert sizes[0] <= 65_536
+    assert all(after <= 2 * sum(sizes[: at + 1]) for at, after in enumerate(sizes[1:]))
+
+
+def test_room_may_still_be_lent_out_when_the_frame_is_whole() -> None:
+    reader = FrameReader(1_000_000)
+    head = pack_head(b"h", 70_000)
+    reader.feed(head)
+    room = reader.room()
+    assert room is not None
+    lent = [memoryview(room)]
+    while room is not None:
+        reader.fill(len(room) // 2)
+        room = reader.room()
+        if room is not None:
+            lent.append(memoryview(room))
+    (frame,) = reader.feed(bytes(70_000 + len(head) - reader.held_bytes))
+    assert len(frame.tail) == 70_000
+    assert lent

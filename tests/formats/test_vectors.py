@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from runnel.errors import MalformedError
-from runnel.formats import block, columns
+from runnel.formats import block, columns, wire
 from runnel.formats.batch import Batch, Run
 from runnel.formats.envelope import Codec, pack32, pack64
 from runnel.formats.frames import FrameReader
 from runnel.formats.message import Message
+from tests.vectors.heads import meaning
 from tests.vectors.make import FOLDER, text_of, vectors
 
 FILES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")}
@@ -64,7 +65,13 @@ def meant_messages(vector: dict[str, Any]) -> list[Message]:
 
 
 def test_there_are_vectors_of_every_kind() -> None:
-    assert {vector["kind"] for vector in FILES.values()} == {"batch", "mark", "frames", "malformed"}
+    assert {vector["kind"] for vector in FILES.values()} == {
+        "batch",
+        "mark",
+        "frames",
+        "heads",
+        "malformed",
+    }
     assert len(of_kind("batch")) >= 12
 
 
@@ -141,6 +148,41 @@ def test_frames_are_read_to_their_meaning(name: str) -> None:
     assert [{"head": frame.head.hex(), "tail": frame.tail.hex()} for frame in frames] == vector[
         "frames"
     ]
+
+
+def test_there_is_a_vector_of_every_head() -> None:
+    for sender, heads in (("client", wire.Request), ("broker", wire.Answer)):
+        shown = [
+            head["head"]
+            for name in of_kind("heads")
+            for head in FILES[name]["heads"]
+            if FILES[name]["from"] == sender
+        ]
+        assert set(shown) == {kind.__struct_config__.tag for kind in get_args(heads)}
+
+
+@pytest.mark.parametrize("name", of_kind("heads"))
+def test_heads_are_read_to_their_meaning(name: str) -> None:
+    vector = FILES[name]
+    decode = wire.decode_request if vector["from"] == "client" else wire.decode_answer
+    frames = FrameReader(2**20).feed(bytes.fromhex(vector["hex"]))
+    for frame, head in zip(frames, vector["heads"], strict=True):
+        assert (frame.head.hex(), frame.tail.hex()) == (head["encoded"], head["tail"])
+        read = decode(frame)
+        assert type(read).__struct_config__.tag == head["head"]
+        assert meaning(read) == head["fields"]
+
+
+@pytest.mark.parametrize("name", ["heads-client", "heads-broker"])
+def test_heads_are_written_to_the_same_bytes(name: str) -> None:
+    vector = FILES[name]
+    decode = wire.decode_request if vector["from"] == "client" else wire.decode_answer
+    data = bytes.fromhex(vector["hex"])
+    again = (
+        wire.encode(decode(frame), len(frame.tail)) + bytes(frame.tail)
+        for frame in FrameReader(2**20).feed(data)
+    )
+    assert b"".join(again) == data
 
 
 @pytest.mark.parametrize("name", of_kind("malformed"))

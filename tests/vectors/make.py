@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from crc32c import crc32c
 
 from runnel.formats import block, envelope
 from runnel.formats.batch import Batch
+from runnel.formats.checksum import crc32c
 from runnel.formats.envelope import Codec, pack32, pack64
 from runnel.formats.frames import pack_head
 from runnel.formats.message import Message
+from tests.vectors import heads
 
 FOLDER = Path(__file__).parent
 Vector = dict[str, Any]
@@ -229,7 +230,7 @@ def _others() -> list[Vector]:
     one = Batch.from_messages(_plain(1)).pack()
     frames = [
         (msgspec.msgpack.encode(["ping", 1]), b""),
-        (msgspec.msgpack.encode(["publish"]), one),
+        (msgspec.msgpack.encode(["publish", 2, "stored"]), one),
     ]
     return [
         {
@@ -241,7 +242,7 @@ def _others() -> list[Vector]:
         },
         {
             "name": "frames",
-            "about": "Two frames; the tail of the second is a block. The heads are invented.",
+            "about": "Two frames; the tail of the second is a block.",
             "kind": "frames",
             "frames": [{"head": head.hex(), "tail": tail.hex()} for head, tail in frames],
             "hex": b"".join(pack_head(head, len(tail)) + tail for head, tail in frames).hex(),
@@ -373,7 +374,14 @@ def _malformed_ones() -> list[Vector]:
 
 def vectors() -> list[Vector]:
     """All of them, in the order of the README."""
-    return [*_published_batches(), *_stored_batches(), *_others(), *_malformed_ones()]
+    stored = _stored_batches()
+    return [
+        *_published_batches(),
+        *stored,
+        *_others(),
+        *heads.vectors(bytes.fromhex(stored[0]["hex"])),
+        *_malformed_ones(),
+    ]
 
 
 def text_of(vector: Vector) -> str:

@@ -23,6 +23,11 @@ PREFIX_BYTES: Final = 8
 _PREFIX: Final = struct.Struct("<II")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 
+# A frame that lacks this much is worth a buffer of its own to receive it in.
+_LARGE_BYTES: Final = 64 * 1024
+# So much is made for the beginning of a frame whatever has come of it, if the frame is as long.
+_HELD_BYTES_MIN: Final = 4096
+
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
     """One whole frame: the encoded head, and the tail, as views that nobody will overwrite."""
@@ -33,58 +38,114 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 def pack_head(head: bytes, tail_bytes: int = 0) -> bytes:
     """What goes out before a tail of so many bytes. The tail itself is passed on by reference."""
-    padding = _PADDING[len(head) & 7]
-    return b"".join((_PREFIX.pack(len(head) + len(padding) + tail_bytes, len(head)), head, padding))
+    head_bytes = len(head)
+    padded_bytes = (head_bytes + 7) & -8
+    return _PREFIX.pack(padded_bytes + tail_bytes, head_bytes) + head + _PADDING[head_bytes & 7]
 
 
 class FrameReader:
     """Takes bytes as they come and gives whole frames.
 
-    A frame's length is checked against the limit as soon as its 8 bytes are there, before room for
-    it is made. After an error the stream has no meaning: the reader refuses all that follows.
+    A frame's length is checked against the limit as soon as its 8 bytes are there, before room for it is made; and
+    that room grows with the bytes that came, never with the length that was announced. After an error the stream
+    has no meaning: the reader refuses all that follows.
+
+    Bytes are copied once: `feed` copies a chunk, whose memory may be reused. A caller that receives into memory of its
+    choice asks `room` first: the rest of a large frame is then received where it stays, and `fill` says how much.
     """
+
+    __slots__ = ("_broken", "_filled", "_frame_bytes_max", "_held", "_needed")
 
     def __init__(self, frame_bytes_max: int) -> None:
         self._frame_bytes_max = frame_bytes_max
-        self._held = bytearray()
-        self._needed = PREFIX_BYTES
         self._broken: str | None = None
+        # The beginning of a frame that has not arrived whole: the first `_filled` bytes of `_held`. Nothing more can
+        # be said before there are `_needed` of them: first the prefix, then the frame.
+        self._held = bytearray()
+        self._filled = 0
+        self._needed = PREFIX_BYTES
 
     @property
     def held_bytes(self) -> int:
         """Bytes of a frame that has not arrived whole."""
-        return len(self._held)
+        return self._filled
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[Frame]:
         """The frames that this chunk completes. The chunk is copied: its memory may be reused.
 
         An error in the stream takes the frames before it in the same chunk with it.
         """
-        if self._broken is not None:
-            raise MalformedError("frame", f"follows an error in the stream: {self._broken}")
-        if len(self._held) + len(chunk) < self._needed:
-            self._held += chunk
-            return []
-        data: bytes | bytearray = bytes(chunk)
-        if self._held:
-            self._held += data
-            data = self._held  # the frames keep it: from here on it is theirs
-        frames, position = self._cut(data)
-        self._held = bytearray(memoryview(data)[position:])
+        self._check_unbroken()
+        frames: list[Frame] = []
+        begin = 0
+        while self._filled and begin < len(chunk):
+            end = min(begin + self._needed - self._filled, len(chunk))
+            self._make_room(self._filled + end - begin)
+            self._held[self._filled : self._filled + end - begin] = chunk[begin:end]
+            self._filled += end - begin
+            begin = end
+            frames += self._completed()
+        if begin < len(chunk):
+            data = bytes(chunk[begin:] if begin else chunk)
+            position = self._cut(data, frames)
+            self._hold(data, position)
         return frames
 
-    def _cut(self, data: bytes | bytearray) -> tuple[list[Frame], int]:
+    def room(self) -> memoryview | None:
+        """Where to receive the rest of a large frame; None: anywhere, and feed it."""
+        if self._needed - self._filled < _LARGE_BYTES:
+            return None
+        if len(self._held) - self._filled < min(_LARGE_BYTES, self._needed - self._filled):
+            self._make_room(min(self._filled + _LARGE_BYTES, self._needed))
+        return memoryview(self._held)[self._filled :]
+
+    def fill(self, received_bytes: int) -> list[Frame]:
+        """The frame that these bytes, received into `room`, complete; or none."""
+        self._check_unbroken()
+        self._filled += received_bytes
+        return self._completed()
+
+    def _check_unbroken(self) -> None:
+        if self._broken is not None:
+            raise MalformedError("frame", f"follows an error in the stream: {self._broken}")
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Copies into a larger buffer, twice the size: the old one may be lent out, and cannot grow."""
+        if size_bytes > len(self._held):
+            doubled = max(size_bytes, 2 * len(self._held), _HELD_BYTES_MIN)
+            larger = bytearray(min(doubled, max(self._needed, size_bytes)))
+            larger[: self._filled] = memoryview(self._held)[: self._filled]
+            self._held = larger
+
+    def _completed(self) -> list[Frame]:
+        """What is held, if it is a frame; if it is a prefix, what is needed from now on."""
+        if self._filled < self._needed:
+            return []
         frames: list[Frame] = []
+        held = self._held  # a frame keeps it: from here on it is the frame's
+        position = self._cut(held, frames, self._filled)
+        if position:
+            self._held = bytearray()
+            self._filled = 0
+        return frames
+
+    def _hold(self, data: bytes, position: int) -> None:
+        self._held = bytearray(memoryview(data)[position:])
+        self._filled = len(self._held)
+
+    def _cut(self, data: bytes | bytearray, frames: list[Frame], end: int | None = None) -> int:
+        """Adds the whole frames in `data`; returns where they end."""
+        end = len(data) if end is None else end
         view = memoryview(data).toreadonly()
         position = 0
         while True:
             self._needed = PREFIX_BYTES
-            if len(data) - position < PREFIX_BYTES:
-                return frames, position
+            if end - position < PREFIX_BYTES:
+                return position
             frame_bytes, head_bytes = self._read_prefix(data, position)
             self._needed += frame_bytes
-            if len(data) - position < self._needed:
-                return frames, position
+            if end - position < self._needed:
+                return position
             begin = position + PREFIX_BYTES
             tail = begin + head_bytes + -head_bytes % 8
             position = begin + frame_bytes

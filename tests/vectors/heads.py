@@ -1,0 +1,284 @@
+"""The test vectors of the native protocol's heads: at least one of each, in full, shortened and lengthened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from runnel.formats.batch import Batch
+from runnel.formats.frames import pack_head
+from runnel.formats.message import Message
+from runnel.formats.wire import (
+    Closing,
+    Credit,
+    CursorList,
+    CursorPlace,
+    Cursors,
+    CursorState,
+    DeleteTopic,
+    Deliver,
+    DescribeTopic,
+    Done,
+    Ended,
+    Error,
+    Fetch,
+    Fetched,
+    GapNotice,
+    GapState,
+    Head,
+    Hello,
+    Owner,
+    PartitionPlace,
+    PartitionState,
+    Ping,
+    Pong,
+    Producer,
+    Publish,
+    Published,
+    PurgeTopic,
+    RemoveCursor,
+    Route,
+    RouteList,
+    Routes,
+    Send,
+    SetCursor,
+    ShardPlace,
+    Start,
+    Statistics,
+    StatisticsReport,
+    Subscribe,
+    Subscribed,
+    Term,
+    TopicList,
+    Topics,
+    TopicState,
+    Unsubscribe,
+    Welcome,
+)
+
+Vector = dict[str, Any]
+Told = tuple[Head, bytes]  # a head and the tail of its frame
+
+T0 = 1_700_000_000_000_000_000
+UID = bytes.fromhex("0669F7EFB5A1CD34B5F99D1154FB6853345C9735")
+EXACT_MAX = 2**53  # above, readers of JSON round
+
+
+# --- Meanings ---
+
+
+def meaning(value: object) -> object:
+    """A head, or a value in one, as JSON: fields by name, bytes in hex, large numbers as text."""
+    match value:
+        case msgspec.Struct():
+            return {name: meaning(getattr(value, name)) for name in value.__struct_fields__}
+        case bool() | str() | None:
+            return value
+        case int():
+            return value if abs(value) <= EXACT_MAX else str(value)
+        case bytes():
+            return value.hex()
+        case Mapping():
+            return {key: meaning(item) for key, item in value.items()}
+        case Sequence():
+            return [meaning(item) for item in value]
+    raise AssertionError(f"{value!r} is nothing that heads have")
+
+
+def _vector(
+    name: str, about: str, sender: str, told: Sequence[Told], encoded: Sequence[bytes]
+) -> Vector:
+    return {
+        "name": name,
+        "about": about,
+        "kind": "heads",
+        "from": sender,
+        "heads": [
+            {
+                "head": type(head).__struct_config__.tag,
+                "fields": meaning(head),
+                "encoded": data.hex(),
+                "tail": tail.hex(),
+            }
+            for (head, tail), data in zip(told, encoded, strict=True)
+        ],
+        "hex": b"".join(
+            pack_head(data, len(tail)) + tail for (_, tail), data in zip(told, encoded, strict=True)
+        ).hex(),
+    }
+
+
+def _in_full(name: str, about: str, sender: str, told: Sequence[Told]) -> Vector:
+    return _vector(name, about, sender, told, [msgspec.msgpack.encode(head) for head, _ in told])
+
+
+# --- What is said ---
+
+
+def _block() -> bytes:
+    message = Message("sensors/a", b"21.5", event_time_ns=T0, transmit_time_ns=T0 + 1_000)
+    return Batch.from_messages([message]).pack()
+
+
+def _by_clients() -> list[Told]:
+    cursor = CursorPlace("sensors/a", 0, 102)
+    wide = CursorPlace(journal="main", epoch=2, entry=32, patterns=["sensors/*"])
+    heads: list[Head] = [
+        Hello(1, 1, [], "example/1.0", None),
+        Send(
+            3,
+            None,
+            "sensors/a",
+            b"21.5",
+            b"a",
+            {"unit": "C"},
+            T0,
+            T0 + 1_000,
+            None,
+            b"hall 7",
+            UID,
+        ),
+        Send(4, "none", "größe", b"", None, None, -1, 0, 3, None, None),
+        Subscribe(5, 1, ["sensors/*", "orders"], Start("last"), 2**20),
+        Subscribe(6, 2, ["orders"], Start("offsets", [PartitionPlace("orders", 0, 17)]), 0),
+        Subscribe(7, 3, ["*"], Start("time", time_ns=T0), 4096, "newest_per_topic"),
+        Subscribe(
+            8,
+            4,
+            ["sensors/*"],
+            Start("resume", [PartitionPlace("sensors/a", 0, 102, 2)], 0, [ShardPlace("main", 0, 2, 32, 1)]),
+            2**20,
+            "disconnect",
+        ),
+        Credit(1, 65_536),
+        Unsubscribe(9, 1),
+        Fetch(10, "sensors/a", 0, 101, None, 500, 2**20, 2_000),
+        Fetch(11, "sensors/a", None, None, T0, 0, 2**20, 0),
+        Routes(12, ["sensors/a", "not/yet"]),
+        Producer(13, "billing"),
+        Topics(14, "sensors/*", "sensors/a", 100),
+        DescribeTopic(15, "sensors/a"),
+        DeleteTopic(16, "sensors/a"),
+        PurgeTopic(17, "sensors/a"),
+        SetCursor(18, "archive", [cursor, wide]),
+        RemoveCursor(19, "archive"),
+        Cursors(20, None),
+        Cursors(21, "archive"),
+        Statistics(22),
+        Ping(2**53),
+    ]  # fmt: skip
+    told: list[Told] = [(head, b"") for head in heads]
+    told.insert(1, (Publish(2, "stored"), _block()))
+    return told
+
+
+def _by_brokers(stored: bytes) -> list[Told]:
+    here = Owner("main", 0, 2)
+    there = Owner("main", 0, 3, "node-2.example:7470")
+    described = TopicState(
+        "sensors/a", "disk", "main", 1, 104, 2, "sensors/*", True, "age 7d", [PartitionState(1, 105, here)]
+    )  # fmt: skip
+    wide = CursorPlace(journal="main", epoch=2, entry=32, patterns=["sensors/*"], lag=3)
+    return [
+        (
+            Welcome(1, 1, [], "runnel", "node-1", "runnel/0.1.0", 2**24, 2**22, 2**20, 60_000),
+            b"",
+        ),
+        (Published(2, [101, 7], 31, 2, T0 + 5_000, "stored", False, None), b""),
+        (Published(3, [1], 9, 1, T0 + 5_000, "received", False, 4), b""),
+        (Published(4, [], 12, 2, T0 + 5_000, "stored", True, None), b""),
+        (Subscribed(5, 1, [PartitionPlace("orders", 0, 17, 2)], [ShardPlace("main", 0, 2, 32)]), b""),
+        (Deliver(1, "main", 0, 2, 32), stored + stored),
+        (GapNotice(1, GapState("overflow", 250, "ticks", 0, 1_000, 1_250)), b""),
+        (GapNotice(1, GapState("damage", 0, text="a stretch of main/0 is damaged")), b""),
+        (Ended(1, "slow_reader", "the queue of 4 MiB is full", True), b""),
+        (Fetched(10, 105, 1, 105, []), stored),
+        (Fetched(11, 9, 8, 9, [GapState("retention", 7, "sensors/a", 0, 1, 8)]), b""),
+        (RouteList(12, [Route("sensors/a", "disk", [here]), Route("not/yet", "none", [there], False)]), b""),
+        (Term(13, 4), b""),
+        (TopicList(14, [described, TopicState("ticks", "none", "live", 4, 1_250, 1)], False), b""),
+        (CursorList(20, [CursorState("archive", [CursorPlace("sensors/a", 0, 102, lag=3), wide], T0)]), b""),
+        (StatisticsReport(22), b'{"messages_in": 105}'),
+        (Pong(23, T0), b""),
+        (Done(9), b""),
+        (Error(24, "busy", "the shard main/0 has no room", True), b""),
+        (
+            Error(
+                25,
+                "offset_gone",
+                "sensors/a[0] begins at offset 8: 7 messages from offset 1 on are gone",
+                False,
+                {"topic": "sensors/a", "partition": 0, "offset": 1, "first_offset": 8},
+            ),
+            b"",
+        ),
+        (Error(26, "moved", "main/0 has moved", True, {}, [Route("sensors/a", "disk", [there])]), b""),
+        (Error(0, "malformed", "frame head: Invalid value 'pang'", False), b""),
+        (Closing("shutting down", 10_000), b""),
+    ]  # fmt: skip
+
+
+def _short() -> list[tuple[Head, list[object]]]:
+    return [
+        (Hello(1, 1), ["hello", 1, 1]),
+        (Publish(2), ["publish", 2]),
+        (Send(3, None, "t", b"x"), ["send", 3, None, "t", b"x"]),
+        (Send(4, None, "t", b"x", b"k"), ["send", 4, None, "t", b"x", b"k"]),
+        (
+            Subscribe(5, 1, ["*"], Start("latest"), 2**20),
+            ["subscribe", 5, 1, ["*"], ["latest"], 2**20],
+        ),
+        (Fetch(6, "t"), ["fetch", 6, "t"]),
+        (Fetch(7, "t", None, 5), ["fetch", 7, "t", None, 5]),
+        (Topics(8), ["topics", 8]),
+        (SetCursor(9, "c", [CursorPlace("t", 0, 5)]), ["cursor_set", 9, "c", [["t", 0, 5]]]),
+        (Cursors(10), ["cursors", 10]),
+    ]
+
+
+def _longer() -> list[tuple[Head, list[object]]]:
+    owner: list[object] = ["main", 0, 2, "", "of a later version"]
+    return [
+        (Pong(1, T0), ["pong", 1, T0, {"later": [1, 2.5]}]),
+        (Term(2, 4), ["term", 2, 4, None, b"\xff"]),
+        (
+            RouteList(3, [Route("t", "disk", [Owner("main", 0, 2)])]),
+            ["route_list", 3, [["t", "disk", [owner], True, 7]], "later"],
+        ),
+        (Done(4), ["done", 4, [[[]]]]),
+    ]
+
+
+def vectors(stored: bytes) -> list[Vector]:
+    """`stored` is a block as a broker hands it out."""
+    short, longer = _short(), _longer()
+    return [
+        _in_full(
+            "heads-client",
+            "What a client says, every field written. The tail of `publish` is a block.",
+            "client",
+            _by_clients(),
+        ),
+        _in_full(
+            "heads-broker",
+            "What a broker says, every field written.",
+            "broker",
+            _by_brokers(stored),
+        ),
+        _vector(
+            "heads-short",
+            "Fields at the end that have a default may be left out: they mean their defaults.",
+            "client",
+            [(head, b"") for head, _ in short],
+            [msgspec.msgpack.encode(elements) for _, elements in short],
+        ),
+        _vector(
+            "heads-longer",
+            "Elements that a later version may add, in a head and in its values: pass over them.",
+            "broker",
+            [(head, b"") for head, _ in longer],
+            [msgspec.msgpack.encode(elements) for _, elements in longer],
+        ),
+    ]
