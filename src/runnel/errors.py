@@ -5,6 +5,7 @@ Doors turn these into their protocol's answers by `code`, so a code, once publis
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 
@@ -117,6 +118,12 @@ class ProducerForgottenError(ProducerFault):
     code = "producer_forgotten"
 
 
+class HandshakeError(ClientFault):
+    """A connection that did not begin as the protocol asks, or speaks another version of it."""
+
+    code = "handshake"
+
+
 class SettingsError(ClientFault):
     """Settings that cannot be used: names the key, the value and where it came from."""
 
@@ -163,6 +170,34 @@ class LockedError(Unavailable):
     code = "locked"
 
 
+class ConnectionLostError(Unavailable):
+    """The connection broke. What was under way may have been done or not."""
+
+    code = "connection_lost"
+
+
+class TimeoutExpiredError(Unavailable):
+    """It took longer than the caller or the broker allows."""
+
+    code = "timeout"
+
+
+class SlowReaderError(Unavailable):
+    """A subscription that asked to be ended rather than miss messages has fallen too far behind."""
+
+    code = "slow_reader"
+
+
+class MovedError(Unavailable):
+    """Another node has it now; `routes` says which, as the door carried it."""
+
+    code = "moved"
+
+    def __init__(self, text: str, routes: Sequence[object] = ()) -> None:
+        super().__init__(text)
+        self.routes = routes
+
+
 # --- The stored data's fault. ---
 
 
@@ -185,3 +220,38 @@ class FormatVersionError(RunnelError):
     """A data directory written by a newer Runnel than this one."""
 
     code = "format_version"
+
+
+# --- Across a connection. ---
+
+
+def details_of(error: RunnelError) -> dict[str, str | int]:
+    """What a door tells beside code and text, so that the other side can make the same error again."""
+    return {name: getattr(error, name) for name in _DETAILS.get(type(error), ())}
+
+
+def from_details(code: str, text: str, details: Mapping[str, str | int]) -> RunnelError:
+    """The error that a door told of. An unknown code, of a newer broker, is a plain RunnelError."""
+    kind = _BY_CODE.get(code, RunnelError)
+    names = _DETAILS.get(kind)
+    if names is None:
+        return kind(text)
+    try:
+        return kind(*(details[name] for name in names))
+    except KeyError:
+        return RunnelError(f"{code}: {text}")
+
+
+def _all_kinds(kind: type[RunnelError]) -> Iterator[type[RunnelError]]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        yield from _all_kinds(narrower)
+
+
+_DETAILS: Mapping[type[RunnelError], Sequence[str]] = {
+    MalformedError: ("place", "problem"),
+    OffsetGoneError: ("topic", "partition", "offset", "first_offset"),
+    OffsetAheadError: ("topic", "partition", "offset", "next_offset"),
+    CorruptionError: ("path", "position", "problem"),
+}
+_BY_CODE = {kind.code: kind for kind in _all_kinds(RunnelError)}

@@ -8,9 +8,11 @@ from runnel.config.layers import Flag, Origin, Source
 from runnel.config.loading import load
 from runnel.config.merging import Loaded, merge
 from runnel.config.settings import (
+    BrokerSettings,
     Keep,
     LimitSettings,
     LogSettings,
+    NativeSettings,
     Pin,
     Retain,
     Rotate,
@@ -28,11 +30,13 @@ from runnel.config.units import (
 )
 
 __all__ = [
+    "BrokerSettings",
     "Flag",
     "Keep",
     "LimitSettings",
     "Loaded",
     "LogSettings",
+    "NativeSettings",
     "Origin",
     "Pin",
     "Retain",

@@ -22,11 +22,13 @@ from runnel.config.toml_lines import key_lines
 
 VARIABLE_PREFIX: Final = "RUNNEL_"
 CONFIG_VARIABLE: Final = "RUNNEL_CONFIG"
+URL_VARIABLE: Final = "RUNNEL_URL"
 TOPICS_VARIABLE: Final = "RUNNEL_TOPICS"
 
 # Variables with the prefix that are no settings.
 OTHER_VARIABLES: Final[Mapping[str, str]] = {
     CONFIG_VARIABLE: "Path of the settings file, instead of ./runnel.toml.",
+    URL_VARIABLE: "Where commands find the broker, instead of at runnel://127.0.0.1:7470.",
 }
 
 # What Kubernetes gives every container beside a service that is called "runnel".

@@ -144,18 +144,53 @@ class LogSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     memory_journal_bytes_max: Size = 256 * MIB
 
 
+class BrokerSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """`[broker]`: live reading, fetching, gathering of single messages, and being watched."""
+
+    subscriptions_max: Count = 100_000
+    live_queue_bytes_max: Size = 4 * MIB
+    fetch_wait_max_ns: Duration = 60 * SECOND_NS
+    fetches_waiting_max: Count = 10_000
+    gather_messages_max: Count = 1000
+    gather_bytes_max: SizeInBatch = MIB
+    metrics_interval_ns: Interval = SECOND_NS
+    metrics_topics_max: Count = 100
+
+
+class NativeSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """`[native]`: the door that clients of the native protocol come through."""
+
+    listen: str = "127.0.0.1:7470"
+    allow_remote: bool = False
+    connections_max: Count = 10_000
+    frame_bytes_max: Size = 16 * MIB
+    subscriptions_max: Count = 1024
+    requests_max: Count = 4096
+    handshake_timeout_ns: Interval = 5 * SECOND_NS
+    idle_timeout_ns: Interval = 60 * SECOND_NS
+    drain_timeout_ns: Interval = 10 * SECOND_NS
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+
+
 class Settings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     """Everything a Runnel process is told, merged once at its start."""
 
     data: str = "./runnel-data"
+    cluster: str = "runnel"
+    node: str = "node-1"
     limits: LimitSettings = LimitSettings()
     log: LogSettings = LogSettings()
+    broker: BrokerSettings = BrokerSettings()
+    native: NativeSettings = NativeSettings()
     topics: tuple[TopicRule, ...] = ()
 
 
 # One line per key, for `config show --explain` and docs/settings.md. A test keeps it complete.
 DESCRIPTIONS: Final[dict[str, str]] = {
     "data": "Directory of everything stored; a relative path begins at the working directory.",
+    "cluster": "Name of the installation, told to clients; nodes of one cluster have the same.",
+    "node": "Name of this node, told to clients.",
     "limits.message_bytes_max": "Largest payload of one message.",
     "limits.batch_bytes_max": "Largest batch, compressed or not.",
     "limits.tags_max": "Most tags of one message.",
@@ -178,6 +213,25 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "log.last_value_bytes_max": "Largest message that is kept as a last value beyond retention.",
     "log.catalogue_log_bytes_max": "Size of the catalogue's log that leads to a new snapshot.",
     "log.memory_journal_bytes_max": "Most memory of one journal kept there; beyond, the oldest go.",
+    "broker.subscriptions_max": "Most live subscriptions, of all connections together.",
+    "broker.live_queue_bytes_max": "Bytes of topics not kept that wait for one slow subscription.",
+    "broker.fetch_wait_max": "Longest time that a fetch may wait for a message.",
+    "broker.fetches_waiting_max": "Most fetches that wait for a message at a time.",
+    "broker.gather_messages_max": "Single messages that are gathered into one batch at most.",
+    "broker.gather_bytes_max": "Bytes of single messages that are gathered into one batch at most.",
+    "broker.metrics_interval": "How often statistics are published on !system/metrics.",
+    "broker.metrics_topics_max": "Topics with statistics of their own: the busiest.",
+    "native.listen": "Address and port of the native door; port 0: any free one.",
+    "native.allow_remote": "Let listen name an address that other machines reach, unauthenticated.",
+    "native.connections_max": "Most connections at a time.",
+    "native.frame_bytes_max": "Largest frame that a client may send.",
+    "native.subscriptions_max": "Most subscriptions of one connection.",
+    "native.requests_max": "Most requests of one connection that are not answered yet.",
+    "native.handshake_timeout": "Time for a new connection to say hello.",
+    "native.idle_timeout": "A connection that sends nothing for so long is closed.",
+    "native.drain_timeout": "At shutdown, time for what was accepted to be finished.",
+    "native.tls_certificate": "File with the certificate chain, PEM; none: no TLS.",
+    "native.tls_key": "File with the certificate's private key, PEM.",
     "topics.match": "Glob pattern of the topics this rule is for; the first matching rule decides.",
     "topics.keep": "none: live only; memory: lost at a restart; disk.",
     "topics.partitions": "Partitions of each topic, fixed when the topic is made.",

@@ -25,6 +25,8 @@ from runnel.log.log import (
     Cursor,
     CursorPosition,
     Level,
+    Listener,
+    Nobody,
     Page,
     Position,
     ShardId,
@@ -48,7 +50,7 @@ from runnel.log.topic_table import (
     kept_elsewhere,
 )
 from runnel.log.writer import Parts
-from runnel.topics.policies import Policies
+from runnel.topics.policies import Policies, Policy
 from runnel.world.clock import Clock
 from runnel.world.disk import Disk, DiskLock
 from runnel.world.workers import Workers
@@ -67,7 +69,9 @@ class DiskLog:
         disk: Disk,
         clock: Clock,
         workers: Workers,
+        listener: Listener,
     ) -> None:
+        self._listener = listener
         self._directory = directory.rstrip("/")
         self._settings = settings
         self._policies = policies
@@ -109,13 +113,22 @@ class DiskLog:
         disk: Disk,
         clock: Clock,
         workers: Workers,
+        listener: Listener | None = None,
     ) -> DiskLog:
         """Lock the directory, recover what a crash left, and begin a new epoch.
 
         LockedError if another process has it, FormatVersionError if a newer Runnel wrote it, SettingsError
         if it cannot be a data directory.
         """
-        log = cls(checked_directory(directory), settings, policies, disk, clock, workers)
+        log = cls(
+            checked_directory(directory),
+            settings,
+            policies,
+            disk,
+            clock,
+            workers,
+            listener or Nobody(),
+        )
         opening = asyncio.get_running_loop().create_task(log._open())
         try:
             await asyncio.shield(opening)
@@ -192,6 +205,7 @@ class DiskLog:
                 self._tasks,
                 settings.log,
                 self._state.epoch,
+                self._listener,
             ),
             self._policies.for_journal(shard_id.journal, keep=Keep.DISK),
             SegmentFolder(self._disk, self._files, folder),
@@ -260,8 +274,10 @@ class DiskLog:
                 del self._unrecorded[topic.name]
             if future.exception() is not None:
                 self._topics.forget(topic)
+                self._listener.on_topic_deleted(topic.name)
 
         recorded.add_done_callback(done)
+        self._listener.on_topic_made(topic.info())
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -292,6 +308,33 @@ class DiskLog:
         self._check_open()
         found = self._topics.partition(topic, partition)
         return await self._shard(found.shard).offset_at(found, time_ns)
+
+    async def entry_at(self, shard: ShardId, time_ns: int) -> int:
+        self._check_open()
+        return await self._known_shard(shard).entry_at(time_ns)
+
+    def next_offset(self, topic: str, partition: int) -> int:
+        """What follows the partition's last message that readers can see."""
+        return self._topics.partition(topic, partition).visible_next
+
+    @property
+    def epoch(self) -> int:
+        """This opening's term of ownership."""
+        return self._state.epoch
+
+    def policy(self, name: str) -> Policy:
+        """How a topic that exists is kept."""
+        topic = self._topics.find(name)
+        if topic is None:
+            raise UnknownTopicError(f"topic {name!r} does not exist")
+        return topic.policy
+
+    def has_topic(self, name: str) -> bool:
+        return self._topics.find(name) is not None
+
+    def newest_term(self, producer: str) -> int:
+        """The highest term of a named publisher in any shard; -1 if it is not known."""
+        return max((shard.producers.term(producer) for shard in self._shards.values()), default=-1)
 
     def entries(self, shard: ShardId) -> Bounds:
         """The first entry of a shard and the next to come."""
@@ -359,9 +402,12 @@ class DiskLog:
     async def delete_topic(self, name: str) -> None:
         """Hide the topic and its messages. Made again, it goes on after its last offset."""
         await self.purge_topic(name)
-        await self._catalogue.add(
-            records.TopicDeleted(name), apply=lambda: self._topics.delete(name)
-        )
+
+        def apply() -> None:
+            self._topics.delete(name)
+            self._listener.on_topic_deleted(name)
+
+        await self._catalogue.add(records.TopicDeleted(name), apply=apply)
 
     # --- Last values ---
 
@@ -415,6 +461,11 @@ class DiskLog:
         return topic.partitions[key[1]]
 
     # --- Keeping house ---
+
+    async def trim_shard(self, shard: ShardId) -> Trimmed:
+        """Apply retention to one shard."""
+        self._check_open()
+        return await self._known_shard(shard).trim()
 
     async def trim(self) -> Trimmed:
         self._check_open()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from runnel.world.disk import Access, Disk, File
 
@@ -35,14 +34,9 @@ class Files:
     def __len__(self) -> int:
         return len(self._open)
 
-    @contextmanager
-    def use(self, path: str, access: Access = Access.WRITE) -> Iterator[File]:
+    def use(self, path: str, access: Access = Access.WRITE) -> FileUse:
         """The file, open for reading and writing for the time of a `with`."""
-        entry = self._take(path, access)
-        try:
-            yield entry.file
-        finally:
-            self._give_back(entry)
+        return FileUse(self, path, access)
 
     def forget(self, path: str) -> None:
         """The path now names another file, or none: whoever still reads the old one may finish."""
@@ -57,7 +51,8 @@ class Files:
         for path in list(self._open):
             self.forget(path)
 
-    def _take(self, path: str, access: Access) -> _Open:
+    def take(self, path: str, access: Access) -> _Open:
+        """What `use` does first. Whoever takes must give back."""
         # Opening under the lock: two openers of one path would leave a file behind that nobody closes.
         with self._lock:
             entry = self._open.get(path)
@@ -68,7 +63,7 @@ class Files:
             self._open.move_to_end(path)
             return entry
 
-    def _give_back(self, entry: _Open) -> None:
+    def give_back(self, entry: _Open) -> None:
         with self._lock:
             entry.users -= 1
             if entry.is_stale and not entry.users:
@@ -81,3 +76,26 @@ class Files:
             if not entry.users and path != next(reversed(self._open)):
                 del self._open[path]
                 entry.file.close()
+
+
+class FileUse:
+    """The time of one `with`. A class: a generator would cost a page of batches a hundredth (bench/log.py, "read")."""
+
+    __slots__ = ("_access", "_entry", "_files", "_path")
+
+    def __init__(self, files: Files, path: str, access: Access) -> None:
+        self._files = files
+        self._path = path
+        self._access = access
+
+    def __enter__(self) -> File:
+        self._entry = self._files.take(self._path, self._access)
+        return self._entry.file
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._files.give_back(self._entry)

@@ -34,10 +34,10 @@ from typing import Final, Protocol
 
 import msgspec
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from runnel.errors import MalformedError
+from runnel.formats.checksum import crc32c
 from runnel.formats.envelope import Envelope
 
 # A topic's name and a partition of it.

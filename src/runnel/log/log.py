@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from runnel.errors import ClientFault
+from runnel.formats import block
 from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
 from runnel.topics.policies import Policy
 
 
@@ -69,6 +71,9 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     receive_time_ns: int
     level: Level
     is_repeated: bool = False
+    receivers: int | None = (
+        None  # of a batch that is not kept: how many subscriptions it was sent to
+    )
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -117,6 +122,44 @@ class ShardPage(msgspec.Struct, frozen=True):
     found: Sequence[Found]
     next_position: Position
     gaps: Sequence[Gap] = ()
+
+
+class Stored(NamedTuple):
+    """A batch that readers may see from this moment on, and its block or what that is made of."""
+
+    envelope: Envelope  # with its offsets
+    body: bytes | memoryview
+    encoded: bytes = b""  # the envelope's bytes
+    packed: bytes = b""
+
+    def block(self) -> Sequence[bytes | memoryview]:
+        """The block as it goes to readers, in buffers."""
+        return (self.packed,) if self.packed else block.pack(self.encoded, self.body)
+
+
+class Listener(Protocol):
+    """Who is told, on the loop and in order, of what becomes visible. It must not fail, nor wait."""
+
+    def on_stored(self, shard: ShardId, batches: Sequence[Stored]) -> None: ...
+    def on_synced(self, shard: ShardId, took_ns: int) -> None: ...
+    def on_topic_made(self, topic: TopicInfo) -> None: ...
+    def on_topic_deleted(self, name: str) -> None: ...
+
+
+class Nobody:
+    """A listener for those who do not listen."""
+
+    def on_stored(self, shard: ShardId, batches: Sequence[Stored]) -> None:
+        """Nobody reads live."""
+
+    def on_synced(self, shard: ShardId, took_ns: int) -> None:
+        """Nobody has a watch."""
+
+    def on_topic_made(self, topic: TopicInfo) -> None:
+        """Nobody waits for topics."""
+
+    def on_topic_deleted(self, name: str) -> None:
+        """Nobody misses it."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
@@ -223,6 +266,9 @@ class Log(Protocol):
 
     async def offset_at(self, topic: str, partition: int, time_ns: int) -> int:
         """The first offset that was received at this time or later; the next offset if none was."""
+
+    async def entry_at(self, shard: ShardId, time_ns: int) -> int:
+        """The shard's first entry that was received at this time or later; the next one if none was."""
 
     async def trim(self) -> Trimmed:
         """Apply retention now, by the clock's time."""

@@ -21,6 +21,8 @@ from runnel.log.log import (
     Cursor,
     CursorPosition,
     Level,
+    Listener,
+    Nobody,
     Page,
     Position,
     ShardId,
@@ -32,7 +34,7 @@ from runnel.log.log import (
 from runnel.log.memory_shard import MemoryShard
 from runnel.log.producers import ProducerTable
 from runnel.log.topic_table import Partition, Topic, TopicTable, check_append, check_offset
-from runnel.topics.policies import Policies
+from runnel.topics.policies import Policies, Policy
 from runnel.world.clock import Clock
 
 
@@ -47,7 +49,9 @@ class MemoryLog:
         clock: Clock,
         keep: Keep = Keep.MEMORY,
         epoch: int | None = None,
+        listener: Listener | None = None,
     ) -> None:
+        self._listener = listener or Nobody()
         self._settings = settings
         self._policies = policies
         self._clock = clock
@@ -65,6 +69,7 @@ class MemoryLog:
             raise ClientFault(
                 f"topic {topic.name!r} has keep = {topic.policy.keep}; this log is for {self._keep}"
             )
+        self._listener.on_topic_made(topic.info())
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -84,6 +89,7 @@ class MemoryLog:
                 find=self._find_partition,
                 holds=lambda: self._cursors.holds_on(shard_id),
                 keep_last=self._keep_last,
+                listener=self._listener,
             )
         return shard
 
@@ -146,6 +152,28 @@ class MemoryLog:
         found = self._topics.partition(topic, partition)
         return self._shard(found.shard).offset_at(found, time_ns)
 
+    async def entry_at(self, shard: ShardId, time_ns: int) -> int:
+        self._check_open()
+        return self._known_shard(shard).entry_at(time_ns)
+
+    def next_offset(self, topic: str, partition: int) -> int:
+        """What follows the partition's last message."""
+        return self._topics.partition(topic, partition).visible_next
+
+    def policy(self, name: str) -> Policy:
+        """How a topic that exists is kept."""
+        topic = self._topics.find(name)
+        if topic is None:
+            raise UnknownTopicError(f"topic {name!r} does not exist")
+        return topic.policy
+
+    def has_topic(self, name: str) -> bool:
+        return self._topics.find(name) is not None
+
+    def newest_term(self, producer: str) -> int:
+        """The highest term of a named publisher in any shard; -1 if it is not known."""
+        return max((shard.newest_term(producer) for shard in self._shards.values()), default=-1)
+
     def entries(self, shard: ShardId) -> Bounds:
         """The first entry of a shard and the next to come."""
         return self._known_shard(shard).entries()
@@ -200,6 +228,7 @@ class MemoryLog:
         """Hide the topic and its messages. Made again, it goes on after its last offset."""
         await self.purge_topic(name)
         self._topics.delete(name)
+        self._listener.on_topic_deleted(name)
 
     def _known_topic(self, name: str) -> Topic:
         topic = self._topics.find(name)
@@ -222,6 +251,11 @@ class MemoryLog:
         return self._cursors.all()
 
     # --- Keeping house ---
+
+    async def trim_shard(self, shard: ShardId) -> Trimmed:
+        """Apply retention to one shard."""
+        self._check_open()
+        return self._known_shard(shard).trim()
 
     async def trim(self) -> Trimmed:
         self._check_open()

@@ -24,11 +24,13 @@ from runnel.log.log import (
     Bounds,
     Found,
     Level,
+    Listener,
     Page,
     Position,
     ShardId,
     ShardPage,
     ShardStatistics,
+    Stored,
     Trimmed,
 )
 from runnel.log.memory_batches import Place, Row, StoredBatch
@@ -44,6 +46,10 @@ _SHED_PART: Final = 16
 
 def _entry(stored: StoredBatch) -> int:
     return stored.entry
+
+
+def _batch_time(stored: StoredBatch) -> int:
+    return stored.time_ns
 
 
 def _place_end(place: Place) -> int:
@@ -69,7 +75,9 @@ class MemoryShard:
         find: Callable[[Key], Partition | None],
         holds: Callable[[], Sequence[Hold]],
         keep_last: Callable[[Partition, Batch], None],
+        listener: Listener,
     ) -> None:
+        self._listener = listener
         self.id = shard
         self._clock = clock
         self._producers = producers
@@ -131,6 +139,7 @@ class MemoryShard:
         self._bytes += len(stored.packed)
         if self._stored_bytes > self._bytes_cap:
             self._shed()
+        self._listener.on_stored(self.id, (Stored(numbered, stored.body, packed=stored.packed),))
         return _answer(stored, Level.NONE if level is Level.NONE else Level.RECEIVED)
 
     def _add(self, stored: StoredBatch, places: Mapping[Key, Place]) -> None:
@@ -193,6 +202,15 @@ class MemoryShard:
             return bounds.next_offset
         later = next(row.from_number(row.number_from(time_ns, _place_time)), None)
         return bounds.next_offset if later is None else max(later.base_offset, bounds.first_offset)
+
+    def entry_at(self, time_ns: int) -> int:
+        """The first entry received at this time or later; the next one if none was."""
+        number = self._row.number_from(time_ns, _batch_time)
+        later = next(self._row.from_number(number), None)
+        return self._next_entry if later is None else later.entry
+
+    def newest_term(self, producer: str) -> int:
+        return self._producers.term(producer)
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> Page:
         bounds = self.bounds(partition)

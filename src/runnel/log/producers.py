@@ -58,6 +58,11 @@ class ProducerTable:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def term(self, producer: str) -> int:
+        """The producer's current term; -1 if it is not known."""
+        known = self._sequences.get(producer)
+        return -1 if known is None else known.term
+
     def check(self, producer: str, term: int, number: int) -> Repeated | None:
         """None if this batch is the next one; raises ProducerFault if it can be neither."""
         known = self._sequences.get(producer)

@@ -8,7 +8,7 @@ over and reported; an index that contradicts its segment is made anew.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -252,26 +252,20 @@ class ShardReader:
         index, first, positions = stretch.index, stretch.first, stretch.positions
         found: list[Found] = []
         gaps: list[Gap] = []
-        begin, epochs = stretch.begin, b""
+        begin = stretch.begin
         for number, at in enumerate(positions[:-1], first):
             try:
-                stored = _found_at(data, at - begin, None)
+                found.append(_found_at(data, at - begin, None))
             except MalformedError as error:
                 entry = index.block_place(number)[0]
                 size = positions[number - first + 1] - at
                 place = _Place(at, size, entry, entry, entry + 1, ())
                 gaps.append(self._gap(stretch.segment, place, error))
-                continue
-            head = stored.batch.envelope
-            epochs = head.epochs
-            runs = None if is_served is None else served_runs(head, is_served)
-            if runs is None:
-                found.append(stored)
-            elif runs:
-                found.append(Found(stored.block, stored.batch, runs))
         last_entry = index.block_place(first + len(positions) - 2)[0]
-        epoch = int.from_bytes(epochs[-8:], "little")
-        return ShardPage(found, Position(epoch, last_entry + 1), gaps)
+        epochs = found[-1].batch.envelope.epochs if found else b""
+        position = Position(int.from_bytes(epochs[-8:], "little"), last_entry + 1)
+        served = found if is_served is None else list(_served(found, is_served))
+        return ShardPage(served, position, gaps)
 
     @staticmethod
     def _last_block_within(index: Index, first: int, end: int) -> int:
@@ -299,6 +293,16 @@ def _found_at(data: memoryview, at: int, runs: Sequence[int] | None) -> Found:
     if not head.is_stored:
         raise MalformedError("envelope base_offsets", "missing in a stored block")
     return Found(data[at : at + size], Batch(head, body), runs)
+
+
+def _served(found: Iterable[Found], is_served: IsServed) -> Iterator[Found]:
+    """What readers may see of these batches: those of which no run is served are left out."""
+    for stored in found:
+        runs = served_runs(stored.batch.envelope, is_served)
+        if runs is None:
+            yield stored
+        elif runs:
+            yield Found(stored.block, stored.batch, runs)
 
 
 def _places(index: Index, key: Key, offset: int, is_served: IsServed) -> Iterator[_Place]:

@@ -16,9 +16,8 @@ import re
 import struct
 from typing import Final
 
-from crc32c import crc32c
-
 from runnel.errors import MalformedError
+from runnel.formats.checksum import crc32c
 from runnel.log.scan import Scanned, Scanner, TooShort, Unit, Window
 from runnel.world.disk import Access, Disk, File
 

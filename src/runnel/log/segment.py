@@ -21,11 +21,11 @@ import struct
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
 from runnel.errors import CorruptionError, MalformedError
 from runnel.formats import block
 from runnel.formats import envelope as envelopes
+from runnel.formats.checksum import crc32c
 from runnel.formats.envelope import Envelope
 from runnel.log.scan import Scanner, TooShort, Unit, Window
 

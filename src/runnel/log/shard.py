@@ -270,6 +270,16 @@ class Shard:
             return min(max(offset, bounds.first_offset), bounds.next_offset)
         raise AssertionError("the last attempt returns or raises")
 
+    async def entry_at(self, time_ns: int) -> int:
+        """The first entry received at this time or later; the next one if none was."""
+        for segment in list(self._segments):
+            if segment.last_time_ns >= time_ns:
+                index = await self._reader.index(segment)
+                number = index.first_block_from_time(time_ns)
+                if number < index.block_count():
+                    return index.block_place(number)[0]
+        return self.writer.visible_next_entry
+
     def hide(self) -> None:
         """Messages of some partition have been hidden: purged, or deleted with their topic."""
         self.has_hidden = True

@@ -31,7 +31,7 @@ from runnel.formats.batch import Batch
 from runnel.log.catalogue import Catalogue, ShardAt
 from runnel.log.files import Files
 from runnel.log.group_writer import NO_ROOM, GroupWriter
-from runnel.log.log import Appended, Level, ShardId
+from runnel.log.log import Appended, Level, Listener, ShardId, Stored
 from runnel.log.pending import Counters, Pending
 from runnel.log.producers import ProducerTable
 from runnel.log.retention import rotation_period
@@ -64,6 +64,7 @@ class Parts(msgspec.Struct, frozen=True):
     tasks: OwnedTasks
     settings: LogSettings
     epoch: int
+    listener: Listener
 
 
 class ShardWriter:
@@ -391,6 +392,10 @@ class ShardWriter:
                 strict=True,
             ):
                 partition.visible_next = base + count
+        self._parts.listener.on_stored(
+            self._shard,
+            [Stored(pending.envelope, pending.body, pending.encoded) for pending in group],
+        )
         for pending in group:
             for future, is_repeated in pending.answers:
                 if not future.done():
@@ -401,6 +406,7 @@ class ShardWriter:
         counters.syncs += 1
         counters.sync_time_ns += took_ns
         counters.sync_time_max_ns = max(counters.sync_time_max_ns, took_ns)
+        self._parts.listener.on_synced(self._shard, took_ns)
 
     # --- Failing ---
 

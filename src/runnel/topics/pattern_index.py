@@ -133,13 +133,19 @@ class Walk:
     __slots__ = ("_after", "_known", "_names", "_pattern", "_upto", "done")
 
     def __init__(
-        self, pattern: Pattern, names: SortedNames, known: Mapping[str, int], *, upto: int
+        self,
+        pattern: Pattern,
+        names: SortedNames,
+        known: Mapping[str, int],
+        *,
+        upto: int,
+        after: str,
     ) -> None:
         self._pattern = pattern
         self._names = names
         self._known = known
         self._upto = upto
-        self._after = ""
+        self._after = after
         self.done = False
 
     def step(self, comparisons_max: int = SLICE_COMPARISONS) -> list[str]:
@@ -148,7 +154,8 @@ class Walk:
         pattern, known, upto = self._pattern, self._known, self._upto
         if pattern.is_literal:
             self.done = True
-            return [pattern.prefix] if known.get(pattern.prefix, upto + 1) <= upto else []
+            is_known = known.get(pattern.prefix, upto + 1) <= upto
+            return [pattern.prefix] if is_known and pattern.prefix > self._after else []
         left = comparisons_max
         while left > 0 and not self.done:
             page = self._names.page(pattern.prefix, self._after, max(1, left // pattern.cost))
@@ -213,9 +220,9 @@ class PatternIndex(Generic[S]):
             self._names.remove(name)
             self._answers.forget(name)
 
-    def walk(self, pattern: Pattern) -> Walk:
-        """Which known topics match this pattern?"""
-        return Walk(pattern, self._names, self._known, upto=self._topics_made)
+    def walk(self, pattern: Pattern, *, after: str = "") -> Walk:
+        """Which known topics match this pattern, behind a name or all of them?"""
+        return Walk(pattern, self._names, self._known, upto=self._topics_made, after=after)
 
     def topics(self, pattern: Pattern) -> list[str]:
         """The same at once, for callers that have no loop to hold."""

@@ -1,10 +1,11 @@
 """How a topic is kept: the rules of the settings, in order, and the policy that they give a topic.
 
-The first rule whose pattern matches decides. Behind the user's rules stand three of our own:
+The first rule whose pattern matches decides. Behind the user's rules stand four of our own:
 
-    !dead/*   on disk, in the journal `!dead`, for ever: a dead letter is what somebody still owes
-    !*        not kept
-    *         on disk, in the journal `main`, for ever
+    !dead/*    on disk, in the journal `!dead`, for ever: a dead letter is what somebody still owes
+    !system/*  not kept, but for the last value: whoever begins to watch sees the latest figures
+    !*         not kept
+    *          on disk, in the journal `main`, for ever
 
 Dead letters are always on disk: a rule for `!*` that does not keep on disk is passed over for them.
 
@@ -340,7 +341,7 @@ def _written(field: str, value: str | int | None) -> str:
     return format_duration(value) if field.endswith("_ns") else str(value)
 
 
-def _ours(match: str, keep: Keep, journal: str) -> _Rule:
+def _ours(match: str, keep: Keep, journal: str, *, last_value: bool = False) -> _Rule:
     policy = Policy(
         keep=keep,
         partitions=1,
@@ -348,7 +349,7 @@ def _ours(match: str, keep: Keep, journal: str) -> _Rule:
         rotate=Rotate(),
         retain=Retain(),
         pin=Pin(),
-        last_value=False,
+        last_value=last_value,
         rule=None,
     )
     return _Rule(f"the default for {match!r}", Pattern(match), policy, None)
@@ -356,6 +357,7 @@ def _ours(match: str, keep: Keep, journal: str) -> _Rule:
 
 _OURS: Final = (
     _ours(DEAD_LETTER_PREFIX + "*", Keep.DISK, DEAD_LETTER_JOURNAL),
+    _ours("!system/*", Keep.NONE, LIVE_JOURNAL, last_value=True),
     _ours("!*", Keep.NONE, LIVE_JOURNAL),
     _ours("*", Keep.DISK, MAIN_JOURNAL),
 )

@@ -1,0 +1,549 @@
+"""The broker's face: publish, fetch, subscribe, topics, cursors; whatever door a request came through.
+
+A batch's way: `publish` checks it and hands it to the log that keeps its topics. When the log has made it visible it
+tells `on_stored`, which sends it to live readers and wakes waiting fetches. Batches of topics that nobody keeps go
+from `publish` straight to their readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from runnel.broker.checking import check_batch, check_message
+from runnel.broker.cursors import Cursors
+from runnel.broker.events import EventKind, Events
+from runnel.broker.fetching import Fetched, Fetching
+from runnel.broker.gathering import Gatherings, Published
+from runnel.broker.housekeeping import Housekeeping, tell_recovered
+from runnel.broker.live_reading import LiveReading
+from runnel.broker.live_subscription import Delivery, LiveSubscription, Sink
+from runnel.broker.live_topics import LIVE_SHARD, LiveTopic, LiveTopics
+from runnel.broker.metric_tables import ConnectionRow, SubscriptionRow
+from runnel.broker.metrics import Metrics
+from runnel.broker.reporter import Reporter
+from runnel.broker.store_statistics import StoreStatistics
+from runnel.broker.stores import Stores
+from runnel.broker.topics import Topics
+from runnel.config import Settings
+from runnel.errors import BusyError, ClosedError, ProducerFencedError, RunnelError
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Codec
+from runnel.formats.message import Message
+from runnel.formats.wire import CursorPlace, CursorState, Route, Start, TopicState
+from runnel.log.disk_log import DiskLog
+from runnel.log.log import Appended, Level, ShardId, Stored, TopicInfo
+from runnel.log.tasks import OwnedTasks
+from runnel.topics.names import Label, check_label
+from runnel.topics.partitions import partition_of_key
+from runnel.topics.pattern_index import PatternIndex
+from runnel.world.clock import Clock
+from runnel.world.disk import Disk
+from runnel.world.workers import Workers
+
+__all__ = [
+    "Broker",
+    "ConnectionRow",
+    "Delivery",
+    "Fetched",
+    "Level",
+    "LiveSubscription",
+    "Published",
+    "ShardId",
+    "Sink",
+]
+
+_TERMS_MAX: Final = 100_000
+# Batches that are not kept but have to be unpacked first, and those behind them.
+_LINE_BYTES_MAX: Final = 64 * 2**20
+
+
+class _InLine(NamedTuple):
+    batch: Batch
+    level: Level | None
+    answer: asyncio.Future[Published]
+
+
+class Broker:
+    """Make one with `await Broker.open(…)`. Everything runs on one event loop."""
+
+    def __init__(self, settings: Settings, clock: Clock, workers: Workers) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.metrics = Metrics(
+            topics_max=settings.broker.metrics_topics_max, journal_of=self._journal_of
+        )
+        self.events = Events(clock, self._publish_event)
+        # Doors add what they know of their connections.
+        self.connection_rows: list[Callable[[], Iterable[ConnectionRow]]] = []
+        self._workers = workers
+        self._index: PatternIndex[LiveSubscription] = PatternIndex()
+        self._gatherings = Gatherings(self._publish_now, self.wait_room, settings.broker)
+        self._terms: dict[str, int] = {}  # handed out to named publishers, oldest first
+        self._line: deque[_InLine] = deque()
+        self._line_bytes = 0
+        self._line_room: list[asyncio.Future[None]] = []
+        self._tasks = OwnedTasks()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._is_open = False
+        # Made by `open`, once there are logs.
+        self._stores: Stores
+        self._reading: LiveReading
+        self._fetching: Fetching
+        self._topics: Topics
+        self._cursors: Cursors
+        self._reporter: Reporter
+
+    @classmethod
+    async def open(
+        cls,
+        settings: Settings,
+        *,
+        directory: str | None,
+        disk: Disk,
+        clock: Clock,
+        workers: Workers,
+    ) -> Broker:
+        """Open the logs and begin to keep house. Without a directory everything is in memory."""
+        broker = cls(settings, clock, workers)
+        stores = await Stores.open(
+            settings,
+            directory=directory,
+            disk=disk,
+            clock=clock,
+            workers=workers,
+            listener=broker,
+        )
+        broker._begin(stores)
+        return broker
+
+    def _begin(self, stores: Stores) -> None:
+        settings, clock = self.settings, self.clock
+        self._stores = stores
+        stores.live = LiveTopics(
+            stores.policies,
+            settings.limits.topics_max,
+            clock.time_ns(),
+            on_known=self._index.add_topic,
+            on_forgotten=self._index.remove_topic,
+            on_made=self._on_live_topic_made,
+        )
+        for log in stores.kept:
+            for info in log.topics():
+                self._index.add_topic(info.name)
+        self._reading = LiveReading(
+            stores, self._index, settings.broker, self._workers, self.metrics, self.events
+        )
+        self._fetching = Fetching(
+            stores, settings.broker, clock, self._workers, settings.native.frame_bytes_max // 2
+        )
+        self._topics = Topics(stores, self._index, self._reading)
+        self._cursors = Cursors(stores)
+        logs = {"disk": stores.disk, "memory": stores.memory}
+        statistics = StoreStatistics(logs, clock)
+        self._register(statistics)
+        self._reporter = Reporter(
+            settings,
+            clock,
+            self.metrics,
+            statistics,
+            self._publish_document,
+            connections=lambda: [row for rows in self.connection_rows for row in rows()],
+            subscriptions=self._subscription_rows,
+        )
+        house = Housekeeping(settings, clock, logs, statistics, self.events)
+        loop = asyncio.get_running_loop()
+        self._keepers = [
+            loop.create_task(self._reporter.run(), name="runnel-metrics"),
+            loop.create_task(house.run(), name="runnel-housekeeping"),
+        ]
+        self._is_open = True
+        if isinstance(stores.disk, DiskLog):
+            tell_recovered(self.events, "disk", stores.disk.recovered)
+
+    def _register(self, statistics: StoreStatistics) -> None:
+        metrics = self.metrics
+        statistics.register(metrics)
+        metrics.add_gauge("subscriptions", "Live subscriptions.", lambda: len(self._reading))
+        metrics.add_gauge(
+            "subscriptions_behind",
+            "Live subscriptions that read from the log for now.",
+            lambda: sum(each.is_behind for each in self._reading.subscriptions()),
+        )
+        metrics.add_gauge(
+            "topics_live", "Topics that are not kept.", lambda: len(self._stores.live)
+        )
+        metrics.add_gauge(
+            "fetches_waiting",
+            "Fetches that wait for a message.",
+            lambda: self._fetching.waiting_count,
+        )
+
+    @property
+    def recovered(self) -> Sequence[str]:
+        """What opening found: lines for a person, none if all was well."""
+        disk = self._stores.disk
+        if not isinstance(disk, DiskLog):
+            return ()
+        found = disk.recovered
+        lines = [] if found.was_clean else ["the last run did not end cleanly; recovered"]
+        lines += [f"torn tail cut: {torn}" for torn in found.torn]
+        lines += [f"damaged: {bad}" for bad in found.damage]
+        lines += [difference.text for difference in found.differences]
+        return lines
+
+    # --- Publishing ---
+
+    def publish(self, batch: Batch, level: Level | None = None) -> asyncio.Future[Published]:
+        """Store a batch, or send it to whoever reads topics that are not kept.
+
+        Raises at once what can be seen at once; BusyError: await `wait_room` and call again. The future is done
+        when the level is reached; without one that is `stored` on disk, `received` elsewhere.
+        """
+        self._gatherings.leave()
+        return self._publish_now(batch, level)
+
+    def _publish_now(self, batch: Batch, level: Level | None) -> asyncio.Future[Published]:
+        try:
+            self._check_open()
+            check_batch(batch, self.settings.limits)
+            head = batch.envelope
+            log = self._stores.log_for(head.topics[0])
+            if log is None:
+                return self._publish_live(batch, level)
+            if head.producer is not None:
+                self._check_term(head.producer, head.term)
+            published = log.append(batch, Level.STORED if level is None else level)
+        except RunnelError as error:
+            if not isinstance(error, BusyError):
+                self.metrics.counters.publishes_failed += 1
+            raise
+        began_ns = self.clock.monotonic_ns()
+        published.add_done_callback(lambda done: self._on_published(done, began_ns))
+        self._count_in(batch)
+        return published
+
+    def _on_published(self, done: asyncio.Future[Appended], began_ns: int) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self.metrics.counters.publishes_failed += 1
+        else:
+            self.metrics.publish_time.observe(self.clock.monotonic_ns() - began_ns)
+
+    def _count_in(self, batch: Batch) -> None:
+        head = batch.envelope
+        counters, traffic = self.metrics.counters, self.metrics.traffic
+        counters.batches_in += 1
+        counters.bytes_in += len(batch.body)
+        if len(head.topics) == 1:
+            count = head.message_count
+            traffic.count_in(head.topics[0], count, len(batch.body))
+        else:
+            counts = head.column32(head.counts)
+            count = sum(counts)
+            traffic.count_runs_in(head.topics, counts, count, len(batch.body))
+        counters.messages_in += count
+
+    def send(
+        self, message: Message, level: Level | None = None, *, partition: int | None = None
+    ) -> asyncio.Future[Published]:
+        """Publish a single message, gathered with others of this wake-up. BusyError as for `publish`."""
+        self._check_open()
+        check_message(message, self.settings.limits)
+        route = self._stores.routes([message.topic])[0]
+        if partition is None:
+            key = message.key if message.partition_key is None else message.partition_key
+            partition = 0 if key is None else partition_of_key(key, len(route.owners))
+        owner = route.owners[min(partition, len(route.owners) - 1)]
+        placed = Message(
+            message.topic,
+            message.payload,
+            message.key,
+            message.tags,
+            message.event_time_ns,
+            message.transmit_time_ns,
+            0,
+            partition,
+            0,
+            message.uid,
+            message.partition_key,
+        )
+        return self._gatherings.add(ShardId(owner.journal, owner.shard), placed, level)
+
+    async def wait_room(self, topic: str) -> None:
+        """Until a batch of this topic can be taken."""
+        log = self._stores.log_for(topic)
+        if log is None:
+            while self._line_bytes > _LINE_BYTES_MAX:
+                room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._line_room.append(room)
+                await room
+        else:
+            owner = self._stores.routes([topic])[0].owners[0]
+            await log.wait_room(ShardId(owner.journal, owner.shard))
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ClosedError("the broker is closed")
+
+    # --- Named publishers ---
+
+    def new_term(self, producer: str) -> int:
+        """A term higher than all before it: whoever has an older one may not publish any more."""
+        check_label(Label.PRODUCER, producer)
+        newest = max(
+            self._terms.pop(producer, 0), *(log.newest_term(producer) for log in self._stores.kept)
+        )
+        term = max(newest + 1, self.clock.time_ns() // 1_000_000)
+        self._terms[producer] = term
+        if len(self._terms) > _TERMS_MAX:
+            del self._terms[next(iter(self._terms))]
+        return term
+
+    def _check_term(self, producer: str, term: int) -> None:
+        newest = self._terms.get(producer)
+        if newest is not None and term < newest:
+            raise ProducerFencedError(
+                f"producer {producer!r} was opened anew with term {newest}; term {term} may not publish"
+            )
+
+    # --- Topics that are not kept ---
+
+    def _publish_live(self, batch: Batch, level: Level | None) -> asyncio.Future[Published]:
+        answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        if self._line or (batch.envelope.codec != Codec.NONE and batch.envelope.run_count > 1):
+            if self._line_bytes > _LINE_BYTES_MAX:
+                raise BusyError("batches wait to be unpacked; wait for room")
+            self._line.append(_InLine(batch, level, answer))
+            self._line_bytes += batch.envelope.body_bytes
+            if len(self._line) == 1:
+                self._tasks.start(self._work_off_line())
+        else:
+            answer.set_result(self._send_live(batch, level))
+        return answer
+
+    async def _work_off_line(self) -> None:
+        """Undo compression off the loop; whatever comes meanwhile waits its turn."""
+        while self._line:
+            batch, level, answer = self._line[0]
+            size = batch.envelope.body_bytes
+            try:
+                if batch.envelope.codec != Codec.NONE and batch.envelope.run_count > 1:
+                    batch = await self._workers.submit(batch.uncompressed)
+                published = self._send_live(batch, level)
+            except RunnelError as error:
+                if not answer.done():
+                    answer.set_exception(error)
+            else:
+                if not answer.done():
+                    answer.set_result(published)
+            self._line.popleft()
+            self._line_bytes -= size
+            waiting, self._line_room = self._line_room, []
+            for room in waiting:
+                if not room.done():
+                    room.set_result(None)
+
+    def _send_live(self, batch: Batch, level: Level | None) -> Published:
+        live = self._stores.live
+        reached = Level.NONE if level is Level.NONE else Level.RECEIVED
+        topics = live.resolve(batch.envelope)
+        answers = self._reading.answers_live(topics)
+        self._count_in(batch)
+        now_ns = self.clock.time_ns()
+        if not any(topic.exists for topic in topics):
+            return Appended([0] * len(topics), 0, 0, now_ns, reached, receivers=0)
+        numbered, encoded = live.number(batch, topics, now_ns)
+        stored = Stored(numbered, batch.body, encoded)
+        receivers = self._reading.spread_live(stored, answers)
+        live.keep_last(stored, topics, self.settings.log.last_value_bytes_max)
+        return Appended(
+            numbered.column64(numbered.base_offsets),
+            numbered.entry,
+            int.from_bytes(numbered.epochs[-8:], "little"),
+            now_ns,
+            reached,
+            receivers=receivers,
+        )
+
+    # --- What the logs tell ---
+
+    def on_stored(self, shard: ShardId, batches: Sequence[Stored]) -> None:
+        for stored in batches:
+            self._reading.spread_kept(shard, stored)
+            self._fetching.on_stored(stored.envelope)
+
+    def on_synced(self, shard: ShardId, took_ns: int) -> None:  # noqa: ARG002 - all shards together
+        self.metrics.sync_time.observe(took_ns)
+
+    def on_topic_made(self, topic: TopicInfo) -> None:
+        self._index.add_topic(topic.name)
+        self.metrics.counters.topics_made += 1
+        self.events.tell(
+            EventKind.TOPIC_MADE,
+            topic.name,
+            keep=topic.policy.keep,
+            journal=topic.policy.journal,
+            partitions=topic.policy.partitions,
+        )
+
+    def on_topic_deleted(self, name: str) -> None:
+        self._index.remove_topic(name)
+        self.metrics.counters.topics_removed += 1
+        self.events.tell(EventKind.TOPIC_DELETED, name)
+
+    def _on_live_topic_made(self, topic: LiveTopic) -> None:
+        self.metrics.counters.topics_made += 1
+        if not topic.name.startswith("!"):
+            self.events.tell(
+                EventKind.TOPIC_MADE, topic.name, keep=topic.policy.keep, epoch=topic.epoch
+            )
+
+    # --- Reading ---
+
+    async def fetch(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        offset: int | None = None,
+        time_ns: int | None = None,
+        messages_max: int = 0,
+        bytes_max: int = 2**20,
+        wait_ns: int = 0,
+    ) -> Fetched:
+        """Messages of one partition from an offset or a time on; without either, from the first there is."""
+        self._check_open()
+        fetched = await self._fetching.fetch(
+            topic,
+            partition,
+            offset=offset,
+            time_ns=time_ns,
+            messages_max=messages_max,
+            bytes_max=bytes_max,
+            wait_ns=wait_ns,
+        )
+        counters = self.metrics.counters
+        counters.fetches += 1
+        counters.messages_out += fetched.messages
+        counters.bytes_out += sum(len(batch.body) for batch in fetched.batches)
+        return fetched
+
+    async def subscribe(
+        self,
+        number: int,
+        sink: Sink,
+        patterns: Sequence[str],
+        start: Start,
+        *,
+        credit_bytes: int,
+        overflow: str = "drop_oldest",
+    ) -> LiveSubscription:
+        """Begin a live subscription. Nothing is delivered before its `start` is called."""
+        self._check_open()
+        subscription = await self._reading.subscribe(
+            number, sink, patterns, start, credit_bytes=credit_bytes, overflow=overflow
+        )
+        self.metrics.counters.subscriptions_opened += 1
+        return subscription
+
+    # --- Topics and cursors ---
+
+    def routes(self, topics: Sequence[str]) -> list[Route]:
+        """Where the messages of these topics go, whether they exist or not."""
+        return self._stores.routes(topics)
+
+    async def topics(
+        self, pattern: str = "*", *, after: str = "", limit: int = 1000
+    ) -> tuple[list[TopicState], bool]:
+        """Topics in order of their names, and whether these were the last of them."""
+        return await self._topics.list(pattern, after=after, limit=limit)
+
+    async def describe_topic(self, name: str) -> TopicState:
+        return await self._topics.describe(name)
+
+    async def delete_topic(self, name: str) -> None:
+        """Hide a topic and its messages; made again, it goes on after its last offset."""
+        self._check_open()
+        await self._topics.delete(name)
+
+    async def purge_topic(self, name: str) -> None:
+        """Hide all messages that a topic has now."""
+        self._check_open()
+        await self._topics.purge(name)
+        self.events.tell(EventKind.TOPIC_PURGED, name)
+
+    async def set_cursor(self, name: str, places: Sequence[CursorPlace]) -> None:
+        """Store a named position, which holds retention back for what it has not passed."""
+        self._check_open()
+        await self._cursors.set(name, places)
+
+    async def remove_cursor(self, name: str) -> None:
+        self._check_open()
+        await self._cursors.remove(name)
+
+    def cursors(self, name: str | None = None) -> list[CursorState]:
+        return self._cursors.list(name)
+
+    # --- Telling ---
+
+    def statistics(self) -> dict[str, object]:
+        """The document of `!system/metrics/broker`, as of now."""
+        return self._reporter.document()
+
+    def _journal_of(self, topic: str) -> str:
+        log = self._stores.log_of(topic)
+        if log is not None:
+            return log.policy(topic).journal
+        if self._stores.live.knows(topic):
+            return LIVE_SHARD.journal
+        return self._stores.policies.for_topic(topic).journal
+
+    def _subscription_rows(self) -> list[SubscriptionRow]:
+        return [
+            SubscriptionRow(
+                each.sink.connection_id,
+                each.number,
+                each.sink.peer,
+                [pattern.text for pattern in each.patterns],
+                each.is_behind,
+                each.lag,
+                each.queued_bytes,
+                each.messages_missed,
+            )
+            for each in self._reading.subscriptions()
+        ]
+
+    def _publish_document(self, topic: str, payload: bytes) -> None:
+        self._publish_own(Message(topic, payload, event_time_ns=self.clock.time_ns()))
+
+    def _publish_event(self, topic: str, payload: bytes, tags: Mapping[str, str]) -> None:
+        self._publish_own(Message(topic, payload, tags=tags, event_time_ns=self.clock.time_ns()))
+
+    def _publish_own(self, message: Message) -> None:
+        """What the broker itself says; nobody waits for it."""
+        if self._is_open:
+            self._publish_now(Batch.from_messages([message]), Level.NONE)
+
+    # --- The end ---
+
+    async def sync(self) -> None:
+        """Until everything published so far is stored."""
+        self._gatherings.leave()
+        await self._stores.disk.sync()
+
+    async def close(self) -> None:
+        """End all subscriptions, store what is queued, close the logs."""
+        if not self._is_open:
+            return
+        self._gatherings.leave()
+        self._is_open = False
+        for keeper in self._keepers:
+            keeper.cancel()
+        if self._keepers:
+            await asyncio.wait(self._keepers)
+        await self._reading.close()
+        await self._tasks.wait()
+        await self._gatherings.tasks.wait()
+        await self._stores.close()

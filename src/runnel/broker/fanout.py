@@ -1,0 +1,119 @@
+"""From a batch that has become visible to all who want some of it: once a run, once a subscriber, never a message.
+
+Runs whose topics have the same subscribers are handled together. A subscriber that wants all runs gets the stored
+bytes; one that wants some gets those, cut out once for all who want the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from runnel.broker.live_subscription import Delivery, LiveSubscription
+from runnel.formats import block
+from runnel.formats import envelope as envelopes
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Codec, Envelope
+from runnel.log.log import ShardId, Stored
+
+Subscribers = tuple[LiveSubscription, ...]
+FallBehind = Callable[[LiveSubscription, ShardId, Envelope], None]
+
+
+class Share:
+    """Some runs of a batch, made ready when the first subscriber takes them."""
+
+    __slots__ = ("_delivery", "_envelope", "_runs", "_shard", "body", "stored")
+
+    def __init__(self, shard: ShardId, stored: Stored, runs: Sequence[int] | None) -> None:
+        self.stored = stored
+        self._shard = shard
+        self._runs = runs
+        self._delivery: Delivery | None = None
+        self._envelope = stored.envelope
+        self.body = stored.body
+
+    @property
+    def needs_unpacking(self) -> bool:
+        """Whether its runs have to be cut out of a compressed body, which takes a while."""
+        return self._runs is not None and self.stored.envelope.codec != Codec.NONE
+
+    @property
+    def envelope(self) -> Envelope:
+        """Of what is delivered. Right once `delivery` has been asked for."""
+        return self._envelope
+
+    def delivery(self) -> Delivery:
+        if self._delivery is None:
+            head = self.stored.envelope
+            if self._runs is None:
+                buffers = self.stored.block()
+            else:
+                batch = Batch(head, self.stored.body).cut(self._runs)
+                self._envelope, self.body = batch.envelope, batch.body
+                buffers = block.pack(envelopes.encode(batch.envelope), batch.body)
+            self._delivery = Delivery(
+                self._shard,
+                int.from_bytes(head.epochs[-8:], "little"),
+                head.entry + 1,
+                buffers,
+                sum(map(len, buffers)),
+                self._envelope.message_count,
+            )
+        return self._delivery
+
+
+def shares(
+    shard: ShardId, stored: Stored, answers: Sequence[Subscribers]
+) -> list[tuple[Share, Sequence[LiveSubscription]]]:
+    """Who gets which runs, given the subscribers of each run."""
+    first = answers[0]
+    if len(answers) == 1 or all([answer is first for answer in answers]):  # noqa: C419 - quicker than a generator
+        return [(Share(shard, stored, None), first)] if first else []
+    # The index gives topics with the same subscribers the same tuple, so its identity will do.
+    groups: dict[int, tuple[Subscribers, list[int]]] = {}
+    for run, answer in enumerate(answers):
+        groups.setdefault(id(answer), (answer, []))[1].append(run)
+    groups_of: dict[LiveSubscription, list[int]] = {}
+    for group, (answer, _) in groups.items():
+        for subscriber in answer:
+            groups_of.setdefault(subscriber, []).append(group)
+    takers: dict[tuple[int, ...], list[LiveSubscription]] = {}
+    for subscriber, wanted in groups_of.items():
+        takers.setdefault(tuple(wanted), []).append(subscriber)
+    found: list[tuple[Share, Sequence[LiveSubscription]]] = []
+    for wanted_groups, subscribers in takers.items():
+        runs = sorted(run for group in wanted_groups for run in groups[group][1])
+        is_all = len(runs) == len(answers)
+        found.append((Share(shard, stored, None if is_all else runs), subscribers))
+    return found
+
+
+def spread_kept(
+    shard: ShardId,
+    stored: Stored,
+    answers: Sequence[Subscribers],
+    fall_behind: FallBehind,
+) -> None:
+    """Deliver a stored batch to whoever has room; the others will read it from the log."""
+    head = stored.envelope
+    for share, subscribers in shares(shard, stored, answers):
+        for subscriber in subscribers:
+            if not subscriber.takes(shard, head):
+                if shard not in subscriber.behind():
+                    fall_behind(subscriber, shard, head)
+            elif share.needs_unpacking:
+                fall_behind(subscriber, shard, head)
+            else:
+                delivery = share.delivery()
+                subscriber.deliver(delivery, share.envelope)
+
+
+def spread_live(shard: ShardId, stored: Stored, answers: Sequence[Subscribers]) -> int:
+    """Push a batch that is not kept to everyone who wants some of it; how many they are."""
+    receivers = 0
+    for share, subscribers in shares(shard, stored, answers):
+        delivery = share.delivery()
+        for subscriber in subscribers:
+            subscriber.push(delivery, share.envelope, share.body)
+        receivers += len(subscribers)
+    return receivers

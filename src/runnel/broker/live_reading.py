@@ -1,0 +1,298 @@
+"""All live subscriptions: begun, fed with the past, pushed to, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from runnel.broker import fanout, starting
+from runnel.broker.events import EventKind, Events
+from runnel.broker.feeds import KeptLog, LastValuesFeed, PartitionsFeed, ShardFeed
+from runnel.broker.live_subscription import Feed, LiveSubscription, Overflow, Sink
+from runnel.broker.live_topics import LIVE_SHARD, LiveTopic
+from runnel.broker.metrics import Metrics
+from runnel.broker.stores import Stores
+from runnel.config import BrokerSettings
+from runnel.errors import ClientFault, LimitExceededError, RunnelError, Unavailable
+from runnel.formats.envelope import Envelope
+from runnel.formats.wire import PartitionPlace, ShardPlace, Start
+from runnel.log.index import Key
+from runnel.log.log import Position, ShardId, Stored
+from runnel.log.tasks import OwnedTasks
+from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
+from runnel.topics.patterns import Pattern
+from runnel.world.workers import Workers
+
+logger = structlog.get_logger("runnel")
+
+
+class LiveReading:
+    """Who reads live, and what they are sent."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        index: PatternIndex[LiveSubscription],
+        settings: BrokerSettings,
+        workers: Workers,
+        metrics: Metrics,
+        events: Events,
+    ) -> None:
+        self._metrics = metrics
+        self._events = events
+        self._stores = stores
+        self._index = index
+        self._settings = settings
+        self._workers = workers
+        self._tasks = OwnedTasks()
+        self._subscriptions: dict[LiveSubscription, None] = {}
+        self._is_sweep_due = False
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._subscriptions)
+
+    def subscriptions(self) -> list[LiveSubscription]:
+        return list(self._subscriptions)
+
+    def subscribers(self, topic: str) -> tuple[LiveSubscription, ...]:
+        remembered = self._index.recall(topic)
+        return self._index.subscribers(topic) if remembered is None else remembered
+
+    # --- Beginning and ending ---
+
+    async def subscribe(
+        self,
+        number: int,
+        sink: Sink,
+        patterns: Sequence[str],
+        start: Start,
+        *,
+        credit_bytes: int,
+        overflow: str,
+    ) -> LiveSubscription:
+        """A subscription that has begun but is not started: see `LiveSubscription.start`."""
+        parsed = _parse(patterns)
+        starting.check_start(start, parsed)
+        if len(self._subscriptions) >= self._settings.subscriptions_max:
+            raise LimitExceededError(
+                "one subscription more than broker.subscriptions_max = "
+                f"{self._settings.subscriptions_max}"
+            )
+        subscription = LiveSubscription(
+            number,
+            sink,
+            parsed,
+            credit_bytes=credit_bytes,
+            overflow=Overflow.checked(overflow),
+            queue_bytes_max=self._settings.live_queue_bytes_max,
+            counters=self._metrics.counters,
+            on_behind=self._feed,
+            on_closed=self._ended,
+        )
+        # Whatever has to be looked up comes first; then it begins, everywhere at the same moment.
+        if subscription.places is not None:
+            offsets = await starting.offsets_at(self._stores, parsed, start)
+            self._sweep_if_due()
+            self._begin_partitions(
+                subscription,
+                start,
+                starting.begin_offsets(self._stores, parsed, start, offsets),
+            )
+        else:
+            needs_match = start.kind in ("earliest", "time")
+            matching = (
+                await starting.matching_shards(self._stores, self._index, parsed)
+                if needs_match
+                else {}
+            )
+            entries = (
+                await starting.entries_at(matching, start.time_ns) if start.kind == "time" else {}
+            )
+            self._sweep_if_due()
+            self._begin_shards(
+                subscription,
+                starting.begin_positions(self._stores, start, matching, entries),
+                is_held=start.kind == "last",
+            )
+        if self._is_closed:
+            raise Unavailable("the broker is closing")
+        if start.kind == "last":
+            subscription.first_new = {}
+            walks = [self._index.walk(pattern) for pattern in parsed]
+            subscription.prelude = LastValuesFeed(self._stores, self._stores.live, walks)
+        self._index.add(subscription, parsed)
+        self._subscriptions[subscription] = None
+        return subscription
+
+    def _begin_partitions(
+        self, subscription: LiveSubscription, start: Start, begins: Mapping[Key, starting.Begin]
+    ) -> None:
+        assert subscription.places is not None
+        told: list[PartitionPlace] = []
+        for (topic, number), (log, offset, gap) in begins.items():
+            if offset is not None:
+                subscription.places[topic, number] = offset
+                told.append(PartitionPlace(topic, number, offset, log.epoch))
+            if gap is not None:
+                subscription.gaps_at_start.append(gap)
+            shard = log.topic(topic).shards[number]
+            is_behind = offset is None or offset < log.next_offset(topic, number)
+            if (is_behind or start.kind == "last") and shard not in subscription.behind():
+                feed = PartitionsFeed(log, shard, self._stores, self._workers)
+                subscription.fall_behind(shard, feed)
+        subscription.partitions = told
+
+    def _begin_shards(
+        self,
+        subscription: LiveSubscription,
+        begins: Sequence[tuple[KeptLog, ShardId, Position]],
+        *,
+        is_held: bool,
+    ) -> None:
+        told: list[ShardPlace] = []
+        for log, shard, position in begins:
+            told.append(
+                ShardPlace(shard.journal, shard.shard, log.epoch, position.entry, position.row)
+            )
+            if is_held or position.entry < log.entries(shard).next_offset or position.row:
+                subscription.fall_behind(shard, ShardFeed(log, shard, position, self._workers))
+        subscription.shards = told
+
+    def _ended(self, subscription: LiveSubscription) -> None:
+        if self._subscriptions.pop(subscription, subscription) is None:
+            self._index.remove(subscription)
+            if not self._is_sweep_due:
+                self._is_sweep_due = True
+                asyncio.get_running_loop().call_soon(self._sweep_if_due)
+
+    def _sweep_if_due(self) -> None:
+        """Topics that are not kept vanish with their last reader: looked for once after many have left."""
+        if not self._is_sweep_due:
+            return
+        self._is_sweep_due = False
+        live = self._stores.live
+        for topic in list(live):
+            if not topic.policy.last_value and not self.subscribers(topic.name):
+                live.vanish(topic)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for subscription in self.subscriptions():
+            subscription.close()
+        await self._tasks.wait()
+
+    # --- The past ---
+
+    def _feed(self, subscription: LiveSubscription) -> None:
+        subscription.is_fed = True
+        self._tasks.start(self._feed_until_live(subscription))
+
+    async def _feed_until_live(self, subscription: LiveSubscription) -> None:
+        try:
+            await self._run_feeds(subscription)
+        except (RunnelError, OSError) as error:
+            logger.warning("a live reader could not be fed", error=str(error))
+            failure = error if isinstance(error, RunnelError) else Unavailable(str(error))
+            subscription.end(failure)
+        finally:
+            subscription.is_fed = False
+
+    async def _run_feeds(self, subscription: LiveSubscription) -> None:
+        prelude = subscription.prelude
+        if prelude is not None:
+            await prelude.step(subscription)
+            subscription.prelude = subscription.first_new = None
+            subscription.release()
+        behind = subscription.behind()
+        while behind and not subscription.is_closed:
+            await subscription.wait_room()
+            shard, feed = next(iter(behind.items()), _NO_FEED)
+            if feed is None:
+                return
+            if await feed.step(subscription):
+                behind.pop(shard, None)
+            elif shard in behind:
+                behind[shard] = behind.pop(shard)  # the next one's turn
+            await asyncio.sleep(0)  # what the page cache answers never waits: let others run
+
+    # --- The present ---
+
+    def spread_kept(self, shard: ShardId, stored: Stored) -> None:
+        """A stored batch has become visible."""
+        answers = [self.subscribers(topic) for topic in stored.envelope.topics]
+        fanout.spread_kept(shard, stored, answers, self._fall_behind)
+        self._count_out(stored, answers)
+
+    def spread_live(self, stored: Stored, answers: Sequence[tuple[LiveSubscription, ...]]) -> int:
+        """A batch that is not kept goes to its readers; how many they are."""
+        receivers = fanout.spread_live(LIVE_SHARD, stored, answers)
+        self._count_out(stored, answers)
+        return receivers
+
+    def _count_out(self, stored: Stored, answers: Sequence[tuple[LiveSubscription, ...]]) -> None:
+        """By topic: what goes to its readers now, or will once they have caught up."""
+        head = stored.envelope
+        size = len(stored.body)
+        traffic = self._metrics.traffic
+        if len(answers) == 1:
+            if answers[0]:
+                readers = len(answers[0])
+                traffic.count_out(head.topics[0], head.message_count * readers, size * readers)
+        elif any(answers):
+            counts = head.column32(head.counts)
+            sent = [count * len(answer) for count, answer in zip(counts, answers, strict=True)]
+            total = sum(sent)
+            traffic.count_runs_out(head.topics, sent, total, size * total // sum(counts))
+
+    def _fall_behind(
+        self, subscription: LiveSubscription, shard: ShardId, envelope: Envelope
+    ) -> None:
+        log = self._stores.log_of(envelope.topics[0])
+        if log is None:
+            return  # deleted while its last batches were on their way
+        if not subscription.is_behind:
+            self._metrics.counters.slow_readers += 1
+            self._events.tell(
+                EventKind.SLOW_READER,
+                f"{subscription.sink.peer} {subscription.number}",
+                patterns=[pattern.text for pattern in subscription.patterns],
+                shard=str(shard),
+                entry=envelope.entry,
+            )
+        feed: Feed
+        if subscription.places is not None:
+            subscription.begin_new(envelope)
+            feed = PartitionsFeed(log, shard, self._stores, self._workers)
+        else:
+            feed = ShardFeed(log, shard, Position(log.epoch, envelope.entry), self._workers)
+        subscription.fall_behind(shard, feed)
+
+    def answers_live(self, topics: Sequence[LiveTopic]) -> list[tuple[LiveSubscription, ...]]:
+        """The readers of topics that are not kept; a topic that nobody reads any more vanishes."""
+        answers = []
+        live = self._stores.live
+        for topic in topics:
+            answer = self.subscribers(topic.name)
+            answers.append(answer)
+            if topic.exists:
+                if not answer and not topic.policy.last_value:
+                    live.vanish(topic)
+            elif answer or topic.policy.last_value:
+                live.make(topic)
+        return answers
+
+
+_NO_FEED: tuple[ShardId, None] = (ShardId(""), None)
+
+
+def _parse(patterns: Sequence[str]) -> list[Pattern]:
+    if not patterns:
+        raise ClientFault("a subscription needs at least one pattern")
+    if len(patterns) > PATTERNS_PER_SUBSCRIBER_MAX:
+        raise LimitExceededError(
+            f"{len(patterns)} patterns in one subscription: at most {PATTERNS_PER_SUBSCRIBER_MAX}"
+        )
+    return [Pattern(text) for text in dict.fromkeys(patterns)]

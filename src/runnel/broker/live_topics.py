@@ -1,0 +1,202 @@
+"""Topics that are not kept: numbered while somebody reads them, gone when nobody does. No loop and no files here.
+
+A topic exists from the first message that somebody receives until its last reader leaves; made again, it begins at
+offset 1 in a new epoch. One whose policy has `last_value` exists from its first message on, and stays. Names that
+are published to without a reader are remembered for a while, so that publishing to nobody costs a look into a dict.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from runnel.config import Keep
+from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
+from runnel.formats import envelope as envelopes
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
+from runnel.log.last_values import one_message
+from runnel.log.log import ShardId, Stored
+from runnel.topics.names import LIVE_JOURNAL, check_topic
+from runnel.topics.policies import Policies, Policy
+
+LIVE_SHARD: Final = ShardId(LIVE_JOURNAL)
+
+_QUIET_MAX: Final = 10_000
+# A last value keeps the whole batch that it came in, if that is no larger than this: cutting it out costs more.
+_WHOLE_BYTES_MAX: Final = 16 * 1024
+
+
+class LiveTopic:
+    """A name, its policy and its numbers. It may not exist (yet, or any more)."""
+
+    __slots__ = ("epoch", "exists", "last", "name", "next_offsets", "policy")
+
+    def __init__(self, name: str, policy: Policy) -> None:
+        self.name = name
+        self.policy = policy
+        self.exists = False
+        self.epoch = 0
+        self.next_offsets = [1] * policy.partitions
+        self.last: list[Batch | None] = [None] * policy.partitions
+
+    def last_message(self, partition: int) -> Batch | None:
+        """The partition's last message, as a batch of its own."""
+        batch = self.last[partition]
+        if batch is None or len(batch) == 1:
+            return batch
+        return one_message(batch, (self.name, partition), self.next_offsets[partition] - 1)
+
+
+class LiveTopics:
+    """All of them. `on_known` and `on_forgotten` hear of names, existing or not."""
+
+    def __init__(
+        self,
+        policies: Policies,
+        topics_max: int,
+        epoch: int,
+        *,
+        on_known: Callable[[str], None],
+        on_forgotten: Callable[[str], None],
+        on_made: Callable[[LiveTopic], None],
+    ) -> None:
+        self._policies = policies
+        self._topics_max = topics_max
+        self._on_known = on_known
+        self._on_forgotten = on_forgotten
+        self._on_made = on_made
+        self._known: dict[str, LiveTopic] = {}
+        self._quiet: dict[str, None] = {}  # known, but nobody reads them; oldest first
+        self._next_entry = 1
+        self.epoch = epoch  # of the topic made last
+
+    def __len__(self) -> int:
+        return len(self._known) - len(self._quiet)
+
+    def __iter__(self) -> Iterator[LiveTopic]:
+        return (topic for topic in self._known.values() if topic.exists)
+
+    @property
+    def next_entry(self) -> int:
+        return self._next_entry
+
+    def knows(self, name: str) -> bool:
+        """Whether the name is one of a topic that is not kept. False: its policy tells."""
+        return name in self._known
+
+    def find(self, name: str) -> LiveTopic | None:
+        """The topic, if it exists."""
+        topic = self._known.get(name)
+        return topic if topic is not None and topic.exists else None
+
+    def resolve(self, envelope: Envelope) -> list[LiveTopic]:
+        """The topic of each run; an error names the run."""
+        known = self._known
+        topics = []
+        for run, (name, number) in enumerate(
+            zip(envelope.topics, envelope.column32(envelope.partitions), strict=True)
+        ):
+            topic = known.get(name) or self._learn(run, name)
+            if number >= topic.policy.partitions:
+                raise UnknownTopicError(
+                    f"run {run}: topic {name!r} has partitions 0 to {topic.policy.partitions - 1}, "
+                    f"not {number}"
+                )
+            topics.append(topic)
+        return topics
+
+    def _learn(self, run: int, name: str) -> LiveTopic:
+        try:
+            check_topic(name)
+            policy = self._policies.for_topic(name)
+        except ClientFault as fault:
+            raise type(fault)(f"run {run}: {fault}") from None
+        if policy.keep is not Keep.NONE:
+            raise ClientFault(
+                f"run {run}: topic {name!r} is kept ({policy.keep}), the runs before it are not; a "
+                "batch goes to one shard"
+            )
+        topic = self._known[name] = LiveTopic(name, policy)
+        self._on_known(name)
+        self._rest(topic)
+        return topic
+
+    def _rest(self, topic: LiveTopic) -> None:
+        """Nobody reads it: remember its name among the quiet ones, of which there may be so many."""
+        self._quiet[topic.name] = None
+        if len(self._quiet) > _QUIET_MAX:
+            oldest = next(iter(self._quiet))
+            del self._quiet[oldest], self._known[oldest]
+            self._on_forgotten(oldest)
+
+    def make(self, topic: LiveTopic) -> None:
+        """Somebody will receive its messages."""
+        if len(self) >= self._topics_max:
+            raise LimitExceededError(
+                f"topic {topic.name!r} would be one more than limits.topics_max = {self._topics_max}"
+            )
+        del self._quiet[topic.name]
+        topic.exists = True
+        topic.epoch = self.epoch = self.epoch + 1
+        topic.next_offsets = [1] * topic.policy.partitions
+        self._on_made(topic)
+
+    def vanish(self, topic: LiveTopic) -> None:
+        """Its last reader has left, or it is deleted."""
+        topic.exists = False
+        topic.last = [None] * topic.policy.partitions
+        self._rest(topic)
+
+    def purge(self, topic: LiveTopic) -> None:
+        """There is nothing to remove but last values."""
+        topic.last = [None] * topic.policy.partitions
+
+    def number(
+        self, batch: Batch, topics: Sequence[LiveTopic], receive_time_ns: int
+    ) -> tuple[Envelope, bytes]:
+        """Give the runs of a batch their offsets. Runs of topics that do not exist get none that count."""
+        head = batch.envelope
+        bases = array("q")
+        partitions = head.column32(head.partitions)
+        for topic, number, count in zip(
+            topics, partitions, head.column32(head.counts), strict=True
+        ):
+            base = topic.next_offsets[number]
+            bases.append(base)
+            if topic.exists:
+                topic.next_offsets[number] = base + count
+        entry = self._next_entry
+        self._next_entry = entry + 1
+        numbered = msgspec.structs.replace(
+            head,
+            base_offsets=bases.tobytes(),
+            receive_times=receive_time_ns.to_bytes(8, "little", signed=True),
+            epochs=envelopes.pack64([topic.epoch for topic in topics]),
+            entries=entry.to_bytes(8, "little"),
+            rows=b"",
+            shard=0,
+            producer=None,
+            term=0,
+            number=0,
+        )
+        return numbered, envelopes.encode(numbered)
+
+    def keep_last(self, stored: Stored, topics: Sequence[LiveTopic], bytes_max: int) -> None:
+        """Remember the last messages of those topics whose policy asks for it."""
+        head = stored.envelope
+        if not any(topic.policy.last_value for topic in topics):
+            return
+        batch = Batch(head, bytes(stored.body))  # and nothing else that arrived with it
+        for topic, number in zip(topics, head.column32(head.partitions), strict=True):
+            if topic.policy.last_value:
+                last: Batch | None = batch
+                if head.body_bytes > _WHOLE_BYTES_MAX:
+                    offset = topic.next_offsets[number] - 1
+                    last = one_message(batch, (topic.name, number), offset)
+                    if last is not None and last.envelope.body_bytes > bytes_max:
+                        last = None
+                topic.last[number] = last

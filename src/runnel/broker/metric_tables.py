@@ -1,0 +1,172 @@
+"""The tables of the metrics: topics, journals, connections, subscriptions; the rows that matter most. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from runnel.broker.store_statistics import JournalStatistics, Reading
+from runnel.broker.topic_traffic import OTHER_JOURNALS, Flow, OtherTopics, TrafficSample
+
+# A table has to fit into a message.
+_ROWS_MAX: Final = 100
+_PATTERNS_MAX: Final = 4  # shown of one subscription
+
+Table = dict[str, object]
+
+
+class ConnectionRow(msgspec.Struct, frozen=True, gc=False):
+    """A connection as its door sees it."""
+
+    id: int  # no other connection of this process ever had it
+    door: str
+    peer: str
+    client: str
+    since_ns: int  # wall clock
+    subscriptions: int
+    queued_bytes: int
+    flow: Flow  # from its beginning
+
+
+class SubscriptionRow(msgspec.Struct, frozen=True, gc=False):
+    """A live subscription. `lag`: entries that its shards have beyond what it was sent."""
+
+    connection: int
+    number: int
+    peer: str
+    patterns: Sequence[str]
+    is_behind: bool  # it reads from the log for now
+    lag: int
+    queued_bytes: int
+    missed: int  # messages, from its beginning
+
+
+def topics_table(traffic: TrafficSample, interval_ns: int) -> Table:
+    """The busiest topics one by one, the rest of each journal in one row."""
+    others = dict(traffic.others)
+    shown = heapq.nlargest(_ROWS_MAX, others, key=lambda name: others[name].flow.busyness)
+    rest = OtherTopics()
+    for name in set(others).difference(shown):
+        rest.topics += others[name].topics
+        rest.flow.add(others[name].flow)
+    rows = [(name, others[name]) for name in shown]
+    if rest.topics or any(rest.flow.busyness):
+        rows.append((OTHER_JOURNALS, rest))
+    return {
+        "topics": [
+            {"topic": row.topic, "journal": row.journal, "rates": row.flow.rates(interval_ns)}
+            for row in traffic.busiest
+        ],
+        "others": [
+            {"journal": name, "topics": row.topics, "rates": row.flow.rates(interval_ns)}
+            for name, row in rows
+        ],
+    }
+
+
+def journals_table(
+    traffic: TrafficSample, interval_ns: int, now: Reading, before: Reading
+) -> Table:
+    """The busiest journals and, among those at rest, the largest; what is not shown is summed up.
+
+    `before` is an earlier reading: what its counters have grown by since gives the recent sync times.
+    """
+    idle = Flow()
+    active = heapq.nlargest(
+        _ROWS_MAX, traffic.journals, key=lambda name: traffic.journals[name].busyness
+    )
+    shown = list(dict.fromkeys([*active, *now.largest]))[:_ROWS_MAX]
+    rows = [
+        {
+            "journal": name,
+            "rates": traffic.journals.get(name, idle).rates(interval_ns),
+            **_storage(now.journals.get(name), before.journals.get(name)),
+        }
+        for name in shown
+    ]
+    rest = Flow()
+    for name in set(traffic.journals).difference(shown):
+        rest.add(traffic.journals[name])
+    count = len(now.journals.keys() | traffic.journals.keys())
+    return {
+        "journals": rows,
+        "others": {"journals": count - len(shown), "rates": rest.rates(interval_ns)},
+        "total": _storage(now.total, before.total),
+    }
+
+
+def _storage(now: JournalStatistics | None, before: JournalStatistics | None) -> Table:
+    """What a log holds of a journal: nothing of one whose topics are not kept."""
+    if now is None:
+        return {}
+    earlier = before or JournalStatistics()
+    syncs = now.syncs - earlier.syncs
+    row: Table = msgspec.structs.asdict(now)
+    row["sync_time_mean_ns"] = (now.sync_time_ns - earlier.sync_time_ns) // syncs if syncs else None
+    return row
+
+
+def connections_table(
+    rows: Iterable[ConnectionRow], before: Mapping[int, ConnectionRow], interval_ns: int
+) -> Table:
+    """The busiest connections by what they moved since `before`; the fullest queues first among equals."""
+    moved = [
+        (row, _since(row.flow, before[row.id].flow if row.id in before else Flow())) for row in rows
+    ]
+    shown = heapq.nlargest(
+        _ROWS_MAX, moved, key=lambda item: (*item[1].busyness, item[0].queued_bytes)
+    )
+    return {
+        "count": len(moved),
+        "connections": [
+            {
+                "id": row.id,
+                "door": row.door,
+                "peer": row.peer,
+                "client": row.client,
+                "since_ns": row.since_ns,
+                "subscriptions": row.subscriptions,
+                "queued_bytes": row.queued_bytes,
+                "rates": flow.rates(interval_ns),
+                "totals": msgspec.structs.asdict(row.flow),
+            }
+            for row, flow in shown
+        ],
+    }
+
+
+def _since(now: Flow, before: Flow) -> Flow:
+    return Flow(
+        now.messages_in - before.messages_in,
+        now.bytes_in - before.bytes_in,
+        now.messages_out - before.messages_out,
+        now.bytes_out - before.bytes_out,
+    )
+
+
+def subscriptions_table(rows: Sequence[SubscriptionRow]) -> Table:
+    """The most behind first."""
+    shown = heapq.nlargest(
+        _ROWS_MAX, rows, key=lambda row: (row.is_behind, row.lag, row.queued_bytes, row.missed)
+    )
+    return {
+        "count": len(rows),
+        "behind": sum(row.is_behind for row in rows),
+        "subscriptions": [
+            {
+                "connection": row.connection,
+                "number": row.number,
+                "peer": row.peer,
+                "patterns": list(row.patterns[:_PATTERNS_MAX]),
+                "pattern_count": len(row.patterns),
+                "state": "behind" if row.is_behind else "live",
+                "lag": row.lag,
+                "queued_bytes": row.queued_bytes,
+                "missed": row.missed,
+            }
+            for row in shown
+        ],
+    }

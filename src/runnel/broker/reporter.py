@@ -1,0 +1,202 @@
+"""Metrics as messages: every interval the registry is sampled and published as JSON on `!system/metrics/…`.
+
+broker          everything global: rates over the interval, totals, gauges, histograms
+topics          the busiest topics, and the rest by journal
+journals        traffic, storage, queues and sync times by journal
+connections     the busiest connections
+subscriptions   live subscriptions, the most behind first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Generic, TypeVar
+
+import msgspec
+import structlog
+
+from runnel.broker import metric_tables
+from runnel.broker.histogram import HistogramSnapshot
+from runnel.broker.metric_tables import ConnectionRow, SubscriptionRow, Table
+from runnel.broker.metrics import Metrics
+from runnel.broker.sparing import Sparing
+from runnel.broker.store_statistics import StoreStatistics
+from runnel.config import Settings
+from runnel.errors import RunnelError
+from runnel.world.clock import Clock
+
+METRICS_TOPIC: Final = "!system/metrics"
+
+logger = structlog.get_logger("runnel")
+
+# Topic and payload. It must not wait; what it raises as a RunnelError is logged.
+Publish = Callable[[str, bytes], None]
+
+T = TypeVar("T")
+
+
+class Reporter:
+    """Samples and publishes. `connections` and `subscriptions` may give many rows: the reporter chooses among them.
+
+    Where giving them takes long, it asks less often. A source of very many subscriptions may leave out live ones.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        metrics: Metrics,
+        stores: StoreStatistics,
+        publish: Publish,
+        *,
+        connections: Callable[[], Iterable[ConnectionRow]] = tuple,
+        subscriptions: Callable[[], Iterable[SubscriptionRow]] = tuple,
+    ) -> None:
+        self._interval_ns = settings.broker.metrics_interval_ns
+        self._node = settings.node
+        self._clock = clock
+        self._metrics = metrics
+        self._publish = publish
+        self._stores = _Changing(stores.read, clock)
+        self._connections = _Changing(
+            Sparing(lambda: {row.id: row for row in connections()}, clock).value, clock
+        )
+        self._subscriptions = Sparing(lambda: list(subscriptions()), clock)
+        self._began_ns = clock.monotonic_ns()
+        self._sampled_ns = self._began_ns
+        self._totals: Mapping[str, int] = metrics.totals()
+        self._last: _Interval | None = None
+        self._failing: set[str] = set()  # documents that could not be published last time
+
+    async def run(self) -> None:
+        """Report at every interval, until cancelled. What a busy loop missed is not made up for."""
+        due_ns = self._clock.monotonic_ns() + self._interval_ns
+        while True:
+            await self._clock.sleep((due_ns - self._clock.monotonic_ns()) / 1e9)
+            try:
+                await self.report()
+            except Exception:  # watching must not end what is watched
+                logger.exception("metrics could not be sampled")
+            late_ns = max(0, self._clock.monotonic_ns() - due_ns)
+            due_ns += (late_ns // self._interval_ns + 1) * self._interval_ns
+
+    async def report(self) -> None:
+        """End the interval: sample everything and publish it."""
+        now_ns = self._clock.monotonic_ns()
+        interval_ns = max(1, now_ns - self._sampled_ns)
+        totals = self._metrics.totals()
+        rates = _rates(totals, self._totals, interval_ns)
+        traffic = self._metrics.traffic.end_interval()
+        self._last = _Interval(interval_ns, rates, self._metrics.end_interval())
+        self._sampled_ns, self._totals = now_ns, totals
+        self._send("broker", self.document())
+
+        # Each of them may take a while where much is going on, and others want the loop too.
+        await self._clock.sleep(0)
+        self._send(
+            "topics", self._head(interval_ns) | metric_tables.topics_table(traffic, interval_ns)
+        )
+        await self._clock.sleep(0)
+        stores = self._stores.look()
+        self._send(
+            "journals",
+            self._head(interval_ns)
+            | metric_tables.journals_table(traffic, interval_ns, stores.now, stores.before),
+        )
+        await self._clock.sleep(0)
+        rows = self._connections.look()
+        self._send(
+            "connections",
+            self._head(rows.interval_ns)
+            | metric_tables.connections_table(rows.now.values(), rows.before, rows.interval_ns),
+        )
+        await self._clock.sleep(0)
+        self._send(
+            "subscriptions",
+            self._head(interval_ns)
+            | metric_tables.subscriptions_table(self._subscriptions.value()),
+        )
+
+    def document(self) -> Table:
+        """The broker as it is now. Rates, and the histograms' `interval`, are of the last whole interval.
+
+        Before there was one, they are of all the time since the beginning.
+        """
+        now_ns = self._clock.monotonic_ns()
+        uptime_ns = now_ns - self._began_ns
+        totals = self._metrics.totals()
+        histograms = self._metrics.histograms()
+        last = self._last or _Interval(
+            uptime_ns, _rates(totals, self._totals, max(1, uptime_ns)), histograms
+        )
+        return {
+            **self._head(last.length_ns),
+            "uptime_ns": uptime_ns,
+            "rates": last.rates,
+            "totals": totals,
+            "gauges": self._metrics.gauges(),
+            "histograms": {
+                name: {
+                    "interval": last.histograms.get(name, total).summary(),
+                    "total": total.summary(),
+                }
+                for name, total in histograms.items()
+            },
+        }
+
+    def _head(self, interval_ns: int) -> Table:
+        return {"time_ns": self._clock.time_ns(), "node": self._node, "interval_ns": interval_ns}
+
+    def _send(self, name: str, document: Table) -> None:
+        topic = f"{METRICS_TOPIC}/{name}"
+        try:
+            self._publish(topic, msgspec.json.encode(document))
+        except RunnelError as error:
+            if name not in self._failing:  # told once, not every second
+                logger.warning("metrics could not be published", topic=topic, error=str(error))
+                self._failing.add(name)
+        else:
+            self._failing.discard(name)
+
+
+class _Interval(msgspec.Struct, frozen=True):
+    """What the last whole interval amounted to."""
+
+    length_ns: int
+    rates: Mapping[str, float]
+    histograms: Mapping[str, HistogramSnapshot]
+
+
+class _Change(msgspec.Struct, Generic[T], frozen=True):
+    now: T
+    before: T
+    interval_ns: int  # between them
+
+
+class _Changing(Generic[T]):
+    """A reading that is made sparingly, beside the one before it: what has changed, and in which time.
+
+    As long as the reading is the same object, so is the change.
+    """
+
+    def __init__(self, read: Callable[[], T], clock: Clock) -> None:
+        self._read = read
+        self._clock = clock
+        self._read_ns = clock.monotonic_ns()
+        first = read()
+        self._change = _Change(first, first, 1)
+
+    def look(self) -> _Change[T]:
+        value = self._read()
+        if value is not self._change.now:
+            now_ns = self._clock.monotonic_ns()
+            self._change = _Change(value, self._change.now, max(1, now_ns - self._read_ns))
+            self._read_ns = now_ns
+        return self._change
+
+
+def _rates(now: Mapping[str, int], before: Mapping[str, int], interval_ns: int) -> dict[str, float]:
+    return {
+        name: round((value - before.get(name, 0)) * 1e9 / interval_ns, 3)
+        for name, value in now.items()
+    }

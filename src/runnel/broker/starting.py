@@ -1,0 +1,163 @@
+"""Where a live subscription begins: from `start` to a place in every partition or shard that it may read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from runnel.broker.feeds import KeptLog
+from runnel.broker.live_subscription import LiveSubscription
+from runnel.broker.stores import Stores
+from runnel.errors import ClientFault, OffsetAheadError, UnknownTopicError
+from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
+from runnel.log.index import Key
+from runnel.log.log import Position, ShardId
+from runnel.log.memory_log import MemoryLog
+from runnel.topics.pattern_index import PatternIndex
+from runnel.topics.patterns import Pattern
+
+_EVER: Final = -(2**63)
+
+KINDS: Final = ("latest", "last", "earliest", "offsets", "time", "resume")
+
+
+def check_start(start: Start, patterns: Sequence[Pattern]) -> None:
+    """Whether a start makes sense with these patterns; an error says what would."""
+    if start.kind not in KINDS:
+        raise ClientFault(f"start {start.kind!r} is none of {', '.join(KINDS)}")
+    if start.kind != "offsets":
+        return
+    if not start.partitions:
+        raise ClientFault("start at offsets needs at least one topic, partition and offset")
+    literals = {pattern.prefix for pattern in patterns if pattern.is_literal}
+    for place in start.partitions:
+        if place.topic not in literals:
+            raise ClientFault(
+                f"start at an offset needs its topic as a pattern of its own: {place.topic!r} is none"
+            )
+        if place.offset < 1:
+            raise ClientFault(f"offset {place.offset}: messages are numbered 1, 2, 3 …")
+    if len(literals) < len(patterns):
+        raise ClientFault(
+            "start at offsets goes with topics, not with patterns that have wildcards"
+        )
+
+
+def literal_keys(stores: Stores, patterns: Sequence[Pattern]) -> dict[Key, KeptLog]:
+    """The partitions of those topics that exist and are kept, and the log that has them."""
+    found: dict[Key, KeptLog] = {}
+    for pattern in patterns:
+        log = stores.log_of(pattern.prefix)
+        if log is not None:
+            for number in range(len(log.topic(pattern.prefix).shards)):
+                found[pattern.prefix, number] = log
+    return found
+
+
+async def offsets_at(stores: Stores, patterns: Sequence[Pattern], start: Start) -> dict[Key, int]:
+    """The first offset of each partition at a time, or that there is. What is stored meanwhile is later."""
+    if start.kind not in ("earliest", "time"):
+        return {}
+    time_ns = _EVER if start.kind == "earliest" else start.time_ns
+    offsets: dict[Key, int] = {}
+    for (topic, number), log in literal_keys(stores, patterns).items():
+        try:
+            offsets[topic, number] = await log.offset_at(topic, number, time_ns)
+        except UnknownTopicError:
+            continue  # deleted meanwhile
+    return offsets
+
+
+async def matching_shards(
+    stores: Stores, index: PatternIndex[LiveSubscription], patterns: Sequence[Pattern]
+) -> dict[ShardId, KeptLog]:
+    """The shards in which any topic lies that matches."""
+    found: dict[ShardId, KeptLog] = {}
+    for pattern in patterns:
+        walk = index.walk(pattern)
+        while not walk.done:
+            for topic in walk.step():
+                log = stores.log_of(topic)
+                if log is not None:
+                    found.update(dict.fromkeys(log.topic(topic).shards, log))
+            await asyncio.sleep(0)
+    return found
+
+
+async def entries_at(shards: Mapping[ShardId, KeptLog], time_ns: int) -> dict[ShardId, int]:
+    """The first entry of each shard at a time."""
+    return {shard: await log.entry_at(shard, time_ns) for shard, log in shards.items()}
+
+
+class Begin(NamedTuple):
+    """Where a partition begins. None: with its first message. `gap`: what to tell the reader before."""
+
+    log: KeptLog
+    offset: int | None
+    gap: GapState | None = None
+
+
+def begin_offsets(
+    stores: Stores, patterns: Sequence[Pattern], start: Start, found: Mapping[Key, int]
+) -> dict[Key, Begin]:
+    """Where each existing partition of literal topics begins, as things stand now."""
+    given = {(place.topic, place.partition): place for place in start.partitions}
+    begins: dict[Key, Begin] = {}
+    for key, log in literal_keys(stores, patterns).items():
+        end = log.next_offset(*key)
+        match start.kind:
+            case "earliest" | "time":
+                begins[key] = Begin(log, found.get(key))
+            case "offsets" if key in given:
+                if given[key].offset > end:
+                    raise OffsetAheadError(*key, given[key].offset, end)
+                begins[key] = Begin(log, given[key].offset)
+            case "resume":
+                begins[key] = _resumed(log, key, given.get(key), end)
+            case _:
+                begins[key] = Begin(log, end)
+    return begins
+
+
+def _resumed(log: KeptLog, key: Key, place: PartitionPlace | None, end: int) -> Begin:
+    if place is None:
+        return Begin(log, None)  # made since
+    if isinstance(log, MemoryLog) and place.epoch not in (0, log.epoch):
+        text = "messages in memory were lost when the broker started anew"
+    elif place.offset > end:
+        text = f"offset {place.offset} is beyond the next message's, {end}"
+    else:
+        return Begin(log, max(1, place.offset))
+    return Begin(log, None, GapState("restart", 0, *key, place.offset, 1, text))
+
+
+def begin_positions(
+    stores: Stores,
+    start: Start,
+    matching: Mapping[ShardId, KeptLog],
+    at_time: Mapping[ShardId, int],
+) -> list[tuple[KeptLog, ShardId, Position]]:
+    """Where each shard begins, as things stand now. Those that hold nothing wanted begin at their end."""
+    given = {ShardId(place.journal, place.shard): place for place in start.shards}
+    begins = []
+    for log, shard in stores.shards():
+        bounds = log.entries(shard)
+        end = Position(log.epoch, bounds.next_offset)
+        first = Position(log.epoch, bounds.first_offset)
+        position = end
+        if start.kind == "earliest" and shard in matching:
+            position = first
+        elif start.kind == "time" and shard in at_time:
+            position = Position(log.epoch, max(at_time[shard], bounds.first_offset))
+        elif start.kind == "resume":
+            place = given.get(shard)
+            position = first if place is None else _given_position(log, place)
+        begins.append((log, shard, position))
+    return begins
+
+
+def _given_position(log: KeptLog, place: ShardPlace) -> Position:
+    # A shard on disk goes on in a new epoch; one in memory began anew.
+    epoch = place.epoch if isinstance(log, MemoryLog) else 0
+    return Position(epoch, max(1, place.entry), place.row)

@@ -1,0 +1,131 @@
+"""Where topics are kept: the log on disk, the one in memory, and the topics that nobody keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from runnel.broker.feeds import KeptLog
+from runnel.broker.live_topics import LIVE_SHARD, LiveTopics
+from runnel.config import Keep, Settings
+from runnel.errors import ClientFault, UnknownTopicError
+from runnel.formats.wire import Owner, Route
+from runnel.log.disk_log import DiskLog
+from runnel.log.log import Listener, ShardId
+from runnel.log.memory_log import MemoryLog
+from runnel.topics.names import check_topic
+from runnel.topics.policies import Policies
+from runnel.world.clock import Clock
+from runnel.world.disk import Disk
+from runnel.world.workers import Workers
+
+
+class Stores:
+    """The logs of a broker, by what their topics' `keep` says."""
+
+    def __init__(self, policies: Policies, disk: KeptLog, memory: MemoryLog) -> None:
+        self.policies = policies
+        self.disk = disk
+        self.memory = memory
+        self.live: LiveTopics  # set by whoever fans out, before anything is published
+
+    @classmethod
+    async def open(
+        cls,
+        settings: Settings,
+        *,
+        directory: str | None,
+        disk: Disk,
+        clock: Clock,
+        workers: Workers,
+        listener: Listener,
+    ) -> Stores:
+        """With no directory, topics that would be on disk are kept in memory too."""
+        policies = Policies(settings.topics, partitions_max=settings.limits.partitions_max)
+        memory = MemoryLog(settings=settings, policies=policies, clock=clock, listener=listener)
+        if directory is None:
+            stand_in = MemoryLog(
+                settings=settings,
+                policies=policies,
+                clock=clock,
+                keep=Keep.DISK,
+                listener=listener,
+            )
+            return cls(policies, stand_in, memory)
+        log = await DiskLog.open(
+            directory,
+            settings=settings,
+            policies=policies,
+            disk=disk,
+            clock=clock,
+            workers=workers,
+            listener=listener,
+        )
+        return cls(policies, log, memory)
+
+    @property
+    def kept(self) -> tuple[KeptLog, ...]:
+        return (self.disk, self.memory)
+
+    def log_of(self, topic: str) -> KeptLog | None:
+        """The log that has this topic; None if no log has it."""
+        if self.disk.has_topic(topic):
+            return self.disk
+        return self.memory if self.memory.has_topic(topic) else None
+
+    def log_for(self, topic: str) -> KeptLog | None:
+        """The log that this topic's messages go to; None: they are not kept."""
+        log = self.log_of(topic)
+        if log is not None or self.live.knows(topic):
+            return log
+        match self.policies.for_topic(topic).keep:
+            case Keep.DISK:
+                return self.disk
+            case Keep.MEMORY:
+                return self.memory
+        return None
+
+    def existing(self, topic: str) -> KeptLog:
+        """The log that has this topic; an error that says what else it may be."""
+        log = self.log_of(topic)
+        if log is not None:
+            return log
+        check_topic(topic)
+        if self.policies.for_topic(topic).keep is Keep.NONE:
+            raise ClientFault(
+                f"topic {topic!r} is not kept, so there is nothing to fetch: subscribe to it"
+            )
+        raise UnknownTopicError(f"topic {topic!r} does not exist")
+
+    def shards(self) -> Iterator[tuple[KeptLog, ShardId]]:
+        for log in self.kept:
+            for shard in log.shards():
+                yield log, shard
+
+    def log_of_shard(self, shard: ShardId) -> KeptLog | None:
+        return next((log for log, known in self.shards() if known == shard), None)
+
+    def routes(self, topics: Sequence[str]) -> list[Route]:
+        return [self._route(topic) for topic in topics]
+
+    def _route(self, topic: str) -> Route:
+        log = self.log_of(topic)
+        if log is not None:
+            info = log.topic(topic)
+            owners = [Owner(shard.journal, shard.shard, log.epoch) for shard in info.shards]
+            return Route(topic, info.policy.keep, owners)
+        check_topic(topic)
+        policy = self.policies.for_topic(topic)
+        if policy.keep is Keep.NONE:
+            epoch, shard = self.live.epoch, LIVE_SHARD
+        else:
+            epoch = (self.disk if policy.keep is Keep.DISK else self.memory).epoch
+            shard = ShardId(policy.journal)
+        owner = Owner(shard.journal, shard.shard, epoch)
+        exists = self.live.find(topic) is not None
+        return Route(topic, policy.keep, [owner] * policy.partitions, exists)
+
+    async def close(self) -> None:
+        try:
+            await self.disk.close()
+        finally:
+            await self.memory.close()

@@ -1,0 +1,188 @@
+"""Who is busy: messages and bytes of an interval, by topic for the busiest and by journal for the rest."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Final
+
+import msgspec
+
+# Topics counted one by one within an interval. Those that come later count for their journal only: memory stays
+# bounded, and a topic that is busy is hardly ever the last to speak.
+_ACTIVE_MAX: Final = 10_000
+# Runs of an interval that are counted one by one; of the batches that follow only so many runs each. At a million
+# messages a second, each a run of its own, counting all of them would cost a quarter of the loop's time.
+_EXACT_RUNS_MAX: Final = 20_000
+_RUNS_SAMPLED: Final = 16
+_ALL: Final = slice(None)
+# Where journals are as many as topics, those beyond the bound count together under a name that no journal has.
+OTHER_JOURNALS: Final = ""
+
+
+class Flow(msgspec.Struct, gc=False):
+    """What went in and out."""
+
+    messages_in: int = 0
+    bytes_in: int = 0
+    messages_out: int = 0
+    bytes_out: int = 0
+
+    @property
+    def busyness(self) -> tuple[int, int]:
+        """More is busier: by messages, and by bytes among equals."""
+        return (self.messages_in + self.messages_out, self.bytes_in + self.bytes_out)
+
+    def add(self, other: Flow) -> None:
+        self.messages_in += other.messages_in
+        self.bytes_in += other.bytes_in
+        self.messages_out += other.messages_out
+        self.bytes_out += other.bytes_out
+
+    def floor(self) -> None:
+        """Nothing below 0: where estimates of the busiest were too high, the rest cannot be less than none."""
+        self.messages_in = max(0, self.messages_in)
+        self.bytes_in = max(0, self.bytes_in)
+        self.messages_out = max(0, self.messages_out)
+        self.bytes_out = max(0, self.bytes_out)
+
+    def rates(self, interval_ns: int) -> dict[str, float]:
+        """Each number per second."""
+        return {
+            name: round(getattr(self, name) * 1e9 / interval_ns, 3)
+            for name in self.__struct_fields__
+        }
+
+
+class TopicFlow(msgspec.Struct, frozen=True):
+    topic: str
+    journal: str
+    flow: Flow
+
+
+class OtherTopics(msgspec.Struct):
+    """Topics of a journal that were active, but not among the busiest."""
+
+    topics: int = 0
+    flow: Flow = msgspec.field(default_factory=Flow)
+
+
+class TrafficSample(msgspec.Struct, frozen=True):
+    """One interval: the busiest topics, the rest of each journal, and each journal with all of its topics."""
+
+    busiest: Sequence[TopicFlow]
+    others: Mapping[str, OtherTopics]
+    journals: Mapping[str, Flow]
+
+
+class TopicTraffic:
+    """Counts for the interval that is under way. `journal_of` answers also for topics that were deleted since."""
+
+    def __init__(self, topics_max: int, journal_of: Callable[[str], str]) -> None:
+        self._topics_max = topics_max
+        self._journal_of = journal_of
+        self._active: dict[str, Flow] = {}
+        # By journal: of topics that were too many, and what estimates differ by, which may be less than nothing.
+        self._rest: dict[str, Flow] = {}
+        self._exact_runs_left = _EXACT_RUNS_MAX
+        self._random = Random(0)
+
+    def count_in(self, topic: str, messages: int, size: int) -> None:
+        flow = self._active.get(topic) or self._begin(topic)
+        flow.messages_in += messages
+        flow.bytes_in += size
+
+    def count_out(self, topic: str, messages: int, size: int) -> None:
+        flow = self._active.get(topic) or self._begin(topic)
+        flow.messages_out += messages
+        flow.bytes_out += size
+
+    def count_runs_in(
+        self, topics: Sequence[str], counts: Sequence[int], messages: int, size: int
+    ) -> None:
+        """A batch of many runs, `messages` in all. They lie in one shard, so in one journal.
+
+        Its bytes are shared out by messages, since nobody looks into its body. Once many runs have been counted
+        in this interval, topics are estimated from some of the runs; their journal stays exact.
+        """
+        rest_messages, rest_bytes, mean = messages, size, size / (messages or 1)
+        chosen, weight = self._choose(len(topics))
+        active = self._active
+        for topic, count in zip(topics[chosen], counts[chosen], strict=True):
+            flow = active.get(topic) or self._begin(topic)
+            count *= weight
+            flow.messages_in += count
+            rest_messages -= count
+            share = round(mean * count)
+            flow.bytes_in += share
+            rest_bytes -= share
+        if topics and (rest_messages or rest_bytes):
+            rest = self._rest_of(topics[0])
+            rest.messages_in += rest_messages
+            rest.bytes_in += rest_bytes
+
+    def count_runs_out(
+        self, topics: Sequence[str], counts: Sequence[int], messages: int, size: int
+    ) -> None:
+        """As `count_runs_in`, for what is delivered."""
+        rest_messages, rest_bytes, mean = messages, size, size / (messages or 1)
+        chosen, weight = self._choose(len(topics))
+        active = self._active
+        for topic, count in zip(topics[chosen], counts[chosen], strict=True):
+            flow = active.get(topic) or self._begin(topic)
+            count *= weight
+            flow.messages_out += count
+            rest_messages -= count
+            share = round(mean * count)
+            flow.bytes_out += share
+            rest_bytes -= share
+        if topics and (rest_messages or rest_bytes):
+            rest = self._rest_of(topics[0])
+            rest.messages_out += rest_messages
+            rest.bytes_out += rest_bytes
+
+    def _choose(self, runs: int) -> tuple[slice, int]:
+        """Which runs of a batch are counted, and for how many each of them stands."""
+        if runs <= max(_RUNS_SAMPLED, self._exact_runs_left):
+            self._exact_runs_left -= runs
+            return _ALL, 1
+        # By chance: batches of the same runs come again and again, in and out by turns, and none may be favoured.
+        step = runs // _RUNS_SAMPLED
+        return slice(int(self._random.random() * step), None, step), step
+
+    def _begin(self, topic: str) -> Flow:
+        if len(self._active) < _ACTIVE_MAX:
+            flow = self._active[topic] = Flow()
+            return flow
+        return self._rest_of(topic)
+
+    def _rest_of(self, topic: str) -> Flow:
+        """What its journal has beyond what is counted by topic."""
+        journal = self._journal_of(topic)
+        if journal not in self._rest and len(self._rest) >= _ACTIVE_MAX:
+            journal = OTHER_JOURNALS
+        return self._rest.setdefault(journal, Flow())
+
+    def end_interval(self) -> TrafficSample:
+        """What was counted since this was last called; counting begins anew."""
+        active, self._active = self._active, {}
+        rest, self._rest = self._rest, {}
+        self._exact_runs_left = _EXACT_RUNS_MAX
+        rows = [TopicFlow(topic, self._journal_of(topic), flow) for topic, flow in active.items()]
+        busiest = heapq.nlargest(self._topics_max, rows, key=lambda row: row.flow.busyness)
+        own = {row.topic for row in busiest}
+        journals: dict[str, Flow] = {}
+        others: dict[str, OtherTopics] = {}
+        for row in rows:
+            journals.setdefault(row.journal, Flow()).add(row.flow)
+            if row.topic not in own:
+                other = others.setdefault(row.journal, OtherTopics())
+                other.topics += 1
+                other.flow.add(row.flow)
+        for journal, flow in rest.items():
+            journals.setdefault(journal, Flow()).add(flow)
+            others.setdefault(journal, OtherTopics()).flow.add(flow)
+        for other in others.values():
+            other.flow.floor()
+        return TrafficSample(busiest, others, journals)

@@ -1,0 +1,139 @@
+"""Events: published, logged, and never too many."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from runnel.broker.events import _LINES, EVENTS_TOPIC, EventKind, Events
+from runnel.errors import BusyError
+from tests.broker.watching import Watcher
+from tests.fakes.clock import VirtualClock
+
+SECOND_NS = 1_000_000_000
+
+
+class Told:
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.watcher = Watcher()
+        self.events = Events(self.clock, self.watcher.publish)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def test_an_event_is_a_message_with_its_kind_as_a_tag(told: Told) -> None:
+    told.events.tell(EventKind.TOPIC_MADE, "a/b", journal="main", partitions=4)
+    assert told.watcher.seen == [
+        (
+            EVENTS_TOPIC,
+            {
+                "kind": "topic_made",
+                "time_ns": told.clock.time_ns(),
+                "subject": "a/b",
+                "journal": "main",
+                "partitions": 4,
+            },
+            {"kind": "topic_made"},
+        )
+    ]
+
+
+def test_every_kind_has_a_level_and_a_line() -> None:
+    assert set(_LINES) == set(EventKind)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        EventKind.SLOW_READER,
+        EventKind.PIN_PASSED,
+        EventKind.SHARD_READ_ONLY,
+        EventKind.DAMAGE,
+        EventKind.RECOVERED,
+    ],
+)
+def test_what_needs_attention_is_a_warning(told: Told, kind: EventKind) -> None:
+    with capture_logs() as lines:
+        told.events.tell(kind, "subject", detail=7)
+    (line,) = lines
+    assert (line["log_level"], line["kind"], line["subject"], line["detail"]) == (
+        "warning",
+        kind.value,
+        "subject",
+        7,
+    )
+
+
+def test_passing_a_pin_is_told_loudly(told: Told) -> None:
+    with capture_logs() as lines:
+        told.events.tell(EventKind.PIN_PASSED, "spark-billing", messages_lost=12)
+    assert lines[0]["event"].startswith("MESSAGES ARE GONE")
+    assert lines[0]["subject"] == "spark-billing"
+    assert lines[0]["messages_lost"] == 12
+
+
+def test_the_same_subject_is_told_of_once_a_second_and_the_rest_is_counted(told: Told) -> None:
+    for _ in range(100):
+        told.events.tell(EventKind.SLOW_READER, "peer")
+        told.clock.advance(SECOND_NS // 100)
+    assert len(told.watcher.seen) == 1
+    told.events.tell(EventKind.SLOW_READER, "peer")
+    first, summed_up, again = told.watcher.events("slow_reader")
+    assert (first["subject"], again["subject"]) == ("peer", "peer")
+    assert (summed_up["suppressed"], summed_up["of_other_subjects"]) == (99, 0)
+
+
+def test_a_storm_of_subjects_is_told_in_part_and_summed_up_when_it_is_over(told: Told) -> None:
+    with capture_logs() as lines:
+        for number in range(10_000):
+            told.events.tell(EventKind.TOPIC_MADE, f"topic/{number}")
+        assert len(lines) == 10
+    told.events.flush()
+    assert len(told.watcher.seen) == 10
+    told.clock.advance(SECOND_NS)
+    told.events.flush()
+    told.events.flush()
+    assert len(told.watcher.seen) == 11
+    assert told.watcher.seen[-1][1]["suppressed"] == 9990
+    assert told.watcher.seen[-1][1]["of_other_subjects"] == 9990
+
+
+def test_kinds_do_not_hold_each_other_back(told: Told) -> None:
+    for number in range(1000):
+        told.events.tell(EventKind.TOPIC_MADE, f"topic/{number}")
+    for number in range(100):
+        told.events.tell(EventKind.PIN_PASSED, f"cursor-{number}")
+    assert len(told.watcher.events("pin_passed")) == 100
+
+
+def test_failing_to_publish_does_not_fail_whoever_tells(told: Told) -> None:
+    told.watcher.failure = BusyError("the queue is full")
+    with capture_logs() as lines:
+        told.events.tell(EventKind.TOPIC_DELETED, "a")
+    assert [line["event"] for line in lines] == [
+        "topic deleted",
+        "an event could not be published",
+    ]
+    assert lines[1]["error"] == "the queue is full"
+
+
+def test_publishing_that_makes_a_topic_comes_to_an_end() -> None:
+    clock, watcher = VirtualClock(), Watcher()
+
+    def publish(topic: str, payload: bytes, tags: object) -> None:
+        events.tell(EventKind.TOPIC_MADE, topic)
+        watcher.publish(topic, payload)
+
+    events = Events(clock, publish)
+    events.tell(EventKind.TOPIC_MADE, "a")
+    assert [document["subject"] for _, document, _ in watcher.seen] == [EVENTS_TOPIC, "a"]
+
+
+def test_without_anybody_to_publish_for_there_are_lines() -> None:
+    with capture_logs() as lines:
+        Events(VirtualClock()).tell(EventKind.DAMAGE, "file:7: checksum")
+    assert lines[0]["subject"] == "file:7: checksum"
