@@ -1,0 +1,59 @@
+"""Where the door listens: `host:port` read, and found to be on this machine alone or open to others."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from typing import Any, NamedTuple
+
+from runnel.errors import SettingsError
+
+
+class Endpoint(NamedTuple):
+    """A resolved address to bind to."""
+
+    family: int
+    address: tuple[Any, ...]  # host and port, and what else its family has
+
+    def __str__(self) -> str:
+        return format_address(*self.address[:2])
+
+    @property
+    def is_loopback(self) -> bool:
+        host, _, _ = self.address[0].partition("%")  # fe80::1%eth0
+        return ipaddress.ip_address(host).is_loopback
+
+
+def parse_address(text: str, *, key: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[IPv6]:port`; `key` names the setting in an error."""
+    host, separator, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise SettingsError(
+            f'{key} = "{text}": an IPv6 address stands in brackets, as "[::1]:7470"'
+        )
+    if not separator or not host:
+        raise SettingsError(f'{key} = "{text}" is not host:port, as "127.0.0.1:7470"')
+    if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+        raise SettingsError(f'{key} = "{text}": the port {port!r} is not a number from 0 to 65535')
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def resolve(text: str, *, key: str) -> Endpoint:
+    """The first address that a `host:port` stands for."""
+    host, port = parse_address(text, key=key)
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise SettingsError(f'{key} = "{text}": {host!r} is no address here: {error}') from None
+    for family, _, _, _, address in found:
+        if family in (socket.AF_INET, socket.AF_INET6):
+            return Endpoint(family, (str(address[0]), *address[1:]))
+    raise SettingsError(f'{key} = "{text}": {host!r} is no IP address here')

@@ -1,0 +1,48 @@
+"""What an error looks like on the wire: the one table from failures to the native protocol."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runnel.errors import MovedError, RunnelError, details_of
+from runnel.formats import wire
+
+# Some errors quote what they refuse, and that may be as long as a frame.
+_TEXT_CHARACTERS_MAX: Final = 1000
+
+INTERNAL_TEXT: Final = "an internal error of the broker; its diagnostics say more"
+
+
+def error_answer(request_id: int, error: BaseException) -> wire.Error:
+    """The answer to a request that failed; id 0 stands for the connection itself.
+
+    Whatever is no RunnelError is a mistake of ours, and its text none of the client's business.
+    """
+    if not isinstance(error, RunnelError):
+        return wire.Error(request_id, RunnelError.code, INTERNAL_TEXT, RunnelError.retriable)
+    routes = [route for route in _routes_of(error) if isinstance(route, wire.Route)]
+    return wire.Error(
+        request_id,
+        error.code,
+        shortened(str(error)),
+        error.retriable,
+        {key: _short(value) for key, value in details_of(error).items()},
+        routes,
+    )
+
+
+def ended_notice(subscription: int, error: RunnelError) -> wire.Ended:
+    """A subscription is over, and this is why."""
+    return wire.Ended(subscription, error.code, shortened(str(error)), error.retriable)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= _TEXT_CHARACTERS_MAX else text[: _TEXT_CHARACTERS_MAX - 1] + "…"
+
+
+def _short(value: str | int) -> str | int:
+    return shortened(value) if isinstance(value, str) else value
+
+
+def _routes_of(error: RunnelError) -> list[object]:
+    return list(error.routes) if isinstance(error, MovedError) else []

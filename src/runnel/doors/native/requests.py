@@ -1,0 +1,50 @@
+"""What a request must look like beyond its head, and the values that are made of it."""
+
+from __future__ import annotations
+
+from runnel.errors import MalformedError
+from runnel.formats import block, wire
+from runnel.formats.batch import Batch
+from runnel.formats.message import NO_TAGS, Message
+
+
+def id_of(request: wire.Request) -> int:
+    """The id to answer to; 0, the connection's, for a request that has none."""
+    return 0 if isinstance(request, wire.Credit) else request.id
+
+
+def name_of(request: wire.Request) -> str:
+    return str(type(request).__struct_config__.tag)
+
+
+def check_no_tail(request: wire.Request, tail: memoryview) -> None:
+    if tail:
+        raise MalformedError(
+            "frame tail", f"{len(tail)} bytes behind {name_of(request)!r}, which has no tail"
+        )
+
+
+def only_batch(tail: memoryview, batch_bytes_max: int) -> Batch:
+    """The one block that a publish carries."""
+    if not tail:
+        raise MalformedError("publish tail", "is empty; a block with the batch is needed")
+    envelope, body, block_bytes = block.unpack(tail, body_bytes_max=batch_bytes_max)
+    if block_bytes != len(tail):
+        raise MalformedError(
+            "publish tail",
+            f"{len(tail) - block_bytes} bytes follow the block; there must be exactly one",
+        )
+    return Batch(envelope, body)
+
+
+def message_of(request: wire.Send) -> Message:
+    return Message(
+        request.topic,
+        request.payload,
+        request.key,
+        request.tags or NO_TAGS,
+        request.event_time_ns,
+        request.transmit_time_ns,
+        uid=request.uid,
+        partition_key=request.partition_key,
+    )

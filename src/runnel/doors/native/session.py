@@ -1,0 +1,455 @@
+"""What is said on one connection: requests become the broker's verbs, its answers become frames.
+
+A session knows neither sockets nor TLS. Frames are handed to it, it hands bytes to an `Output`, and it may ask for no
+more input: while a publish waits for room, while too many requests are unanswered, and while the client does not read.
+Requests are begun in the order in which they came and answered as they are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache, partial
+from importlib import metadata
+from typing import Final
+
+import structlog
+
+from runnel.broker.broker import Broker, Level, Published
+from runnel.config import Settings
+from runnel.doors.native import verbs
+from runnel.doors.native.answers import error_answer
+from runnel.doors.native.output import Output, say
+from runnel.doors.native.requests import check_no_tail, id_of, message_of, name_of, only_batch
+from runnel.doors.native.subscriptions import Subscriptions
+from runnel.doors.native.tasks import Tasks
+from runnel.errors import BusyError, ClosedError, HandshakeError, MalformedError, RunnelError
+from runnel.formats import wire
+from runnel.formats.frames import Frame
+
+logger = structlog.get_logger("runnel.native")
+
+# So many requests of one connection are begun at a time; then others have their turn.
+_FRAMES_PER_TURN: Final = 32
+_NS_PER_MS: Final = 1_000_000
+
+# Why no further request is begun at the moment: bits of `_holds`, which is looked at for every frame.
+_ROOM: Final = 1  # the log's queue is full
+_ANSWERS: Final = 2  # too many requests are unanswered
+_OUTPUT: Final = 4  # the client does not read what it is sent
+_TURN: Final = 8  # others have their turn
+
+
+class _Stage(enum.Enum):
+    GREETING = "waits for hello"
+    OPEN = "open"
+    DRAINING = "finishes what was accepted"
+    CLOSED = "closed"
+
+
+class Session:
+    """One connection's side of the conversation."""
+
+    __slots__ = (
+        "_broker",
+        "_ends_when_idle",
+        "_frames",
+        "_holds",
+        "_idle",
+        "_is_input_paused",
+        "_output",
+        "_settings",
+        "_stage",
+        "_tasks",
+        "_unanswered",
+        "_waiting_fetches",
+        "client",
+        "messages_fetched",
+        "messages_in",
+        "subscriptions",
+    )
+
+    def __init__(
+        self, broker: Broker, settings: Settings, output: Output, *, tasks: Tasks | None = None
+    ) -> None:
+        self._broker = broker
+        self._settings = settings
+        self._output = output
+        self._tasks = Tasks() if tasks is None else tasks
+        self.subscriptions = Subscriptions(broker, output)
+        self.client = ""  # what it calls itself
+        self.messages_in = self.messages_fetched = 0
+        self._stage = _Stage.GREETING
+        self._frames: deque[Frame] = deque()  # that have come and are not begun
+        self._holds = 0
+        self._is_input_paused = False
+        self._unanswered = 0
+        self._waiting_fetches: set[asyncio.Task[None]] = set()
+        self._ends_when_idle = False
+        self._idle: asyncio.Event | None = None
+
+    @property
+    def has_greeted(self) -> bool:
+        """Whether the client has said hello, rightly."""
+        return self._stage is not _Stage.GREETING
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the client has to wait for the broker, so that its silence means nothing."""
+        return bool(self._holds & ~_OUTPUT)
+
+    # --- What the connection says ---
+
+    def receive(self, frames: Sequence[Frame]) -> None:
+        """Frames in the order in which they came."""
+        if self._stage is not _Stage.CLOSED:
+            self._frames.extend(frames)
+            if not self._holds:
+                self._proceed()
+
+    def end_input(self) -> None:
+        """The client will say no more: it still gets its answers."""
+        self._ends_when_idle = True
+        self._check_idle()
+
+    def pause_output(self) -> None:
+        """The client does not read as fast as it is told."""
+        self._hold(_OUTPUT)
+        self.subscriptions.pause()
+
+    def resume_output(self) -> None:
+        self._holds &= ~_OUTPUT
+        self.subscriptions.resume()  # which may fill it again
+        self._go_on()
+
+    def drain(self, within_ms: int) -> None:
+        """Begin nothing more that reads or writes messages; finish what was begun."""
+        if self._stage is _Stage.GREETING:
+            self.fail(_shutting_down())
+        elif self._stage is _Stage.OPEN:
+            self._stage = _Stage.DRAINING
+            closing = wire.Closing("the broker is shutting down; connect again later", within_ms)
+            say(self._output, closing)
+            for task in self._waiting_fetches:
+                task.cancel()
+
+    async def wait_idle(self) -> None:
+        """Until everything that was asked has been answered, or nobody is there to be told."""
+        if (self._frames or self._unanswered) and self._stage is not _Stage.CLOSED:
+            if self._idle is None:
+                self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    def fail(self, error: RunnelError) -> None:
+        """The connection cannot go on: tell the client why, then close."""
+        self._say_error(0, error)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of everything, and close the connection once what was said has been written."""
+        if self._stage is not _Stage.CLOSED:
+            self.lost()
+            self._output.close()
+
+    def lost(self) -> None:
+        """The connection is gone. What it changes is finished; what it waited for is not."""
+        self._stage = _Stage.CLOSED
+        self._frames.clear()
+        self.subscriptions.close()
+        for task in self._waiting_fetches:
+            task.cancel()
+        if self._idle is not None:
+            self._idle.set()
+
+    # --- Frames become requests ---
+
+    def _proceed(self) -> None:
+        """Begin requests, in order, until there are none, something holds them up, or the turn is over."""
+        frames = self._frames
+        left_this_turn = _FRAMES_PER_TURN
+        while frames and not self._holds:
+            if not left_this_turn:
+                self._hold(_TURN)
+                asyncio.get_running_loop().call_soon(self._release, _TURN)
+                return
+            left_this_turn -= 1
+            self._begin(frames.popleft())
+        if self._is_input_paused and not self._holds and self._stage is not _Stage.CLOSED:
+            self._is_input_paused = False
+            self._output.resume_input()
+        self._check_idle()
+
+    def _hold(self, reason: int) -> None:
+        self._holds |= reason
+        if not self._is_input_paused and self._stage is not _Stage.CLOSED:
+            self._is_input_paused = True
+            self._output.pause_input()
+
+    def _release(self, reason: int) -> None:
+        self._holds &= ~reason
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._holds and self._stage is not _Stage.CLOSED:
+            self._proceed()
+
+    def _begin(self, frame: Frame) -> None:
+        self._broker.metrics.counters.requests += 1
+        try:
+            request = wire.decode_request(frame)
+        except MalformedError as error:
+            self._broker.metrics.counters.protocol_errors += 1
+            self.fail(error)
+            return
+        try:
+            if self._stage is _Stage.GREETING:
+                self._greet(request, frame.tail)
+            else:
+                self._obey(request, frame.tail)
+        except RunnelError as error:
+            self._say_error(id_of(request), error)
+        except Exception as error:  # noqa: BLE001 - the boundary: a bug costs one connection
+            self._break_down(id_of(request), error)
+
+    def _greet(self, request: wire.Request, tail: memoryview) -> None:
+        if not isinstance(request, wire.Hello):
+            raise HandshakeError(f"the first frame must be hello; this one is {name_of(request)!r}")
+        check_no_tail(request, tail)
+        if request.version != wire.VERSION:
+            raise HandshakeError(
+                f"the client speaks version {request.version} of the native protocol; "
+                f"this broker speaks version {wire.VERSION}"
+            )
+        self._stage = _Stage.OPEN
+        self.client = request.client
+        self._broker.metrics.counters.connections_opened += 1
+        settings = self._settings
+        welcome = wire.Welcome(
+            request.id,
+            wire.VERSION,
+            (),
+            settings.cluster,
+            settings.node,
+            _server_name(),
+            settings.native.frame_bytes_max,
+            settings.limits.batch_bytes_max,
+            settings.limits.message_bytes_max,
+            settings.native.idle_timeout_ns // _NS_PER_MS,
+        )
+        say(self._output, welcome)
+
+    def _obey(self, request: wire.Request, tail: memoryview) -> None:
+        if isinstance(request, wire.Publish):
+            self._publish(request, tail)
+            return
+        check_no_tail(request, tail)
+        match request:
+            case wire.Credit():
+                self.subscriptions.grant(request.subscription, request.credit_bytes)
+            case wire.Send():
+                self._send(request)
+            case wire.Subscribe():
+                self._check_open()
+                count_max = self._settings.native.subscriptions_max
+                self.subscriptions.prepare(request.subscription, count_max)
+                self._start(request.id, partial(self.subscriptions.open, request))
+            case wire.Unsubscribe():
+                self.subscriptions.unsubscribe(request)
+            case wire.Fetch():
+                self._check_open()
+                task = self._start(request.id, partial(self._reply_later, request))
+                if request.wait_ms:
+                    self._waiting_fetches.add(task)
+                    task.add_done_callback(self._waiting_fetches.discard)
+            case (
+                wire.Topics()
+                | wire.DescribeTopic()
+                | wire.DeleteTopic()
+                | wire.PurgeTopic()
+                | wire.SetCursor()
+                | wire.RemoveCursor()
+            ):
+                self._start(request.id, partial(self._reply_later, request))
+            case wire.Hello():
+                raise HandshakeError("hello was said already; it is the first frame and no other")
+            case _:
+                reply = verbs.reply_to(self._broker, request)
+                say(self._output, reply.head, reply.tail)
+
+    def _check_open(self) -> None:
+        if self._stage is _Stage.DRAINING:
+            raise _shutting_down()
+
+    # --- Publishing ---
+
+    def _publish(self, request: wire.Publish, tail: memoryview) -> None:
+        self._check_open()
+        level = None if request.level is None else Level.checked(request.level)
+        batch = only_batch(tail, self._settings.limits.batch_bytes_max)
+        self.messages_in += len(batch)
+        append = partial(self._broker.publish, batch, level)
+        self._append(request.id, level, batch.envelope.topics[0], append)
+
+    def _send(self, request: wire.Send) -> None:
+        self._check_open()
+        level = None if request.level is None else Level.checked(request.level)
+        self.messages_in += 1
+        message = message_of(request)
+        append = partial(self._broker.send, message, level, partition=request.partition)
+        self._append(request.id, level, request.topic, append)
+
+    def _append(
+        self,
+        request_id: int,
+        level: Level | None,
+        topic: str,
+        append: Callable[[], asyncio.Future[Published]],
+    ) -> None:
+        try:
+            published = append()
+        except BusyError:
+            # What came behind it waits too: the order of a connection's publishes is a promise.
+            self._hold(_ROOM)
+            waiting = partial(self._append_later, request_id, level, topic, append)
+            self._start(request_id, waiting).add_done_callback(lambda _: self._release(_ROOM))
+        else:
+            self._expect(request_id, level, published)
+
+    async def _append_later(
+        self,
+        request_id: int,
+        level: Level | None,
+        topic: str,
+        append: Callable[[], asyncio.Future[Published]],
+    ) -> None:
+        """A publish that met a full queue: tried again whenever there is room, until it is in."""
+        while True:
+            await self._broker.wait_room(topic)
+            if self._stage is _Stage.CLOSED:
+                return
+            try:
+                published = append()
+            except BusyError:
+                continue
+            self._expect(request_id, level, published)
+            return
+
+    def _expect(
+        self, request_id: int, level: Level | None, published: asyncio.Future[Published]
+    ) -> None:
+        """Answer when it is published: no task for each, only a callback."""
+        if published.done():
+            self._say_published(request_id, level, published)
+        else:
+            self._count_unanswered()
+            published.add_done_callback(partial(self._on_published, request_id, level))
+
+    def _on_published(
+        self, request_id: int, level: Level | None, published: asyncio.Future[Published]
+    ) -> None:
+        self._say_published(request_id, level, published)
+        self._settle()
+
+    def _say_published(
+        self, request_id: int, level: Level | None, published: asyncio.Future[Published]
+    ) -> None:
+        if published.cancelled():
+            self._say_error(request_id, ClosedError("the broker was closed before it was stored"))
+        elif (error := published.exception()) is None:
+            if level is not Level.NONE:
+                done = published.result()
+                head = wire.Published(
+                    request_id,
+                    done.base_offsets,
+                    done.entry,
+                    done.epoch,
+                    done.receive_time_ns,
+                    done.level,
+                    done.is_repeated,
+                    done.receivers,
+                )
+                self._output.queue(wire.encode(head))
+        elif isinstance(error, RunnelError):
+            self._say_error(request_id, error)
+        else:
+            self._break_down(request_id, error)
+
+    # --- Requests that wait ---
+
+    def _start(self, request_id: int, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        self._count_unanswered()
+        task = self._tasks.start(self._run(request_id, work))
+        task.add_done_callback(partial(self._on_ended, request_id))
+        return task
+
+    async def _run(self, request_id: int, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except RunnelError as error:
+            self._say_error(request_id, error)
+        except Exception as error:  # noqa: BLE001 - the boundary: a bug costs one connection
+            self._break_down(request_id, error)
+
+    def _on_ended(self, request_id: int, task: asyncio.Task[None]) -> None:
+        # Here and not in the task: one that is cancelled early has not even begun.
+        if task.cancelled():
+            self._say_error(request_id, _shutting_down())
+        self._settle()
+
+    async def _reply_later(self, request: verbs.WaitingRequest) -> None:
+        reply = await verbs.wait_reply_to(self._broker, request)
+        self.messages_fetched += reply.messages
+        say(self._output, reply.head, reply.tail)
+
+    def _count_unanswered(self) -> None:
+        self._unanswered += 1
+        if self._unanswered >= self._settings.native.requests_max:
+            self._hold(_ANSWERS)
+
+    def _settle(self) -> None:
+        """One request fewer is unanswered."""
+        self._unanswered -= 1
+        if self._holds & _ANSWERS:
+            self._release(_ANSWERS)
+        else:
+            self._check_idle()
+
+    def _check_idle(self) -> None:
+        if self._unanswered or self._frames:
+            return
+        if self._idle is not None:
+            self._idle.set()
+            self._idle = None
+        if self._ends_when_idle:
+            self.close()
+
+    # --- Failures ---
+
+    def _say_error(self, request_id: int, error: RunnelError) -> None:
+        if self._stage is _Stage.CLOSED:
+            return
+        counters = self._broker.metrics.counters
+        counters.requests_failed += 1
+        say(self._output, error_answer(request_id, error))
+        if isinstance(error, HandshakeError):
+            counters.protocol_errors += 1
+            self.close()
+
+    def _break_down(self, request_id: int, error: BaseException) -> None:
+        """A bug of ours: it costs this connection, and nobody else anything."""
+        logger.error("a session failed", peer=self._output.peer, exc_info=error)
+        if self._stage is not _Stage.CLOSED:
+            self._broker.metrics.counters.requests_failed += 1
+            say(self._output, error_answer(request_id, error))
+            self.close()
+
+
+@cache
+def _server_name() -> str:
+    return f"runnel/{metadata.version('runnel')}"
+
+
+def _shutting_down() -> ClosedError:
+    return ClosedError("the broker is shutting down; connect again later")

@@ -1,0 +1,109 @@
+"""Requests that are answered by one verb of the broker: what is asked of it, and what is said to the client.
+
+Publishing and subscribing are not here: order and credit make them the session's own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from runnel.broker.broker import Broker
+from runnel.doors.native.output import Buffer
+from runnel.formats import block, wire
+from runnel.formats import envelope as envelopes
+from runnel.formats.batch import Batch
+
+PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Producer | wire.Cursors | wire.Statistics
+WaitingRequest: TypeAlias = (
+    wire.Fetch
+    | wire.Topics
+    | wire.DescribeTopic
+    | wire.DeleteTopic
+    | wire.PurgeTopic
+    | wire.SetCursor
+    | wire.RemoveCursor
+)
+
+# A list of topics goes into one frame; whoever wants more asks again from behind the last.
+_TOPICS_LISTED_MAX: Final = 10_000
+_NS_PER_MS: Final = 1_000_000
+
+_json = msgspec.json.Encoder()
+
+
+class Reply(NamedTuple):
+    """A head, what belongs behind it, and how many messages those are."""
+
+    head: wire.Head
+    tail: Sequence[Buffer] = ()
+    messages: int = 0
+
+
+def reply_to(broker: Broker, request: PromptRequest) -> Reply:
+    """The answer to a request that waits for nothing."""
+    match request:
+        case wire.Ping():
+            return Reply(wire.Pong(request.id, broker.clock.time_ns()))
+        case wire.Routes():
+            return Reply(wire.RouteList(request.id, broker.routes(request.topics)))
+        case wire.Producer():
+            return Reply(wire.Term(request.id, broker.new_term(request.name)))
+        case wire.Cursors():
+            return Reply(wire.CursorList(request.id, broker.cursors(request.name)))
+        case wire.Statistics():
+            document = _json.encode(broker.statistics())
+            return Reply(wire.StatisticsReport(request.id), (document,))
+
+
+async def wait_reply_to(broker: Broker, request: WaitingRequest) -> Reply:
+    """The answer to a request that may wait for a device, or for a message."""
+    match request:
+        case wire.Fetch():
+            return await _wait_fetched(broker, request)
+        case wire.Topics():
+            limit = min(request.limit, _TOPICS_LISTED_MAX)
+            topics, is_complete = await broker.topics(
+                request.pattern, after=request.after, limit=limit
+            )
+            return Reply(wire.TopicList(request.id, topics, is_complete))
+        case wire.DescribeTopic():
+            topic = await broker.describe_topic(request.name)
+            return Reply(wire.TopicList(request.id, (topic,), is_complete=True))
+        case wire.DeleteTopic():
+            await broker.delete_topic(request.name)
+        case wire.PurgeTopic():
+            await broker.purge_topic(request.name)
+        case wire.SetCursor():
+            await broker.set_cursor(request.name, request.places)
+        case wire.RemoveCursor():
+            await broker.remove_cursor(request.name)
+    return Reply(wire.Done(request.id))
+
+
+async def _wait_fetched(broker: Broker, request: wire.Fetch) -> Reply:
+    fetched = await broker.fetch(
+        request.topic,
+        request.partition,
+        offset=request.offset,
+        time_ns=request.time_ns,
+        messages_max=request.messages_max,
+        bytes_max=request.bytes_max,
+        wait_ns=request.wait_ms * _NS_PER_MS,
+    )
+    head = wire.Fetched(
+        request.id,
+        fetched.next_offset,
+        fetched.first_offset,
+        fetched.end_offset,
+        fetched.gaps,
+    )
+    blocks = [part for batch in fetched.batches for part in _block_of(batch)]
+    return Reply(head, blocks, sum(map(len, fetched.batches)))
+
+
+def _block_of(batch: Batch) -> tuple[Buffer, ...]:
+    """The batch's block in parts, its body by reference."""
+    return block.pack(envelopes.encode(batch.envelope), batch.body)
