@@ -1,23 +1,120 @@
-"""Runnel inside a program or a test: for now the log, on the machine's own disk and clock."""
+"""Runnel inside a program or a test: the broker with its in-process connections, or the log alone."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from os import PathLike
+from os import PathLike, fspath
+from typing import Any, Final
 
-import structlog
+import msgspec
 
+from runnel.broker.broker import Broker as BrokerCore
+from runnel.broker.events import Events
+from runnel.broker.housekeeping import Housekeeping
+from runnel.broker.store_statistics import StoreStatistics
+from runnel.client.api import Opening, open_bus
+from runnel.client.timers import Handle
 from runnel.config import Settings
-from runnel.errors import Unavailable
+from runnel.doors.native.door import Door
+from runnel.doors.native.listener import Listener
 from runnel.log.disk_log import DiskLog
 from runnel.topics.policies import Policies
 from runnel.world.clock import Clock, SystemClock
 from runnel.world.disk import RealDisk
 from runnel.world.workers import ThreadWorkers
 
-logger = structlog.get_logger("runnel")
+MEMORY: Final = "memory:"
+
+
+class Broker:
+    """A broker in this event loop: `async with Broker.open("memory:") as broker, broker.connect() as bus`."""
+
+    def __init__(self, core: BrokerCore, door: Door, clock: Clock) -> None:
+        self._core = core
+        self._door = door
+        self._clock = clock
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        where: str | PathLike[str] | Settings = MEMORY,
+        *,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+    ) -> AsyncIterator[Broker]:
+        """Open a broker: "memory:", a data directory, or settings, whose `data` is one of the two.
+
+        With "memory:" nothing touches the disk: topics that would be kept there are kept in memory. `settings` are
+        for rules and limits beside a directory; `clock` is for tests (`runnel.testing`).
+        """
+        if isinstance(where, Settings):
+            settings = where
+        else:
+            settings = msgspec.structs.replace(settings or Settings(), data=fspath(where))
+        directory = None if settings.data == MEMORY else settings.data
+        clock = clock or SystemClock()
+        workers = ThreadWorkers(settings.log.writers)
+        try:
+            core = await BrokerCore.open(
+                settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
+            )
+            try:
+                door = Door(core, settings)
+                try:
+                    yield cls(core, door, clock)
+                finally:
+                    await door.close()
+            finally:
+                await core.close()
+        finally:
+            workers.close()
+
+    def connect(self, *, name: str | None = None, deadline_s: float | None = 30) -> Opening:
+        """A client of this broker, without a socket: `async with broker.connect() as bus`."""
+
+        async def dial(make_protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseTransport:
+            return self._door.connect(make_protocol())
+
+        timers = None if isinstance(self._clock, SystemClock) else ClockTimers(self._clock)
+        return open_bus(dial, timers=timers, name=name, deadline_s=deadline_s)
+
+    @asynccontextmanager
+    async def listen(self, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+        """Let other processes in: the URL to connect to, for as long as the `async with` lasts."""
+        settings = self._core.settings
+        native = msgspec.structs.replace(settings.native, listen=address)
+        listener = await Listener.open(self._core, msgspec.structs.replace(settings, native=native))
+        try:
+            yield f"runnel://{listener.address}"
+        finally:
+            await listener.close()
+
+    def statistics(self) -> dict[str, object]:
+        """What `!system/metrics/broker` tells, as of now."""
+        return self._core.statistics()
+
+    async def sync(self) -> None:
+        """Until everything published so far is stored."""
+        await self._core.sync()
+
+
+class ClockTimers:
+    """A client's timers that go by the broker's clock, so that lingering obeys the clock of a test."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.time_ns = clock.time_ns
+        self.monotonic_ns = clock.monotonic_ns
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Handle:
+        async def call() -> None:
+            await self._clock.sleep(seconds)
+            callback()
+
+        return asyncio.get_running_loop().create_task(call())
 
 
 @asynccontextmanager
@@ -41,7 +138,9 @@ async def open_log(
             clock=clock,
             workers=workers,
         )
-        keeper = asyncio.get_running_loop().create_task(keep_house(log, settings, clock))
+        statistics = StoreStatistics({"disk": log}, clock)
+        house = Housekeeping(settings, clock, {"disk": log}, statistics, Events(clock))
+        keeper: asyncio.Task[Any] = asyncio.get_running_loop().create_task(house.run())
         try:
             yield log
         finally:
@@ -50,16 +149,3 @@ async def open_log(
             await log.close()
     finally:
         workers.close()
-
-
-async def keep_house(log: DiskLog, settings: Settings, clock: Clock) -> None:
-    """Apply retention again and again. A round that fails is told of, and the next one tries again."""
-    while True:
-        await clock.sleep(settings.log.retention_interval_ns / 1e9)
-        try:
-            trimmed = await log.trim()
-        except (OSError, Unavailable) as error:
-            logger.warning("retention failed", error=str(error))
-        else:
-            for cursor in trimmed.pins_passed:
-                logger.warning("a cursor's ceiling was reached: it will meet a gap", cursor=cursor)

@@ -1,0 +1,166 @@
+"""How a program gets a bus: by URL, or over any transport it has."""
+
+from __future__ import annotations
+
+import ssl as tls
+from collections.abc import Callable, Generator
+from importlib import metadata
+from types import TracebackType
+from typing import Any
+
+from runnel.client.addresses import dial_to, parse_host, parse_url
+from runnel.client.blocking import BlockingBus
+from runnel.client.bus import Bus
+from runnel.client.link import Dial, Identity, Link
+from runnel.client.routing import Router
+from runnel.client.timers import LoopTimers, Timers
+from runnel.errors import ClientFault
+
+
+class Opening:
+    """A bus that is being opened: `async with connect(…) as bus`, or `bus = await connect(…)` and close it."""
+
+    def __init__(
+        self,
+        name_of_home: str,
+        dial: Dial,
+        dial_elsewhere: Callable[[str], Dial],
+        *,
+        timers: Timers | None,
+        name: str | None,
+        token: str | None,
+        deadline_s: float | None,
+        connect_timeout_s: float,
+        advice: str = "",
+    ) -> None:
+        self._home_address = name_of_home
+        self._dial = dial
+        self._dial_elsewhere = dial_elsewhere
+        self._timers = timers
+        self._identity = Identity(client=_client_text(name), token=token)
+        self._deadline_s = deadline_s
+        self._connect_timeout_s = connect_timeout_s
+        self._advice = advice
+        self._bus: Bus | None = None
+
+    def __await__(self) -> Generator[Any, None, Bus]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Bus:
+        self._bus = await self._open()
+        return self._bus
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bus is not None:
+            # Whoever leaves with an error does not want to wait for acknowledgements first.
+            await self._bus.close(is_flushing=error is None)
+
+    async def _open(self) -> Bus:
+        timers = self._timers or LoopTimers()
+
+        def link_to(address: str) -> Link:
+            return self._link(address, self._dial_elsewhere(address), timers)
+
+        home = self._link(self._home_address, self._dial, timers, self._advice)
+        await home.connect()
+        return Bus(Router(home, link_to, timers), timers, deadline_s=self._deadline_s)
+
+    def _link(self, address: str, dial: Dial, timers: Timers, advice: str = "") -> Link:
+        return Link(
+            address,
+            dial,
+            self._identity,
+            timers,
+            connect_timeout_s=self._connect_timeout_s,
+            advice=advice,
+        )
+
+
+def connect(
+    url: str = "runnel://127.0.0.1:7470",
+    *,
+    name: str | None = None,
+    token: str | None = None,
+    deadline_s: float | None = 30,
+    connect_timeout_s: float = 5,
+    ssl: tls.SSLContext | None = None,
+    timers: Timers | None = None,
+) -> Opening:
+    """A bus, connected to the broker at a URL.
+
+    `name` is shown at the broker. `deadline_s`: how long anything may wait; None: for ever. TLS: runnels://…, with
+    `ssl` or the options in the URL (`parse_url`). The first connection is tried once; lost ones come back.
+    """
+    address = parse_url(url, ssl)
+    return Opening(
+        str(address),
+        dial_to(address),
+        lambda elsewhere: dial_to(parse_host(elsewhere, address.ssl)),
+        timers=timers,
+        name=name,
+        token=token,
+        deadline_s=deadline_s,
+        connect_timeout_s=connect_timeout_s,
+        advice=". Is a broker running there? `runnel serve` starts one",
+    )
+
+
+def open_bus(
+    dial: Dial,
+    *,
+    timers: Timers | None = None,
+    address: str = "in-process",
+    name: str | None = None,
+    deadline_s: float | None = 30,
+    connect_timeout_s: float = 5,
+    dial_elsewhere: Callable[[str], Dial] | None = None,
+) -> Opening:
+    """A bus over any transport: `dial` joins a protocol to one, and returns it."""
+
+    def nowhere(elsewhere: str) -> Dial:
+        raise ClientFault(f"the broker named {elsewhere}, which cannot be reached from {address}")
+
+    return Opening(
+        address,
+        dial,
+        dial_elsewhere or nowhere,
+        timers=timers,
+        name=name,
+        token=None,
+        deadline_s=deadline_s,
+        connect_timeout_s=connect_timeout_s,
+    )
+
+
+def connect_blocking(
+    url: str = "runnel://127.0.0.1:7470",
+    *,
+    name: str | None = None,
+    token: str | None = None,
+    deadline_s: float | None = 30,
+    connect_timeout_s: float = 5,
+    ssl: tls.SSLContext | None = None,
+) -> BlockingBus:
+    """The same bus without `await`: its loop runs in a thread of its own. Use it in a `with`, or close it."""
+
+    async def open_it() -> Bus:
+        return await connect(
+            url,
+            name=name,
+            token=token,
+            deadline_s=deadline_s,
+            connect_timeout_s=connect_timeout_s,
+            ssl=ssl,
+        )
+
+    return BlockingBus(open_it)
+
+
+def _client_text(name: str | None) -> str:
+    text = f"runnel-python/{metadata.version('runnel')}"
+    return text if name is None else f"{text} {name}"

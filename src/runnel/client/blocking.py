@@ -1,0 +1,377 @@
+"""The client without `await`: the same bus, on an event loop in a thread of its own.
+
+It works wherever threads do, also in a notebook, where the calling thread has a loop that is running already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from itertools import chain
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
+
+from runnel.client.bus import Bus
+from runnel.client.gathering import Intake, Rows
+from runnel.client.publisher import Publisher
+from runnel.client.results import Gap, Receipt
+from runnel.client.subscription import Subscription
+from runnel.errors import ClientFault, ClosedError
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.formats.wire import Welcome
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self.loop: Final = _new_loop()
+        self._thread = threading.Thread(target=self._run, name="runnel client", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do it there, and wait here. Interrupted here, it is cancelled there."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise ClientFault(
+                "this would wait for itself: callbacks cannot use the blocking client"
+            )
+        if self.loop.is_closed():
+            work.close()
+            raise ClosedError("the bus has been closed")
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def stop(self) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # Windows has none
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _blocking(
+    verb: Callable[Concatenate[Bus, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[BlockingBus, _P], _T]:
+    """A verb of the bus that waits in the calling thread."""
+
+    @functools.wraps(verb)
+    def wait(self: BlockingBus, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self.run(verb(self.bus, *args, **kwargs))
+
+    return wait
+
+
+class BlockingBus:
+    """Publish, subscribe, fetch: the verbs of `Bus`, from any thread. Get one with `runnel.connect_blocking`."""
+
+    def __init__(self, open_bus: Callable[[], Coroutine[Any, Any, Bus]]) -> None:
+        self._thread = LoopThread()
+        self._is_closed = False
+        try:
+            self.bus: Final = self._thread.run(open_bus())
+        except BaseException:
+            self._is_closed = True
+            self._thread.stop()
+            raise
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    def __repr__(self) -> str:
+        return f"<Blocking{repr(self.bus)[1:]}"
+
+    def __del__(self) -> None:
+        if not self._is_closed:
+            warnings.warn(f"{self!r} was never closed", ResourceWarning, source=self, stacklevel=2)
+            atexit.unregister(self._at_exit)
+            asyncio.run_coroutine_threadsafe(_close_forgotten(self.bus), self._thread.loop)
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do something in the bus's own loop, and wait for it."""
+        return self._thread.run(work)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(is_flushing=error is None)
+
+    def close(self, *, is_flushing: bool = True) -> None:
+        """Flush publishers that are still open, end subscriptions, disconnect, end the thread."""
+        if not self._is_closed:
+            self._is_closed = True
+            atexit.unregister(self._at_exit)
+            try:
+                self._thread.run(self.bus.close(is_flushing=is_flushing))
+            finally:
+                self._thread.stop()
+
+    @property
+    def server(self) -> Welcome:
+        return self.bus.server
+
+    @property
+    def is_connected(self) -> bool:
+        return self.bus.is_connected
+
+    publish = _blocking(Bus.publish)
+    publish_batch = _blocking(Bus.publish_batch)
+    fetch = _blocking(Bus.fetch)
+    topics = _blocking(Bus.topics)
+    topic = _blocking(Bus.topic)
+    delete_topic = _blocking(Bus.delete_topic)
+    purge_topic = _blocking(Bus.purge_topic)
+    cursors = _blocking(Bus.cursors)
+    cursor = _blocking(Bus.cursor)
+    set_cursor = _blocking(Bus.set_cursor)
+    remove_cursor = _blocking(Bus.remove_cursor)
+    ping = _blocking(Bus.ping)
+    statistics = _blocking(Bus.statistics)
+
+    def publisher(self, topic: str | None = None, **options: Any) -> BlockingPublisher:
+        """For many messages, from any thread. Options as those of `Bus.publisher`."""
+        return BlockingPublisher(self, topic, options)
+
+    def subscribe(self, *patterns: str, **options: Any) -> BlockingSubscription:
+        """Live messages of all topics that match. Options as those of `Bus.subscribe`."""
+
+        async def subscribe() -> Subscription:
+            return self.bus.subscribe(*patterns, **options)
+
+        return BlockingSubscription(self, self.run(subscribe()))
+
+
+def _close_at_exit(reference: weakref.ref[BlockingBus]) -> None:
+    bus = reference()
+    if bus is not None:
+        bus.close()
+
+
+async def _close_forgotten(bus: Bus) -> None:
+    try:
+        await bus.close()
+    finally:
+        asyncio.get_running_loop().stop()
+
+
+class BlockingPublisher(Intake):
+    """`send` from any thread; it blocks while the buffer is full. Use it in a `with`, which flushes at its end."""
+
+    def __init__(self, bus: BlockingBus, topic: str | None, options: dict[str, Any]) -> None:
+        self._bus = bus
+        self._room = threading.Condition(threading.Lock())
+        self._handed_over: list[Rows] = []
+        self._is_waking = False
+        self._loop = bus.bus.loop
+
+        async def open_publisher() -> Publisher:
+            publisher = bus.bus.publisher(topic, on_room=self._notify, **options)
+            await publisher.open()
+            return publisher
+
+        self._publisher = publisher = bus.run(open_publisher())
+        super().__init__(
+            topic,
+            publisher.now_ns,
+            intake_messages=publisher.batch_messages_max,
+            intake_bytes_max=publisher.intake_bytes_max,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Blocking{repr(self._publisher)[1:]}"
+
+    def send(
+        self,
+        payload: bytes,
+        topic: str | None = None,
+        key: bytes | None = None,
+        tags: Mapping[str, str] | None = None,
+        event_time_ns: int | None = None,
+        partition_key: bytes | None = None,
+        uid: bytes | None = None,
+    ) -> None:
+        """Take a message; it leaves with others, soon. Blocks while the buffer is full."""
+        with self._room:
+            super().send(payload, topic, key, tags, event_time_ns, partition_key, uid)
+
+    def submit(
+        self,
+        payload: bytes,
+        topic: str | None = None,
+        key: bytes | None = None,
+        tags: Mapping[str, str] | None = None,
+        event_time_ns: int | None = None,
+        partition_key: bytes | None = None,
+        uid: bytes | None = None,
+    ) -> concurrent.futures.Future[Receipt]:
+        """The same as `send`, with a future of where the message is stored."""
+        future: concurrent.futures.Future[Receipt] = concurrent.futures.Future()
+        with self._room:
+            super().send(payload, topic, key, tags, event_time_ns, partition_key, uid)
+            self._rows.futures[len(self._payloads) - 1] = future
+        return future
+
+    def flush(self) -> None:
+        """Wait until everything sent so far is acknowledged. Raises the first failure since the last flush."""
+        self._bus.run(self._flush())
+
+    def close(self) -> None:
+        """Flush, and take nothing more."""
+
+        async def close() -> None:
+            self._drain()
+            await self._publisher.close()
+
+        self._bus.run(close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- In the calling thread, with the lock held ---
+
+    def _make_room(self) -> None:
+        if rows := self._take():
+            self._handed_over.append(rows)
+        self._wake()
+        publisher = self._publisher
+        while self._is_over_full():
+            self._room.wait()
+        publisher.check_open()
+        self._open()
+
+    def _is_over_full(self) -> bool:
+        publisher = self._publisher
+        waiting_bytes = sum(rows.size for rows in self._handed_over)
+        is_full = publisher.buffered_bytes + waiting_bytes > publisher.buffer_bytes_max
+        return is_full and not publisher.is_ended
+
+    def _wake(self) -> None:
+        """One call into the loop for everything that comes until it is served."""
+        if not self._is_waking:
+            self._is_waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                raise ClosedError("the bus has been closed") from None
+
+    # --- In the loop's thread ---
+
+    def _drain(self) -> None:
+        with self._room:
+            self._is_waking = False
+            handed_over, self._handed_over = self._handed_over, []
+            if rows := self._take():
+                handed_over.append(rows)
+        for rows in handed_over:
+            self._publisher.accept(rows)
+
+    async def _flush(self) -> None:
+        self._drain()
+        await self._publisher.flush()
+
+    def _notify(self) -> None:
+        with self._room:
+            self._room.notify_all()
+
+
+class BlockingSubscription:
+    """Iterate it for messages, `batches()` for batches, `to_arrow()` for record batches."""
+
+    def __init__(self, bus: BlockingBus, subscription: Subscription) -> None:
+        self._bus = bus
+        self._subscription = subscription
+        self._batches: Iterator[Batch] = iter(())
+        self._messages: Iterator[Message] = iter(())
+
+    def __repr__(self) -> str:
+        return f"<Blocking{repr(self._subscription)[1:]}"
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """What was missed, as far as has been read; the newest of them."""
+        return list(self._subscription.gaps)
+
+    def open(self) -> None:
+        """Wait until the broker has accepted it."""
+        self._bus.run(self._subscription.open())
+
+    def close(self) -> None:
+        self._bus.run(self._subscription.close())
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def batches(self) -> Iterator[Batch]:
+        while True:
+            yield from self._batches
+            arrived = self._bus.run(self._subscription.next_batches())
+            if not arrived:
+                return
+            self._batches = iter(arrived)
+
+    def to_arrow(self) -> Iterator[pyarrow.RecordBatch]:
+        """A pyarrow.RecordBatch at a time: `pip install runnel[arrow]`."""
+        for batch in self.batches():
+            yield batch.to_arrow()
+
+    def __iter__(self) -> Iterator[Message]:
+        # What was not given yet stays here: breaking off loses nothing, and another loop goes on.
+        while True:
+            yield from self._messages
+            arrived = [*self._batches] or self._bus.run(self._subscription.next_batches())
+            if not arrived:
+                return
+            self._messages = chain.from_iterable(map(Batch.messages, arrived))

@@ -1,0 +1,452 @@
+"""The bus: one client's way to its brokers, and every verb of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import msgspec
+
+from runnel.client.gathering import as_bytes, check_tags, check_uid
+from runnel.client.places import OffsetMap, StartAt, partition_places, start_of, time_ns_of
+from runnel.client.publisher import Publisher, checked_level
+from runnel.client.results import BatchReceipt, Gap, Page, Receipt
+from runnel.client.routing import Router
+from runnel.client.subscription import Subscription, unpack_blocks
+from runnel.client.timers import Deadline, Timers
+from runnel.errors import ClientFault, ClosedError, UnknownTopicError
+from runnel.formats import block, envelope, wire
+from runnel.formats.batch import Batch
+from runnel.formats.wire import CursorPlace, CursorState, TopicState, Welcome
+from runnel.topics.names import check_topic
+from runnel.topics.partitions import partition_of_key
+
+_Wanted = TypeVar("_Wanted", bound=wire.Head)
+
+_TOPICS_PER_REQUEST: Final = 1000
+_NOTHING_PUBLISHED: Final = wire.Published(0, (), 0, 0, 0, "none")
+
+
+class Bus:
+    """Publish, subscribe, fetch. Get one with `runnel.connect`, and close it.
+
+    Every wait ends after `deadline_s` with an error that says what was waited for.
+    """
+
+    def __init__(self, router: Router, timers: Timers, *, deadline_s: float | None = 30) -> None:
+        self._router = router
+        self._timers = timers
+        self._deadline_s = deadline_s
+        self.loop: Final = asyncio.get_running_loop()
+        self._is_closed = False
+        self._publishers: dict[Publisher, None] = {}
+        self._subscriptions: dict[Subscription, None] = {}
+        self._subscription_numbers = itertools.count(1)
+        self._turn = itertools.count(id(self) >> 4)  # of single messages without a key
+
+    def __repr__(self) -> str:
+        return f"<Bus {'closed' if self._is_closed else self._router.home.state}>"
+
+    def __del__(self) -> None:
+        if self._is_closed or self.loop.is_closed():
+            return
+        warnings.warn(f"{self!r} was never closed", ResourceWarning, source=self, stacklevel=2)
+        self.loop.call_soon_threadsafe(self._router.abandon)
+
+    # --- The connection ---
+
+    @property
+    def server(self) -> Welcome:
+        """What the broker said of itself: node, cluster, version, limits."""
+        welcome = self._router.home.welcome
+        assert welcome is not None  # a bus exists once it has been welcomed
+        return welcome
+
+    @property
+    def is_connected(self) -> bool:
+        return self._router.home.connection is not None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close(is_flushing=error is None)
+
+    async def close(self, *, is_flushing: bool = True) -> None:
+        """Flush publishers that are still open, end subscriptions, disconnect."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if is_flushing:
+                for publisher in list(self._publishers):
+                    await publisher.close()
+        finally:
+            for publisher in list(self._publishers):
+                publisher.end(ClosedError("the bus has been closed"))
+            for subscription in list(self._subscriptions):
+                subscription.abandon()
+            await self._router.close()
+
+    async def ping(self) -> float:
+        """Seconds to the broker and back."""
+        begin_ns = self._timers.monotonic_ns()
+        await self._ask(wire.Pong, wire.Ping, "pinging")
+        return (self._timers.monotonic_ns() - begin_ns) / 1e9
+
+    async def statistics(self) -> dict[str, Any]:
+        """What the broker counts: the document that it publishes on !system/metrics/broker."""
+        _, tail = await self._ask(wire.StatisticsReport, wire.Statistics, "asking for statistics")
+        document: dict[str, Any] = msgspec.json.decode(tail, type=dict[str, Any])
+        return document
+
+    def _deadline(self, deadline_s: float | None = None, *, extra_s: float = 0) -> Deadline:
+        if self._is_closed:
+            raise ClosedError("the bus has been closed")
+        seconds = self._deadline_s if deadline_s is None else deadline_s
+        return Deadline(self._timers, None if seconds is None else seconds + extra_s)
+
+    async def _ask(
+        self,
+        kind: type[_Wanted],
+        make: Callable[[int], wire.Head],
+        what: str,
+        *,
+        is_repeatable: bool = True,
+    ) -> tuple[_Wanted, memoryview]:
+        return await self._router.home.ask(
+            kind, make, deadline=self._deadline(), what=what, is_repeatable=is_repeatable
+        )
+
+    # --- Publishing ---
+
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        key: bytes | None = None,
+        tags: Mapping[str, str] | None = None,
+        event_time_ns: int | None = None,
+        partition: int | None = None,
+        partition_key: bytes | None = None,
+        uid: bytes | None = None,
+        level: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Receipt:
+        """One message, acknowledged. For many of them use a `publisher`.
+
+        `level`: stored, received or none; by default stored for topics on disk, received for others.
+        """
+        deadline = self._deadline(deadline_s)
+        level = checked_level(level)
+        payload = as_bytes("payload", payload)
+        check_tags(tags)
+        check_uid(uid)
+        now_ns = self._timers.time_ns()
+        partition = await self._partition(topic, partition, key, partition_key, deadline)
+
+        def make(number: int) -> wire.Head:
+            return wire.Send(
+                number,
+                level,
+                topic,
+                payload,
+                None if key is None else as_bytes("key", key),
+                dict(tags) if tags else None,
+                now_ns if event_time_ns is None else event_time_ns,
+                now_ns,
+                partition,
+                None if partition_key is None else as_bytes("partition_key", partition_key),
+                uid,
+            )
+
+        answer = await self._publish(topic, partition, make, level, deadline)
+        return Receipt(
+            topic,
+            partition,
+            answer.base_offsets[0] if answer.base_offsets else 0,
+            answer.epoch,
+            answer.receive_time_ns,
+            answer.level,
+            answer.receivers,
+        )
+
+    async def publish_batch(
+        self, batch: Batch, *, level: str | None = None, deadline_s: float | None = None
+    ) -> BatchReceipt:
+        """A batch that was made elsewhere; all its runs must lie in one shard."""
+        deadline = self._deadline(deadline_s)
+        level = checked_level(level)
+        head = batch.envelope
+        topic, partition = head.topics[0], head.column32(head.partitions)[0]
+        await self._router.route(topic, deadline)
+        tail = block.pack(envelope.encode(head), batch.body)
+        answer = await self._publish(
+            topic, partition, lambda number: wire.Publish(number, level), level, deadline, tail
+        )
+        return BatchReceipt(
+            answer.base_offsets,
+            answer.entry,
+            answer.epoch,
+            answer.receive_time_ns,
+            answer.level,
+            answer.is_repeated,
+            answer.receivers,
+        )
+
+    async def _publish(
+        self,
+        topic: str,
+        partition: int,
+        make: Callable[[int], wire.Head],
+        level: str | None,
+        deadline: Deadline,
+        tail: Sequence[bytes | memoryview] = (),
+    ) -> wire.Published:
+        what = f"publishing to {topic}"
+        if level == "none":
+            link = self._router.link_of(topic, partition)
+            await link.wait_connected(deadline, what)
+            link.tell(make(link.next_number()), tail)
+            return _NOTHING_PUBLISHED
+        answer, _ = await self._router.ask_owner(
+            wire.Published,
+            topic,
+            partition,
+            make,
+            deadline=deadline,
+            what=what,
+            is_repeatable=False,
+            tail=tail,
+        )
+        return answer
+
+    async def _partition(
+        self,
+        topic: str,
+        partition: int | None,
+        key: bytes | None,
+        partition_key: bytes | None,
+        deadline: Deadline,
+    ) -> int:
+        """The partition of a single message, which the client chooses as every publisher does."""
+        route = self._router.routes.get(topic)
+        if route is None:
+            check_topic(topic)
+            route = await self._router.route(topic, deadline)
+        count = len(route.owners)
+        if partition is not None:
+            if not 0 <= partition < count:
+                raise UnknownTopicError(f"{topic} has partitions 0 to {count - 1}, not {partition}")
+            return partition
+        if count == 1:
+            return 0
+        chosen_by = partition_key if partition_key is not None else key
+        if chosen_by is None:
+            return next(self._turn) % count
+        return partition_of_key(as_bytes("key", chosen_by), count)
+
+    def publisher(
+        self,
+        topic: str | None = None,
+        *,
+        name: str | None = None,
+        level: str | None = None,
+        batch_messages_max: int = 1000,
+        batch_bytes_max: int = 256 * 2**10,
+        linger_ms: float = 2,
+        buffer_bytes_max: int = 16 * 2**20,
+        compression: str | None = None,
+        deadline_s: float | None = None,
+        on_room: Callable[[], object] | None = None,
+    ) -> Publisher:
+        """For many messages, which gather into batches by themselves; use it in an `async with`.
+
+        With a `name`, what was not acknowledged before a connection was lost is sent again and stored once.
+        """
+        self._deadline()  # refuses when closed
+        server = self.server
+        if batch_bytes_max > server.batch_bytes_max - server.message_bytes_max:
+            raise ClientFault(
+                f"batch_bytes_max is {batch_bytes_max}: the broker's largest batch is "
+                f"{server.batch_bytes_max}, and a message of {server.message_bytes_max} may come "
+                "on top"
+            )
+        publisher = Publisher(
+            self._router,
+            self._timers,
+            topic,
+            name=name,
+            level=level,
+            batch_messages_max=batch_messages_max,
+            batch_bytes_max=batch_bytes_max,
+            linger_ms=linger_ms,
+            buffer_bytes_max=buffer_bytes_max,
+            compression=compression,
+            deadline_s=self._deadline_s if deadline_s is None else deadline_s,
+            on_close=_remover(self._publishers),
+            on_room=on_room,
+        )
+        self._publishers[publisher] = None
+        return publisher
+
+    # --- Reading ---
+
+    def subscribe(
+        self,
+        *patterns: str,
+        start: StartAt = "latest",
+        overflow: str = "drop_oldest",
+        buffer_bytes: int = 8 * 2**20,
+        on_gap: Callable[[Gap], object] | None = None,
+    ) -> Subscription:
+        """Live messages of all topics that match. Iterate over it.
+
+        `start`: "latest", "last" (the last message of each topic, then live), "earliest", an offset, a datetime,
+        ("time", nanoseconds), or a map of topics or (topic, partition) to offsets.
+        `overflow`: what a slow reader misses of topics that are not kept.
+        """
+        self._deadline()  # refuses when closed
+        subscription = Subscription(
+            self._router,
+            self._timers,
+            next(self._subscription_numbers),
+            patterns,
+            start_of(start, patterns),
+            overflow=overflow,
+            buffer_bytes=buffer_bytes,
+            on_gap=on_gap,
+            deadline_s=self._deadline_s,
+            on_close=_remover(self._subscriptions),
+        )
+        self._subscriptions[subscription] = None
+        return subscription
+
+    async def fetch(
+        self,
+        topic: str,
+        offset: int | None = None,
+        *,
+        partition: int | None = None,
+        time: datetime | int | None = None,
+        messages_max: int = 0,
+        bytes_max: int = 2**20,
+        wait_s: float = 0,
+    ) -> Page:
+        """Messages from an offset on (the first is 1), or from a time. Waits up to `wait_s` for one."""
+        if offset is not None and time is not None:
+            raise ClientFault("fetch takes an offset or a time, not both")
+        time_ns = time_ns_of(time) if isinstance(time, datetime) else time
+        if offset is None and time_ns is None:
+            offset = 1
+        answer, tail = await self._router.ask_owner(
+            wire.Fetched,
+            topic,
+            partition or 0,
+            lambda number: wire.Fetch(
+                number,
+                topic,
+                partition,
+                offset,
+                time_ns,
+                messages_max,
+                bytes_max,
+                round(wait_s * 1000),
+            ),
+            deadline=self._deadline(extra_s=wait_s),
+            what=f"fetching from {topic}",
+        )
+        return Page(
+            unpack_blocks(tail),
+            next_offset=answer.next_offset,
+            first_offset=answer.first_offset,
+            end_offset=answer.end_offset,
+            gaps=answer.gaps,
+        )
+
+    # --- Topics ---
+
+    async def topics(self, pattern: str = "*") -> list[TopicState]:
+        """All topics that match, in order of their names."""
+        found: list[TopicState] = []
+        while True:
+            after = found[-1].name if found else ""
+            answer, _ = await self._ask(
+                wire.TopicList,
+                lambda number, after=after: wire.Topics(  # type: ignore[misc]
+                    number, pattern, after, _TOPICS_PER_REQUEST
+                ),
+                f"listing topics {pattern}",
+            )
+            found += answer.topics
+            if answer.is_complete or not answer.topics:
+                return found
+
+    async def topic(self, name: str) -> TopicState:
+        """One topic, with its partitions."""
+        answer, _ = await self._ask(
+            wire.TopicList, lambda number: wire.DescribeTopic(number, name), f"describing {name}"
+        )
+        if not answer.topics:
+            raise UnknownTopicError(f"there is no topic {name!r}")
+        return answer.topics[0]
+
+    async def delete_topic(self, name: str) -> None:
+        self._router.forget([name])
+        await self._do(lambda number: wire.DeleteTopic(number, name), f"deleting {name}")
+
+    async def purge_topic(self, name: str) -> None:
+        """Remove all messages, and keep the topic."""
+        await self._do(lambda number: wire.PurgeTopic(number, name), f"purging {name}")
+
+    async def _do(self, make: Callable[[int], wire.Head], what: str) -> None:
+        await self._ask(wire.Done, make, what, is_repeatable=False)
+
+    # --- Cursors ---
+
+    async def cursors(self) -> list[CursorState]:
+        """All named cursors, with their lag."""
+        answer, _ = await self._ask(wire.CursorList, wire.Cursors, "listing cursors")
+        return list(answer.cursors)
+
+    async def cursor(self, name: str) -> CursorState | None:
+        answer, _ = await self._ask(
+            wire.CursorList, lambda number: wire.Cursors(number, name), f"asking for cursor {name}"
+        )
+        return answer.cursors[0] if answer.cursors else None
+
+    async def set_cursor(self, name: str, places: OffsetMap | Sequence[CursorPlace]) -> None:
+        """Store where a reader stands: the next offset of each topic, or (topic, partition)."""
+        if isinstance(places, Mapping):
+            places = [
+                CursorPlace(place.topic, place.partition, place.offset)
+                for place in partition_places(places)
+            ]
+        chosen = tuple(places)
+        await self._ask(
+            wire.Done,
+            lambda number: wire.SetCursor(number, name, chosen),
+            f"setting cursor {name}",
+        )
+
+    async def remove_cursor(self, name: str) -> None:
+        await self._do(lambda number: wire.RemoveCursor(number, name), f"removing cursor {name}")
+
+
+_Closable = TypeVar("_Closable")
+
+
+def _remover(register: dict[_Closable, None]) -> Callable[[_Closable], object]:
+    """Takes what was closed out of a register, without holding on to the bus."""
+    return lambda closed: register.pop(closed, None)

@@ -1,0 +1,288 @@
+"""One connection to a broker: frames in and out, answers matched to requests, pings while it is quiet.
+
+It knows nothing of what requests mean. Whoever asks gives a callable that takes the answer; it is called exactly
+once, with the answer or with the error that came instead, the loss of the connection included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeAlias, cast
+
+from runnel.client.timers import Handle, Timers
+from runnel.errors import (
+    ConnectionLostError,
+    MovedError,
+    RunnelError,
+    Unavailable,
+    from_details,
+)
+from runnel.formats import wire
+from runnel.formats.frames import Frame, FrameReader
+
+Buffer: TypeAlias = bytes | memoryview
+OnAnswer: TypeAlias = Callable[[wire.Answer | RunnelError, memoryview], None]
+
+# What a broker may send: the largest batch there can be, with its envelope.
+_FRAME_BYTES_MAX: Final = 128 * 2**20
+_RECEIVE_BYTES: Final = 256 * 2**10
+# What was gathered in one wake-up leaves before its end when it is this much.
+_GATHER_BYTES_MAX: Final = 64 * 2**10
+# Requests without an answer whose refusal would still be noticed.
+_UNANSWERED_MAX: Final = 1024
+_PINGS_PER_IDLE_TIMEOUT: Final = 3
+_NO_TAIL: Final = memoryview(b"")
+
+
+class Receiver(Protocol):
+    """Takes what the broker sends for a subscription. Each call only queues."""
+
+    def delivered(self, head: wire.Deliver, tail: memoryview) -> None: ...
+
+    def missed(self, gap: wire.GapState) -> None: ...
+
+    def ended(self, error: RunnelError) -> None: ...
+
+
+class ConnectionOwner(Protocol):
+    """Is told when the connection takes more after it was full, and when it is gone."""
+
+    def connection_writable(self) -> None: ...
+
+    def connection_lost(self, connection: Connection, error: ConnectionLostError) -> None: ...
+
+
+class _ReceiveBuffers(threading.local):
+    """One buffer a thread for all its connections: what is kept of it is copied before the next read."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(_RECEIVE_BYTES))
+
+
+_receive_buffers: Final = _ReceiveBuffers()
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A protocol for any transport: TCP, TLS, or a pipe to a broker in this process."""
+
+    def __init__(self, peer: str, timers: Timers, owner: ConnectionOwner) -> None:
+        self.peer: Final = peer
+        self.receivers: Final[dict[int, Receiver]] = {}
+        self.is_open = False
+        self.is_writable = True
+        self.closed: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._timers = timers
+        self._owner = owner
+        self._transport: asyncio.Transport | None = None
+        self._frames = FrameReader(_FRAME_BYTES_MAX)
+        self._view = _receive_buffers.view
+        self._pending: dict[int, OnAnswer] = {}
+        self._unanswered: deque[int] = deque()
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._is_gathering = False
+        self._problem: str | None = None
+        self._pinger: Handle | None = None
+        self._ping_interval_s = 0.0
+        self._has_heard = self._has_spoken = False
+        self._ping_id = 0
+
+    # --- asyncio's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from it
+        self.is_open = True
+        if self._transport.get_extra_info("sslcontext") is not None:
+            # Decrypted bytes may lie here over several reads of other connections.
+            self._view = memoryview(bytearray(_RECEIVE_BYTES))
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        return self._view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._has_heard = True
+        try:
+            for frame in self._frames.feed(self._view[:nbytes]):
+                self._take(frame)
+        except RunnelError as error:
+            self.abort(f"the broker sent what cannot be understood: {error}")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        self._owner.connection_writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = self._problem or (
+            str(exc) or type(exc).__name__ if exc else "the broker closed it"
+        )
+        self.is_open = False
+        self._out.clear()
+        if self._pinger is not None:
+            self._pinger.cancel()
+        if not self.closed.done():
+            self.closed.set_result(None)
+        error = ConnectionLostError(f"the connection to {self.peer} was lost: {reason}")
+        self._owner.connection_lost(self, error)  # first: nobody shall use it in what follows
+        pending, self._pending = self._pending, {}
+        for on_answer in pending.values():
+            on_answer(error, _NO_TAIL)
+
+    # --- Going out ---
+
+    def request(
+        self,
+        number: int,
+        head: wire.Head,
+        on_answer: OnAnswer,
+        tail: Sequence[Buffer] = (),
+        tail_bytes: int = 0,
+    ) -> None:
+        """Send a request with this id, and its tail by reference. The answer goes to `on_answer`."""
+        encoded = wire.encode(head, tail_bytes)
+        if not self.is_open:
+            on_answer(ConnectionLostError(f"the connection to {self.peer} was lost"), _NO_TAIL)
+            return
+        self._pending[number] = on_answer
+        self.send(encoded, tail, tail_bytes)
+
+    def request_unanswered(
+        self,
+        number: int,
+        head: wire.Head,
+        on_answer: OnAnswer,
+        tail: Sequence[Buffer] = (),
+        tail_bytes: int = 0,
+    ) -> None:
+        """The same where no answer is expected: `on_answer` hears of a refusal, if that comes soon."""
+        self._unanswered.append(number)
+        if len(self._unanswered) > _UNANSWERED_MAX:
+            self._pending.pop(self._unanswered.popleft(), None)
+        self.request(number, head, on_answer, tail, tail_bytes)
+
+    def send(self, encoded: Buffer, tail: Sequence[Buffer] = (), tail_bytes: int = 0) -> None:
+        """Send an encoded frame.
+
+        The first of a wake-up leaves at once; the others leave together at its end, or earlier if they are many.
+        """
+        self._out.append(encoded)
+        self._out += tail
+        self._out_bytes += len(encoded) + tail_bytes
+        if not self._is_gathering:
+            self._is_gathering = True
+            self._loop.call_soon(self._end_gathering)
+            self._write()
+        elif self._out_bytes >= _GATHER_BYTES_MAX:
+            self._write()
+
+    def _end_gathering(self) -> None:
+        self._is_gathering = False
+        if self._out:
+            self._write()
+
+    def _write(self) -> None:
+        out, self._out, self._out_bytes = self._out, [], 0
+        if self.is_open and self._transport is not None:
+            self._has_spoken = True
+            self._transport.writelines(out)
+
+    def close(self) -> None:
+        """Send what is waiting, then end the connection. `closed` tells when."""
+        self._problem = self._problem or "this client closed it"
+        if self._transport is not None and self.is_open:
+            self._write()
+            self._transport.close()
+
+    def abort(self, problem: str) -> None:
+        """End it at once: the peer cannot be talked to."""
+        self._problem = self._problem or problem
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_aborted(self, problem: str) -> None:
+        """End it at once, and wait until nothing is left of it."""
+        await asyncio.sleep(0)  # a transport that is being made tells so in the next turn
+        self.abort(problem)
+        if self.is_open:
+            await asyncio.wait((self.closed,))
+
+    # --- Coming in ---
+
+    def _take(self, frame: Frame) -> None:
+        answer = wire.decode_answer(frame)
+        if isinstance(answer, wire.Deliver):
+            if receiver := self.receivers.get(answer.subscription):
+                receiver.delivered(answer, frame.tail)
+        elif isinstance(answer, wire.GapNotice):
+            if receiver := self.receivers.get(answer.subscription):
+                receiver.missed(answer.gap)
+        elif isinstance(answer, wire.Ended):
+            if receiver := self.receivers.pop(answer.subscription, None):
+                receiver.ended(_made_again(answer.code, answer.text, retriable=answer.retriable))
+        elif isinstance(answer, wire.Closing):
+            self._problem = f"the broker said that it is closing: {answer.text}"
+        elif isinstance(answer, wire.Error):
+            self._take_error(answer, frame.tail)
+        elif on_answer := self._pending.pop(answer.id, None):
+            on_answer(answer, frame.tail)
+
+    def _take_error(self, answer: wire.Error, tail: memoryview) -> None:
+        if not answer.id:
+            self._problem = f"the broker ended it: {answer.text} ({answer.code})"
+            return
+        if on_answer := self._pending.pop(answer.id, None):
+            error: RunnelError
+            if answer.code == MovedError.code:
+                error = MovedError(answer.text, answer.routes)
+            else:
+                error = _made_again(
+                    answer.code, answer.text, answer.details, retriable=answer.retriable
+                )
+            on_answer(error, tail)
+
+    # --- Keeping it alive ---
+
+    def keep_alive(self, idle_timeout_ms: int, next_number: Callable[[], int]) -> None:
+        """Speak at least every third of the time after which the broker would hang up.
+
+        A peer that leaves a ping unanswered for such a time, and says nothing else, is taken for dead.
+        """
+        self._ping_interval_s = idle_timeout_ms / 1000 / _PINGS_PER_IDLE_TIMEOUT
+        if self._ping_interval_s > 0:
+            self._pinger = self._timers.call_later(
+                self._ping_interval_s, lambda: self._look_alive(next_number)
+            )
+
+    def _look_alive(self, next_number: Callable[[], int]) -> None:
+        if self._ping_id and not self._has_heard:
+            self.abort(f"no answer to a ping for {self._ping_interval_s:g} s")
+            return
+        if not self._ping_id and not (self._has_heard and self._has_spoken):
+            self._ping_id = next_number()
+            self.request(self._ping_id, wire.Ping(self._ping_id), self._take_pong)
+        self._has_heard = self._has_spoken = False
+        self._pinger = self._timers.call_later(
+            self._ping_interval_s, lambda: self._look_alive(next_number)
+        )
+
+    def _take_pong(self, answer: wire.Answer | RunnelError, tail: memoryview) -> None:  # noqa: ARG002
+        self._ping_id = 0
+
+
+def _made_again(
+    code: str, text: str, details: dict[str, str | int] | None = None, *, retriable: bool
+) -> RunnelError:
+    """The broker's error. Of an unknown code only this is known: whether trying again may help."""
+    error = from_details(code, text, details or {})
+    if retriable and not error.retriable:
+        return Unavailable(f"{text} ({code})")
+    return error

@@ -1,0 +1,503 @@
+"""What `send` collects, and how a batch is made of it. Pure: no loop, no connection.
+
+Rows are kept in the order they came, a list a field; keys, tags and the like, which most messages lack, stand aside
+by row number. A batch puts the rows of a topic-partition beside each other, in their order, as one run.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from runnel.client.results import Receipt
+from runnel.errors import ClientFault, MalformedError
+from runnel.formats import columns
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Codec
+from runnel.formats.message import NO_TAGS
+from runnel.formats.table import UID_BYTES
+from runnel.formats.wire import Published
+from runnel.topics.names import check_topic
+
+# What a message weighs in the buffer besides its payload; so that empty ones are bounded too.
+MESSAGE_OVERHEAD_BYTES: Final = 64
+_NO_TOPIC: Final = "no topic: give send() one, or the publisher a default"
+_TIME_MIN: Final = -(2**63)
+_TIME_MAX: Final = 2**63 - 1
+_KNOWN_NAMES_MAX: Final = 200_000
+_CODECS: Final = {None: Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
+
+
+class Settable(Protocol):
+    """A future, of asyncio or of concurrent.futures."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Any, /) -> None: ...
+
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
+class Rows:
+    """Messages on their way. `topics` may be shorter than the rest: what it lacks is of the default topic."""
+
+    __slots__ = (
+        "event_times_ns",
+        "futures",
+        "generation",
+        "keys",
+        "partition_keys",
+        "partitions",
+        "payloads",
+        "size",
+        "tags",
+        "topic",
+        "topics",
+        "uids",
+    )
+
+    def __init__(self, topic: str | None = None) -> None:
+        self.topic = topic
+        self.topics: list[str] = []
+        self.payloads: list[bytes] = []
+        self.event_times_ns: list[int] = []
+        self.keys: dict[int, bytes] = {}
+        self.partition_keys: dict[int, bytes] = {}
+        self.uids: dict[int, bytes] = {}
+        self.tags: dict[int, Mapping[str, str]] = {}
+        self.futures: dict[int, Settable] = {}
+        self.partitions: list[int] | None = None  # None: all 0
+        self.size = 0
+        self.generation = 0
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def name_all(self) -> None:
+        """Give every row its topic, so that rows of several topics can be told apart."""
+        if len(self.topics) < len(self.payloads):
+            assert self.topic is not None
+            self.topics += [self.topic] * (len(self.payloads) - len(self.topics))
+
+    def distinct_topics(self) -> Sequence[str]:
+        """Each topic once."""
+        if not self.topics and self.topic is not None:
+            return (self.topic,)
+        self.name_all()
+        return list(dict.fromkeys(self.topics))
+
+    def extend(self, others: Rows) -> None:
+        """Put others behind these; both are of one generation."""
+        begin = len(self)
+        if self.topics or others.topics or self.topic != others.topic:
+            self.name_all()
+            others.name_all()
+            self.topics += others.topics
+        if self.partitions is not None or others.partitions is not None:
+            self.partitions = [
+                *(self.partitions or [0] * begin),
+                *(others.partitions or [0] * len(others)),
+            ]
+        self.payloads += others.payloads
+        self.event_times_ns += others.event_times_ns
+        for mine, theirs in zip(self._aside(), others._aside(), strict=True):
+            if theirs:
+                mine.update((begin + row, value) for row, value in theirs.items())
+        self.size += others.size
+
+    def select(self, rows: Sequence[int]) -> Rows:
+        """These rows, in this order, as rows of their own."""
+        selected = Rows(self.topic)
+        selected.generation = self.generation
+        if self.topics:
+            self.name_all()
+            selected.topics = [self.topics[row] for row in rows]
+        if self.partitions is not None:
+            selected.partitions = [self.partitions[row] for row in rows]
+        selected.payloads = [self.payloads[row] for row in rows]
+        selected.event_times_ns = [self.event_times_ns[row] for row in rows]
+        if any(self._aside()):
+            places = {row: place for place, row in enumerate(rows)}
+            for mine, theirs in zip(self._aside(), selected._aside(), strict=True):
+                theirs.update((places[row], value) for row, value in mine.items() if row in places)
+        selected.size = selected.weighed()
+        return selected
+
+    def cut(self, count: int) -> Rows:
+        """The first so many rows, which are no longer here afterwards."""
+        first = Rows(self.topic)
+        first.generation = self.generation
+        first.topics, self.topics = self.topics[:count], self.topics[count:]
+        if self.partitions is not None:
+            first.partitions, self.partitions = self.partitions[:count], self.partitions[count:]
+        first.payloads, self.payloads = self.payloads[:count], self.payloads[count:]
+        times = self.event_times_ns
+        first.event_times_ns, self.event_times_ns = times[:count], times[count:]
+        for mine, theirs in zip(self._aside(), first._aside(), strict=True):
+            if mine:
+                theirs.update((row, value) for row, value in mine.items() if row < count)
+                kept = {row - count: value for row, value in mine.items() if row >= count}
+                mine.clear()
+                mine.update(kept)
+        first.size = first.weighed()
+        self.size -= first.size
+        return first
+
+    def count_within(self, messages_max: int, bytes_max: int) -> int:
+        """How many of the first rows make a batch of at most so many messages and bytes; at least 1."""
+        if len(self) <= messages_max and self.size <= bytes_max:
+            return len(self)
+        payloads = self.payloads[:messages_max]
+        if sum(map(len, payloads)) + MESSAGE_OVERHEAD_BYTES * len(payloads) <= bytes_max:
+            return len(payloads)
+        sizes = accumulate(len(payload) + MESSAGE_OVERHEAD_BYTES for payload in payloads)
+        return max(1, sum(size <= bytes_max for size in sizes))
+
+    def weighed(self) -> int:
+        """The size, from the rows themselves."""
+        size = sum(map(len, self.payloads)) + MESSAGE_OVERHEAD_BYTES * len(self.payloads)
+        return size + sum(
+            sum(map(weight, values.values())) for weight, values in self._weights() if values
+        )
+
+    def _weights(self) -> tuple[tuple[Callable[[Any], int], dict[int, Any]], ...]:
+        return (
+            (len, self.keys),
+            (len, self.partition_keys),
+            (len, self.uids),
+            (_tags_size, self.tags),
+        )
+
+    def _aside(self) -> tuple[dict[int, Any], ...]:
+        return (self.keys, self.partition_keys, self.uids, self.tags, self.futures)
+
+    # --- Settling ---
+
+    def fail(self, error: BaseException) -> bool:
+        """Tell those who wait for a receipt. Whether there are messages whose sender does not wait."""
+        for future in self.futures.values():
+            if not future.done():
+                future.set_exception(error)
+        return len(self.futures) < len(self)
+
+
+class Gathered(msgspec.Struct, frozen=True):
+    """A batch and the rows it was made of."""
+
+    batch: Batch
+    rows: Rows
+    order: Sequence[int] | None  # the rows as they stand in the batch; None: as they came
+
+    def succeed(self, answer: Published) -> None:
+        """Give receipts to those who wait for one."""
+        futures = self.rows.futures
+        if not futures:
+            return
+        place_of = None if self.order is None else {row: at for at, row in enumerate(self.order)}
+        envelope = self.batch.envelope
+        counts = envelope.column32(envelope.counts)
+        partitions = envelope.column32(envelope.partitions)
+        run_of = list(chain.from_iterable([run] * count for run, count in enumerate(counts)))
+        begins = [0, *accumulate(counts)]
+        for row, future in futures.items():
+            place = row if place_of is None else place_of[row]
+            run = run_of[place]
+            if future.done():
+                continue
+            base = answer.base_offsets[run] if run < len(answer.base_offsets) else 0
+            future.set_result(
+                Receipt(
+                    topic=envelope.topics[run],
+                    partition=partitions[run],
+                    offset=base + place - begins[run] if base else 0,
+                    epoch=answer.epoch,
+                    receive_time_ns=answer.receive_time_ns,
+                    level=answer.level,
+                    receivers=answer.receivers,
+                )
+            )
+
+
+def gather(
+    rows: Rows,
+    *,
+    transmit_time_ns: int,
+    shard: int = 0,
+    producer: str | None = None,
+    term: int = 0,
+    number: int = 0,
+    codec: Codec = Codec.NONE,
+) -> Gathered:
+    """A batch of these rows, which all go to one shard."""
+    topics, partitions, counts, order = _runs(rows)
+    table = columns.build(
+        _ordered(rows.payloads, order),
+        event_times_ns=_ordered(rows.event_times_ns, order),
+        transmit_time_ns=transmit_time_ns,
+        keys=_column(rows.keys, rows, order),
+        partition_keys=_column({**rows.keys, **rows.partition_keys}, rows, order)
+        if rows.partition_keys
+        else None,
+        uids=_column(rows.uids, rows, order),
+        tags=_tags_column(rows, order),
+    )
+    batch = Batch.from_columns(
+        table,
+        topics,
+        counts,
+        partitions=partitions,
+        shard=shard,
+        producer=producer,
+        term=term,
+        number=number,
+        codec=codec,
+    )
+    return Gathered(batch, rows, order)
+
+
+def _runs(rows: Rows) -> tuple[Sequence[str], Sequence[int], Sequence[int], Sequence[int] | None]:
+    """Topics, partitions and counts of the runs, and the order of the rows in them."""
+    partitions = rows.partitions
+    count = len(rows)
+    if partitions is not None and partitions.count(partitions[0]) == count:
+        partitions = [partitions[0]]
+    if partitions is None or len(partitions) == 1:
+        partition = (0,) if partitions is None else partitions
+        if not rows.topics and rows.topic is not None:
+            return (rows.topic,), partition, (count,), None
+        rows.name_all()
+        distinct = len(set(rows.topics))
+        if distinct == 1:
+            return rows.topics[:1], partition, (count,), None
+        if distinct == count:
+            return rows.topics, partition, (1,), None
+        by_topic: dict[str, list[int]] = {topic: [] for topic in rows.topics}
+        for row, topic in enumerate(rows.topics):
+            by_topic[topic].append(row)
+        groups = list(by_topic.values())
+        return (list(by_topic), partition, list(map(len, groups)), _flat(groups))
+    rows.name_all()
+    by_partition: dict[tuple[str, int], list[int]] = {}
+    for row, place in enumerate(zip(rows.topics, partitions, strict=True)):
+        by_partition.setdefault(place, []).append(row)
+    groups = list(by_partition.values())
+    topics, numbers = zip(*by_partition, strict=True)
+    return topics, numbers, list(map(len, groups)), _flat(groups)
+
+
+def _flat(groups: list[list[int]]) -> list[int]:
+    return list(chain.from_iterable(groups))
+
+
+def _ordered(values: list[Any], order: Sequence[int] | None) -> list[Any]:
+    return values if order is None else list(map(values.__getitem__, order))
+
+
+def _column(
+    values: dict[int, bytes], rows: Rows, order: Sequence[int] | None
+) -> list[bytes | None] | None:
+    if not values:
+        return None
+    return list(map(values.get, range(len(rows)) if order is None else order))
+
+
+def _tags_column(rows: Rows, order: Sequence[int] | None) -> list[Mapping[str, str]] | None:
+    if not rows.tags:
+        return None
+    tags = rows.tags
+    return [tags.get(row, NO_TAGS) for row in (range(len(rows)) if order is None else order)]
+
+
+class Intake(ABC):
+    """Where messages come in. What happens with them is the heir's to say."""
+
+    __slots__ = (
+        "_event_times_ns",
+        "_intake_bytes_max",
+        "_intake_messages",
+        "_known_names",
+        "_last_tags",
+        "_message_bytes",
+        "_now_ns",
+        "_opened_bytes",
+        "_payloads",
+        "_room_bytes",
+        "_rows",
+        "_topic",
+        "_topics",
+    )
+
+    def __init__(
+        self,
+        topic: str | None,
+        now_ns: Callable[[], int],
+        *,
+        intake_messages: int,
+        intake_bytes_max: int,
+    ) -> None:
+        if topic is not None:
+            check_topic(topic)
+        self._topic = topic
+        self._now_ns = now_ns
+        self._intake_messages = intake_messages
+        self._intake_bytes_max = intake_bytes_max
+        # With a default topic none is known, so that every other one takes the longer way.
+        self._known_names: set[str] = set()
+        self._last_tags: Mapping[str, str] = NO_TAGS
+        self._message_bytes = 2 * MESSAGE_OVERHEAD_BYTES  # what one weighed of late; at first a guess
+        self._room_bytes = self._opened_bytes = 0
+        self._begin_rows()
+
+    def _begin_rows(self) -> None:
+        self._rows = rows = Rows(self._topic)
+        self._payloads = rows.payloads
+        self._event_times_ns = rows.event_times_ns
+        self._topics = rows.topics
+
+    # Options may be given by position: those that only go by name cost 60 ns more a call.
+    def send(
+        self,
+        payload: bytes,
+        topic: str | None = None,
+        key: bytes | None = None,
+        tags: Mapping[str, str] | None = None,
+        event_time_ns: int | None = None,
+        partition_key: bytes | None = None,
+        uid: bytes | None = None,
+    ) -> None:
+        """Take a message and return at once; it leaves with others, soon. Give options by name.
+
+        BusyError: far more has been sent than the buffer holds, and nobody waited for room.
+        """
+        if self._room_bytes <= 0 or payload.__class__ is not bytes:
+            payload = self._admit(payload)
+        if event_time_ns is None:
+            event_time_ns = self._now_ns()
+        elif event_time_ns.__class__ is not int or not _TIME_MIN <= event_time_ns <= _TIME_MAX:
+            raise MalformedError("event_time_ns", f"{event_time_ns!r} is no 64-bit integer")
+        # Whatever is refused is refused before the first list grows, or the rows would no longer match.
+        if key is not None or tags is not None or partition_key is not None or uid is not None:
+            self._set_aside(topic, key, tags, partition_key, uid)
+        if topic is None:
+            if self._topic is None:
+                raise ClientFault(_NO_TOPIC)
+        elif topic in self._known_names:
+            self._topics.append(topic)
+        else:
+            self._name_row(topic)
+        self._room_bytes -= len(payload) + MESSAGE_OVERHEAD_BYTES
+        self._payloads.append(payload)
+        self._event_times_ns.append(event_time_ns)
+
+    def _admit(self, payload: bytes) -> bytes:
+        if payload.__class__ is not bytes:
+            payload = as_bytes("payload", payload)
+        if self._room_bytes <= 0:
+            self._make_room()
+        return payload
+
+    @abstractmethod
+    def _make_room(self) -> None:
+        """Called before the first message of a wake-up, and when a full intake has to go on. Calls `_open`."""
+
+    def _open(self) -> None:
+        """Make room for about a batch's worth: bytes are counted, so messages of one size come out even."""
+        wanted_bytes = self._intake_messages * self._message_bytes
+        self._room_bytes = self._opened_bytes = min(self._intake_bytes_max, wanted_bytes)
+
+    def _take(self) -> Rows | None:
+        """What has come in so far, if anything. The next `send` calls `_make_room`."""
+        rows = self._rows
+        if not rows.payloads:
+            return None
+        rows.size = self._opened_bytes - self._room_bytes
+        self._message_bytes = -(-rows.size // len(rows))
+        self._room_bytes = 0
+        self._begin_rows()
+        return rows
+
+    def _name_row(self, topic: str) -> None:
+        check_topic(topic)
+        if self._topic is None:
+            if len(self._known_names) >= _KNOWN_NAMES_MAX:
+                self._known_names.clear()
+            self._known_names.add(topic)
+        else:
+            self._rows.name_all()
+        self._topics.append(topic)
+
+    def _set_aside(
+        self,
+        topic: str | None,
+        key: bytes | None,
+        tags: Mapping[str, str] | None,
+        partition_key: bytes | None,
+        uid: bytes | None,
+    ) -> None:
+        """Keep what most messages lack for the row that comes next."""
+        if topic is not None:
+            check_topic(topic)
+        elif self._topic is None:
+            raise ClientFault(_NO_TOPIC)
+        if key is not None:
+            key = as_bytes("key", key)
+        if partition_key is not None:
+            partition_key = as_bytes("partition_key", partition_key)
+        check_uid(uid)
+        if tags != self._last_tags:
+            check_tags(tags)
+            self._last_tags = dict(tags or {})  # a copy: the caller may change its own
+        rows = self._rows
+        row = len(rows.payloads)
+        if key is not None:
+            rows.keys[row] = key
+            self._room_bytes -= len(key)
+        if partition_key is not None:
+            rows.partition_keys[row] = partition_key
+            self._room_bytes -= len(partition_key)
+        if tags:
+            rows.tags[row] = self._last_tags
+            self._room_bytes -= _tags_size(self._last_tags)
+        if uid is not None:
+            rows.uids[row] = uid
+            self._room_bytes -= UID_BYTES
+
+
+def as_bytes(name: str, value: object) -> bytes:
+    """The value as bytes of our own, which nobody can change while they wait."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    advice = '; text needs .encode("utf-8")' if isinstance(value, str) else ""
+    raise MalformedError(name, f"must be bytes, not {type(value).__name__}{advice}")
+
+
+def check_tags(tags: Mapping[str, str] | None) -> None:
+    if tags is None:
+        return
+    if not isinstance(tags, Mapping):
+        raise MalformedError("tags", f"{tags!r} is not a mapping of text to text")
+    if len(tags) > columns.TAGS_MAX:
+        raise MalformedError("tags", f"{len(tags)} tags, at most {columns.TAGS_MAX} are allowed")
+    for name, value in tags.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise MalformedError("tags", f"{name!r}: {value!r} must be text on both sides")
+
+
+def check_uid(uid: bytes | None) -> None:
+    if uid is not None and (not isinstance(uid, bytes) or len(uid) != UID_BYTES):
+        raise MalformedError("uid", f"must be {UID_BYTES} bytes, not {uid!r:.60}")
+
+
+def codec_of(compression: str | None) -> Codec:
+    try:
+        return _CODECS[compression]
+    except KeyError:
+        raise ClientFault(f"compression {compression!r} is unknown: None, 'lz4', 'zstd'") from None
+
+
+def _tags_size(tags: Mapping[str, str]) -> int:
+    return sum(len(name) + len(value) for name, value in tags.items())

@@ -1,0 +1,340 @@
+"""The link to one address: connects, says hello, and connects again whenever the connection is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from runnel.client.connection import Buffer, Connection, OnAnswer
+from runnel.client.timers import Deadline, Timers, sleep
+from runnel.errors import (
+    ClosedError,
+    ConnectionLostError,
+    HandshakeError,
+    MalformedError,
+    MovedError,
+    RunnelError,
+    TimeoutExpiredError,
+    Unavailable,
+)
+from runnel.formats import wire
+
+Dial: TypeAlias = Callable[
+    [Callable[[], asyncio.BufferedProtocol]], Awaitable[asyncio.BaseTransport]
+]
+_Wanted = TypeVar("_Wanted", bound=wire.Head)
+
+_BACKOFF_FIRST_S: Final = 0.05
+_BACKOFF_MOST_S: Final = 5.0
+_CLOSE_TIMEOUT_S: Final = 2.0
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client says of itself in its hello."""
+
+    client: str
+    token: str | None = None
+
+
+class Listener(Protocol):
+    """Works over a link: is told when it can, and when it cannot."""
+
+    def link_up(self) -> None: ...
+
+    def link_down(self) -> None: ...
+
+    def link_writable(self) -> None: ...
+
+
+def backoff_s(attempt: int) -> float:
+    """Exponential with full jitter: a thousand clients of a broker that comes back do not come at once."""
+    return random.uniform(0, min(_BACKOFF_MOST_S, _BACKOFF_FIRST_S * 2.0 ** min(attempt, 16)))
+
+
+class Link:
+    """One address and, most of the time, a connection to it."""
+
+    def __init__(
+        self,
+        address: str,
+        dial: Dial,
+        identity: Identity,
+        timers: Timers,
+        *,
+        connect_timeout_s: float,
+        advice: str = "",
+    ) -> None:
+        self.address: Final = address
+        self.connection: Connection | None = None
+        self.welcome: wire.Welcome | None = None
+        self.listeners: Final[dict[Listener, None]] = {}
+        self._dial = dial
+        self._identity = identity
+        self._timers = timers
+        self._connect_timeout_s = connect_timeout_s
+        self._advice = advice
+        self._numbers = itertools.count(1)
+        self._attempts = 0
+        self._problem: Exception | None = None
+        self._failure: RunnelError | None = None  # for good: trying again cannot help
+        self._keeper: asyncio.Task[None] | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Link {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """For error messages: "not connected to 127.0.0.1:7470: connection refused, tried 5 times"."""
+        if self._failure is not None:
+            return f"not connected to {self.address}: {self._failure}"
+        if self.connection is not None:
+            return f"connected to {self.address}"
+        tried = f", tried {self._attempts} times" if self._attempts > 1 else ""
+        return f"not connected to {self.address}: {_told(self._problem)}{tried}"
+
+    def next_number(self) -> int:
+        """An id for a request."""
+        return next(self._numbers)
+
+    # --- Connecting ---
+
+    async def connect(self) -> None:
+        """The first connection, tried once. From then on the link keeps itself connected."""
+        try:
+            connection = await self._open()
+        except HandshakeError:
+            raise
+        except TimeoutExpiredError as error:
+            raise TimeoutExpiredError(self._not_reached(error)) from None
+        except (OSError, RunnelError) as error:
+            raise Unavailable(self._not_reached(error)) from error
+        self._take_up(connection)
+        self.keep_connected()
+
+    def keep_connected(self) -> None:
+        """Connect in the background, again and again, until the link is closed."""
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(
+                self._keep_connected(), name=f"runnel link to {self.address}"
+            )
+
+    def _not_reached(self, error: Exception) -> str:
+        return f"cannot connect to {self.address}: {_told(error)}{self._advice}"
+
+    async def _keep_connected(self) -> None:
+        while self._failure is None:
+            if self.connection is not None:
+                await asyncio.wait((self.connection.closed,))
+                continue
+            if self._attempts:
+                await sleep(self._timers, backoff_s(self._attempts))
+            self._attempts += 1
+            try:
+                connection = await self._open()
+            except HandshakeError as error:
+                self._fail(error)
+            except (OSError, RunnelError) as error:
+                self._problem = error
+            else:
+                self._take_up(connection)
+
+    async def _open(self) -> Connection:
+        connection = Connection(self.address, self._timers, self)
+        greeted: asyncio.Future[tuple[wire.Welcome, memoryview]]
+        greeted = asyncio.get_running_loop().create_future()
+        deadline = Deadline(self._timers, self._connect_timeout_s)
+        dialling = asyncio.ensure_future(self._dial(lambda: connection))
+        try:
+            await deadline.wait(_followed(dialling), self._not_answered)
+            number = self.next_number()
+            identity = self._identity
+            hello = wire.Hello(number, wire.VERSION, (), identity.client, identity.token)
+            connection.request(number, hello, _settles(greeted, wire.Welcome))
+            welcome, _ = await deadline.wait(greeted, self._not_answered)
+        except BaseException:
+            dialling.cancel()
+            await asyncio.wait((dialling,))
+            await connection.wait_aborted("it was given up while it was being made")
+            raise
+        if welcome.version != wire.VERSION:
+            connection.abort("the broker speaks another version of the protocol")
+            raise HandshakeError(
+                f"{self.address} speaks version {welcome.version} of the protocol; "
+                f"this client speaks version {wire.VERSION}"
+            )
+        self.welcome = welcome
+        return connection
+
+    def _not_answered(self) -> TimeoutExpiredError:
+        return TimeoutExpiredError(f"no answer within {self._connect_timeout_s:g} s")
+
+    def _take_up(self, connection: Connection) -> None:
+        if not connection.is_open or self.welcome is None:
+            return  # lost in the same breath
+        self.connection = connection
+        self._attempts = 0
+        self._problem = None
+        connection.keep_alive(self.welcome.idle_timeout_ms, self.next_number)
+        self._wake()
+        for listener in list(self.listeners):
+            listener.link_up()
+
+    def connection_writable(self) -> None:
+        for listener in list(self.listeners):
+            listener.link_writable()
+
+    def connection_lost(self, connection: Connection, error: ConnectionLostError) -> None:
+        self._problem = error
+        if connection is self.connection:
+            self.connection = None
+            for listener in list(self.listeners):
+                listener.link_down()
+
+    def _wake(self) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _fail(self, error: RunnelError) -> None:
+        self._failure = error
+        self._wake()
+        for listener in list(self.listeners):
+            listener.link_down()
+
+    async def close(self) -> None:
+        """Say nothing more, and be gone soon whether or not the broker listens."""
+        if self._failure is None:
+            self._fail(ClosedError("this client has been closed"))
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait((self._keeper,))
+        if connection := self.connection:
+            connection.close()
+            await asyncio.wait((connection.closed,), timeout=_CLOSE_TIMEOUT_S)
+            connection.abort("this client closed it")
+
+    def abandon(self) -> None:
+        """Close without waiting, for an owner that was forgotten."""
+        self._fail(ClosedError("this client has been closed"))
+        if self._keeper is not None:
+            self._keeper.cancel()
+        if self.connection is not None:
+            self.connection.abort("this client was forgotten")
+
+    # --- Asking ---
+
+    async def wait_connected(self, deadline: Deadline, what: str) -> Connection:
+        """The connection, or an error that says what waited for it in vain, and why."""
+        while True:
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
+            if self.connection is not None:
+                return self.connection
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.add(waiter)
+            try:
+                await deadline.wait(waiter, lambda: self.expired(what, deadline))
+            finally:
+                self._waiting.discard(waiter)
+
+    def expired(self, what: str, deadline: Deadline) -> TimeoutExpiredError:
+        return TimeoutExpiredError(f"{what}: not done within {deadline.seconds:g} s; {self.state}")
+
+    async def ask(
+        self,
+        kind: type[_Wanted],
+        make: Callable[[int], wire.Head],
+        *,
+        deadline: Deadline,
+        what: str,
+        is_repeatable: bool = True,
+        tail: Sequence[Buffer] = (),
+    ) -> tuple[_Wanted, memoryview]:
+        """The answer, of the kind expected, and its tail.
+
+        While the deadline allows, a request waits for the link, and is made again if the broker cannot do it now
+        (then nothing was done); one that is repeatable also if the connection was lost under it.
+        """
+        attempt = 0
+        while True:
+            connection = await self.wait_connected(deadline, what)
+            number = self.next_number()
+            answered: asyncio.Future[tuple[_Wanted, memoryview]]
+            answered = asyncio.get_running_loop().create_future()
+            on_answer = _settles(answered, kind)
+            connection.request(number, make(number), on_answer, tail, sum(map(len, tail)))
+            try:
+                return await deadline.wait(answered, lambda: self.expired(what, deadline))
+            except ConnectionLostError as error:
+                if not is_repeatable:
+                    raise _unsure(what, error) from None
+            except (MovedError, TimeoutExpiredError):
+                raise
+            except Unavailable:
+                if deadline.is_over or self._failure is not None:
+                    raise
+                attempt += 1
+                await sleep(self._timers, min(backoff_s(attempt), deadline.left_s))
+
+    def tell(self, head: wire.Head, tail: Sequence[Buffer] = ()) -> None:
+        """Send what is not answered, if there is a connection; otherwise it has lost its meaning."""
+        if self.connection is not None:
+            size = sum(map(len, tail))
+            self.connection.send(wire.encode(head, size), tail, size)
+
+
+def _unsure(what: str, error: ConnectionLostError) -> ConnectionLostError:
+    return ConnectionLostError(f"{what}: {error}; it may have been done or not")
+
+
+def _told(error: Exception | None) -> str:
+    if error is None:
+        return "not yet tried"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+def _followed(task: asyncio.Future[asyncio.BaseTransport]) -> asyncio.Future[None]:
+    """A future of our own that ends as the task does."""
+    follower: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def follow(ended: asyncio.Future[asyncio.BaseTransport]) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if follower.done():
+            return
+        if ended.cancelled():
+            follower.cancel()
+        elif error is not None:
+            follower.set_exception(error)
+        else:
+            follower.set_result(None)
+
+    task.add_done_callback(follow)
+    return follower
+
+
+def _settles(future: asyncio.Future[tuple[_Wanted, memoryview]], kind: type[_Wanted]) -> OnAnswer:
+    def settle(answer: wire.Answer | RunnelError, tail: memoryview) -> None:
+        if future.done():
+            return
+        if isinstance(answer, kind):
+            future.set_result((answer, tail))
+        else:
+            future.set_exception(_not_expected(answer, kind))
+
+    return settle
+
+
+def _not_expected(answer: wire.Answer | RunnelError, kind: type[wire.Head]) -> RunnelError:
+    if isinstance(answer, RunnelError):
+        return answer
+    return MalformedError(
+        "answer", f"{type(answer).__name__} where {kind.__name__} must come: {answer!r:.200}"
+    )

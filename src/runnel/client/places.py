@@ -1,0 +1,116 @@
+"""Where a subscription begins and where it stands: what users write as `start`, and what a reconnect resumes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias
+
+from runnel.errors import ClientFault
+from runnel.formats import wire
+from runnel.formats.batch import Batch
+from runnel.topics.patterns import Pattern
+
+OffsetMap: TypeAlias = Mapping[str | tuple[str, int], int]
+StartAt: TypeAlias = str | int | datetime | tuple[str, int] | OffsetMap
+
+_WORDS: Final = ("latest", "last", "earliest")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def start_of(start: StartAt, patterns: Sequence[str]) -> wire.Start:
+    """What the wire says for a user's `start`; ClientFault says what would be right."""
+    if isinstance(start, str):
+        if start in _WORDS:
+            return wire.Start(start)
+    elif isinstance(start, datetime):
+        return wire.Start("time", time_ns=time_ns_of(start))
+    elif isinstance(start, Mapping):
+        return wire.Start("offsets", tuple(partition_places(start)))
+    elif isinstance(start, tuple):
+        if len(start) == 2 and start[0] == "time" and type(start[1]) is int:
+            return wire.Start("time", time_ns=start[1])
+    elif type(start) is int:
+        if len(patterns) != 1 or not Pattern(patterns[0]).is_literal:
+            raise ClientFault(
+                f"start={start} is an offset, which needs one topic, not {' '.join(patterns)}: "
+                "give a map of topics, or (topic, partition) pairs, to offsets"
+            )
+        return wire.Start("offsets", tuple(partition_places({patterns[0]: start})))
+    raise ClientFault(
+        f"start={start!r} is none of 'latest', 'last', 'earliest', an offset, a datetime with a "
+        "time zone, ('time', nanoseconds), or a map of topics or (topic, partition) to offsets"
+    )
+
+
+def time_ns_of(moment: datetime) -> int:
+    if moment.tzinfo is None:
+        raise ClientFault(f"{moment!r} has no time zone: which moment it is cannot be known")
+    return (moment - _EPOCH) // _MICROSECOND * 1000
+
+
+def partition_places(offsets: OffsetMap) -> Iterable[wire.PartitionPlace]:
+    """Places of topics, or of (topic, partition) pairs; a topic alone means its partition 0."""
+    for place, offset in offsets.items():
+        match place:
+            case str():
+                topic, partition = place, 0
+            case (str() as topic, int() as partition) if partition >= 0:
+                pass
+            case _:
+                raise ClientFault(f"{place!r} is neither a topic nor a (topic, partition) pair")
+        if type(offset) is not int or offset < 0:
+            raise ClientFault(f"{offset!r} of {place!r} is not an offset: 1, 2, 3 …")
+        yield wire.PartitionPlace(topic, partition, offset)
+
+
+class Places:
+    """Where a subscription goes on: by partition if it names its topics, by shard if it has wildcards."""
+
+    __slots__ = ("_is_by_partition", "_partitions", "_shards", "is_known")
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self.is_known = False  # the broker has said where it begins
+        self._is_by_partition = all(Pattern(pattern).is_literal for pattern in patterns)
+        self._partitions: dict[tuple[str, int], wire.PartitionPlace] = {}
+        self._shards: dict[tuple[str, int], wire.ShardPlace] = {}
+
+    def begin(self, answer: wire.Subscribed) -> None:
+        """Take over what the broker says; what it says nothing of stays."""
+        self.is_known = True
+        for place in answer.partitions:
+            self._partitions[place.topic, place.partition] = place
+        for shard in answer.shards:
+            self._shards[shard.journal, shard.shard] = shard
+
+    def delivered(self, head: wire.Deliver, batches: Iterable[Batch]) -> None:
+        """Move on behind what has arrived."""
+        if not self._is_by_partition:
+            if head.next_entry:
+                self._shards[head.journal, head.shard] = wire.ShardPlace(
+                    head.journal, head.shard, head.epoch, head.next_entry
+                )
+            return  # the runs need not be looked at
+        for batch in batches:
+            for run in batch.runs():
+                self._move(run.topic, run.partition, run.base_offset + run.count, run.epoch)
+
+    def missed(self, gap: wire.GapState) -> None:
+        """Move on behind what will not arrive."""
+        place = self._partitions.get((gap.topic, gap.partition))
+        if place is not None:
+            self._move(gap.topic, gap.partition, gap.next_offset, place.epoch)
+
+    def _move(self, topic: str, partition: int, offset: int, epoch: int) -> None:
+        # A topic that was made later is not known yet. One of a new epoch counts from 1 again.
+        place = self._partitions.get((topic, partition))
+        if place is None or offset > place.offset or epoch != place.epoch:
+            self._partitions[topic, partition] = wire.PartitionPlace(
+                topic, partition, offset, epoch
+            )
+
+    def resume(self) -> wire.Start:
+        return wire.Start(
+            "resume", tuple(self._partitions.values()), 0, tuple(self._shards.values())
+        )

@@ -1,0 +1,76 @@
+"""What the client's verbs return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TypeAlias
+
+import msgspec
+
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.formats.wire import GapState
+
+Gap: TypeAlias = GapState
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """Where a message is, and what the broker promised: the level that was reached.
+
+    Offset and epoch are 0 at level none, which is not answered. `receivers` is how many subscriptions got it at
+    once; only topics that are not kept say so.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    epoch: int
+    receive_time_ns: int
+    level: str
+    receivers: int | None = None
+
+
+class BatchReceipt(msgspec.Struct, frozen=True):
+    """The same for a whole batch: the offset of each run's first message."""
+
+    base_offsets: Sequence[int]
+    entry: int
+    epoch: int
+    receive_time_ns: int
+    level: str
+    is_repeated: bool = False
+    receivers: int | None = None
+
+
+class Page:
+    """What a fetch found. `messages` are made when they are first looked at; `next_offset` goes on from here."""
+
+    def __init__(
+        self,
+        batches: Sequence[Batch],
+        *,
+        next_offset: int,
+        first_offset: int,
+        end_offset: int,
+        gaps: Sequence[Gap] = (),
+    ) -> None:
+        self.batches = batches
+        self.next_offset = next_offset
+        self.first_offset = first_offset
+        self.end_offset = end_offset
+        self.gaps = gaps
+
+    @cached_property
+    def messages(self) -> list[Message]:
+        return [message for batch in self.batches for message in batch.messages()]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches))
+
+    def __repr__(self) -> str:
+        gaps = f", {len(self.gaps)} gaps" if self.gaps else ""
+        return (
+            f"<Page {len(self)} messages, next offset {self.next_offset}, partition has "
+            f"{self.first_offset} to {self.end_offset - 1}{gaps}>"
+        )

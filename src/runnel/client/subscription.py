@@ -1,0 +1,433 @@
+"""A live subscription: batches arrive, wait within its credit, and are iterated as messages.
+
+What has arrived is never asked for again, and what has not is: places move on when a delivery arrives, and a new
+connection resumes from them. Iterating suspends only when nothing has arrived, never for a single message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+
+from runnel.client.link import Link, backoff_s
+from runnel.client.places import Places
+from runnel.client.results import Gap
+from runnel.client.routing import Router
+from runnel.client.timers import Deadline, Handle, Timers
+from runnel.errors import (
+    ClientFault,
+    ConnectionLostError,
+    MalformedError,
+    MovedError,
+    RunnelError,
+    SlowReaderError,
+)
+from runnel.formats import block, wire
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+
+if TYPE_CHECKING:
+    import pyarrow
+
+OVERFLOWS: Final = ("drop_oldest", "newest_per_topic", "disconnect")
+_GAPS_MAX: Final = 1000
+# A reader that always finds something lets others run after so much.
+_YIELD_BYTES: Final = 256 * 2**10
+_CLOSE_TIMEOUT_S: Final = 2.0
+
+
+class _Arrived(msgspec.Struct, frozen=True):
+    """Blocks of one delivery, or a gap, in the order they came."""
+
+    batches: Sequence[Batch]
+    size: int
+    gap: Gap | None = None
+
+
+def unpack_blocks(tail: memoryview) -> list[Batch]:
+    """The batches behind a head, checksums verified."""
+    batches = []
+    position = 0
+    while position < len(tail):
+        envelope, body, length = block.unpack(tail, position)
+        batches.append(Batch(envelope, body))
+        position += length
+    return batches
+
+
+class Subscription:
+    """Iterate it for messages, `batches()` for batches, `to_arrow()` for record batches.
+
+    Entering it in an `async with`, or the first step of an iteration, waits until the broker has accepted it.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        timers: Timers,
+        number: int,
+        patterns: Sequence[str],
+        start: wire.Start,
+        *,
+        overflow: str = "drop_oldest",
+        buffer_bytes: int = 8 * 2**20,
+        on_gap: Callable[[Gap], object] | None = None,
+        deadline_s: float | None = 30,
+        on_close: Callable[[Subscription], object] | None = None,
+    ) -> None:
+        if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+            raise ClientFault(f"{patterns!r}: a subscription needs at least one pattern, as text")
+        if overflow not in OVERFLOWS:
+            raise ClientFault(f"overflow {overflow!r} is unknown: {', '.join(OVERFLOWS)}")
+        if buffer_bytes < 1:
+            raise ClientFault(f"buffer_bytes is {buffer_bytes}: at least 1 is needed")
+        self.patterns: Final = tuple(patterns)
+        self.gaps: Final[deque[Gap]] = deque(maxlen=_GAPS_MAX)
+        self._router = router
+        self._timers = timers
+        self._number = number
+        self._start = start
+        self._overflow = overflow
+        self._buffer_bytes = buffer_bytes
+        self._on_gap = on_gap
+        self._on_close = on_close
+        self._deadline_s = deadline_s
+        self._link: Link = router.home
+        self._loop = asyncio.get_running_loop()
+        self._places = Places(self.patterns)
+        self._is_begun = False
+        self._is_subscribed = False
+        self._has_received = False
+        self._is_closed = False
+        self._is_read = False  # somebody waits for the next batch
+        self._error: RunnelError | None = None
+        self._refusals = 0
+        self._retry: Handle | None = None
+        self._alarm: Handle | None = None
+        self._arrived: deque[_Arrived] = deque()
+        self._gaps_arrived = 0
+        self._held_bytes = 0  # arrived, and credit not yet returned
+        self._consumed_bytes = 0  # of these: read
+        self._unyielded_bytes = 0
+        self._current: Iterator[Batch] = iter(())
+        self._messages: Iterator[Message] = iter(())
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Subscription to {' '.join(self.patterns)}, {self._state()}>"
+
+    def _state(self) -> str:
+        if self._is_closed:
+            return "closed"
+        if self._error is not None:
+            return f"ended: {self._error}"
+        return f"{self._held_bytes} bytes waiting, {self._link.state}"
+
+    # --- Opening and closing ---
+
+    async def open(self) -> None:
+        """Wait until the broker has accepted it."""
+        self._begin()
+        deadline = Deadline(self._timers, self._deadline_s)
+        while not self._places.is_known and self._error is None and not self._is_closed:
+            await self._wait(deadline)
+        if self._error is not None:
+            await self.close()
+            raise self._error
+
+    def _begin(self) -> None:
+        if not self._is_begun and not self._is_closed:
+            self._is_begun = True
+            self._link.listeners[self] = None
+            self._subscribe()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Iteration ends; what has arrived and was not read is dropped."""
+        if self._is_closed:
+            return
+        self._leave()
+        connection = self._link.connection
+        if connection is None or connection.receivers.pop(self._number, None) is None:
+            return
+        done = asyncio.Event()
+        number = self._link.next_number()
+        head = wire.Unsubscribe(number, self._number)
+        connection.request(number, head, lambda _answer, _tail: done.set())
+        with contextlib.suppress(TimeoutError):  # the broker is slow; it will have heard
+            await asyncio.wait_for(done.wait(), _CLOSE_TIMEOUT_S)
+
+    def abandon(self) -> None:
+        """Close without telling the broker, whose connection ends anyway."""
+        if connection := self._link.connection:
+            connection.receivers.pop(self._number, None)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._is_closed = True
+        self._link.listeners.pop(self, None)
+        for timer in (self._retry, self._alarm):
+            if timer is not None:
+                timer.cancel()
+        self._arrived.clear()
+        self._current = iter(())
+        self._messages = iter(())
+        self._wake()
+        if self._on_close is not None:
+            self._on_close(self)
+
+    # --- Subscribing, and again after a loss ---
+
+    def _subscribe(self) -> None:
+        connection = self._link.connection
+        if connection is None:
+            self._watch()
+            return
+        if self._is_closed or self._error is not None or self._number in connection.receivers:
+            return
+        connection.receivers[self._number] = self
+        number = self._link.next_number()
+        credit_bytes = max(0, self._buffer_bytes - self._held_bytes)
+        head = wire.Subscribe(
+            number,
+            self._number,
+            self.patterns,
+            self._places.resume() if self._is_resumable else self._start,
+            credit_bytes,
+            self._overflow,
+        )
+        connection.request(number, head, lambda answer, _: self._answered(answer))
+
+    @property
+    def _is_resumable(self) -> bool:
+        """A reader of last values that has got none of them yet still wants them."""
+        return self._places.is_known and (self._has_received or self._start.kind != "last")
+
+    def _answered(self, answer: wire.Answer | RunnelError) -> None:
+        if isinstance(answer, wire.Subscribed):
+            self._refusals = 0
+            self._is_subscribed = True
+            self._places.begin(answer)
+            if self._alarm is not None:
+                self._alarm.cancel()
+                self._alarm = None
+            self._wake()
+        elif isinstance(answer, RunnelError):
+            if connection := self._link.connection:
+                connection.receivers.pop(self._number, None)
+            self._refused(answer)
+        else:
+            self._fail(MalformedError("answer", f"{answer!r:.200} to a subscribe"))
+
+    def _refused(self, error: RunnelError) -> None:
+        if isinstance(error, ConnectionLostError):
+            return  # the link comes back, and so does the subscription
+        if isinstance(error, MovedError):
+            self._move(error)
+        elif not error.retriable or isinstance(error, SlowReaderError):
+            self._fail(error)
+            return
+        self._watch()
+        self._refusals += 1
+        if self._retry is None:
+            self._retry = self._timers.call_later(backoff_s(self._refusals), self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        if not self._is_closed:
+            self._subscribe()
+
+    def _move(self, error: MovedError) -> None:
+        self._router.learn(error.routes)
+        for route in error.routes:
+            assert isinstance(route, wire.Route)  # learn has looked
+            self._link.listeners.pop(self, None)
+            self._link = self._router.link(route.owners[0].address)
+            self._link.listeners[self] = None
+            return
+
+    def _fail(self, error: RunnelError) -> None:
+        self._error = error
+        self._wake()
+
+    def _watch(self) -> None:
+        """Without a subscription at the broker, give up after a while."""
+        if self._alarm is None and self._deadline_s is not None:
+            self._alarm = self._timers.call_later(self._deadline_s, self._give_up)
+
+    def _give_up(self) -> None:
+        deadline = Deadline(self._timers, self._deadline_s)
+        self._fail(self._link.expired(f"subscribing to {' '.join(self.patterns)}", deadline))
+
+    # --- What the link and the connection tell ---
+
+    def link_up(self) -> None:
+        self._subscribe()
+
+    def link_down(self) -> None:
+        self._is_subscribed = False
+        self._watch()
+
+    def link_writable(self) -> None:
+        """Credit is small, and goes out whenever it is due."""
+
+    def delivered(self, head: wire.Deliver, tail: memoryview) -> None:
+        batches = unpack_blocks(tail)
+        self._places.delivered(head, batches)
+        self._has_received = True
+        self._arrived.append(_Arrived(batches, len(tail)))
+        self._held_bytes += len(tail)
+        if self._waiting:
+            self._wake()
+
+    def missed(self, gap: wire.GapState) -> None:
+        self._places.missed(gap)
+        if self._gaps_arrived < _GAPS_MAX:
+            self._gaps_arrived += 1
+            self._arrived.append(_Arrived((), 0, gap))
+        else:  # nobody reads: those beyond are added up
+            self._add_up(gap)
+        self._wake()
+
+    def _add_up(self, gap: Gap) -> None:
+        last = self._arrived[-1].gap
+        if last is not None and last.missed and gap.missed:
+            missed = last.missed + gap.missed
+        else:
+            missed = 0
+        text = "several gaps, added up because nobody read them"
+        if last is not None:
+            self._arrived.pop()
+        self._arrived.append(_Arrived((), 0, Gap(gap.reason, missed or gap.missed, text=text)))
+
+    def ended(self, error: RunnelError) -> None:
+        self._is_subscribed = False
+        self._refused(error)
+
+    # --- Reading ---
+
+    def _wake(self) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait(self, deadline: Deadline) -> None:
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.add(waiter)
+        what = f"subscribing to {' '.join(self.patterns)}"
+        try:
+            await deadline.wait(waiter, lambda: self._link.expired(what, deadline))
+        finally:
+            self._waiting.discard(waiter)
+
+    def _return_credit(self) -> None:
+        """In steps of a quarter of the buffer: a frame now and then, not one a batch."""
+        if self._consumed_bytes * 4 >= self._buffer_bytes:
+            credit_bytes, self._consumed_bytes = self._consumed_bytes, 0
+            self._held_bytes -= credit_bytes
+            if self._is_subscribed:
+                self._link.tell(wire.Credit(self._number, credit_bytes))
+
+    def _take(self) -> Sequence[Batch]:
+        """The batches of the next delivery, if one is there. Gaps before it are told."""
+        while self._arrived:
+            arrived = self._arrived.popleft()
+            if arrived.gap is not None:
+                self._gaps_arrived = max(0, self._gaps_arrived - 1)
+                self.gaps.append(arrived.gap)
+                if self._on_gap is not None:
+                    self._on_gap(arrived.gap)
+                continue
+            self._consumed_bytes += arrived.size
+            self._unyielded_bytes += arrived.size
+            return arrived.batches
+        return ()
+
+    async def _next_batch(self) -> Batch | None:
+        """The next batch; None once the subscription is closed."""
+        for batch in self._current:
+            return batch
+        if self._is_read:
+            raise ClientFault("another reader waits for this subscription: one at a time can")
+        self._is_read = True
+        try:
+            return await self._next_arrived()
+        finally:
+            self._is_read = False
+
+    async def _next_arrived(self) -> Batch | None:
+        """The first batch of the next delivery; the others follow it in `_current`."""
+        while not self._is_closed:
+            self._return_credit()
+            if not self._is_begun:
+                await self.open()
+            if self._unyielded_bytes >= _YIELD_BYTES:
+                self._unyielded_bytes = 0
+                await asyncio.sleep(0)
+            if batches := self._take():
+                self._current = iter(batches)
+                return next(self._current)
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            if not self._is_closed:
+                self._unyielded_bytes = 0
+                await self._wait(Deadline(self._timers, None))
+        return None
+
+    async def next_batches(self) -> list[Batch]:
+        """Everything that has arrived, at least one batch; empty once the subscription is closed."""
+        batch = await self._next_batch()
+        if batch is None:
+            return []
+        batches = [batch, *self._current]
+        while more := self._take():
+            batches += more
+        return batches
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """The same subscription, a batch at a time."""
+        while (batch := await self._next_batch()) is not None:
+            yield batch
+
+    async def to_arrow(self) -> AsyncIterator[pyarrow.RecordBatch]:
+        """The same subscription, a pyarrow.RecordBatch at a time: `pip install runnel[arrow]`."""
+        while (batch := await self._next_batch()) is not None:
+            yield batch.to_arrow()
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        # A generator is a quarter quicker than __anext__. What it has not given yet stays here, not in the
+        # generator, so that breaking off loses nothing and another loop goes on.
+        while True:
+            for message in self._messages:
+                yield message
+            batch = await self._next_batch()
+            if batch is None:
+                return
+            self._messages = iter(batch.messages())
+
+    async def __anext__(self) -> Message:
+        """One message: `await anext(subscription)`."""
+        while True:
+            for message in self._messages:
+                return message
+            batch = await self._next_batch()
+            if batch is None:
+                raise StopAsyncIteration
+            self._messages = iter(batch.messages())

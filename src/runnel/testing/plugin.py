@@ -1,0 +1,31 @@
+"""The pytest fixtures. Imported by every pytest run where Runnel is installed: nothing heavy before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from runnel.config import Settings
+    from runnel.testing.brokers import BrokerThread
+
+
+@pytest.fixture
+def runnel_settings() -> Settings | None:
+    """The settings of `runnel_broker`: override it for rules and limits of your own."""
+    return None
+
+
+@pytest.fixture
+def runnel_broker(runnel_settings: Settings | None) -> Iterator[BrokerThread]:
+    """A broker in memory for one test, in a thread of its own: `url`, `connect`, `connect_blocking`, `advance`."""
+    from runnel.testing.brokers import BrokerThread
+
+    broker = BrokerThread(runnel_settings)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
