@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import runnel.cli.config
-from runnel.cli.main import GROUPS, exit_code_of, run
+from runnel.cli.main import COMMANDS, exit_code_of, run
 from runnel.errors import (
     BusyError,
     CorruptionError,
@@ -38,20 +38,20 @@ def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runnel.cli.config, "load", load)
 
 
-def test_help_lists_the_groups_and_imports_nothing_heavy() -> None:
+def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from runnel.cli.main import run\n"
         "assert run(['--help']) == 0\n"
         f"print('loaded:', [name for name in {HEAVY} if name in sys.modules])\n"
-        "print('groups:', [name for name in sys.modules if name.startswith('runnel.cli.')])\n"
+        "print('modules:', [name for name in sys.modules if name.startswith('runnel.cli.')])\n"
     )
     ended = python(code)
     assert ended.stderr == ""
-    for name in GROUPS:
+    for name in COMMANDS:
         assert f"\n  {name} " in ended.stdout
     assert "loaded: []" in ended.stdout
-    assert "groups: ['runnel.cli.main']" in ended.stdout
+    assert "modules: ['runnel.cli.main']" in ended.stdout
 
 
 def test_help_of_a_group_is_that_of_its_module(capsys: pytest.CaptureFixture[str]) -> None:

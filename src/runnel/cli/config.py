@@ -9,13 +9,14 @@ from typing import Annotated, Final
 
 import typer
 
-from runnel.config import Flag, Loaded, load
+from runnel.cli.settings_flags import Assignments, Config, Data, flags_of
+from runnel.config import Loaded, load
 from runnel.config.rendering import Line, effective, reference_page, toml_lines
 from runnel.topics.policies import Policies
 
 _COMMENT_COLUMN_MAX: Final = 48
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
@@ -26,17 +27,9 @@ def _config() -> None:
 @app.command()
 def show(
     *,
-    config: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Settings file instead of ./runnel.toml."),
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Data directory; the same as --set data=DIR.")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting; may be given many times."),
-    ] = None,
+    config: Config = None,
+    data: Data = None,
+    assignments: Assignments = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say above each setting what it means.")
     ] = False,
@@ -46,10 +39,7 @@ def show(
 
     The output is TOML, and as a settings file it gives the same settings.
     """
-    flags = [Flag.assigned(assignment) for assignment in assignments or ()]
-    if data is not None:
-        flags.append(Flag("data", data, "--data"))
-    loaded = load(config_path=config, flags=flags)
+    loaded = load(config_path=config, flags=flags_of(assignments, data))
     # Patterns, names and journals are checked where topics are made; a broker would refuse the same.
     Policies(loaded.settings.topics, partitions_max=loaded.settings.limits.partitions_max)
     if as_json:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import errno
-import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
-import msgspec
-
-from runnel.cli.times import format_time
+from runnel.cli.messages import json_lines
 from runnel.errors import ClientFault
-from runnel.formats import ksuid
 from runnel.formats.batch import Batch
-from runnel.formats.message import Message
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,57 +97,19 @@ def naming(target: str) -> Iterator[None]:
 
 
 class JsonLinesSink:
-    """A JSON object a line.
-
-    `payload`, `key` and `partition_key` are text where their bytes are UTF-8; otherwise base64, and
-    a field such as `payload_encoding` says so. Each time stands twice: as text and as nanoseconds.
-    """
+    """A JSON object a line, as the commands that talk to a broker print them too."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
-        self._encoder = msgspec.json.Encoder()
 
     def write(self, batch: Batch) -> None:
-        buffer = io.BytesIO()
-        for message in batch.messages():
-            buffer.write(self._encoder.encode(_as_dict(message)))
-            buffer.write(b"\n")
-        self._out.write(buffer.getbuffer())
+        self._out.write(json_lines(batch.messages()))
 
     def finish(self) -> None:
         self._out.flush()
 
     def abandon(self) -> None:
         """Nothing is held back."""
-
-
-def _as_dict(message: Message) -> dict[str, Any]:
-    return {
-        "topic": message.topic,
-        "partition": message.partition,
-        "offset": message.offset,
-        **_as_text("key", message.key),
-        **_as_text("payload", message.payload),
-        "tags": dict(message.tags),
-        "event_time": format_time(message.event_time_ns),
-        "event_time_ns": message.event_time_ns,
-        "transmit_time": format_time(message.transmit_time_ns),
-        "transmit_time_ns": message.transmit_time_ns,
-        "receive_time": format_time(message.receive_time_ns),
-        "receive_time_ns": message.receive_time_ns,
-        "size": message.size,
-        "uid": None if message.uid is None else ksuid.to_text(message.uid),
-        **_as_text("partition_key", message.partition_key),
-    }
-
-
-def _as_text(name: str, data: bytes | None) -> dict[str, str | None]:
-    if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {name: base64.b64encode(data).decode(), f"{name}_encoding": "base64"}
 
 
 # --- Arrow and Parquet ---

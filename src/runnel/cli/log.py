@@ -16,13 +16,14 @@ import typer
 from runnel.cli import inspecting
 from runnel.cli.export import STANDARD_OUTPUT, Sink, naming, sink_maker, whole_file
 from runnel.cli.tables import counted, human_bytes, printable
+from runnel.cli.tags import parse_tags
 from runnel.cli.times import parse_time
 from runnel.errors import ClientFault
 from runnel.log.reading import OfflineLog, Selection, Verified
 from runnel.log.reading import verify as verify_log
 from runnel.topics.patterns import Pattern
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 _SHOW_EVERY_SECONDS: Final = 0.1
 
@@ -262,19 +263,12 @@ def _selection(
     return Selection(
         topics=tuple(topics or ("*",)),
         partitions=frozenset(partitions) if partitions else None,
-        tags=dict(map(_parse_tag, tags or ())),
+        tags=parse_tags("--tag", tags or ()),
         since_ns=None if is_event else since_ns,
         until_ns=None if is_event else until_ns,
         event_since_ns=since_ns if is_event else None,
         event_until_ns=until_ns if is_event else None,
     )
-
-
-def _parse_tag(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ClientFault(f"--tag {text!r}: write it as NAME=VALUE, such as unit=C")
-    return name, value
 
 
 def _export_all(

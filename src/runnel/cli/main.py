@@ -1,7 +1,7 @@
-"""The command `runnel`: finds the group of commands that was asked for, and ends with its code.
+"""The command `runnel`: finds the command that was asked for, and ends with its code.
 
-The modules of the groups are imported when one of their commands runs, so that `runnel --help`
-costs little and a group's dependencies are nobody else's burden.
+The module of a command is imported when it runs, so that `runnel --help` costs little and a
+command's dependencies are nobody else's burden.
 """
 
 from __future__ import annotations
@@ -19,8 +19,17 @@ import typer.main
 
 from runnel.errors import ClientFault, RunnelError, Unavailable
 
-# Each group is a module of this package with an `app`: its name and one line of help.
-GROUPS: Final[dict[str, str]] = {
+# Each command, or group of commands, is a module of this package with an `app`: its name and one
+# line of help.
+COMMANDS: Final[dict[str, str]] = {
+    "serve": "Run a broker.",
+    "pub": "Publish messages: arguments, lines of standard input, or a file.",
+    "sub": "Print messages as they come, of topics by pattern.",
+    "poll": "Print stored messages of one topic, from an offset on.",
+    "topics": "List, show, delete and purge topics.",
+    "cursors": "List named cursors with their lag; set and remove them.",
+    "top": "Watch a broker: rates, topics, subscribers, lag, syncs.",
+    "bench": "Load a broker and measure it; checks loss and order too.",
     "log": "Look into a data directory: inspect, verify, export.",
     "config": "Show the effective settings and where they came from.",
 }
@@ -32,7 +41,7 @@ EXIT_INTERRUPTED: Final = 130
 
 
 class _LazyGroup(typer.core.TyperGroup):
-    """Puts the real group in the place of its stand-in when a command is looked up.
+    """Puts the real command in the place of its stand-in when it is looked up.
 
     Help lists the stand-ins without looking them up; running and completing a command do look
     it up.
@@ -40,11 +49,11 @@ class _LazyGroup(typer.core.TyperGroup):
 
     # Typer keeps the types of these arguments private.
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in GROUPS:
-            group: typer.Typer = import_module(f"runnel.cli.{args[0]}").app
+        if args and args[0] in COMMANDS:
+            found: typer.Typer = import_module(f"runnel.cli.{args[0]}").app
             # All help looks alike, and needs no further import.
-            group.rich_markup_mode = self.rich_markup_mode
-            self.commands[args[0]] = typer.main.get_group(group)
+            found.rich_markup_mode = self.rich_markup_mode
+            self.commands[args[0]] = typer.main.get_command(found)
         return super().resolve_command(ctx, args)
 
 
@@ -54,7 +63,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: loading rich takes longer than everything else together
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, _help in GROUPS.items():
+for _name, _help in COMMANDS.items():
     app.add_typer(typer.Typer(), name=_name, help=_help)
 
 

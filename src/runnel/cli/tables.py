@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 _WIDTH_MAX: Final = 1 << 16  # more than any table needs
 
@@ -39,10 +42,10 @@ class Table(msgspec.Struct, frozen=True):
             for row in cells
         ]
 
-    def _show_rich(self) -> None:
+    def renderable(self) -> RichTable:
+        """For rich to draw."""
         # Seldom needed, and slow to import.
         from rich import box
-        from rich.console import Console
         from rich.table import Table as RichTable
         from rich.text import Text
 
@@ -52,6 +55,12 @@ class Table(msgspec.Struct, frozen=True):
             table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
         for row in self.rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
+        return table
+
+    def _show_rich(self) -> None:
+        from rich.console import Console
+
+        table = self.renderable()
         console = Console()
         # What a narrow terminal wraps can be read; what was squeezed into it cannot.
         wanted = Console(width=_WIDTH_MAX).measure(table).maximum
@@ -78,3 +87,12 @@ def human_bytes(size: float) -> str:
 def counted(count: int, thing: str, things: str | None = None) -> str:
     """`1 segment`, `2 segments`."""
     return f"{count:,} {thing if count == 1 else things or thing + 's'}"
+
+
+def human_time(duration_ns: float) -> str:
+    """About that long, to three digits, in the largest of s, ms, µs and ns that leaves at least 1."""
+    for unit, size_ns in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if duration_ns >= size_ns:
+            amount = duration_ns / size_ns
+            return f"{amount:.3g} {unit}" if amount < 1000 else f"{amount:.0f} {unit}"
+    return f"{duration_ns:.0f} ns"

@@ -11,10 +11,10 @@ from runnel.config.units import parse_duration
 from runnel.errors import ClientFault
 
 NS_PER_SECOND: Final = 10**9
-TIME_HINT: Final = (
-    'write "2026-05-01T12:30:00Z", "2026-05-01" (its midnight in UTC), an age such as "2h" or '
-    '"7d", or nanoseconds since 1970'
+TIME_FORMS: Final = (
+    '"2026-05-01T12:30:00Z", "2026-05-01" (its midnight in UTC), or an age such as "2h" or "7d"'
 )
+TIME_HINT: Final = f"write {TIME_FORMS}, or nanoseconds since 1970"
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DATE_TIME: Final = re.compile(

@@ -1,0 +1,149 @@
+"""`runnel bench`: many clients publish and read at once; says how fast that was, and whether all of it came."""
+
+from __future__ import annotations
+
+import enum
+import secrets
+import sys
+from contextlib import nullcontext
+from typing import Annotated
+
+import msgspec
+import typer
+
+from runnel.cli.bench_payload import SIZE_MIN
+from runnel.cli.bench_plan import Load
+from runnel.cli.bench_processes import own_broker, run_load
+from runnel.cli.bench_report import Report, lines, put_together
+from runnel.cli.connecting import DEFAULT_URL, Url, run_connected, run_loop
+from runnel.cli.tables import counted
+from runnel.config import Keep
+from runnel.errors import ClientFault
+from runnel.log.log import Level
+from runnel.topics.names import check_topic
+from runnel.topics.patterns import Pattern
+
+app = typer.Typer(add_completion=False)
+
+
+class Format(enum.StrEnum):
+    """Lines for people, JSON for programs."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@app.command()
+def bench(
+    *,
+    clients: Annotated[int, typer.Option(metavar="N", min=1, help="Connections.")] = 30,
+    interval: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, help="Between two batches of a client; 0: none at all."
+        ),
+    ] = 0.01,
+    subscribe: Annotated[
+        str, typer.Option(metavar="PATTERNS", help="What every client reads; '' for nothing.")
+    ] = "a",
+    size: Annotated[
+        int, typer.Option(metavar="BYTES", min=SIZE_MIN, help="Payload of a message.")
+    ] = 100,
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Messages that a client sends at once.")
+    ] = 1,
+    level: Annotated[
+        Level | None,
+        typer.Option(help="Acknowledgement. Default: stored on disk topics, else received."),
+    ] = None,
+    duration: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.01, help="How long they publish.")
+    ] = 10.0,
+    topics: Annotated[
+        str, typer.Option(metavar="NAMES", help="Where messages go, in turn.")
+    ] = "a,b,c,d,e,f,g",
+    processes: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Processes that share the clients.")
+    ] = 1,
+    start_broker: Annotated[
+        bool, typer.Option("--start-broker", help="Start a broker for this run alone.")
+    ] = False,
+    keep: Annotated[
+        Keep | None, typer.Option(help="How the broker of --start-broker keeps the topics.")
+    ] = None,
+    form: Annotated[
+        Format, typer.Option("--format", help="Lines for people, JSON for programs.")
+    ] = Format.TEXT,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Load a broker and measure it.
+
+    Every client publishes a batch at each interval, to one topic after the other, and reads what matches
+    --subscribe. Each message carries its number, so loss and disorder are found; the exit code is then 1.
+    Topics that are not kept may lose messages by design when readers cannot follow.
+
+    A command is a message in or a message out. Latency is the time from the event time of a message to its
+    arrival; on several machines it is as good as their clocks agree.
+    """
+    names = _names("--topics", topics)
+    if not names:
+        raise ClientFault("--topics: at least one topic is needed, such as a,b,c")
+    for name in names:
+        check_topic(name)
+    if keep is not None and not start_broker:
+        raise ClientFault("--keep is for the broker of --start-broker; others have their own rules")
+    patterns = [Pattern(text) for text in _names("--subscribe", subscribe)]
+    plan = Load(
+        url=url,
+        run=secrets.randbits(64),
+        clients=tuple(range(clients)),
+        topics=names,
+        subscribe=tuple(pattern.text for pattern in patterns),
+        interval_s=interval,
+        batch=batch,
+        size=size,
+        level=level,
+        duration_s=duration,
+    )
+    subscribed = frozenset(
+        name for name in names if any(pattern.matches(name) for pattern in patterns)
+    )
+    if not start_broker:
+        run_connected(url, _is_there)
+    if sys.stderr is not None and sys.stderr.isatty():
+        typer.echo(f"{counted(clients, 'client')} for {duration:g} s …", err=True)
+    report = run_loop(
+        _run(
+            plan, min(processes, clients), subscribed, (keep or Keep.DISK) if start_broker else None
+        )
+    )
+    if form is Format.JSON:
+        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        for line in lines(report):
+            typer.echo(line)
+    if not report.is_sound:
+        raise typer.Exit(1)
+
+
+async def _run(plan: Load, processes: int, subscribed: frozenset[str], keep: Keep | None) -> Report:
+    async with nullcontext(plan.url) if keep is None else own_broker(keep) as url:
+        loads = [
+            msgspec.structs.replace(plan, url=url, clients=plan.clients[part::processes])
+            for part in range(processes)
+        ]
+        sent, received, expected = await run_load(loads, subscribed)
+    return put_together(
+        sent, received, clients=len(plan.clients), size=plan.size, expected=expected
+    )
+
+
+async def _is_there(_bus: object) -> None:
+    """Better one error here than one from every process."""
+
+
+def _names(option: str, text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if len(set(names)) < len(names):
+        raise ClientFault(f"{option} {text!r}: a name is given twice")
+    return names

@@ -1,0 +1,61 @@
+"""What the commands that talk to a broker share: where it is, and an event loop with a connection to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from runnel.config.layers import URL_VARIABLE
+
+if TYPE_CHECKING:
+    from runnel.client import Bus
+
+DEFAULT_URL: Final = "runnel://127.0.0.1:7470"
+
+Url = Annotated[
+    str,
+    typer.Option(metavar="URL", envvar=URL_VARIABLE, help="Where the broker is."),
+]
+
+_Result = TypeVar("_Result")
+
+
+def run_connected(url: str, work: Callable[[Bus], Awaitable[_Result]]) -> _Result:
+    """Connect, do the work, disconnect."""
+    return run_loop(_connected(url, work))
+
+
+def run_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
+    """An event loop for `main`: libuv's where there is one. Ctrl-C cancels `main` and is raised here.
+
+    Where several tasks failed, the first failure is raised: the others mostly follow from it.
+    """
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
+            return runner.run(main)
+        except BaseExceptionGroup as group:
+            raise _first_of(group) from group
+
+
+def _first_of(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.new_event_loop
+    return new_event_loop
+
+
+async def _connected(url: str, work: Callable[[Bus], Awaitable[_Result]]) -> _Result:
+    from runnel.client import connect
+
+    async with connect(url) as bus:  # its error says what to do where there is no broker
+        return await work(bus)

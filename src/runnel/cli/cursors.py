@@ -1,0 +1,129 @@
+"""`runnel cursors`: named cursors, how far they lag behind, and where they shall stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from runnel.cli.connecting import DEFAULT_URL, Url, run_connected
+from runnel.cli.default_command import DefaultCommandGroup
+from runnel.cli.places import parse_cursor_place
+from runnel.cli.tables import Table, printable
+from runnel.cli.times import format_time
+from runnel.cli.topics import Form, Format
+from runnel.errors import ClientFault
+from runnel.formats.wire import CursorPlace, CursorState
+
+if TYPE_CHECKING:
+    from runnel.client import Bus
+
+app = typer.Typer(cls=DefaultCommandGroup, add_completion=False)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The cursor.")]
+
+
+@app.callback()
+def _cursors() -> None:
+    """List named cursors with their lag; set and remove them. Alone: list them."""
+
+
+@app.command("list")
+def list_cursors(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this cursor.")] = None,
+    *,
+    form: Form = Format.TABLE,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """List named cursors.
+
+    `lag` is how many messages a cursor has not passed yet (of a place in a shard: entries).
+    """
+    found = run_connected(url, lambda bus: _find(bus, name))
+    if form is Format.JSON:
+        documents = [_document(cursor) for cursor in found]
+        typer.echo(msgspec.json.format(msgspec.json.encode(documents), indent=2).decode())
+    elif found:
+        cursor_table(found).show()
+    else:
+        typer.echo("there are no cursors", err=True)
+
+
+async def _find(bus: Bus, name: str | None) -> list[CursorState]:
+    if name is None:
+        return await bus.cursors()
+    cursor = await bus.cursor(name)
+    if cursor is None:
+        raise ClientFault(f"there is no cursor {name!r}")
+    return [cursor]
+
+
+@app.command("set")
+def set_cursor(
+    name: Name,
+    place: Annotated[
+        list[str],
+        typer.Argument(metavar="TOPIC[:PARTITION]=OFFSET", help="The next message to read."),
+    ],
+    *,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Make a cursor, or move it.
+
+    It then stands at these places and no others, and pins them: retention keeps what it has not passed.
+    """
+    places: dict[str | tuple[str, int], int] = dict(map(parse_cursor_place, place))
+    if len(places) < len(place):
+        raise ClientFault("a partition is named twice; a cursor stands at one place in each")
+    run_connected(url, lambda bus: bus.set_cursor(name, places))
+
+
+@app.command()
+def remove(name: Name, *, url: Url = DEFAULT_URL) -> None:
+    """Remove a cursor. What only it held back from retention may then be removed."""
+    run_connected(url, lambda bus: bus.remove_cursor(name))
+    typer.echo(f"removed {printable(name)}", err=True)
+
+
+def cursor_table(cursors: Sequence[CursorState]) -> Table:
+    """A line for each place."""
+    return Table(
+        ("cursor", "place", "next", "lag", "updated"),
+        [
+            (
+                cursor.name,
+                _place_name(place),
+                str(place.entry if place.topic is None else place.offset),
+                f"{place.lag:,}",
+                f"{format_time(cursor.updated_ns)[:23]}Z",
+            )
+            for cursor in cursors
+            for place in cursor.places
+        ],
+        frozenset(("next", "lag")),
+    )
+
+
+def _place_name(place: CursorPlace) -> str:
+    if place.topic is not None:
+        return f"{place.topic}[{place.partition}]"
+    return f"{', '.join(place.patterns)} in {place.journal}/{place.shard}"
+
+
+def _document(cursor: CursorState) -> dict[str, Any]:
+    """With names: on the wire these are arrays."""
+    return {
+        "name": cursor.name,
+        "updated": format_time(cursor.updated_ns),
+        "updated_ns": cursor.updated_ns,
+        "places": [_place_document(place) for place in cursor.places],
+    }
+
+
+def _place_document(place: CursorPlace) -> dict[str, Any]:
+    of_topic = ("topic", "partition", "offset", "lag")
+    of_shard = ("journal", "shard", "epoch", "entry", "row", "patterns", "lag")
+    fields = of_shard if place.topic is None else of_topic
+    return {field: getattr(place, field) for field in fields}

@@ -1,0 +1,61 @@
+"""Places in topics as people write them: where reading begins, and where a cursor stands."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, TypeAlias
+
+import msgspec
+
+from runnel.cli.times import TIME_FORMS, parse_time
+from runnel.errors import ClientFault
+
+WORDS: Final = ("latest", "last", "earliest")
+_OFFSET_MAX: Final = 2**63 - 1
+
+
+class Time(msgspec.Struct, frozen=True):
+    """Messages received at this time or later."""
+
+    time_ns: int
+
+
+Place: TypeAlias = str | int | Time
+
+
+def parse_place(option: str, text: str, now_ns: int, words: tuple[str, ...] = WORDS) -> Place:
+    """One of `words`, an offset, or a time. A bare number is an offset: nobody types nanoseconds."""
+    stripped = text.strip()
+    if stripped in words:
+        return stripped
+    if re.fullmatch(r"\d+", stripped):
+        return _offset(option, stripped)
+    try:
+        return Time(parse_time(option, stripped, now_ns))
+    except ClientFault as error:
+        if "is not a time;" not in str(error):
+            raise  # it looks like a time, and the error says what is wrong with it
+    raise ClientFault(
+        f"{option}: {text!r} is no place to begin; write {', '.join(words)}, an offset such as 17, "
+        f"or a time: {TIME_FORMS}"
+    )
+
+
+def parse_cursor_place(text: str) -> tuple[tuple[str, int], int]:
+    """`TOPIC=OFFSET` or `TOPIC:PARTITION=OFFSET`. A topic's name may itself hold `=` and `:`."""
+    place, equals, offset = text.rpartition("=")
+    if not equals or not place or not re.fullmatch(r"\d+", offset):
+        raise ClientFault(
+            f"{text!r}: write TOPIC=OFFSET or TOPIC:PARTITION=OFFSET, such as sensors/a:0=17"
+        )
+    topic, colon, partition = place.rpartition(":")
+    if colon and topic and re.fullmatch(r"\d+", partition):
+        return (topic, int(partition)), _offset(text, offset)
+    return (place, 0), _offset(text, offset)
+
+
+def _offset(option: str, digits: str) -> int:
+    offset = int(digits)
+    if not 1 <= offset <= _OFFSET_MAX:
+        raise ClientFault(f"{option}: {digits} is no offset; messages are numbered from 1 on")
+    return offset

@@ -1,0 +1,75 @@
+"""`runnel serve`: the broker as a process."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from runnel.cli import diagnostics
+from runnel.cli.banner import banner_lines, listening_line
+from runnel.cli.diagnostics import LogFormat, LogLevel
+from runnel.cli.settings_flags import Assignments, Config, Data, flags_of
+from runnel.config import load
+
+if TYPE_CHECKING:
+    from runnel.server import Server
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def serve(
+    *,
+    config: Config = None,
+    data: Data = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Host and port for clients, such as 127.0.0.1:7470; port 0: any free one.",
+        ),
+    ] = None,
+    assignments: Assignments = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="How diagnostics are written to standard error.")
+    ] = LogFormat.TEXT,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="What is told: this and everything above it.")
+    ] = LogLevel.INFO,
+) -> None:
+    """Run a broker until Ctrl-C or SIGTERM.
+
+    `runnel config show` takes the same options and prints the settings that they give; docs/settings.md
+    has all of them. When it is ready it says so on standard output: "listening on runnel://…".
+
+    At the end it finishes what it has accepted and exits with 0; a second signal does not wait for the
+    clients.
+    """
+    settings = load(config_path=config, flags=flags_of(assignments, data, listen)).settings
+    diagnostics.configure(log_format, log_level)
+    from runnel.server import run  # what is wrong with the settings is told without it
+
+    run(settings, ready=_announce)
+
+
+def _announce(server: Server) -> None:
+    if sys.stdout is None:
+        return
+    scheme = "runnel" if server.settings.native.tls_certificate is None else "runnels"
+    addresses = [f"{scheme}://{server.addresses['native']}"]
+    if sys.stdout.isatty():
+        # Where it is, wherever somebody reads this.
+        data = str(Path(server.settings.data).absolute())
+        settings = msgspec.structs.replace(server.settings, data=data)
+        found = server.broker.recovered
+        for line in banner_lines(version("runnel"), settings, addresses, found):
+            typer.echo(line)
+        typer.echo("Ctrl-C ends it")
+    else:
+        typer.echo(listening_line(addresses))
+    sys.stdout.flush()

@@ -1,0 +1,97 @@
+"""`runnel sub`: prints messages as they come, of all topics that match."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from runnel.cli.connecting import DEFAULT_URL, Url, run_connected
+from runnel.cli.messages import Format
+from runnel.cli.places import Place, Time, parse_place
+from runnel.cli.printing import MessageOutput, tell_gap
+from runnel.cli.tables import counted
+from runnel.topics.patterns import Pattern
+
+if TYPE_CHECKING:
+    from runnel.client import Bus, Subscription
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def sub(
+    pattern: Annotated[
+        list[str], typer.Argument(metavar="PATTERN", help="Topics, such as 'sensors/*'.")
+    ],
+    *,
+    begin: Annotated[
+        str, typer.Option("--from", metavar="PLACE", help="Where reading begins; see above.")
+    ] = "latest",
+    form: Annotated[
+        Format, typer.Option("--format", help="How messages are printed; see above.")
+    ] = Format.TEXT,
+    count: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="End after so many messages.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="End when nothing has come for so long."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Print messages as they come, a line each.
+
+    PATTERN is a topic or a glob: * any characters (/ too), ? one, [a-z] a set. Quote it, or the shell
+    will look for files. Topics of the system begin with !, and only patterns that do so see them.
+
+    PLACE is latest (only what comes from now on), last (also the last message of each topic), earliest
+    (everything that is still there), an offset (of one topic), or a time: 2026-05-01T12:30:00Z, a date,
+    or an age such as 2h.
+
+    text is for people: control characters are escaped. json has every field; a payload that is not
+    UTF-8 is base64, and payload_encoding says so. raw is the payload alone, as it is.
+
+    Messages that were missed are told on standard error. With --count and --timeout the exit code is 1 if
+    fewer came.
+    """
+    for text in pattern:
+        Pattern(text)  # its error says where the pattern is wrong
+    place = parse_place("--from", begin, time.time_ns())
+    output = MessageOutput(form)
+    printed = run_connected(
+        url, lambda bus: _print_all(_subscription(bus, pattern, place), output, count, timeout)
+    )
+    if count is not None and printed < count:
+        typer.echo(
+            f"error: {counted(printed, 'message')} of {count:,} came; nothing for {timeout:g} s",
+            err=True,
+        )
+        raise typer.Exit(1)
+
+
+def _subscription(bus: Bus, patterns: list[str], place: Place) -> Subscription:
+    start = ("time", place.time_ns) if isinstance(place, Time) else place
+    return bus.subscribe(*patterns, start=start, on_gap=tell_gap)
+
+
+async def _print_all(
+    subscription: Subscription, output: MessageOutput, count: int | None, timeout_s: float | None
+) -> int:
+    printed = 0
+    async with subscription:
+        while count is None or printed < count:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    batches = await subscription.next_batches()
+            except TimeoutError:
+                break
+            messages = [message for batch in batches for message in batch.messages()]
+            if count is not None:
+                messages = messages[: count - printed]
+            # Everything that has arrived in one write: a reader of the pipe is never kept waiting for more.
+            await output.write(messages)
+            printed += len(messages)
+    return printed

@@ -1,0 +1,190 @@
+"""`runnel topics`: lists and shows topics, and deletes or purges them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from runnel.cli.confirming import confirm
+from runnel.cli.connecting import DEFAULT_URL, Url, run_connected
+from runnel.cli.default_command import DefaultCommandGroup
+from runnel.cli.tables import Table, counted, printable
+from runnel.formats.wire import TopicState
+from runnel.topics.patterns import Pattern
+
+app = typer.Typer(cls=DefaultCommandGroup, add_completion=False)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+class Format(enum.StrEnum):
+    """A table for people, JSON for programs."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+Form = Annotated[Format, typer.Option("--format", help="A table for people, JSON for programs.")]
+
+
+@app.callback()
+def _topics() -> None:
+    """List, show, delete and purge topics. `runnel topics` alone is `runnel topics list`."""
+
+
+@app.command("list")
+def list_topics(
+    pattern: Annotated[
+        str, typer.Argument(metavar="PATTERN", help="Topics, such as 'sensors/*'.")
+    ] = "*",
+    *,
+    long: Annotated[
+        bool, typer.Option("--long", "-l", help="Journal, rule and retention too.")
+    ] = False,
+    form: Form = Format.TABLE,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """List topics by name.
+
+    `messages` counts those that have been given a number so far; retention may have removed some. Topics of
+    the system are listed for patterns that begin with !.
+    """
+    Pattern(pattern)  # its error says where the pattern is wrong
+    found = run_connected(url, lambda bus: bus.topics(pattern))
+    if form is Format.JSON:
+        typer.echo(_json([_document(topic) for topic in found]))
+    elif found:
+        topic_table(found, is_long=long).show()
+    else:
+        typer.echo(f"no topic matches {printable(pattern)}", err=True)
+
+
+@app.command()
+def show(name: Name, *, form: Form = Format.TABLE, url: Url = DEFAULT_URL) -> None:
+    """Show one topic: its policy, its partitions and their offsets."""
+    topic = run_connected(url, lambda bus: bus.topic(name))
+    if form is Format.JSON:
+        typer.echo(_json(_document(topic)))
+        return
+    for line in topic_lines(topic):
+        typer.echo(line)
+    typer.echo()
+    partition_table(topic).show()
+
+
+@app.command()
+def delete(name: Name, *, yes: Yes = False, url: Url = DEFAULT_URL) -> None:
+    """Delete a topic and all of its messages.
+
+    Made again, it goes on behind its last offset.
+    """
+    if not yes:
+        confirm(f"Delete the topic {printable(name)} and all of its messages?")
+    run_connected(url, lambda bus: bus.delete_topic(name))
+    typer.echo(f"deleted {printable(name)}", err=True)
+
+
+@app.command()
+def purge(name: Name, *, yes: Yes = False, url: Url = DEFAULT_URL) -> None:
+    """Remove all messages of a topic; the topic stays, and its offsets go on."""
+    if not yes:
+        confirm(f"Remove all messages of the topic {printable(name)}?")
+    run_connected(url, lambda bus: bus.purge_topic(name))
+    typer.echo(f"purged {printable(name)}", err=True)
+
+
+# --- Tables ---
+
+
+def topic_table(topics: Sequence[TopicState], *, is_long: bool) -> Table:
+    columns = ("topic", "keep", "partitions", "messages", "subscribers")
+    rows = [
+        (
+            topic.name,
+            topic.keep,
+            str(topic.partition_count),
+            f"{topic.messages:,}",
+            f"{topic.subscribers:,}",
+        )
+        for topic in topics
+    ]
+    numbers = frozenset(("partitions", "messages", "subscribers"))
+    if not is_long:
+        return Table(columns, rows, numbers)
+    more = ("journal", "rule", "retain", "last value")
+    return Table(
+        (*columns, *more),
+        [
+            (*row, topic.journal, topic.rule or "-", topic.retain or "-", _yes(topic.last_value))
+            for row, topic in zip(rows, topics, strict=True)
+        ],
+        numbers,
+    )
+
+
+def topic_lines(topic: TopicState) -> list[str]:
+    """What concerns all partitions."""
+    rule = "none: the default" if topic.rule is None else topic.rule
+    facts = {
+        "topic": topic.name,
+        "keep": topic.keep,
+        "journal": topic.journal,
+        "rule": rule,
+        "retain": topic.retain or "for ever",
+        "last value": _yes(topic.last_value),
+        "messages": f"{topic.messages:,} so far",
+        "subscribers": f"{topic.subscribers:,}",
+        "partitions": counted(topic.partition_count, "partition"),
+    }
+    return [f"{name + ':':<12} {printable(value)}" for name, value in facts.items()]
+
+
+def partition_table(topic: TopicState) -> Table:
+    return Table(
+        ("partition", "first", "next", "kept", "shard", "epoch", "owner"),
+        [
+            (
+                str(number),
+                str(partition.first_offset),
+                str(partition.next_offset),
+                f"{partition.next_offset - partition.first_offset:,}",
+                f"{partition.owner.journal}/{partition.owner.shard}",
+                str(partition.owner.epoch),
+                partition.owner.address or "this node",
+            )
+            for number, partition in enumerate(topic.partitions)
+        ],
+        frozenset(("partition", "first", "next", "kept", "epoch")),
+    )
+
+
+def _yes(value: bool) -> str:  # noqa: FBT001 - it is the value to be written
+    return "yes" if value else "no"
+
+
+# --- JSON ---
+
+
+def _document(topic: TopicState) -> dict[str, Any]:
+    """With names: on the wire these are arrays."""
+    partitions = [
+        {
+            "partition": number,
+            "first_offset": partition.first_offset,
+            "next_offset": partition.next_offset,
+            "owner": msgspec.structs.asdict(partition.owner),
+        }
+        for number, partition in enumerate(topic.partitions)
+    ]
+    document = msgspec.structs.asdict(topic)
+    document.pop("partitions")
+    return {**document, "partitions": partitions} if partitions else document
+
+
+def _json(document: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

@@ -1,0 +1,157 @@
+"""What `runnel top` makes of a broker's reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from runnel.cli.watching import Watched, head_lines, summary_line, tables
+from runnel.formats.wire import CursorPlace, CursorState
+
+RATES = {"messages_in": 1234.4, "bytes_in": 2048, "messages_out": 10, "bytes_out": 0}
+BROKER: dict[str, Any] = {
+    "time_ns": 1_700_000_000 * 10**9,
+    "node": "node-1",
+    "interval_ns": 10**9,
+    "uptime_ns": 3_725 * 10**9 + 5,
+    "rates": {**RATES, "messages_missed": 0},
+    "totals": {"messages_in": 5000, "messages_out": 12},
+    "gauges": {"topics_kept": 1, "stored_bytes": 1 << 20, "queued_bytes": 0},
+    "histograms": {
+        "sync_time": {
+            "interval": {"count": 3, "p50_ns": 1_500_000, "p99_ns": 2_000_000, "max_ns": 3_000_000},
+            "total": {},
+        },
+        "publish_time": {"interval": {"count": 0}},
+    },
+}
+DOCUMENTS: dict[str, dict[str, Any]] = {
+    "broker": BROKER,
+    "topics": {
+        "topics": [{"topic": f"t{number}", "journal": "main", "rates": RATES} for number in range(3)],
+        "others": [{"journal": "main", "topics": 40, "rates": RATES}],
+    },
+    "journals": {
+        "journals": [
+            {"journal": "live", "rates": RATES},
+            {
+                "journal": "main",
+                "rates": RATES,
+                "stored_bytes": 1 << 20,
+                "segments": 2,
+                "sync_time_mean_ns": 1_500_000,
+                "sync_time_max_ns": 3_000_000,
+                "read_only_shards": 1,
+            },
+        ],
+        "others": {},
+        "total": {},
+    },
+    "connections": {
+        "count": 2,
+        "connections": [
+            {
+                "id": 1,
+                "peer": "127.0.0.1:5",
+                "client": "runnel-python/0.1",
+                "subscriptions": 1,
+                "queued_bytes": 10,
+                "rates": RATES,
+            }
+        ],
+    },
+    "subscriptions": {
+        "count": 1,
+        "behind": 1,
+        "subscriptions": [
+            {
+                "connection": 1,
+                "number": 4,
+                "peer": "127.0.0.1:5",
+                "patterns": ["sensors/*"],
+                "pattern_count": 3,
+                "state": "behind",
+                "lag": 1500,
+                "queued_bytes": 0,
+                "missed": 0,
+            }
+        ],
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def watched() -> Watched:
+    made = Watched()
+    for name, document in DOCUMENTS.items():
+        assert not made.is_complete
+        made.take(f"!system/metrics/{name}", msgspec.json.encode(document))
+    assert made.is_complete
+    return made
+
+
+def test_head_tells_rates_totals_and_times(watched: Watched) -> None:
+    assert head_lines(watched) == [
+        "node-1  up 1h2m5s  2023-11-14T22:13:20Z",
+        "in   1,234 messages/s 2.0 KiB/s   5,000 in all",
+        "out  10 messages/s 0 B/s   12 in all",
+        "2 connections, 1 subscription (1 behind), 1 kept topic, 1.0 MiB stored, "
+        "0 B waiting to be written",
+        "p50/p99/max  sync 1.5 ms / 2 ms / 3 ms",
+    ]
+
+
+def test_what_needs_attention_is_a_warning(watched: Watched) -> None:
+    document = {**BROKER, "gauges": {"read_only_shards": 1, "damage": 2}}
+    document["rates"] = {"messages_missed": 7}
+    watched.take("!system/metrics/broker", msgspec.json.encode(document))
+    assert head_lines(watched)[-3:] == [
+        "WARNING: 1 shard read-only after a failed sync",
+        "WARNING: 2 places of damage; see `runnel log verify`",
+        "WARNING: live readers miss 7 messages/s",
+    ]
+
+
+def test_before_the_first_report_it_says_that_it_waits() -> None:
+    assert head_lines(Watched()) == ["waiting for the broker's first report"]
+    assert tables(Watched(), 10) == []
+
+
+def test_line_for_a_pipe_has_what_matters(watched: Watched) -> None:
+    assert summary_line(watched) == (
+        "2023-11-14T22:13:20Z  in 1,234 messages/s 2.0 KiB/s  out 10 messages/s 0 B/s  "
+        "2 connections  1 subscription  1 behind  sync p99 2 ms"
+    )
+
+
+def test_tables_show_the_first_rows_and_count_the_rest(watched: Watched) -> None:
+    watched.cursors = [
+        CursorState("slow", [CursorPlace("a", 1, 5, lag=10)], 0),
+        CursorState("slower", [CursorPlace(journal="main", patterns=("a*", "b"), lag=20)], 0),
+    ]
+    topics, subscriptions, cursors, journals, connections = tables(watched, 2)
+    assert topics.lines() == [
+        "topic             in/s  bytes in/s  out/s  bytes out/s",
+        "t0               1,234     2.0 KiB     10          0 B",
+        "t1               1,234     2.0 KiB     10          0 B",
+        "… and 41 others",
+    ]
+    assert subscriptions.lines()[1] == (
+        "sensors/* … and 2 more  127.0.0.1:5#4  behind  1,500     0 B       0"
+    )
+    assert cursors.lines() == [
+        "cursor  place  lag",
+        "slower  a*, b   20",
+        "slow    a[1]    10",
+    ]
+    assert [row[0] for row in journals.rows] == ["live", "main READ-ONLY"]
+    assert journals.rows[0][-2:] == ("-", "-")
+    assert journals.rows[1][-2:] == ("1.5 ms", "3 ms")
+    assert connections.rows[0][:3] == ("127.0.0.1:5", "runnel-python/0.1", "1")
+
+
+def test_report_of_a_kind_that_is_not_known_is_passed_over(watched: Watched) -> None:
+    watched.take("!system/metrics/weather", b"no JSON")
+    assert watched.is_complete
