@@ -75,6 +75,61 @@ def test_a_table_of_batches_has_the_rows_of_each_in_turn(
     assert rows_of(table) == [row for batch in batches for row in rows_of(batch.to_arrow())]
 
 
+@pytest.mark.parametrize(
+    "bases",
+    [
+        pytest.param([7, 10, 13], id="each goes on where the one before ended"),
+        pytest.param([7, 10, 14], id="one is missing"),
+        pytest.param([7, 4, 1], id="backwards"),
+        pytest.param([7, None, 10], id="one is not stored yet"),
+        pytest.param([None, 1, 4], id="the first is not stored yet"),
+        pytest.param([None, None, None], id="none is stored yet"),
+    ],
+)
+@pytest.mark.parametrize("other", [("t", 2), ("t", 3), ("u", 2)])
+def test_a_table_has_the_offsets_and_times_that_each_batch_was_given(
+    bases: list[int | None], other: tuple[str, int]
+) -> None:
+    batches = []
+    for number, base in enumerate(bases):
+        topic, partition = other if number == 1 else ("t", 2)
+        batch = Batch.from_messages([Message(topic, b"x", partition=partition)] * 3)
+        if base is not None:
+            batch = stored(batch, base_offsets=[base], receive_time_ns=1_000 + number)
+        batches.append(batch)
+    table = Batch.table(batches)
+    table.validate(full=True)
+    assert rows_of(table) == [as_row(message) for batch in batches for message in batch]
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        pytest.param([[5] * 100, [5] * 80], id="rows of one length"),
+        pytest.param([[5] * 100, [4] * 100], id="each batch has its own"),
+        pytest.param([[5] * 100, [4, 6] * 50], id="one batch has several"),
+        pytest.param([[5] * 100, [5] * 3], id="one batch is small"),
+        pytest.param([[0] * 100, [0] * 100], id="none has a byte"),
+        pytest.param([[5] * 40_000, [5] * 40_000], id="more than are kept"),
+    ],
+)
+@pytest.mark.parametrize("has_one_time", [True, False])
+def test_a_table_has_the_sizes_and_times_of_each_batch(
+    lengths: list[list[int]], has_one_time: bool
+) -> None:
+    batches = []
+    for number, sizes in enumerate(lengths):
+        times = range(number, number + len(sizes)) if number or not has_one_time else [7]
+        built = columns.build([bytes(size) for size in sizes], event_times_ns=times)
+        batches.append(Batch.unpack(Batch.from_columns(built, ["t"], [len(sizes)]).pack()))
+    table = Batch.table(batches)
+    table.validate(full=True)
+    assert table.column("size").to_pylist() == [size for sizes in lengths for size in sizes]
+    assert table.column("event_time").cast(pa.int64()).to_pylist() == [
+        message.event_time_ns for batch in batches for message in batch
+    ]
+
+
 @given(message_lists(), st.data())
 def test_selected_rows_are_valid_arrow_too(messages: list[Message], data: st.DataObject) -> None:
     batch = stored(Batch.from_messages(messages))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -60,6 +61,15 @@ def refused(data: bytes, count: int = 3) -> MalformedError:
     with pytest.raises(MalformedError) as caught:
         columns.decode(data, count)
     return caught.value
+
+
+def lengths_body(*lengths: int) -> bytes:
+    """A body with a row for each of these lengths of payloads; a negative one goes backwards."""
+    return body(
+        event_times=i64(*range(len(lengths))),
+        payload_offsets=i32(*accumulate(lengths, initial=0)),
+        payload_bytes=bytes(sum(lengths)),
+    )
 
 
 KEYS = {"key_offsets": i32(0, 1, 1, 2), "key_bytes": b"kl"}
@@ -227,3 +237,44 @@ def test_any_byte_of_a_body_may_be_anything_without_another_error() -> None:
                 continue
             assert len(table.payloads.to_list()) == 3
             assert len(list(table.tags_list())) == 3
+
+
+@pytest.mark.parametrize("count", [65, 1_000, 4_096, 4_097])
+def test_rows_of_one_length_are_read_whether_it_is_noticed_or_not(count: int) -> None:
+    payloads = columns.decode(lengths_body(*[7] * count), count).payloads
+    assert payloads.to_list() == [bytes(7)] * count
+    assert payloads.width in (0, 7)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 50, 98])
+def test_rows_that_only_add_up_to_one_length_are_not_taken_for_such(odd: int) -> None:
+    lengths = [7] * 100
+    lengths[odd : odd + 2] = [6, 8]
+    payloads = columns.decode(lengths_body(*lengths), 100).payloads
+    assert payloads.width == 0
+    assert list(map(len, payloads.to_list())) == lengths
+
+
+def test_rows_without_a_byte_are_read() -> None:
+    assert columns.decode(lengths_body(*[0] * 100), 100).payloads.to_list() == [b""] * 100
+
+
+@pytest.mark.parametrize("odd", [0, 1, 50, 98])
+def test_offsets_that_go_backwards_are_refused_though_their_ends_are_right(odd: int) -> None:
+    lengths = [7] * 100
+    lengths[odd : odd + 2] = [-1, 15]
+    error = refused(lengths_body(*lengths), 100)
+    assert "payload_offsets" in str(error)
+    assert "backwards" in str(error)
+
+
+def test_offsets_that_fall_all_the_way_are_refused() -> None:
+    offsets = i32(*range(0, -101, -1))
+    data = body(event_times=i64(*range(100)), payload_offsets=offsets, payload_bytes=b"")
+    assert "backwards" in str(refused(data, 100))
+
+
+def test_offsets_that_do_not_begin_with_0_are_refused_though_rows_are_of_one_length() -> None:
+    offsets = i32(1, *range(7, 701, 7))
+    data = body(event_times=i64(*range(100)), payload_offsets=offsets, payload_bytes=bytes(700))
+    assert "begin with 0" in str(refused(data, 100))

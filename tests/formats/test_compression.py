@@ -8,13 +8,13 @@ import lz4.block
 import msgspec
 import pytest
 import zstandard
-from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runnel.errors import MalformedError
 from runnel.formats import compression
 from runnel.formats.batch import Batch
+from runnel.formats.checksum import crc32c
 from runnel.formats.envelope import BODY_BYTES_CEILING, Codec
 from runnel.formats.message import Message
 

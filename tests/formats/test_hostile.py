@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from crc32c import crc32c
 
 from runnel.errors import LimitExceededError, MalformedError
 from runnel.formats import block, columns, envelope
 from runnel.formats.batch import Batch
+from runnel.formats.checksum import crc32c
 from runnel.formats.envelope import BODY_BYTES_CEILING, Codec, pack32
 from runnel.formats.frames import FrameReader
 from runnel.formats.message import Message

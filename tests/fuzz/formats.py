@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
 from runnel.errors import LimitExceededError, MalformedError
 from runnel.formats import block, columns, envelope, ksuid
 from runnel.formats.batch import Batch
+from runnel.formats.checksum import crc32c
 from runnel.formats.frames import FrameReader
 
 VECTORS: Final = Path(__file__).parents[1] / "vectors"

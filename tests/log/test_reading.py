@@ -7,7 +7,6 @@ from functools import cache
 
 import msgspec
 import pytest
-from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from runnel.config import Keep, Retain, Rotate, TopicRule
 from runnel.errors import ClientFault, FormatVersionError
 from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
+from runnel.formats.checksum import crc32c
 from runnel.formats.message import Message
 from runnel.log import paths
 from runnel.log.disk_log import DiskLog

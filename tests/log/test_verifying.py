@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import msgspec
-from crc32c import crc32c
 
 from runnel.config import Rotate, TopicRule
 from runnel.formats import block
 from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
+from runnel.formats.checksum import crc32c
 from runnel.log.disk_log import DiskLog
 from runnel.log.reading import Verified, verify
 from runnel.log.segment import HEADER_BYTES

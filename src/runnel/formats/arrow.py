@@ -7,9 +7,10 @@ is repeated.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, wraps
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -52,6 +53,9 @@ SCHEMA: Final = pa.schema(
 _KEPT_ROWS: Final = 65_536
 _KEPT_VALUES: Final = 16
 
+# Times of batches of so many rows on average, or fewer, take less time to copy than to refer to (bench/log.py, "read").
+_JOINED_ROWS_MAX: Final = 2048
+
 _Value = TypeVar("_Value")
 
 
@@ -60,42 +64,47 @@ def to_record_batch(envelope: Envelope, columns: Columns) -> pa.RecordBatch:
     count = columns.count
     keys = _binary(columns.keys, count)
     payload_offsets = np.frombuffer(columns.payloads.offsets, np.int32)
-    if envelope.run_count == 1:
-        topics, partitions, offsets, receive_times = _one_run(envelope, count)
-    else:
-        topics, partitions, offsets, receive_times = _all_runs([envelope], count)
+    topics, partitions, offsets, receive_times = _by_row([envelope], np.array([count]))
     return pa.RecordBatch.from_arrays(
         [
             topics,
             partitions,
             offsets,
             keys,
-            _binary(columns.payloads, count),
+            _payloads(columns),
             _tags(columns),
             _times(columns.event_times, count),
             _times(columns.transmit_times, count),
             receive_times,
             _primitive(_INT32, payload_offsets[1:] - payload_offsets[:-1]),
-            _uids(columns.uids, count),
-            _binary(columns.partition_keys, count) if columns.partition_keys else keys,
+            _uids(columns),
+            _partition_keys(columns),
         ],
         schema=SCHEMA,
     )
 
 
-def to_table(batches: Sequence[tuple[Envelope, Columns]]) -> pa.Table:
+def to_table(heads: Sequence[Envelope], parts: Sequence[Columns]) -> pa.Table:
     """Several batches as one table, quicker than one by one.
 
-    What is per run is spread over all their rows at once. What is per row stays where it lies, a chunk
-    a batch: columns of one table need not be cut at the same places.
+    What is per run is spread over all their rows at once. What is per row stays where it lies, a chunk a batch (but
+    for short columns of times): columns of one table need not be cut at the same places.
     """
-    if not batches:
+    if not heads:
         return SCHEMA.empty_table()
-    counts = [columns.count for _, columns in batches]
-    total = sum(counts)
-    payloads = pa.chunked_array([_binary(part.payloads, part.count) for _, part in batches])
-    topics, partitions, offsets, receive_times = _all_runs([head for head, _ in batches], total)
-    keys = _chunks(batches, lambda part: part.keys.offsets, _keys, _nulls("key", total))
+    counts = np.array([columns.count for columns in parts])
+    total = sum(counts.tolist())
+    topics, partitions, offsets, receive_times = _by_row(heads, counts)
+    keys = partition_keys = _nulls("key", total)
+    tags, uids = _no_tags(None, total), _nulls("uid", total)
+    if not all([columns.is_plain for columns in parts]):  # noqa: C419 - quicker than a generator
+        keys = pa.chunked_array([_binary(columns.keys, columns.count) for columns in parts])
+        partition_keys = pa.chunked_array(list(map(_partition_keys, parts)))
+        tags = pa.chunked_array(list(map(_tags, parts)))
+        uids = pa.chunked_array(list(map(_uids, parts)))
+    payloads = pa.chunked_array(list(map(_payloads, parts)))
+    widths = {columns.payloads.width for columns in parts}
+    width = widths.pop() if len(widths) == 1 else 0
     return pa.Table.from_arrays(
         [
             topics,
@@ -103,50 +112,29 @@ def to_table(batches: Sequence[tuple[Envelope, Columns]]) -> pa.Table:
             offsets,
             keys,
             payloads,
-            _chunks(batches, lambda part: part.tag_index, _tags, _no_tags(None, total)),
-            pa.chunked_array([_times(part.event_times, part.count) for _, part in batches]),
-            _transmit_times([part for _, part in batches], counts),
+            tags,
+            _joined_times([columns.event_times for columns in parts], counts, total),
+            _joined_times([columns.transmit_times for columns in parts], counts, total),
             receive_times,
-            pc.binary_length(payloads),
-            _chunks(
-                batches,
-                lambda part: part.uids,
-                lambda part: _uids(part.uids, part.count),
-                _nulls("uid", total),
-            ),
-            _chunks(batches, lambda part: part.partition_keys.offsets, _partition_keys, keys),
+            _same_int32(width, total) if width else pc.binary_length(payloads),
+            uids,
+            partition_keys,
         ],
         schema=SCHEMA,
     )
 
 
-def _chunks(
-    batches: Sequence[tuple[Envelope, Columns]],
-    buffer_of: Callable[[Columns], memoryview],
-    make: Callable[[Columns], pa.Array],
-    otherwise: pa.Array | pa.ChunkedArray,
+def _joined_times(
+    columns: Sequence[memoryview], counts: NDArray[np.int64], total: int
 ) -> pa.Array | pa.ChunkedArray:
-    """A column, a chunk a batch; the one ready-made column if no batch has it."""
-    if not any([buffer_of(columns) for _, columns in batches]):  # noqa: C419 - quicker than a generator
-        return otherwise
-    return pa.chunked_array([make(columns) for _, columns in batches])
-
-
-def _keys(columns: Columns) -> pa.Array:
-    return _binary(columns.keys, columns.count)
-
-
-def _partition_keys(columns: Columns) -> pa.Array:
-    return _binary(columns.partition_keys or columns.keys, columns.count)
-
-
-def _transmit_times(parts: Sequence[Columns], counts: Sequence[int]) -> pa.Array:
-    values = np.frombuffer(b"".join([part.transmit_times for part in parts]), np.int64)
-    if len(values) == len(parts):  # one a batch
-        values = np.repeat(values, counts)
-    elif len(values) != sum(counts):
-        return pa.chunked_array([_times(part.transmit_times, part.count) for part in parts])
-    return _primitive(_TIME, values)
+    """The times of several batches, copied if they are short: quicker than a chunk for each."""
+    if total <= _JOINED_ROWS_MAX * len(columns):
+        values = np.frombuffer(b"".join(columns), np.int64)
+        if len(values) == len(columns):  # one a batch
+            values = values.repeat(counts)
+        if len(values) == total:
+            return _primitive(_TIME, values)
+    return pa.chunked_array(list(map(_times, columns, counts.tolist())))
 
 
 def _primitive(kind: pa.DataType, values: NDArray[np.int32] | NDArray[np.int64]) -> pa.Array:
@@ -154,12 +142,16 @@ def _primitive(kind: pa.DataType, values: NDArray[np.int32] | NDArray[np.int64])
 
 
 def _kept(make: Callable[[_Value, int], pa.Array]) -> Callable[[_Value, int], pa.Array]:
-    """Make a column of one value once, and cut it to the number of rows that is asked for."""
+    """Make a column of one value once, and cut it to the number of rows that is asked for.
+
+    Page after page often has the same number, so the cuts are kept too: they share its memory.
+    """
     kept = lru_cache(maxsize=_KEPT_VALUES)(lambda value: make(value, _KEPT_ROWS))
+    cut = lru_cache(maxsize=_KEPT_VALUES)(lambda value, count: kept(value).slice(0, count))
 
     @wraps(make)
     def get(value: _Value, count: int) -> pa.Array:
-        return kept(value).slice(0, count) if count <= _KEPT_ROWS else make(value, count)
+        return cut(value, count) if count <= _KEPT_ROWS else make(value, count)
 
     return get
 
@@ -167,35 +159,56 @@ def _kept(make: Callable[[_Value, int], pa.Array]) -> Callable[[_Value, int], pa
 # --- What is per run ---
 
 
-def _one_run(envelope: Envelope, count: int) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
-    partition = int.from_bytes(envelope.partitions, "little")
-    first = int.from_bytes(envelope.base_offsets, "little")
+_RunColumns = tuple[pa.Array, pa.Array, pa.Array, pa.Array]
+
+
+def _by_row(heads: Sequence[Envelope], counts: NDArray[np.int64]) -> _RunColumns:
+    """What is per run, of batches with so many messages each, spread over their rows.
+
+    Topics, partitions, offsets, receive times.
+    """
+    return _one_partition(heads, counts) or _all_runs(heads)
+
+
+def _one_partition(heads: Sequence[Envelope], counts: NDArray[np.int64]) -> _RunColumns | None:
+    """If each batch is one run, and goes on where the one before ended: no need to look at runs.
+
+    None if not. Nearly half the time of `_all_runs` (bench/log.py, "read").
+    """
+    topics, partitions = heads[0].topics, heads[0].partitions
+    if len(topics) > 1 or not all(
+        [head.topics == topics and head.partitions == partitions for head in heads]  # noqa: C419
+    ):
+        return None
+    bases = array("q", b"".join([head.base_offsets for head in heads])).tolist()
+    if not bases:  # on their way to the broker: none yet
+        return None
+    *begins, end = accumulate(counts.tolist(), initial=bases[0])
+    if bases != begins:
+        return None
+    total = end - bases[0]
+    times = np.frombuffer(b"".join([head.receive_times for head in heads]), np.int64)
     return (
-        _same_topic(envelope.topics[0], count),
-        _same_int32(partition, count),
-        _primitive(_INT64, np.arange(first, first + count)) if first else _same_int64(0, count),
-        _times(memoryview(envelope.receive_times or bytes(8)), count),
+        _same_topic(topics[0], total),
+        _same_int32(int.from_bytes(partitions, "little"), total),
+        _primitive(_INT64, np.arange(bases[0], end)),
+        _primitive(_TIME, times.repeat(counts)),
     )
 
 
-def _all_runs(
-    heads: Sequence[Envelope], total: int
-) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
-    """What is per run, of all these batches, spread over their rows."""
+def _all_runs(heads: Sequence[Envelope]) -> _RunColumns:
+    """The same, whatever the runs are."""
     topics = list(chain.from_iterable([head.topics for head in heads]))
     runs = len(topics)
     counts = _joined(heads, runs, np.int32, [head.counts for head in heads])
     bases = _joined(heads, runs, np.int64, [head.base_offsets or _UNSET for head in heads])
     times = _joined(heads, runs, np.int64, [head.receive_times or _UNSET for head in heads])
     partitions = _joined(heads, runs, np.int32, [head.partitions for head in heads])
-    starts = np.cumsum(counts, dtype=np.int64) - counts
-    shifts = bases - starts
-    if (shifts == shifts[0]).all() and bases[0]:  # one run after another of the same partition
-        offsets = np.arange(bases[0], bases[0] + total)
-    else:
-        # Row i of a run that begins at row b with offset o has offset i + (o - b).
-        offsets = np.arange(total) + np.repeat(shifts, counts)
-        offsets[np.repeat(bases == 0, counts)] = 0  # on their way to the broker: none yet
+    # Row i of a run that begins at row b with offset o has offset i + (o - b).
+    ends = np.cumsum(counts, dtype=np.int64)
+    starts, total = ends - counts, int(ends[-1])
+    offsets = np.arange(total) + np.repeat(bases - starts, counts)
+    offsets[np.repeat(bases == 0, counts)] = 0  # on their way to the broker: none yet
     return (
         _topic_column(topics, counts, total),
         _primitive(_INT32, np.repeat(partitions, counts))
@@ -231,13 +244,10 @@ def _topic_column(topics: list[str], counts: NDArray[np.int32], total: int) -> p
     )
 
 
-def _same_topic(topic: str, count: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(_same_int32(0, count), _name(topic), safe=False)
-
-
-@lru_cache(maxsize=1024)
-def _name(topic: str) -> pa.Array:
-    return pa.array([topic], pa.string())
+@_kept
+def _same_topic(topic: str, count: int) -> pa.Array:
+    name = pa.array([topic], pa.string())
+    return pa.DictionaryArray.from_arrays(_same_int32(0, count), name, safe=False)
 
 
 @_kept
@@ -245,12 +255,14 @@ def _same_int32(value: int, count: int) -> pa.Array:
     return _primitive(_INT32, np.full(count, value, np.int32))
 
 
-@_kept
-def _same_int64(value: int, count: int) -> pa.Array:
-    return _primitive(_INT64, np.full(count, value, np.int64))
-
-
 # --- What is per row ---
+
+
+def _payloads(columns: Columns) -> pa.Array:
+    payloads = columns.payloads
+    return pa.Array.from_buffers(
+        _BINARY, columns.count, [None, pa.py_buffer(payloads.offsets), pa.py_buffer(payloads.data)]
+    )
 
 
 def _binary(column: Binary, count: int) -> pa.Array:
@@ -260,6 +272,10 @@ def _binary(column: Binary, count: int) -> pa.Array:
     return pa.Array.from_buffers(
         _BINARY, count, [validity, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
     )
+
+
+def _partition_keys(columns: Columns) -> pa.Array:
+    return _binary(columns.partition_keys or columns.keys, columns.count)
 
 
 @_kept
@@ -273,7 +289,8 @@ def _times(column: memoryview, count: int) -> pa.Array:
     return pa.Array.from_buffers(_TIME, count, [None, pa.py_buffer(column)])
 
 
-def _uids(uids: memoryview, count: int) -> pa.Array:
+def _uids(columns: Columns) -> pa.Array:
+    uids, count = columns.uids, columns.count
     if not uids:
         return _nulls("uid", count)
     is_present = np.frombuffer(uids, np.uint8).reshape(count, UID_BYTES).any(axis=1)

@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
-from crc32c import crc32c
 
 from runnel.errors import LimitExceededError, MalformedError
 from runnel.formats import block, columns, compression, envelope, selection
+from runnel.formats.checksum import crc32c
 from runnel.formats.columns import Columns
 from runnel.formats.envelope import BODY_BYTES_CEILING, Codec, Envelope
 from runnel.formats.message import Message
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 
 _UNSET: Final = bytes(8)
+_PLAIN: Final = Codec.NONE.value  # an enum's member takes several times as long to look up
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
@@ -180,7 +181,7 @@ class Batch:
         if self._columns is None:
             head = self.envelope
             body = self.body
-            if head.codec != Codec.NONE or len(body) != head.body_bytes:
+            if head.codec != _PLAIN or len(body) != head.body_bytes:
                 body = compression.decompress(body, head.codec, head.body_bytes)
             self._columns = columns.decode(body, head.message_count)
         return self._columns
@@ -273,7 +274,9 @@ class Batch:
     @staticmethod
     def table(batches: Iterable[Batch]) -> pyarrow.Table:
         """Several batches as a pyarrow.Table over the same memory, quicker than one by one."""
-        return _arrow().to_table([(batch.envelope, batch.columns) for batch in batches])
+        batches = list(batches)
+        heads = [batch.envelope for batch in batches]
+        return _arrow().to_table(heads, [batch.columns for batch in batches])
 
     # --- Selecting ---
 

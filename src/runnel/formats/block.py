@@ -25,10 +25,10 @@ import struct
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
 from runnel.errors import MalformedError
 from runnel.formats import envelope as envelopes
+from runnel.formats.checksum import crc32c
 from runnel.formats.envelope import BODY_BYTES_CEILING, Codec, Envelope
 
 HEADER_BYTES: Final = 24
@@ -40,6 +40,7 @@ _HEADER: Final = struct.Struct("<4sIIQI")
 _HEADER_CHECKED: Final = struct.Struct("<4sIIQ")
 _CRC: Final = struct.Struct("<I")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
+_PLAIN: Final = Codec.NONE.value  # an enum's member takes several times as long to look up
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -76,11 +77,19 @@ def pack_mark(durable_position: int) -> bytes:
 
 def read_header(data: bytes | memoryview, position: int = 0) -> Header:
     """The header at a position of `data`; its checksum is not verified here."""
+    envelope_bytes, body_bytes, durable, crc = _read_fields(data, position)
+    body_start = HEADER_BYTES + envelope_bytes + -envelope_bytes % 8
+    block_bytes = body_start + body_bytes + -body_bytes % 8
+    return Header(envelope_bytes, body_bytes, durable, crc, body_start, block_bytes)
+
+
+def _read_fields(data: bytes | memoryview, position: int) -> tuple[int, int, int, int]:
+    """Envelope bytes, body bytes (a mark has none of either), durable position, checksum."""
     if len(data) - position < HEADER_BYTES:
         raise MalformedError("block header", f"{len(data) - position} bytes of {HEADER_BYTES}")
     magic, envelope_bytes, body_bytes, durable, crc = _HEADER.unpack_from(data, position)
     if magic == MARK_MAGIC and not envelope_bytes and not body_bytes:
-        return Header(0, 0, durable, crc, HEADER_BYTES, HEADER_BYTES)
+        return 0, 0, durable, crc
     if magic != BLOCK_MAGIC:
         raise MalformedError("block magic", _magic_text(magic))
     if not 0 < envelope_bytes <= ENVELOPE_BYTES_MAX:
@@ -89,9 +98,7 @@ def read_header(data: bytes | memoryview, position: int = 0) -> Header:
         )
     if not 0 < body_bytes <= BODY_BYTES_CEILING:
         raise MalformedError("block body_bytes", f"{body_bytes} is not 1 to {BODY_BYTES_CEILING}")
-    body_start = HEADER_BYTES + envelope_bytes + -envelope_bytes % 8
-    block_bytes = body_start + body_bytes + -body_bytes % 8
-    return Header(envelope_bytes, body_bytes, durable, crc, body_start, block_bytes)
+    return envelope_bytes, body_bytes, durable, crc
 
 
 def _magic_text(magic: bytes) -> str:
@@ -114,8 +121,7 @@ def envelope_view(data: bytes | memoryview, position: int, header: Header) -> me
     encoded = view[begin : begin + header.envelope_bytes]
     if len(encoded) != header.envelope_bytes:
         raise MalformedError("block envelope", f"{len(encoded)} bytes of {header.envelope_bytes}")
-    if crc32c(encoded, crc32c(view[position : position + 20])) != header.crc:
-        raise MalformedError("block crc", "header and envelope do not match their checksum")
+    check_envelope(encoded, view[position : position + 20], header.crc)
     return encoded
 
 
@@ -127,32 +133,59 @@ def body_view(data: bytes | memoryview, position: int, header: Header, body_crc:
     body = view[begin:end]
     if len(body) != header.body_bytes:
         raise MalformedError("block body", f"{len(body)} bytes of {header.body_bytes}")
-    if crc32c(body) != body_crc:
-        raise MalformedError("block body", "does not match the envelope's checksum")
-    envelope_end = position + HEADER_BYTES + header.envelope_bytes
-    block_end = position + header.block_bytes
-    if (envelope_end < begin and any(view[envelope_end:begin])) or (
-        end < block_end and any(view[end:block_end])
-    ):
-        raise MalformedError("block padding", "is not zero")
+    check_body(body, body_crc)
+    check_padding(view[position + HEADER_BYTES + header.envelope_bytes : begin])
+    check_padding(view[end : position + header.block_bytes])
     return body
+
+
+def check_envelope(encoded: memoryview, header: memoryview, crc: int) -> None:
+    if crc32c(encoded, crc32c(header)) != crc:
+        raise MalformedError("block crc", "header and envelope do not match their checksum")
+
+
+def check_body(body: memoryview, crc: int) -> None:
+    if crc32c(body) != crc:
+        raise MalformedError("block body", "does not match the envelope's checksum")
+
+
+def check_padding(padding: memoryview) -> None:
+    if any(padding):
+        raise _padding_error()
+
+
+def _padding_error() -> MalformedError:
+    return MalformedError("block padding", "is not zero")
 
 
 def unpack(
     data: bytes | memoryview, position: int = 0, *, body_bytes_max: int = BODY_BYTES_CEILING
 ) -> tuple[Envelope, memoryview, int]:
-    """The envelope, the body and the whole length of the block at `position`, all checked."""
-    header = read_header(data, position)
-    if header.is_mark:
+    """The envelope, the body and the whole length of the block at `position`, all checked.
+
+    In one go, without a `Header`: a small block takes a sixth less time (bench/log.py, "read").
+    """
+    view = memoryview(data)
+    envelope_bytes, body_bytes, _, crc = _read_fields(view, position)
+    if not envelope_bytes:
         raise MalformedError("block magic", "a mark stands where a batch must be")
-    if len(data) - position < header.block_bytes:
-        raise MalformedError("block", f"{len(data) - position} bytes of {header.block_bytes}")
-    envelope = envelopes.decode(
-        envelope_view(data, position, header), body_bytes_max=body_bytes_max
-    )
-    if envelope.codec == Codec.NONE and envelope.body_bytes != header.body_bytes:
+    envelope_begin = position + HEADER_BYTES
+    envelope_end = envelope_begin + envelope_bytes
+    body_begin = envelope_end + -envelope_bytes % 8
+    body_end = body_begin + body_bytes
+    end = body_end + -body_bytes % 8
+    if len(view) < end:
+        raise MalformedError("block", f"{len(view) - position} bytes of {end - position}")
+    encoded = view[envelope_begin:envelope_end]
+    check_envelope(encoded, view[position : position + 20], crc)
+    envelope = envelopes.decode(encoded, body_bytes_max=body_bytes_max)
+    if envelope.codec == _PLAIN and envelope.body_bytes != body_bytes:
         raise MalformedError(
             "envelope body_bytes",
-            f"{envelope.body_bytes} where the block has {header.body_bytes}, uncompressed",
+            f"{envelope.body_bytes} where the block has {body_bytes}, uncompressed",
         )
-    return envelope, body_view(data, position, header, envelope.body_crc), header.block_bytes
+    body = view[body_begin:body_end]
+    check_body(body, envelope.body_crc)
+    if any(view[envelope_end:body_begin]) or any(view[body_end:end]):
+        raise _padding_error()
+    return envelope, body, end - position

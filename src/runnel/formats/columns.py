@@ -67,6 +67,11 @@ _NO_VALIDITY: Final = memoryview(bytes(_EMPTY_BYTES))
 _EMPTY_BUFFER: Final = _BUFFER_HEADER.pack(_BIN32, _EMPTY_BYTES) + bytes(_EMPTY_BYTES)
 _ABSENT: Final = Binary()
 _PLAIN_TAIL: Final = 8 * _EMPTY_BUFFER + _NO_TAG_SETS
+_TAIL: Final = struct.Struct(f"{len(_PLAIN_TAIL)}s")
+_ROW: Final = struct.Struct("<ii")  # where a row begins and ends
+# Offsets of rows of one length are kept for batches of up to so many rows, a few: 16 KiB each at most.
+_KEPT_ROWS_MAX: Final = 4096
+_KEPT_OFFSETS: Final = 64
 
 
 class _Layout(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -107,30 +112,31 @@ def _decode_plain(body: bytes | memoryview, count: int) -> Columns | None:
     """
     layout, expected, offsets_at, payloads_at = _plain_layout(count)
     tail_at = len(body) - len(_PLAIN_TAIL)
-    if tail_at < payloads_at or layout.unpack_from(body) != expected:
+    if tail_at < payloads_at or _TAIL.unpack_from(body, tail_at)[0] != _PLAIN_TAIL:
+        return None
+    headers = layout.unpack_from(body)
+    if headers[:-1] != expected or payloads_at + headers[-1] != tail_at:
         return None
     view = memoryview(body)
-    header, length = _BUFFER_HEADER.unpack_from(body, payloads_at - _BUFFER_HEADER.size)
-    if header != _BIN32 or payloads_at + length != tail_at or view[tail_at:] != _PLAIN_TAIL:
-        return None
     offsets = view[offsets_at : offsets_at + 4 * (count + 1)]
-    last = _check_offsets("payload", offsets, count)
-    payloads = Binary(offsets, _exactly("payload_bytes", view[payloads_at:tail_at], last))
+    last, width = _check_offsets("payload", offsets, count)
+    _check_padded("payload_bytes", headers[-1], last)
+    payloads = Binary(offsets, view[payloads_at : payloads_at + last], EMPTY, width)
     times = view[8 : 8 + 8 * count], view[8 * count + 16 : 8 * count + 24]
     return Columns(count, *times, payloads, _ABSENT, _ABSENT, EMPTY, EMPTY, ())
 
 
 @lru_cache(maxsize=256)
 def _plain_layout(count: int) -> tuple[struct.Struct, tuple[object, ...], int, int]:
-    """The headers of a plain body: a time a row, one for all, payload offsets; and what they must be.
+    """The headers of a plain body: a time a row, one for all, payload offsets, payloads; and what they must be.
 
-    Also where the payloads' offsets and bytes begin.
+    Only the last, the length of the payloads, may be any. Also where the payloads' offsets and bytes begin.
     """
     times, offsets = 8 * count + 3, 4 * (count + 1) + (3 - 4 * (count + 1)) % 8
-    layout = struct.Struct(f">3s BI {times}x BI 11x BI {offsets}x")
-    expected = (_ARRAY_HEADER, _BIN32, times, _BIN32, 11, _BIN32, offsets)
-    payloads_at = layout.size + _BUFFER_HEADER.size
-    return layout, expected, layout.size - offsets, payloads_at
+    layout = struct.Struct(f">3s BI {times}x BI 11x BI {offsets}x BI")
+    expected = (_ARRAY_HEADER, _BIN32, times, _BIN32, 11, _BIN32, offsets, _BIN32)
+    offsets_at = layout.size - _BUFFER_HEADER.size - offsets
+    return layout, expected, offsets_at, layout.size
 
 
 def _decode_any(body: bytes | memoryview, count: int) -> Columns:
@@ -189,10 +195,14 @@ def _check_headers(body: bytes | memoryview, layout: _Layout) -> None:
 
 def _exactly(name: str, buffer: memoryview, length: int) -> memoryview:
     """The buffer without its padding."""
-    padded = length + (3 - length) % 8
-    if len(buffer) != padded:
-        raise MalformedError(f"body {name}", f"has {len(buffer)} bytes where {padded} must be")
+    _check_padded(name, len(buffer), length)
     return buffer[:length]
+
+
+def _check_padded(name: str, buffer_bytes: int, length: int) -> None:
+    padded = length + (3 - length) % 8
+    if buffer_bytes != padded:
+        raise MalformedError(f"body {name}", f"has {buffer_bytes} bytes where {padded} must be")
 
 
 def _times(name: str, buffer: memoryview, count: int) -> memoryview:
@@ -208,27 +218,40 @@ def _binary(
             raise MalformedError(f"body {name}_offsets", "missing, although there are values")
         return _ABSENT
     offsets = _exactly(f"{name}_offsets", offsets, 4 * (count + 1))
-    last = _check_offsets(name, offsets, count)
+    last, width = _check_offsets(name, offsets, count)
     data = _exactly(f"{name}_bytes", data, last)
     if len(validity) == _EMPTY_BYTES:
-        return Binary(offsets, data)
-    return Binary(offsets, data, _exactly(f"{name}_validity", validity, validity_bytes(count)))
+        return Binary(offsets, data, EMPTY, width)
+    validity = _exactly(f"{name}_validity", validity, validity_bytes(count))
+    return Binary(offsets, data, validity, width)
 
 
-def _check_offsets(name: str, offsets: memoryview, count: int) -> int:
-    """The last offset, which is the length of the data."""
+def _check_offsets(name: str, offsets: memoryview, count: int) -> tuple[int, int]:
+    """The last offset, which is the length of the data; and `Binary.width`."""
+    if FEW_ROWS < count <= _KEPT_ROWS_MAX:
+        # Rows of one length are common. To compare their offsets with known ones is quickest (bench/log.py, "read").
+        _, width = _ROW.unpack_from(offsets)
+        _, last = _ROW.unpack_from(offsets, 4 * (count - 1))
+        if last == width * count > 0 and bytes(offsets) == _even_offsets(count, width):
+            return last, width
     if count <= FEW_ROWS:
         values = offsets.cast("i").tolist()
         first, last, is_rising = values[0], values[-1], values == sorted(values)
     else:
         vector = np.frombuffer(offsets, np.int32)
-        first, last = int(vector[0]), int(vector[-1])
+        first, last = vector.item(0), vector.item(-1)
         is_rising = not np.count_nonzero(vector[1:] < vector[:-1])
     if first != 0:
         raise MalformedError(f"body {name}_offsets", f"must begin with 0, not {first}")
     if not is_rising:
         raise MalformedError(f"body {name}_offsets", "go backwards")
-    return last
+    return last, 0
+
+
+@lru_cache(maxsize=_KEPT_OFFSETS)
+def _even_offsets(count: int, width: int) -> bytes:
+    """The offsets of rows of one length."""
+    return np.arange(0, (count + 1) * width, width, dtype=np.int32).tobytes()
 
 
 def _tag_index(buffer: memoryview, count: int, set_count: int) -> memoryview:

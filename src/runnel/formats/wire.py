@@ -165,10 +165,14 @@ class Hello(Head, tag="hello", frozen=True, gc=False):
 
 
 class Publish(Head, tag="publish", frozen=True, gc=False):
-    """One batch, a block behind the head. Without a level: stored on disk topics, received on others."""
+    """One batch, a block behind the head. Without a level: stored on disk topics, received on others.
+
+    `is_patient`: the answer need not come by itself, it may wait a moment for others.
+    """
 
     id: _Id
     level: str | None = None
+    is_patient: bool = False
 
 
 class Send(Head, tag="send", frozen=True, gc=False):
