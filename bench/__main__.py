@@ -11,14 +11,14 @@ from pathlib import Path
 
 from bench.report import as_json, as_markdown, machine_facts, print_table, put_into_page
 
-_NAMES = ("log",)
+_NAMES = ("live", "log")
 _PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bin/bench", description=__doc__)
     parser.add_argument("name", choices=_NAMES, help="which benchmark")
-    parser.add_argument("--quick", action="store_true", help="less data: under 40 seconds")
+    parser.add_argument("--quick", action="store_true", help="less data, fewer rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     parser.add_argument(
         "--page", action="store_true", help="put the table into docs/performance.md"
@@ -38,7 +38,7 @@ def main() -> int:
     for title, part in parts:
         print(f"… {title}", file=sys.stderr, flush=True)
         results += part(quick=chosen.quick)
-    facts = machine_facts()
+    facts = machine_facts() | getattr(module, "more_facts", dict)()
     print_table(f"{chosen.name}{' (quick)' if chosen.quick else ''}", facts, results)
     if target is not None:
         target.write_bytes(as_json(chosen.name, facts, results, quick=chosen.quick))
