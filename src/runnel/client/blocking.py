@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from runnel.client.bus import Bus
-from runnel.client.gathering import Intake, Rows
+from runnel.client.gathering import Rows
+from runnel.client.intake import Intake
 from runnel.client.publisher import Publisher
 from runnel.client.results import Gap, Receipt
 from runnel.client.subscription import Subscription

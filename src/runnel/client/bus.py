@@ -12,14 +12,14 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from runnel.client.gathering import as_bytes, check_tags, check_uid
+from runnel.client.intake import as_bytes, check_tags, check_uid
 from runnel.client.places import OffsetMap, StartAt, partition_places, start_of, time_ns_of
 from runnel.client.publisher import Publisher, checked_level
 from runnel.client.results import BatchReceipt, Gap, Page, Receipt
 from runnel.client.routing import Router
 from runnel.client.subscription import Subscription, unpack_blocks
 from runnel.client.timers import Deadline, Timers
-from runnel.errors import ClientFault, ClosedError, UnknownTopicError
+from runnel.errors import ClientFault, ClosedError, RunnelError, UnknownTopicError
 from runnel.formats import block, envelope, wire
 from runnel.formats.batch import Batch
 from runnel.formats.wire import CursorPlace, CursorState, TopicState, Welcome
@@ -87,16 +87,21 @@ class Bus:
         if self._is_closed:
             return
         self._is_closed = True
+        failures: list[RunnelError] = []
         try:
-            if is_flushing:
-                for publisher in list(self._publishers):
+            for publisher in list(self._publishers) if is_flushing else ():
+                try:
                     await publisher.close()
+                except RunnelError as error:
+                    failures.append(error)
         finally:
             for publisher in list(self._publishers):
                 publisher.end(ClosedError("the bus has been closed"))
             for subscription in list(self._subscriptions):
                 subscription.abandon()
             await self._router.close()
+        if failures:
+            raise failures[0]
 
     async def ping(self) -> float:
         """Seconds to the broker and back."""

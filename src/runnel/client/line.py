@@ -4,8 +4,10 @@ A line decides when a batch is cut and sent, and what becomes of it when the ans
 acts through its link; the publisher that owns it counts what is under way.
 
 A line that was refused something stops until everything under way is answered: what is sent again then keeps its
-order. (Without a name, a batch that was under way behind the refused one may have overtaken it.) A named publisher's batches are numbered by their place in the line, so those behind a refused one take its
-number; the broker cannot have stored them, because it takes numbers one after the other.
+order. (Without a name, a batch that was under way behind the refused one may have overtaken it.)
+
+A named publisher's batches are numbered by their place in the line, so those behind a refused one take its number;
+the broker cannot have stored them, because it takes numbers one after the other.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from runnel.formats import block, envelope, wire
 from runnel.formats.envelope import Codec
 
 # So many batches may be unacknowledged before a batch that is not full waits for company.
-_UNDER_WAY_EAGER: Final = 2
+_UNDER_WAY_EAGER: Final = 16
 
 
 class Haste(enum.Enum):
@@ -242,7 +244,7 @@ class ShardLine:
         buffers = block.pack(envelope.encode(head), body)
         size = len(buffers[0]) + len(buffers[1]) + len(buffers[2])
         number = self._link.next_number()
-        publish = wire.Publish(number, self._terms.level)
+        publish = wire.Publish(number, self._terms.level, is_patient=True)
         outgoing.attempts += 1
         if self._terms.level == "none":
             # Done once the transport has it; a refusal that still comes is told at the next flush.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import ssl as tls
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
@@ -125,7 +126,9 @@ class Link:
             )
 
     def _not_reached(self, error: Exception) -> str:
-        return f"cannot connect to {self.address}: {_told(error)}{self._advice}"
+        is_nobody_there = isinstance(error, OSError) and not isinstance(error, tls.SSLError)
+        advice = self._advice if is_nobody_there else ""
+        return f"cannot connect to {self.address}: {_told(error)}{advice}"
 
     async def _keep_connected(self) -> None:
         while self._failure is None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Self
 
-from runnel.client.gathering import Intake, Rows, codec_of
+from runnel.client.gathering import Rows, codec_of
+from runnel.client.intake import Intake
 from runnel.client.line import Haste, ShardKey, ShardLine, Terms
 from runnel.client.link import Link
 from runnel.client.results import Receipt

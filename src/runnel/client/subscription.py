@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
+from runnel.client.connection import OnAnswer
 from runnel.client.link import Link, backoff_s
 from runnel.client.places import Places
 from runnel.client.results import Gap
@@ -148,7 +149,11 @@ class Subscription:
             self._subscribe()
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            self._unsubscribe(lambda _answer, _tail: None)  # nobody will leave what was not entered
+            raise
         return self
 
     async def __aexit__(
@@ -161,18 +166,20 @@ class Subscription:
 
     async def close(self) -> None:
         """Iteration ends; what has arrived and was not read is dropped."""
-        if self._is_closed:
-            return
+        done = asyncio.Event()
+        if not self._is_closed and self._unsubscribe(lambda _answer, _tail: done.set()):
+            with contextlib.suppress(TimeoutError):  # the broker is slow; it will have heard
+                await asyncio.wait_for(done.wait(), _CLOSE_TIMEOUT_S)
+
+    def _unsubscribe(self, on_answer: OnAnswer) -> bool:
+        """Leave, and tell the broker if it knows of the subscription. Whether there will be an answer."""
         self._leave()
         connection = self._link.connection
         if connection is None or connection.receivers.pop(self._number, None) is None:
-            return
-        done = asyncio.Event()
+            return False
         number = self._link.next_number()
-        head = wire.Unsubscribe(number, self._number)
-        connection.request(number, head, lambda _answer, _tail: done.set())
-        with contextlib.suppress(TimeoutError):  # the broker is slow; it will have heard
-            await asyncio.wait_for(done.wait(), _CLOSE_TIMEOUT_S)
+        connection.request(number, wire.Unsubscribe(number, self._number), on_answer)
+        return True
 
     def abandon(self) -> None:
         """Close without telling the broker, whose connection ends anyway."""

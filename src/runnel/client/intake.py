@@ -1,0 +1,202 @@
+"""Where messages come in: what `send` checks and collects. Pure; the hottest lines of the client.
+
+Whatever is refused is refused here, with the message that is wrong, before it has company.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from runnel.client.gathering import MESSAGE_OVERHEAD_BYTES, Rows, tags_size
+from runnel.errors import ClientFault, MalformedError
+from runnel.formats.message import NO_TAGS
+from runnel.formats.table import TAGS_MAX, UID_BYTES
+from runnel.topics.names import check_topic
+
+_NO_TOPIC: Final = "no topic: give send() one, or the publisher a default"
+_TIME_MIN: Final = -(2**63)
+_TIME_MAX: Final = 2**63 - 1
+_KNOWN_NAMES_MAX: Final = 200_000
+
+
+class Intake(ABC):
+    """Where messages come in. What happens with them is the heir's to say."""
+
+    __slots__ = (
+        "_event_times_ns",
+        "_intake_bytes_max",
+        "_intake_messages",
+        "_known_names",
+        "_last_tags",
+        "_message_bytes",
+        "_now_ns",
+        "_opened_bytes",
+        "_payloads",
+        "_room_bytes",
+        "_rows",
+        "_topic",
+        "_topics",
+    )
+
+    def __init__(
+        self,
+        topic: str | None,
+        now_ns: Callable[[], int],
+        *,
+        intake_messages: int,
+        intake_bytes_max: int,
+    ) -> None:
+        if topic is not None:
+            check_topic(topic)
+        self._topic = topic
+        self._now_ns = now_ns
+        self._intake_messages = intake_messages
+        self._intake_bytes_max = intake_bytes_max
+        # With a default topic none is known, so that every other one takes the longer way.
+        self._known_names: set[str] = set()
+        self._last_tags: Mapping[str, str] = NO_TAGS
+        # What a message weighed of late; at first a guess.
+        self._message_bytes = 2 * MESSAGE_OVERHEAD_BYTES
+        self._room_bytes = self._opened_bytes = 0
+        self._begin_rows()
+
+    def _begin_rows(self) -> None:
+        self._rows = rows = Rows(self._topic)
+        self._payloads = rows.payloads
+        self._event_times_ns = rows.event_times_ns
+        self._topics = rows.topics
+
+    # Options may be given by position: those that only go by name cost 60 ns more a call.
+    def send(
+        self,
+        payload: bytes,
+        topic: str | None = None,
+        key: bytes | None = None,
+        tags: Mapping[str, str] | None = None,
+        event_time_ns: int | None = None,
+        partition_key: bytes | None = None,
+        uid: bytes | None = None,
+    ) -> None:
+        """Take a message and return at once; it leaves with others, soon. Give options by name.
+
+        BusyError: far more has been sent than the buffer holds, and nobody waited for room.
+        """
+        if self._room_bytes <= 0 or payload.__class__ is not bytes:
+            payload = self._admit(payload)
+        if event_time_ns is None:
+            event_time_ns = self._now_ns()
+        elif event_time_ns.__class__ is not int or not _TIME_MIN <= event_time_ns <= _TIME_MAX:
+            raise MalformedError("event_time_ns", f"{event_time_ns!r} is no 64-bit integer")
+        # Whatever is refused is refused before the first list grows, or the rows would no longer match.
+        if key is not None or tags is not None or partition_key is not None or uid is not None:
+            self._set_aside(topic, key, tags, partition_key, uid)
+        if topic is None:
+            if self._topic is None:
+                raise ClientFault(_NO_TOPIC)
+        elif topic in self._known_names:
+            self._topics.append(topic)
+        else:
+            self._name_row(topic)
+        self._room_bytes -= len(payload) + MESSAGE_OVERHEAD_BYTES
+        self._payloads.append(payload)
+        self._event_times_ns.append(event_time_ns)
+
+    def _admit(self, payload: bytes) -> bytes:
+        if payload.__class__ is not bytes:
+            payload = as_bytes("payload", payload)
+        if self._room_bytes <= 0:
+            self._make_room()
+        return payload
+
+    @abstractmethod
+    def _make_room(self) -> None:
+        """Called before the first message of a wake-up, and when a full intake has to go on. Calls `_open`."""
+
+    def _open(self) -> None:
+        """Make room for about a batch's worth: bytes are counted, so messages of one size come out even."""
+        wanted_bytes = self._intake_messages * self._message_bytes
+        self._room_bytes = self._opened_bytes = min(self._intake_bytes_max, wanted_bytes)
+
+    def _take(self) -> Rows | None:
+        """What has come in so far, if anything. The next `send` calls `_make_room`."""
+        rows = self._rows
+        if not rows.payloads:
+            return None
+        rows.size = self._opened_bytes - self._room_bytes
+        self._message_bytes = -(-rows.size // len(rows))
+        self._room_bytes = 0
+        self._begin_rows()
+        return rows
+
+    def _name_row(self, topic: str) -> None:
+        check_topic(topic)
+        if self._topic is None:
+            if len(self._known_names) >= _KNOWN_NAMES_MAX:
+                self._known_names.clear()
+            self._known_names.add(topic)
+        else:
+            self._rows.name_all()
+        self._topics.append(topic)
+
+    def _set_aside(
+        self,
+        topic: str | None,
+        key: bytes | None,
+        tags: Mapping[str, str] | None,
+        partition_key: bytes | None,
+        uid: bytes | None,
+    ) -> None:
+        """Keep what most messages lack for the row that comes next."""
+        if topic is not None:
+            check_topic(topic)
+        elif self._topic is None:
+            raise ClientFault(_NO_TOPIC)
+        if key is not None:
+            key = as_bytes("key", key)
+        if partition_key is not None:
+            partition_key = as_bytes("partition_key", partition_key)
+        check_uid(uid)
+        if tags != self._last_tags:
+            check_tags(tags)
+            self._last_tags = dict(tags or {})  # a copy: the caller may change its own
+        rows = self._rows
+        row = len(rows.payloads)
+        if key is not None:
+            rows.keys[row] = key
+            self._room_bytes -= len(key)
+        if partition_key is not None:
+            rows.partition_keys[row] = partition_key
+            self._room_bytes -= len(partition_key)
+        if tags:
+            rows.tags[row] = self._last_tags
+            self._room_bytes -= tags_size(self._last_tags)
+        if uid is not None:
+            rows.uids[row] = uid
+            self._room_bytes -= UID_BYTES
+
+
+def as_bytes(name: str, value: object) -> bytes:
+    """The value as bytes of our own, which nobody can change while they wait."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    advice = '; text needs .encode("utf-8")' if isinstance(value, str) else ""
+    raise MalformedError(name, f"must be bytes, not {type(value).__name__}{advice}")
+
+
+def check_tags(tags: Mapping[str, str] | None) -> None:
+    if tags is None:
+        return
+    if not isinstance(tags, Mapping):
+        raise MalformedError("tags", f"{tags!r} is not a mapping of text to text")
+    if len(tags) > TAGS_MAX:
+        raise MalformedError("tags", f"{len(tags)} tags, at most {TAGS_MAX} are allowed")
+    for name, value in tags.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise MalformedError("tags", f"{name!r}: {value!r} must be text on both sides")
+
+
+def check_uid(uid: bytes | None) -> None:
+    if uid is not None and (not isinstance(uid, bytes) or len(uid) != UID_BYTES):
+        raise MalformedError("uid", f"must be {UID_BYTES} bytes, not {uid!r:.60}")
