@@ -16,6 +16,7 @@ from runnel.formats.envelope import Codec, Envelope
 from runnel.log.log import ShardId, Stored
 
 Subscribers = tuple[LiveSubscription, ...]
+Shared = tuple["Share", Sequence[LiveSubscription]]
 FallBehind = Callable[[LiveSubscription, ShardId, Envelope], None]
 
 
@@ -42,6 +43,14 @@ class Share:
         """Of what is delivered. Right once `delivery` has been asked for."""
         return self._envelope
 
+    def topics_and_counts(self) -> tuple[Sequence[str], Sequence[int]]:
+        """Of its runs."""
+        head = self.stored.envelope
+        counts = head.column32(head.counts)
+        if self._runs is None:
+            return head.topics, counts
+        return [head.topics[run] for run in self._runs], [counts[run] for run in self._runs]
+
     def delivery(self) -> Delivery:
         if self._delivery is None:
             head = self.stored.envelope
@@ -62,9 +71,7 @@ class Share:
         return self._delivery
 
 
-def shares(
-    shard: ShardId, stored: Stored, answers: Sequence[Subscribers]
-) -> list[tuple[Share, Sequence[LiveSubscription]]]:
+def shares(shard: ShardId, stored: Stored, answers: Sequence[Subscribers]) -> list[Shared]:
     """Who gets which runs, given the subscribers of each run."""
     first = answers[0]
     if len(answers) == 1 or all([answer is first for answer in answers]):  # noqa: C419 - quicker than a generator
@@ -80,7 +87,7 @@ def shares(
     takers: dict[tuple[int, ...], list[LiveSubscription]] = {}
     for subscriber, wanted in groups_of.items():
         takers.setdefault(tuple(wanted), []).append(subscriber)
-    found: list[tuple[Share, Sequence[LiveSubscription]]] = []
+    found: list[Shared] = []
     for wanted_groups, subscribers in takers.items():
         runs = sorted(run for group in wanted_groups for run in groups[group][1])
         is_all = len(runs) == len(answers)
@@ -91,12 +98,12 @@ def shares(
 def spread_kept(
     shard: ShardId,
     stored: Stored,
-    answers: Sequence[Subscribers],
+    shares: Sequence[Shared],
     fall_behind: FallBehind,
 ) -> None:
     """Deliver a stored batch to whoever has room; the others will read it from the log."""
     head = stored.envelope
-    for share, subscribers in shares(shard, stored, answers):
+    for share, subscribers in shares:
         for subscriber in subscribers:
             if not subscriber.takes(shard, head):
                 if shard not in subscriber.behind():
@@ -108,10 +115,10 @@ def spread_kept(
                 subscriber.deliver(delivery, share.envelope)
 
 
-def spread_live(shard: ShardId, stored: Stored, answers: Sequence[Subscribers]) -> int:
+def spread_live(shares: Sequence[Shared]) -> int:
     """Push a batch that is not kept to everyone who wants some of it; how many they are."""
     receivers = 0
-    for share, subscribers in shares(shard, stored, answers):
+    for share, subscribers in shares:
         delivery = share.delivery()
         for subscriber in subscribers:
             subscriber.push(delivery, share.envelope, share.body)

@@ -102,6 +102,7 @@ class LiveReading:
                 starting.begin_offsets(self._stores, parsed, start, offsets),
             )
         else:
+            ends = starting.ends_now(self._stores)
             needs_match = start.kind in ("earliest", "time")
             matching = (
                 await starting.matching_shards(self._stores, self._index, parsed)
@@ -114,7 +115,7 @@ class LiveReading:
             self._sweep_if_due()
             self._begin_shards(
                 subscription,
-                starting.begin_positions(self._stores, start, matching, entries),
+                starting.begin_positions(self._stores, start, matching, entries, ends),
                 is_held=start.kind == "last",
             )
         if self._is_closed:
@@ -133,13 +134,12 @@ class LiveReading:
         assert subscription.places is not None
         told: list[PartitionPlace] = []
         for (topic, number), (log, offset, gap) in begins.items():
-            if offset is not None:
-                subscription.places[topic, number] = offset
-                told.append(PartitionPlace(topic, number, offset, log.epoch))
+            subscription.places[topic, number] = offset
+            told.append(PartitionPlace(topic, number, offset, log.epoch))
             if gap is not None:
                 subscription.gaps_at_start.append(gap)
             shard = log.topic(topic).shards[number]
-            is_behind = offset is None or offset < log.next_offset(topic, number)
+            is_behind = offset < log.next_offset(topic, number)
             if (is_behind or start.kind == "last") and shard not in subscription.behind():
                 feed = PartitionsFeed(log, shard, self._stores, self._workers)
                 subscription.fall_behind(shard, feed)
@@ -222,30 +222,31 @@ class LiveReading:
 
     def spread_kept(self, shard: ShardId, stored: Stored) -> None:
         """A stored batch has become visible."""
-        answers = [self.subscribers(topic) for topic in stored.envelope.topics]
-        fanout.spread_kept(shard, stored, answers, self._fall_behind)
-        self._count_out(stored, answers)
+        answers = self._answers(stored.envelope.topics)
+        shares = fanout.shares(shard, stored, answers)
+        fanout.spread_kept(shard, stored, shares, self._fall_behind)
+        self._count_out(stored, shares)
 
     def spread_live(self, stored: Stored, answers: Sequence[tuple[LiveSubscription, ...]]) -> int:
         """A batch that is not kept goes to its readers; how many they are."""
-        receivers = fanout.spread_live(LIVE_SHARD, stored, answers)
-        self._count_out(stored, answers)
-        return receivers
+        shares = fanout.shares(LIVE_SHARD, stored, answers)
+        self._count_out(stored, shares)
+        return fanout.spread_live(shares)
 
-    def _count_out(self, stored: Stored, answers: Sequence[tuple[LiveSubscription, ...]]) -> None:
+    def _count_out(self, stored: Stored, shares: Sequence[fanout.Shared]) -> None:
         """By topic: what goes to its readers now, or will once they have caught up."""
         head = stored.envelope
-        size = len(stored.body)
         traffic = self._metrics.traffic
-        if len(answers) == 1:
-            if answers[0]:
-                readers = len(answers[0])
-                traffic.count_out(head.topics[0], head.message_count * readers, size * readers)
-        elif any(answers):
-            counts = head.column32(head.counts)
-            sent = [count * len(answer) for count, answer in zip(counts, answers, strict=True)]
-            total = sum(sent)
-            traffic.count_runs_out(head.topics, sent, total, size * total // sum(counts))
+        for share, subscribers in shares:
+            readers = len(subscribers)
+            topics, counts = share.topics_and_counts()
+            total = sum(counts)
+            size = len(stored.body) * total // head.message_count * readers
+            if len(topics) == 1:
+                traffic.count_out(topics[0], total * readers, size)
+            else:
+                sent = counts if readers == 1 else [count * readers for count in counts]
+                traffic.count_runs_out(topics, sent, total * readers, size)
 
     def _fall_behind(
         self, subscription: LiveSubscription, shard: ShardId, envelope: Envelope
@@ -272,17 +273,34 @@ class LiveReading:
 
     def answers_live(self, topics: Sequence[LiveTopic]) -> list[tuple[LiveSubscription, ...]]:
         """The readers of topics that are not kept; a topic that nobody reads any more vanishes."""
-        answers = []
-        live = self._stores.live
-        for topic in topics:
-            answer = self.subscribers(topic.name)
-            answers.append(answer)
-            if topic.exists:
-                if not answer and not topic.policy.last_value:
-                    live.vanish(topic)
-            elif answer or topic.policy.last_value:
-                live.make(topic)
+        changes = self._index.changes
+        answers = [
+            topic.readers if topic.readers_change == changes else self._look_up(topic)
+            for topic in topics
+        ]
+        for topic, answer in zip(topics, answers, strict=True):
+            if topic.exists is not (topic.keeps_last or bool(answer)):
+                self._make_or_vanish(topic)
         return answers
+
+    def _look_up(self, topic: LiveTopic) -> tuple[LiveSubscription, ...]:
+        topic.readers = self.subscribers(topic.name)
+        topic.readers_change = self._index.changes
+        return topic.readers
+
+    def _make_or_vanish(self, topic: LiveTopic) -> None:
+        if topic.exists:
+            self._stores.live.vanish(topic)
+        else:
+            self._stores.live.make(topic)
+
+    def _answers(self, topics: Sequence[str]) -> list[tuple[LiveSubscription, ...]]:
+        """The subscribers of each topic. Hot: once a run."""
+        recall = self._index.recall
+        return [
+            self._index.subscribers(topic) if answer is None else answer
+            for topic, answer in zip(topics, map(recall, topics), strict=True)
+        ]
 
 
 _NO_FEED: tuple[ShardId, None] = (ShardId(""), None)

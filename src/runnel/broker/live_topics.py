@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from runnel.broker.live_subscription import LiveSubscription
 from runnel.config import Keep
 from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats import envelope as envelopes
@@ -33,12 +34,26 @@ _WHOLE_BYTES_MAX: Final = 16 * 1024
 class LiveTopic:
     """A name, its policy and its numbers. It may not exist (yet, or any more)."""
 
-    __slots__ = ("epoch", "exists", "last", "name", "next_offsets", "policy")
+    __slots__ = (
+        "epoch",
+        "exists",
+        "keeps_last",
+        "last",
+        "name",
+        "next_offsets",
+        "policy",
+        "readers",
+        "readers_change",
+    )
 
     def __init__(self, name: str, policy: Policy) -> None:
         self.name = name
         self.policy = policy
+        self.keeps_last = policy.last_value
         self.exists = False
+        # Who reads it, as of a change among all subscriptions: quicker than to ask the index again.
+        self.readers: tuple[LiveSubscription, ...] = ()
+        self.readers_change = -1
         self.epoch = 0
         self.next_offsets = [1] * policy.partitions
         self.last: list[Batch | None] = [None] * policy.partitions
@@ -72,7 +87,7 @@ class LiveTopics:
         self._known: dict[str, LiveTopic] = {}
         self._quiet: dict[str, None] = {}  # known, but nobody reads them; oldest first
         self._next_entry = 1
-        self.epoch = epoch  # of the topic made last
+        self.epoch = epoch  # of topics that are made from now on
 
     def __len__(self) -> int:
         return len(self._known) - len(self._quiet)
@@ -94,19 +109,17 @@ class LiveTopics:
         return topic if topic is not None and topic.exists else None
 
     def resolve(self, envelope: Envelope) -> list[LiveTopic]:
-        """The topic of each run; an error names the run."""
+        """The topic of each run; an error names the run. Hot: once a run (bench/live.py, "small batches")."""
         known = self._known
-        topics = []
-        for run, (name, number) in enumerate(
-            zip(envelope.topics, envelope.column32(envelope.partitions), strict=True)
-        ):
-            topic = known.get(name) or self._learn(run, name)
-            if number >= topic.policy.partitions:
-                raise UnknownTopicError(
-                    f"run {run}: topic {name!r} has partitions 0 to {topic.policy.partitions - 1}, "
-                    f"not {number}"
-                )
-            topics.append(topic)
+        try:
+            topics = [known[name] for name in envelope.topics]
+        except KeyError:
+            topics = [
+                known.get(name) or self._learn(run, name)
+                for run, name in enumerate(envelope.topics)
+            ]
+        if any(envelope.partitions):  # every topic has partition 0
+            _check_partitions(envelope, topics)
         return topics
 
     def _learn(self, run: int, name: str) -> LiveTopic:
@@ -141,14 +154,16 @@ class LiveTopics:
             )
         del self._quiet[topic.name]
         topic.exists = True
-        topic.epoch = self.epoch = self.epoch + 1
+        topic.epoch = self.epoch
         topic.next_offsets = [1] * topic.policy.partitions
         self._on_made(topic)
 
     def vanish(self, topic: LiveTopic) -> None:
-        """Its last reader has left, or it is deleted."""
+        """Its last reader has left, or it is deleted. Made again, it has a later epoch."""
         topic.exists = False
+        self.epoch = max(self.epoch, topic.epoch + 1)
         topic.last = [None] * topic.policy.partitions
+        topic.readers, topic.readers_change = (), -1
         self._rest(topic)
 
     def purge(self, topic: LiveTopic) -> None:
@@ -161,14 +176,14 @@ class LiveTopics:
         """Give the runs of a batch their offsets. Runs of topics that do not exist get none that count."""
         head = batch.envelope
         bases = array("q")
-        partitions = head.column32(head.partitions)
         for topic, number, count in zip(
-            topics, partitions, head.column32(head.counts), strict=True
+            topics, head.column32(head.partitions), head.column32(head.counts), strict=True
         ):
-            base = topic.next_offsets[number]
+            offsets = topic.next_offsets
+            base = offsets[number]
             bases.append(base)
             if topic.exists:
-                topic.next_offsets[number] = base + count
+                offsets[number] = base + count
         entry = self._next_entry
         self._next_entry = entry + 1
         numbered = msgspec.structs.replace(
@@ -188,11 +203,11 @@ class LiveTopics:
     def keep_last(self, stored: Stored, topics: Sequence[LiveTopic], bytes_max: int) -> None:
         """Remember the last messages of those topics whose policy asks for it."""
         head = stored.envelope
-        if not any(topic.policy.last_value for topic in topics):
+        if True not in [topic.keeps_last for topic in topics]:
             return
         batch = Batch(head, bytes(stored.body))  # and nothing else that arrived with it
         for topic, number in zip(topics, head.column32(head.partitions), strict=True):
-            if topic.policy.last_value:
+            if topic.keeps_last:
                 last: Batch | None = batch
                 if head.body_bytes > _WHOLE_BYTES_MAX:
                     offset = topic.next_offsets[number] - 1
@@ -200,3 +215,13 @@ class LiveTopics:
                     if last is not None and last.envelope.body_bytes > bytes_max:
                         last = None
                 topic.last[number] = last
+
+
+def _check_partitions(envelope: Envelope, topics: Sequence[LiveTopic]) -> None:
+    partitions = envelope.column32(envelope.partitions)
+    for run, (topic, number) in enumerate(zip(topics, partitions, strict=True)):
+        if number >= topic.policy.partitions:
+            raise UnknownTopicError(
+                f"run {run}: topic {topic.name!r} has partitions 0 to "
+                f"{topic.policy.partitions - 1}, not {number}"
+            )

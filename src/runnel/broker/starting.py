@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -56,16 +57,23 @@ def literal_keys(stores: Stores, patterns: Sequence[Pattern]) -> dict[Key, KeptL
 
 
 async def offsets_at(stores: Stores, patterns: Sequence[Pattern], start: Start) -> dict[Key, int]:
-    """The first offset of each partition at a time, or that there is. What is stored meanwhile is later."""
-    if start.kind not in ("earliest", "time"):
+    """The first offset of each partition at a time, or that there is, where `start` does not say it.
+
+    Looks again until no topic was made while it looked: then nothing can have been stored that it does not know of.
+    """
+    if start.kind not in ("earliest", "time", "resume"):
         return {}
-    time_ns = _EVER if start.kind == "earliest" else start.time_ns
+    time_ns = start.time_ns if start.kind == "time" else _EVER
+    given = {(place.topic, place.partition): place for place in start.partitions}
     offsets: dict[Key, int] = {}
-    for (topic, number), log in literal_keys(stores, patterns).items():
-        try:
-            offsets[topic, number] = await log.offset_at(topic, number, time_ns)
-        except UnknownTopicError:
-            continue  # deleted meanwhile
+    while unknown := {
+        key: log
+        for key, log in literal_keys(stores, patterns).items()
+        if key not in offsets and not (key in given and _is_resumable(log, key, given[key]))
+    }:
+        for (topic, number), log in unknown.items():
+            with contextlib.suppress(UnknownTopicError):  # deleted meanwhile
+                offsets[topic, number] = await log.offset_at(topic, number, time_ns)
     return offsets
 
 
@@ -91,10 +99,10 @@ async def entries_at(shards: Mapping[ShardId, KeptLog], time_ns: int) -> dict[Sh
 
 
 class Begin(NamedTuple):
-    """Where a partition begins. None: with its first message. `gap`: what to tell the reader before."""
+    """Where a partition begins. `gap`: what to tell the reader before."""
 
     log: KeptLog
-    offset: int | None
+    offset: int
     gap: GapState | None = None
 
 
@@ -108,28 +116,43 @@ def begin_offsets(
         end = log.next_offset(*key)
         match start.kind:
             case "earliest" | "time":
-                begins[key] = Begin(log, found.get(key))
+                begins[key] = Begin(log, found[key])
             case "offsets" if key in given:
                 if given[key].offset > end:
                     raise OffsetAheadError(*key, given[key].offset, end)
                 begins[key] = Begin(log, given[key].offset)
             case "resume":
-                begins[key] = _resumed(log, key, given.get(key), end)
+                begins[key] = _resumed(log, key, given.get(key), found)
             case _:
                 begins[key] = Begin(log, end)
     return begins
 
 
-def _resumed(log: KeptLog, key: Key, place: PartitionPlace | None, end: int) -> Begin:
+def _resumed(
+    log: KeptLog, key: Key, place: PartitionPlace | None, found: Mapping[Key, int]
+) -> Begin:
     if place is None:
-        return Begin(log, None)  # made since
-    if isinstance(log, MemoryLog) and place.epoch not in (0, log.epoch):
-        text = "messages in memory were lost when the broker started anew"
-    elif place.offset > end:
-        text = f"offset {place.offset} is beyond the next message's, {end}"
-    else:
+        return Begin(log, found[key])  # made since
+    if key not in found:
         return Begin(log, max(1, place.offset))
-    return Begin(log, None, GapState("restart", 0, *key, place.offset, 1, text))
+    if _is_of_older_epoch(log, place):
+        text = "messages in memory were lost when the broker started anew"
+    else:
+        text = f"offset {place.offset} is beyond the next message's, {log.next_offset(*key)}"
+    return Begin(log, found[key], GapState("restart", 0, *key, place.offset, found[key], text))
+
+
+def _is_resumable(log: KeptLog, key: Key, place: PartitionPlace) -> bool:
+    return not _is_of_older_epoch(log, place) and place.offset <= log.next_offset(*key)
+
+
+def _is_of_older_epoch(log: KeptLog, place: PartitionPlace) -> bool:
+    return isinstance(log, MemoryLog) and place.epoch not in (0, log.epoch)
+
+
+def ends_now(stores: Stores) -> dict[ShardId, int]:
+    """The next entry of each shard."""
+    return {shard: log.entries(shard).next_offset for log, shard in stores.shards()}
 
 
 def begin_positions(
@@ -137,8 +160,13 @@ def begin_positions(
     start: Start,
     matching: Mapping[ShardId, KeptLog],
     at_time: Mapping[ShardId, int],
+    ends: Mapping[ShardId, int],
 ) -> list[tuple[KeptLog, ShardId, Position]]:
-    """Where each shard begins, as things stand now. Those that hold nothing wanted begin at their end."""
+    """Where each shard begins, as things stand now.
+
+    Those that held nothing wanted when somebody looked begin where they ended before that, `ends`: a topic may have
+    been made since. With starts that need no looking they begin at their end.
+    """
     given = {ShardId(place.journal, place.shard): place for place in start.shards}
     begins = []
     for log, shard in stores.shards():
@@ -148,8 +176,9 @@ def begin_positions(
         position = end
         if start.kind == "earliest" and shard in matching:
             position = first
-        elif start.kind == "time" and shard in at_time:
-            position = Position(log.epoch, max(at_time[shard], bounds.first_offset))
+        elif start.kind in ("earliest", "time"):
+            entry = at_time.get(shard, ends.get(shard, 0))
+            position = Position(log.epoch, max(entry, bounds.first_offset))
         elif start.kind == "resume":
             place = given.get(shard)
             position = first if place is None else _given_position(log, place)

@@ -201,6 +201,11 @@ class PatternIndex(Generic[S]):
         self._withdrawn_max = withdrawn_max
 
     @property
+    def changes(self) -> int:
+        """Goes up with every subscriber that comes or leaves; while it stands, so do all answers."""
+        return self._registrations.number
+
+    @property
     def answers_count(self) -> int:
         """How many answers are remembered."""
         return len(self._answers)

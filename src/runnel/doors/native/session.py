@@ -290,7 +290,8 @@ class Session:
         batch = only_batch(tail, self._settings.limits.batch_bytes_max)
         self.messages_in += len(batch)
         append = partial(self._broker.publish, batch, level)
-        self._append(request.id, level, batch.envelope.topics[0], append)
+        topic = batch.envelope.topics[0]
+        self._append(request.id, level, topic, append, is_patient=request.is_patient)
 
     def _send(self, request: wire.Send) -> None:
         self._check_open()
@@ -306,6 +307,8 @@ class Session:
         level: Level | None,
         topic: str,
         append: Callable[[], asyncio.Future[Published]],
+        *,
+        is_patient: bool = False,
     ) -> None:
         try:
             published = append()
@@ -315,7 +318,7 @@ class Session:
             waiting = partial(self._append_later, request_id, level, topic, append)
             self._start(request_id, waiting).add_done_callback(lambda _: self._release(_ROOM))
         else:
-            self._expect(request_id, level, published)
+            self._expect(request_id, level, published, is_patient=is_patient)
 
     async def _append_later(
         self,
@@ -337,11 +340,16 @@ class Session:
             return
 
     def _expect(
-        self, request_id: int, level: Level | None, published: asyncio.Future[Published]
+        self,
+        request_id: int,
+        level: Level | None,
+        published: asyncio.Future[Published],
+        *,
+        is_patient: bool = False,
     ) -> None:
         """Answer when it is published: no task for each, only a callback."""
         if published.done():
-            self._say_published(request_id, level, published)
+            self._say_published(request_id, level, published, is_patient=is_patient)
         else:
             self._count_unanswered()
             published.add_done_callback(partial(self._on_published, request_id, level))
@@ -353,7 +361,12 @@ class Session:
         self._settle()
 
     def _say_published(
-        self, request_id: int, level: Level | None, published: asyncio.Future[Published]
+        self,
+        request_id: int,
+        level: Level | None,
+        published: asyncio.Future[Published],
+        *,
+        is_patient: bool = False,
     ) -> None:
         if published.cancelled():
             self._say_error(request_id, ClosedError("the broker was closed before it was stored"))
@@ -370,7 +383,10 @@ class Session:
                     done.is_repeated,
                     done.receivers,
                 )
-                self._output.queue(wire.encode(head))
+                if is_patient:
+                    self._output.queue_patiently(wire.encode(head))
+                else:
+                    self._output.queue(wire.encode(head))
         elif isinstance(error, RunnelError):
             self._say_error(request_id, error)
         else:

@@ -1,0 +1,139 @@
+"""A live reader as the simulation plays it: a client with little credit that reconnects, and remembers everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runnel.broker.broker import Delivery, LiveSubscription
+from runnel.client.places import Places
+from runnel.errors import RunnelError
+from runnel.formats import block, wire
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.formats.wire import GapState, Start
+from runnel.topics.patterns import Pattern
+from tests.broker.simulation.model import Key, Violation
+
+# Of a partition: a topic that is not kept, or kept in memory, counts from 1 again in a new epoch.
+Numbered = tuple[int, int]  # epoch, offset
+
+
+@dataclass
+class Seen:
+    """What a reader was sent of one partition, or told that it will not be."""
+
+    offsets: list[Numbered] = field(default_factory=list)
+    payloads: dict[Numbered, bytes] = field(default_factory=dict)
+    gaps: list[GapState] = field(default_factory=list)
+
+
+class SimulatedReader:
+    """The sink of one subscription after the other: each goes on where the last ended."""
+
+    def __init__(self, number: int, patterns: list[str], start: Start, overflow: str) -> None:
+        self.connection_id = 1
+        self.peer = f"reader {number}"
+        self.number = number
+        self.patterns = patterns
+        self.start = start
+        self.overflow = overflow
+        self.is_literal = all(Pattern(pattern).is_literal for pattern in patterns)
+        self._parsed = [Pattern(pattern) for pattern in patterns]
+        self.places = Places(patterns)
+        self.seen: dict[Key, Seen] = {}
+        self.shard_gaps = 0  # told without a topic
+        self.subscription: LiveSubscription | None = None
+        self.error: RunnelError | None = None
+        self.credit_bytes = 0
+        self._next_entries: dict[tuple[str, int], int] = {}
+
+    def __repr__(self) -> str:
+        return f"reader {self.number} of {' '.join(self.patterns)} from {self.start.kind}"
+
+    def matches(self, topic: str) -> bool:
+        return any(pattern.matches(topic) for pattern in self._parsed)
+
+    def of(self, key: Key) -> Seen:
+        return self.seen.setdefault(key, Seen())
+
+    # --- Its subscriptions ---
+
+    def next_start(self) -> Start:
+        return self.places.resume() if self.places.is_known else self.start
+
+    def begun(self, subscription: LiveSubscription, credit_bytes: int) -> None:
+        self.subscription = subscription
+        self.credit_bytes = credit_bytes
+        self._next_entries.clear()
+        answer = wire.Subscribed(0, self.number, subscription.partitions, subscription.shards)
+        self.places.begin(answer)
+
+    def left(self) -> None:
+        if self.subscription is not None:
+            self.subscription.close()
+            self.subscription = None
+
+    def grant(self, credit_bytes: int) -> None:
+        if self.subscription is not None:
+            self.credit_bytes += credit_bytes
+            self.subscription.grant(credit_bytes)
+
+    # --- What the broker tells ---
+
+    def deliver(self, subscription: int, delivery: Delivery) -> None:
+        if self.subscription is None or subscription != self.number:
+            raise Violation(f"{self}: a delivery after it left")
+        if self.credit_bytes <= 0:
+            raise Violation(f"{self}: a delivery without credit")
+        self.credit_bytes -= delivery.size
+        batches = _unpack(b"".join(delivery.buffers))
+        if sum(map(len, batches)) != delivery.messages:
+            raise Violation(f"{self}: {delivery.messages} messages told, {batches} sent")
+        shard = delivery.shard
+        if delivery.next_entry:
+            place = (shard.journal, shard.shard)
+            if delivery.next_entry <= self._next_entries.get(place, 0):
+                raise Violation(f"{self}: {shard} goes back to entry {delivery.next_entry}")
+            self._next_entries[place] = delivery.next_entry
+        head = wire.Deliver(
+            self.number, shard.journal, shard.shard, delivery.epoch, delivery.next_entry
+        )
+        self.places.delivered(head, batches)
+        for batch in batches:
+            epochs = [run.epoch for run in batch.runs() for _ in range(run.count)]
+            for message, epoch in zip(batch.messages(), epochs, strict=True):
+                self._take(message, epoch)
+
+    def _take(self, message: Message, epoch: int) -> None:
+        key = (message.topic, message.partition)
+        if not self.matches(message.topic):
+            raise Violation(f"{self}: got a message of {key}")
+        seen = self.of(key)
+        place = (epoch, message.offset)
+        if seen.offsets and place <= seen.offsets[-1]:
+            raise Violation(f"{self}: {key} goes from {seen.offsets[-1]} to {place}")
+        seen.offsets.append(place)
+        seen.payloads[place] = message.payload
+
+    def gap(self, subscription: int, gap: GapState) -> None:
+        if self.subscription is None or subscription != self.number:
+            raise Violation(f"{self}: a gap after it left")
+        self.places.missed(gap)
+        if gap.topic:
+            self.of((gap.topic, gap.partition)).gaps.append(gap)
+        else:
+            self.shard_gaps += 1
+
+    def ended(self, subscription: int, error: RunnelError) -> None:
+        self.subscription = None
+        self.error = error
+
+
+def _unpack(data: bytes) -> list[Batch]:
+    batches = []
+    position = 0
+    while position < len(data):
+        envelope, body, size = block.unpack(data, position)
+        batches.append(Batch(envelope, body))
+        position += size
+    return batches
