@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-
 _PATIENCE_SECONDS: Final = 0.001
 
 
