@@ -12,6 +12,7 @@ from runnel.config import Settings
 from runnel.doors.native.pipe import connect_pipe
 from runnel.doors.native.protocol import RECEIVE_BYTES, Connection
 from runnel.doors.native.tasks import Tasks
+from runnel.doors.native.turns import Turns
 from runnel.doors.native.wake_up import WakeUp
 from runnel.errors import ClosedError, LimitExceededError, RunnelError
 
@@ -33,6 +34,7 @@ class Door:
         self.broker = broker
         self.settings = settings
         self.tasks = Tasks()
+        self.turns = Turns()
         self._loop = asyncio.get_running_loop()
         self.wake_up = WakeUp(self._loop)
         self.connections: set[Connection] = set()

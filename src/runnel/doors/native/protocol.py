@@ -12,6 +12,7 @@ from runnel.config import Settings, format_duration
 from runnel.doors.native.output import Buffer
 from runnel.doors.native.session import Session
 from runnel.doors.native.tasks import Tasks
+from runnel.doors.native.turns import Turns
 from runnel.doors.native.wake_up import WakeUp
 from runnel.errors import HandshakeError, RunnelError, TimeoutExpiredError
 from runnel.formats.frames import FrameReader
@@ -35,6 +36,7 @@ class Host(Protocol):
     broker: Broker
     settings: Settings
     tasks: Tasks
+    turns: Turns
     wake_up: WakeUp
 
     def enter(self, connection: Connection) -> None:
@@ -95,7 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self._connected_ns = door.broker.clock.time_ns()
         self._since_ns = door.broker.clock.monotonic_ns()
         self._bytes_in = self._bytes_out = 0
-        self.session = Session(door.broker, door.settings, self, tasks=door.tasks)
+        self.session = Session(door.broker, door.settings, self, tasks=door.tasks, turns=door.turns)
 
     # --- What the transport tells ---
 

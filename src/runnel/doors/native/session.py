@@ -25,15 +25,13 @@ from runnel.doors.native.output import Output, say
 from runnel.doors.native.requests import check_no_tail, id_of, message_of, name_of, only_batch
 from runnel.doors.native.subscriptions import Subscriptions
 from runnel.doors.native.tasks import Tasks
+from runnel.doors.native.turns import Turns
 from runnel.errors import BusyError, ClosedError, HandshakeError, MalformedError, RunnelError
 from runnel.formats import wire
 from runnel.formats.frames import Frame
 
 logger = structlog.get_logger("runnel.native")
 
-# So many requests of one connection are begun at a time; then others have their turn. Eight connections that never
-# rest made a stored acknowledgement wait 37 ms (p50) with 32, 12 ms with 8 and 6 ms with 4 (bench/live.py, "saturated").
-_FRAMES_PER_TURN: Final = 4
 _NS_PER_MS: Final = 1_000_000
 
 # Why no further request is begun at the moment: bits of `_holds`, which is looked at for every frame.
@@ -64,6 +62,7 @@ class Session:
         "_settings",
         "_stage",
         "_tasks",
+        "_turns",
         "_unanswered",
         "_waiting_fetches",
         "client",
@@ -73,12 +72,19 @@ class Session:
     )
 
     def __init__(
-        self, broker: Broker, settings: Settings, output: Output, *, tasks: Tasks | None = None
+        self,
+        broker: Broker,
+        settings: Settings,
+        output: Output,
+        *,
+        tasks: Tasks | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._broker = broker
         self._settings = settings
         self._output = output
         self._tasks = Tasks() if tasks is None else tasks
+        self._turns = Turns() if turns is None else turns
         self.subscriptions = Subscriptions(broker, output)
         self.client = ""  # what it calls itself
         self.messages_in = self.messages_fetched = 0
@@ -169,11 +175,12 @@ class Session:
     def _proceed(self) -> None:
         """Begin requests, in order, until there are none, something holds them up, or the turn is over."""
         frames = self._frames
-        left_this_turn = _FRAMES_PER_TURN
+        left_this_turn = self._turns.requests()
         while frames and not self._holds:
             if not left_this_turn:
                 self._hold(_TURN)
-                asyncio.get_running_loop().call_soon(self._release, _TURN)
+                self._turns.waiting += 1
+                asyncio.get_running_loop().call_soon(self._begin_turn)
                 return
             left_this_turn -= 1
             self._begin(frames.popleft())
@@ -181,6 +188,10 @@ class Session:
             self._is_input_paused = False
             self._output.resume_input()
         self._check_idle()
+
+    def _begin_turn(self) -> None:
+        self._turns.waiting -= 1
+        self._release(_TURN)
 
     def _hold(self, reason: int) -> None:
         self._holds |= reason
