@@ -227,10 +227,8 @@ class Batch:
         """All messages as objects. Several times quicker than one by one."""
         table = self.columns
         count = table.count
-        keys = table.keys.to_optional_list(count)
-        partition_keys = (
-            table.partition_keys.to_optional_list(count) if table.partition_keys else keys
-        )
+        keys = table.keys.each(count)
+        partition_keys = table.partition_keys.each(count) if table.partition_keys else keys
         topics, partitions, offsets, receive_times = self._by_row()
         return list(
             map(
@@ -239,8 +237,8 @@ class Batch:
                 table.payloads.to_list(),
                 keys,
                 table.tags_list(),
-                table.times(table.event_times),
-                table.times(table.transmit_times),
+                table.each_time(table.event_times),
+                table.each_time(table.transmit_times),
                 receive_times,
                 partitions,
                 offsets,
@@ -252,6 +250,16 @@ class Batch:
     def _by_row(self) -> tuple[Iterable[str], Iterable[int], Iterable[int], Iterable[int]]:
         """What is per run, spread over its rows: topics, partitions, offsets, receive times."""
         head = self.envelope
+        if (
+            len(head.topics) == 1 and head.is_stored
+        ):  # the common case, and a third quicker to iterate
+            base = int.from_bytes(head.base_offsets, "little")
+            return (
+                repeat(head.topics[0]),
+                repeat(int.from_bytes(head.partitions, "little")),
+                range(base, base + len(self)),
+                repeat(int.from_bytes(head.receive_times, "little", signed=True)),
+            )
         counts = head.column32(head.counts)
 
         def spread(values: Iterable[_Value]) -> Iterable[_Value]:

@@ -18,6 +18,9 @@ UID_BYTES: Final = 20
 NO_UID: Final = bytes(UID_BYTES)
 TAGS_MAX: Final = 64
 EMPTY: Final = memoryview(b"")
+_NONE: Final[Iterable[None]] = repeat(
+    None
+)  # without end: whoever goes along it stops with the rest
 # Below this many rows plain lists and arrays are quicker than a trip into numpy (bench/log.py).
 FEW_ROWS: Final = 64
 
@@ -49,6 +52,10 @@ class Binary(msgspec.Struct, frozen=True, gc=False):
                 return rows
         ends = self.offsets.cast("i").tolist()
         return [data[begin:end] for begin, end in pairwise(ends)]
+
+    def each(self, count: int) -> Iterable[bytes | None]:
+        """The rows as bytes, absent ones as None; without a list where all are absent."""
+        return self.to_optional_list(count) if self.offsets else _NONE
 
     def to_optional_list(self, count: int) -> Sequence[bytes | None]:
         """The rows as bytes, absent ones as None."""
@@ -86,6 +93,13 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
         """A time column as a list of one value a row."""
         values: list[int] = column.cast("q").tolist()
         return values if len(values) == self.count else values * self.count
+
+    def each_time(self, column: memoryview) -> Iterable[int]:
+        """The same without a list where one value stands for all."""
+        if len(column) == 8:
+            return repeat(int.from_bytes(column, "little", signed=True), self.count)
+        values: list[int] = column.cast("q").tolist()
+        return values
 
     def tags_list(self) -> Iterable[Mapping[str, str]]:
         """The tags of each row; rows with equal tags share one mapping."""
