@@ -1,0 +1,131 @@
+"""The pages keep their word: what they show runs, the tests that they name exist, and so do the pages they point to.
+
+A block that cannot be run says so in the line above it: `<!-- not run: why -->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from runnel.cli.main import run
+from runnel.config import load
+from tests.cli.conftest import serving
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+)
+PYTHON_PAGES = ("README.md", "docs/python.md")
+SHELL_PAGES = ("README.md", "docs/cli.md")
+DOCUMENTED_URL = "runnel://127.0.0.1:7470"
+
+_BLOCK = re.compile(r"^(<!-- not run: [^\n]+ -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)]*)?\)")
+_SHELL_WORDS = frozenset("|<>;&")
+_TEST_NAME = re.compile(r"\btest_\w+\b")
+
+
+class Block(NamedTuple):
+    page: str
+    line: int
+    language: str
+    text: str
+
+
+def blocks(page: str, language: str) -> list[Block]:
+    """Those of a page that are to be run."""
+    text = (ROOT / page).read_text()
+    return [
+        Block(page, text[: found.start(3)].count("\n") + 1, language, found[3])
+        for found in _BLOCK.finditer(text)
+        if found[1] is None and found[2] == language
+    ]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the reader of a page stands; his broker stores in ./runnel-data."""
+    return tmp_path_factory.mktemp("reader")
+
+
+@pytest.fixture(scope="module")
+def broker_url(directory: Path) -> Iterator[str]:
+    with serving(directory / "runnel-data") as (_, url):
+        yield url
+
+
+@pytest.mark.parametrize("page", PYTHON_PAGES)
+def test_python_of_a_page_runs_from_top_to_bottom(page: str, broker_url: str) -> None:
+    names: dict[str, Any] = {"__name__": page}
+    found = blocks(page, "python")
+    assert found
+    for block in found:
+        text = "\n" * (block.line - 1) + block.text.replace(DOCUMENTED_URL, broker_url)
+        # As in a notebook, `await` may stand alone. The line of an error is that of the page.
+        code = compile(text, str(ROOT / page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        ended = eval(code, names)  # it is our own page
+        if inspect.iscoroutine(ended):
+            asyncio.run(ended)
+
+
+@pytest.mark.parametrize("page", SHELL_PAGES)
+def test_commands_of_a_page_succeed_one_after_the_other(
+    page: str, broker_url: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [line for block in blocks(page, "sh") for line in block.text.splitlines()]
+    assert lines
+    monkeypatch.chdir(directory)
+    monkeypatch.setenv("RUNNEL_URL", broker_url)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words[0] == "runnel" and not _SHELL_WORDS.intersection(words):
+            assert run(words[1:]) == 0, line  # within this process: many times as quick
+        else:
+            subprocess.run(["bash", "-e", "-o", "pipefail", "-c", line], check=True, timeout=60)
+
+
+def test_settings_of_the_pages_are_accepted(tmp_path: Path) -> None:
+    found = [block for page in PYTHON_PAGES for block in blocks(page, "toml")]
+    assert found
+    for block in found:
+        path = tmp_path / "runnel.toml"
+        path.write_text(block.text)
+        assert load(config_path=str(path), environment={}).settings.topics
+
+
+def test_promises_name_tests_that_exist() -> None:
+    known = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        known |= set(re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
+    named = set(_TEST_NAME.findall((ROOT / "docs/promises.md").read_text()))
+    assert named
+    assert named - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target, anchor in _LINK.findall(text):
+        found = page.parent / target
+        assert found.exists(), f"{page.name} points to {target}"
+        if anchor and found.suffix == ".md":
+            assert anchor[1:] in _anchors(found), f"{page.name} points to {target}{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """Of its headings, as they are made by those who render it."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
