@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from runnel.config import LogSettings, Rotate, TopicRule
-from runnel.formats.wire import Start
-from tests.broker.scenes import EARLIEST, At, Reader, scene
+from runnel.config import Keep, LogSettings, Rotate, TopicRule
+from runnel.formats.wire import ShardPlace, Start
+from tests.broker.scenes import EARLIEST, LAST, At, Reader, scene
 
 OWN = TopicRule(match="*", journal="{topic}")
 SMALL = TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=1))
@@ -55,3 +55,53 @@ async def test_journal_made_while_a_subscription_begins_is_read_from_its_first_m
         await begin_beside_publishing(at, EARLIEST, at.pattern, turns)
         start = Start("time", time_ns=at.clock.time_ns())
         await begin_beside_publishing(at, start, at.pattern, 20 + turns)
+
+
+@scene(OWN, patterns=("credit", "room"))
+async def test_journal_made_while_last_values_are_looked_up_is_neither_missed_nor_repeated(
+    at: At,
+) -> None:
+    topics = [f"t{number:03}" for number in range(300)]
+    for topic in topics[::2]:
+        await at.publish(topic, b"old", b"last")
+    credit_bytes = 1 if at.pattern == "credit" else 2**30
+    reader, subscription = await at.subscribe("t*", start=LAST, credit_bytes=credit_bytes)
+    for topic in topics[1::2]:
+        await at.publish(topic, b"1", b"2")
+        subscription.grant(100)
+    subscription.grant(2**30)
+    await at.settle(subscription)
+    for topic in topics[::2]:
+        assert reader.offsets(topic) == [2]
+    for topic in topics[1::2]:
+        assert reader.offsets(topic) == [1, 2]
+
+
+@scene(TopicRule(match="*", journal="j", keep=Keep.MEMORY))
+async def test_place_of_an_older_epoch_is_answered_with_a_gap_and_all_there_is(at: At) -> None:
+    await at.publish("m", b"1", b"2")
+    await at.publish("m", b"3")
+    end = 3
+    for entry in (1, end, 17):
+        start = Start("resume", shards=[ShardPlace("j", 0, 99, entry)])
+        _, unread = await at.subscribe("?", start=start, credit_bytes=0)
+        unread.close()
+        again = Start(
+            "resume", shards=unread.shards
+        )  # it was told where it begins, and got nothing
+        for each in (start, again):
+            reader, subscription = await at.subscribe("?", start=each)
+            await at.settle(subscription)
+            assert reader.payloads() == [b"1", b"2", b"3"]
+            assert [gap.reason for gap in reader.gaps] == ["restart"]
+
+
+@scene()
+async def test_place_beyond_the_end_is_told(at: At) -> None:
+    await at.publish("a", b"1")
+    start = Start("resume", shards=[ShardPlace("main", 0, 0, 17)])
+    reader, subscription = await at.subscribe("?", start=start)
+    await at.publish("a", b"2")
+    await at.settle(subscription)
+    assert reader.payloads() == [b"2"]
+    assert [gap.reason for gap in reader.gaps] == ["restart"]

@@ -1,4 +1,4 @@
-"""The command line of `bin/soak`: histories of the log, or mutated bytes for the formats, until time is up."""
+"""The command line of `bin/soak`: histories of log or broker, or mutated bytes for the formats, until time is up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import sys
 from random import SystemRandom
 from typing import Any
 
-from tests.soak.histories import replay_history, soak_histories
+from tests.soak.door import soak_door
+from tests.soak.histories import HISTORIES, replay_history, soak_histories
 
 DESCRIPTION = """\
 Look for faults. Every run begins at a new place; what it finds can be replayed from the seed it prints.
@@ -20,7 +21,9 @@ EXAMPLES = """\
 examples:
   bin/soak log --seconds 600 --jobs 2     histories of the log on a disk that fails, for ten minutes
   bin/soak log --seed 4711                one history again, with its transcript
-  bin/soak formats --seconds 60           mutated bytes for every decoder"""
+  bin/soak broker --seconds 600           histories of the broker: readers, restarts, retention
+  bin/soak formats --seconds 60           mutated bytes for every decoder
+  bin/soak door --seconds 300             rubbish, dawdlers and storms at the door of a real server"""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -30,18 +33,26 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{log,formats}")
-    log = commands.add_parser("log", help="simulated histories of the log against a model")
-    log.add_argument("--seconds", type=float, help="how long to look; without --seed, 60")
-    log.add_argument(
-        "--seed", type=int, help="the first seed; without --seconds, the one history to replay"
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="{log,broker,formats,door}"
     )
-    log.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)"
-    )
+    for kind in HISTORIES:
+        histories = commands.add_parser(
+            kind, help=f"simulated histories of the {kind} against a model"
+        )
+        histories.add_argument("--seconds", type=float, help="how long to look; without --seed, 60")
+        histories.add_argument(
+            "--seed", type=int, help="the first seed; without --seconds, the one history to replay"
+        )
+        histories.add_argument(
+            "--jobs", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)"
+        )
     formats = commands.add_parser("formats", help="hostile bytes for the formats' decoders")
     formats.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
     formats.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
+    door = commands.add_parser("door", help="vandals at the door of a real server")
+    door.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
+    door.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
     return parser
 
 
@@ -52,13 +63,14 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--seconds {chosen.seconds:g} leaves no time; at least a fraction is needed")
     if chosen.command == "formats":
         return _soak_formats(chosen)
+    if chosen.command == "door":
+        return soak_door(chosen.seconds, _seed(chosen))
     if chosen.jobs < 1:
         parser.error(f"--jobs {chosen.jobs} can do nothing; at least 1 is needed")
     if chosen.seconds is None and chosen.seed is not None:
-        return replay_history(chosen.seed)
-    return soak_histories(
-        60.0 if chosen.seconds is None else chosen.seconds, _seed(chosen), chosen.jobs
-    )
+        return replay_history(chosen.command, chosen.seed)
+    seconds = 60.0 if chosen.seconds is None else chosen.seconds
+    return soak_histories(chosen.command, seconds, _seed(chosen), chosen.jobs)
 
 
 def _soak_formats(chosen: Any) -> int:

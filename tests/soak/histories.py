@@ -1,4 +1,4 @@
-"""Histories of the log in several processes, from one seed on, until time is up or one fails."""
+"""Histories of the log or the broker in several processes, from one seed on, until time is up or one fails."""
 
 from __future__ import annotations
 
@@ -6,56 +6,81 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
-from dataclasses import dataclass
 from itertools import count
+from typing import Final
 
-from tests.log.simulation.history import HistoryFailed, Outcome, run_history
+from tests.broker.simulation import history as broker
+from tests.log.simulation import history as log
 
 # Enough that handing them over costs nothing, few enough that progress moves.
 CHUNK = 10
 
 
-@dataclass(slots=True)
-class Tally:
-    histories: int = 0
-    disk_operations: int = 0
-    recoveries: int = 0
-    messages: int = 0
-
-    def add(self, other: Tally) -> None:
-        self.histories += other.histories
-        self.disk_operations += other.disk_operations
-        self.recoveries += other.recoveries
-        self.messages += other.messages
+# What was done, by the words that tell it.
+Tally = Counter[str]
 
 
-def replay_history(seed: int) -> int:
+def _log_history(seed: int) -> tuple[Tally, tuple[str, ...]]:
+    outcome = log.run_history(seed)
+    tally = Tally(
+        {
+            "histories": 1,
+            "disk operations": outcome.disk_operations,
+            "recoveries": outcome.recoveries,
+            "messages": outcome.messages,
+        }
+    )
+    return tally, outcome.transcript
+
+
+def _broker_history(seed: int) -> tuple[Tally, tuple[str, ...]]:
+    outcome = broker.run_history(seed)
+    tally = Tally(
+        {
+            "histories": 1,
+            "messages": outcome.messages,
+            "deliveries": outcome.delivered,
+            "restarts": outcome.restarts,
+        }
+    )
+    return tally, outcome.transcript
+
+
+HISTORIES: Final[Mapping[str, Callable[[int], tuple[Tally, tuple[str, ...]]]]] = {
+    "log": _log_history,
+    "broker": _broker_history,
+}
+FAILURES: Final = (log.HistoryFailed, broker.HistoryFailed)
+
+
+def replay_history(kind: str, seed: int) -> int:
     """One history with everything that it did."""
     try:
-        outcome = run_history(seed)
-    except HistoryFailed as failure:
+        tally, transcript = HISTORIES[kind](seed)
+    except FAILURES as failure:
         print(failure)
         return 1
-    for line in outcome.transcript:
+    for line in transcript:
         print(f"  {line}")
-    print(f"history {seed}: {_told(_tally(outcome))}; nothing broken")
+    print(f"history {seed}: {_told(tally)}; nothing broken")
     return 0
 
 
-def soak_histories(seconds: float, seed: int, jobs: int) -> int:
+def soak_histories(kind: str, seconds: float, seed: int, jobs: int) -> int:
     """Until time is up, or a history fails: then its seed and transcript, and 1."""
-    print(f"histories from seed {seed} on, {jobs} at a time, for {seconds:g} s")
+    print(f"histories of the {kind} from seed {seed} on, {jobs} at a time, for {seconds:g} s")
     started = time.monotonic()
     total = Tally()
     # Spawned: a fork would take over whatever this process has open.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         try:
-            for tally in _run(pool, jobs, seed, started + seconds):
-                total.add(tally)
+            for tally in _run(pool, kind, jobs, seed, started + seconds):
+                total.update(tally)
                 _show(total, time.monotonic() - started)
-        except HistoryFailed as failure:
+        except FAILURES as failure:
             pool.shutdown(cancel_futures=True)
             print(f"\n{failure}")
             return 1
@@ -71,50 +96,46 @@ def soak_histories(seconds: float, seed: int, jobs: int) -> int:
 
 
 def _summarize(total: Tally, elapsed: float) -> None:
-    rate = total.histories / elapsed
+    rate = total["histories"] / elapsed
     print(
         f"\n{_told(total)} in {elapsed:.1f} s ({rate:.0f} histories/s); nothing broken", flush=True
     )
 
 
-def _run(pool: ProcessPoolExecutor, jobs: int, seed: int, ends_at: float) -> Iterator[Tally]:
+def _run(
+    pool: ProcessPoolExecutor, kind: str, jobs: int, seed: int, ends_at: float
+) -> Iterator[Tally]:
     """The tallies of chunks, one for each process and one more in waiting, until time is up."""
     running: set[Future[Tally]] = set()
     for first in count(seed, CHUNK):
         if time.monotonic() >= ends_at:
             break
-        running.add(_submit(pool, first))
+        running.add(_submit(pool, kind, first))
         if len(running) > jobs:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
     yield from (future.result() for future in as_completed(running))
 
 
-def _submit(pool: ProcessPoolExecutor, first: int) -> Future[Tally]:
+def _submit(pool: ProcessPoolExecutor, kind: str, first: int) -> Future[Tally]:
     """May start a process, which ignores Ctrl-C from its first moment: it inherits that."""
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return pool.submit(_run_chunk, first)
+        return pool.submit(_run_chunk, kind, first)
     finally:
         signal.signal(signal.SIGINT, former)
 
 
-def _run_chunk(first: int) -> Tally:
+def _run_chunk(kind: str, first: int) -> Tally:
     total = Tally()
     for seed in range(first, first + CHUNK):
-        total.add(_tally(run_history(seed)))
+        tally, _ = HISTORIES[kind](seed)
+        total.update(tally)
     return total
 
 
-def _tally(outcome: Outcome) -> Tally:
-    return Tally(1, outcome.disk_operations, outcome.recoveries, outcome.messages)
-
-
 def _told(tally: Tally) -> str:
-    return (
-        f"{tally.histories:,} histories, {tally.disk_operations:,} disk operations, "
-        f"{tally.recoveries:,} recoveries, {tally.messages:,} messages"
-    )
+    return ", ".join(f"{number:,} {what}" for what, number in tally.items())
 
 
 def _show(tally: Tally, elapsed: float) -> None:

@@ -257,16 +257,16 @@ class LastValuesFeed:
         log = self._topics.log_of(topic)
         if log is not None:
             await self._send_kept(subscription, log, topic)
-        elif self._live.find(topic) is not None:
-            self._send_live(subscription, topic)
+        else:
+            await self._send_live(subscription, topic)
 
     async def _send_kept(self, subscription: LiveSubscription, log: KeptLog, topic: str) -> None:
         try:
             shards = log.topic(topic).shards
             for number, shard in enumerate(shards):
                 batch = await self._last_before(subscription, log, (topic, number))
-                if batch is not None and not subscription.is_closed:
-                    send_batches(subscription, shard, log.epoch, [batch])
+                if batch is not None:
+                    await self._deliver(subscription, shard, log.epoch, batch)
         except UnknownTopicError:
             return  # deleted meanwhile
 
@@ -292,15 +292,23 @@ class LastValuesFeed:
                 return wanted.slice(end - 1 - first, end - first)
         return None
 
-    def _send_live(self, subscription: LiveSubscription, name: str) -> None:
+    async def _send_live(self, subscription: LiveSubscription, name: str) -> None:
         topic = self._live.find(name)
-        assert topic is not None
+        if topic is None:
+            return
         assert subscription.first_new is not None
         for number in range(topic.policy.partitions):
-            if (name, number) not in subscription.first_new:  # else the newest waits in the queue
-                batch = topic.last_message(number)
-                if batch is not None:
-                    send_batches(subscription, LIVE_SHARD, topic.epoch, [batch])
+            batch = topic.last_message(number)
+            # If something has come since, the newest waits in the queue.
+            if batch is not None and (name, number) not in subscription.first_new:
+                await self._deliver(subscription, LIVE_SHARD, topic.epoch, batch)
+
+    async def _deliver(
+        self, subscription: LiveSubscription, shard: ShardId, epoch: int, batch: Batch
+    ) -> None:
+        await subscription.wait_room()
+        if not subscription.is_closed:
+            send_batches(subscription, shard, epoch, [batch])
 
 
 def _behind_row(batch: Batch, row: int) -> Batch | None:

@@ -17,7 +17,7 @@ from runnel.broker.stores import Stores
 from runnel.config import BrokerSettings
 from runnel.errors import ClientFault, LimitExceededError, RunnelError, Unavailable
 from runnel.formats.envelope import Envelope
-from runnel.formats.wire import PartitionPlace, ShardPlace, Start
+from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
 from runnel.log.index import Key
 from runnel.log.log import Position, ShardId, Stored
 from runnel.log.tasks import OwnedTasks
@@ -154,10 +154,17 @@ class LiveReading:
     ) -> None:
         told: list[ShardPlace] = []
         for log, shard, position in begins:
-            told.append(
-                ShardPlace(shard.journal, shard.shard, log.epoch, position.entry, position.row)
-            )
-            if is_held or position.entry < log.entries(shard).next_offset or position.row:
+            end = log.entries(shard).next_offset
+            is_of_epoch = position.epoch in (0, log.epoch)
+            if is_of_epoch and position.entry > end:
+                text = f"entry {position.entry} of shard {shard} is beyond the next one, {end}"
+                subscription.gaps_at_start.append(GapState("restart", 0, text=text))
+                position = Position(log.epoch, end)
+            epoch = position.epoch or log.epoch
+            told.append(ShardPlace(shard.journal, shard.shard, epoch, position.entry, position.row))
+            # A place of another epoch is for the feed to answer, wherever it is: as a gap, and all there is.
+            is_behind = position.entry < end or position.row > 0 or not is_of_epoch
+            if is_held or is_behind:
                 subscription.fall_behind(shard, ShardFeed(log, shard, position, self._workers))
         subscription.shards = told
 
@@ -274,25 +281,19 @@ class LiveReading:
     def answers_live(self, topics: Sequence[LiveTopic]) -> list[tuple[LiveSubscription, ...]]:
         """The readers of topics that are not kept; a topic that nobody reads any more vanishes."""
         changes = self._index.changes
-        answers = [
+        return [
             topic.readers if topic.readers_change == changes else self._look_up(topic)
             for topic in topics
         ]
-        for topic, answer in zip(topics, answers, strict=True):
-            if topic.exists is not (topic.keeps_last or bool(answer)):
-                self._make_or_vanish(topic)
-        return answers
 
     def _look_up(self, topic: LiveTopic) -> tuple[LiveSubscription, ...]:
-        topic.readers = self.subscribers(topic.name)
-        topic.readers_change = self._index.changes
-        return topic.readers
-
-    def _make_or_vanish(self, topic: LiveTopic) -> None:
-        if topic.exists:
+        readers = self.subscribers(topic.name)
+        if topic.exists and not readers and not topic.keeps_last:
             self._stores.live.vanish(topic)
-        else:
+        elif not topic.exists and (readers or topic.keeps_last):
             self._stores.live.make(topic)
+        topic.readers, topic.readers_change = readers, self._index.changes
+        return readers
 
     def _answers(self, topics: Sequence[str]) -> list[tuple[LiveSubscription, ...]]:
         """The subscribers of each topic. Hot: once a run."""

@@ -46,7 +46,7 @@ class LiveTopic:
         "readers_change",
     )
 
-    def __init__(self, name: str, policy: Policy) -> None:
+    def __init__(self, name: str, policy: Policy, epoch: int) -> None:
         self.name = name
         self.policy = policy
         self.keeps_last = policy.last_value
@@ -54,7 +54,7 @@ class LiveTopic:
         # Who reads it, as of a change among all subscriptions: quicker than to ask the index again.
         self.readers: tuple[LiveSubscription, ...] = ()
         self.readers_change = -1
-        self.epoch = 0
+        self.epoch = epoch
         self.next_offsets = [1] * policy.partitions
         self.last: list[Batch | None] = [None] * policy.partitions
 
@@ -87,6 +87,7 @@ class LiveTopics:
         self._known: dict[str, LiveTopic] = {}
         self._quiet: dict[str, None] = {}  # known, but nobody reads them; oldest first
         self._next_entry = 1
+        self._is_one_epoch = True  # none has vanished yet, so all have the same
         self.epoch = epoch  # of topics that are made from now on
 
     def __len__(self) -> int:
@@ -133,7 +134,7 @@ class LiveTopics:
                 f"run {run}: topic {name!r} is kept ({policy.keep}), the runs before it are not; a "
                 "batch goes to one shard"
             )
-        topic = self._known[name] = LiveTopic(name, policy)
+        topic = self._known[name] = LiveTopic(name, policy, self.epoch)
         self._on_known(name)
         self._rest(topic)
         return topic
@@ -162,6 +163,7 @@ class LiveTopics:
         """Its last reader has left, or it is deleted. Made again, it has a later epoch."""
         topic.exists = False
         self.epoch = max(self.epoch, topic.epoch + 1)
+        self._is_one_epoch = False
         topic.last = [None] * topic.policy.partitions
         topic.readers, topic.readers_change = (), -1
         self._rest(topic)
@@ -173,24 +175,28 @@ class LiveTopics:
     def number(
         self, batch: Batch, topics: Sequence[LiveTopic], receive_time_ns: int
     ) -> tuple[Envelope, bytes]:
-        """Give the runs of a batch their offsets. Runs of topics that do not exist get none that count."""
+        """Give the runs of a batch their offsets. Hot: once a run (bench/live.py, "small batches").
+
+        Topics that do not exist are numbered too, which counts for nothing: `make` begins anew.
+        """
         head = batch.envelope
-        bases = array("q")
+        bases: list[int] = []
+        add = bases.append
         for topic, number, count in zip(
             topics, head.column32(head.partitions), head.column32(head.counts), strict=True
         ):
             offsets = topic.next_offsets
             base = offsets[number]
-            bases.append(base)
-            if topic.exists:
-                offsets[number] = base + count
+            add(base)
+            offsets[number] = base + count
+        epochs = (topics[0].epoch,) if self._is_one_epoch else [topic.epoch for topic in topics]
         entry = self._next_entry
         self._next_entry = entry + 1
         numbered = msgspec.structs.replace(
             head,
-            base_offsets=bases.tobytes(),
+            base_offsets=array("q", bases).tobytes(),
             receive_times=receive_time_ns.to_bytes(8, "little", signed=True),
-            epochs=envelopes.pack64([topic.epoch for topic in topics]),
+            epochs=envelopes.pack64(epochs),
             entries=entry.to_bytes(8, "little"),
             rows=b"",
             shard=0,

@@ -131,6 +131,4 @@ class Model:
         """Whether any reader may still get it."""
         partition = self.partition(key)
         sent = partition.at(offset)
-        return (
-            sent is not None and offset >= partition.floor and self.is_fresh(key, sent, now_ns)
-        )
+        return sent is not None and offset >= partition.floor and self.is_fresh(key, sent, now_ns)

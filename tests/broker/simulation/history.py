@@ -1,0 +1,433 @@
+"""One simulated life of a broker, drawn from a seed: publishers, slow readers, restarts, retention, against a model.
+
+    outcome = run_history(seed)          # raises HistoryFailed: what broke, everything that led to it, how to replay
+
+The broker runs unchanged on a fake disk, with workers whose timing the seed decides and a clock that only the history
+moves. Publishes are not waited for and subscriptions begin beside them, so that interleavings are met. Now and then
+everything comes to rest, and then every reader must have got exactly what the model says.
+
+history   this: what happens, one thing after the other     plan     what is drawn before it begins
+traffic   messages published and answered                   reader   a client that reads live
+model     what the broker has to serve                      checking holding one against the other
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+import structlog
+
+from runnel.broker.broker import Broker
+from runnel.config import Keep
+from runnel.formats.message import Message
+from runnel.formats.wire import CursorPlace, PartitionPlace, Start
+from runnel.topics.policies import Policies
+from tests.broker.simulation import checking
+from tests.broker.simulation.model import Model, Violation
+from tests.broker.simulation.plan import PATTERNS, SECOND_NS, TOPICS, draw
+from tests.broker.simulation.reader import SimulatedReader
+from tests.broker.simulation.traffic import Traffic
+from tests.fakes.clock import VirtualClock
+from tests.fakes.disk import FakeDisk
+from tests.fakes.workers import SimulatedWorkers
+
+T = TypeVar("T")
+
+TURNS_MAX = 20_000
+READERS_MAX = 5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a history did, for whoever counts."""
+
+    seed: int
+    messages: int
+    delivered: int
+    restarts: int
+    transcript: tuple[str, ...] = ()
+
+
+class HistoryFailed(AssertionError):
+    """A history broke a promise of the broker; the text tells all of it."""
+
+    def __init__(self, seed: int, transcript: Sequence[str], problem: str) -> None:
+        lines = "\n".join(f"  {line}" for line in transcript)
+        super().__init__(
+            f"history {seed}: {problem}\n{lines}\n  => {problem}\n"
+            f"replay: bin/soak broker --seed {seed}"
+        )
+        self.seed = seed
+        self.transcript = tuple(transcript)
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[HistoryFailed], tuple[int, tuple[str, ...], str]]:
+        return (type(self), (self.seed, self.transcript, self.problem))
+
+
+def run_history(seed: int) -> Outcome:
+    """One history, from the first opening to the last check."""
+    with structlog.testing.capture_logs():  # nobody reads them
+        return asyncio.run(History(seed).run())
+
+
+class History:
+    """See the module's first lines."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.settings = draw(self.random)
+        policies = Policies(self.settings.topics, partitions_max=1024)
+        self.model = Model(policies)
+        self.clock = VirtualClock()
+        self.readers: list[SimulatedReader] = []
+        self.transcript: list[str] = []
+        self.traffic = Traffic(self)
+        self._disk = FakeDisk(self.random)
+        self._workers: SimulatedWorkers
+        self.broker: Broker
+        self._beside: list[asyncio.Future[None]] = []
+        self._beginning: set[SimulatedReader] = set()
+        self._reader_count = 0
+        self._restarts = 0
+        self._failures: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.transcript.append(line)
+
+    @property
+    def now_ns(self) -> int:
+        return self.clock.time_ns()
+
+    # --- The frame ---
+
+    async def run(self) -> Outcome:
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_failure)
+        try:
+            await self._live()
+        except Violation as violation:
+            raise HistoryFailed(self.seed, self.transcript, str(violation)) from violation
+        except Exception as error:
+            problem = f"unexpected {type(error).__name__}: {error}"
+            raise HistoryFailed(self.seed, self.transcript, problem) from error
+        delivered = sum(len(s.offsets) for r in self.readers for s in r.seen.values())
+        told = tuple(self.transcript)
+        return Outcome(self.seed, self.traffic.messages, delivered, self._restarts, told)
+
+    def _on_loop_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._failures.append(f"{context['message']}: {context.get('exception')!r}")
+
+    async def _live(self) -> None:
+        await self._open()
+        steps = self.random.randint(10, 50)
+        for _ in range(steps):
+            await self._draw()()
+            for _ in range(self.random.choice((0, 0, 1, 3, 20))):
+                await asyncio.sleep(0)
+            self._raise_problems()
+        await self.settle()
+        await self._restart()
+        await self.settle()
+        await self._close()
+        self._raise_problems()
+
+    def _draw(self) -> Callable[[], Awaitable[None]]:
+        operations: dict[Callable[[], Awaitable[None]], int] = {
+            self.traffic.publish: 30,
+            self.traffic.send: 8,
+            self.traffic.publish_live: 12,
+            self._subscribe: 10,
+            self._grant: 14,
+            self._reconnect: 4,
+            self._leave: 2,
+            self._pass_time: 6,
+            self._set_cursor: 4,
+            self._remove_cursor: 2,
+            self._purge: 2,
+            self._delete: 2,
+            self.settle: 3,
+            self._restart: 1,
+        }
+        [chosen] = self.random.choices(list(operations), list(operations.values()))
+        return chosen
+
+    def _raise_problems(self) -> None:
+        self.traffic.look_at_answers()
+        for reader in self.readers:
+            if reader.problems:
+                raise Violation(f"{reader}: {reader.problems[0]}")
+        if self._failures:
+            raise Violation(self._failures[0])
+
+    async def patiently(self, work: Awaitable[T], what: str) -> T:
+        """The result, unless it takes more turns of the loop than anything may."""
+        future = asyncio.ensure_future(work)
+        for _ in range(TURNS_MAX):
+            if future.done():
+                return future.result()
+            await asyncio.sleep(0)
+        raise Violation(f"{what} hangs: it is not done after {TURNS_MAX} turns of the loop")
+
+    # --- Openings ---
+
+    async def _open(self) -> None:
+        self._workers = SimulatedWorkers(self.random)
+        self.broker = await self.patiently(
+            Broker.open(
+                self.settings,
+                directory="data",
+                disk=self._disk,
+                clock=self.clock,
+                workers=self._workers,
+            ),
+            "open",
+        )
+
+    async def _close(self) -> None:
+        await self._finish_beside()
+        await self.patiently(self.broker.close(), "close")
+        self._workers.close()
+        self.traffic.look_at_answers()
+
+    async def _restart(self) -> None:
+        self.say("the broker restarts")
+        self._restarts += 1
+        await self._finish_beside()
+        for reader in self.readers:
+            checking.note_unfinished(reader)
+        await self._close()
+        for reader in self.readers:
+            self._left(reader)
+            for key in [key for key in reader.seen if self.is_in_memory(key[0])]:
+                del reader.seen[key]
+            reader.live.clear()
+            reader.begins |= {key: (1, 1) for key in reader.begins if self.is_in_memory(key[0])}
+        self.model.restart()
+        self.clock.advance(SECOND_NS)
+        self.model.look(self.now_ns)
+        self._disk = self._disk.restart()
+        await self._open()
+        for reader in list(self.readers):
+            if reader.error is None:
+                await self.patiently(self._begin(reader), "subscribe")
+
+    def is_in_memory(self, topic: str) -> bool:
+        return self.model.policy(topic).keep is not Keep.DISK
+
+    # --- Reading ---
+
+    async def _subscribe(self) -> None:
+        if len(self.readers) >= READERS_MAX:
+            await self._leave()
+        self._reader_count += 1
+        start, patterns = self._drawn_start()
+        overflow = self.random.choice(("drop_oldest", "newest_per_topic", "disconnect"))
+        reader = SimulatedReader(self._reader_count, patterns, start, overflow)
+        reader.on_message = self._on_message
+        self.readers.append(reader)
+        self._begin_beside(reader)
+        if self.random.random() < 0.5:  # much happens while it begins
+            for _ in range(self.random.randint(1, 8)):
+                await self.traffic.publish()
+                for _ in range(self.random.choice((0, 1, 2, 5))):
+                    await asyncio.sleep(0)
+
+    def _drawn_start(self) -> tuple[Start, list[str]]:
+        literal = self.random.sample(TOPICS, self.random.randint(1, 4))
+        if self.random.random() < 0.15:
+            keys = self.model.keys(
+                topic for topic in literal if self.model.policy(topic).keep is not Keep.NONE
+            )
+            places = [
+                PartitionPlace(*key, self.random.randint(1, self.model.partition(key).stored_next))
+                for key in keys
+                if key[0] in self.model.existing
+            ]
+            if places:
+                return Start("offsets", places), literal
+        kind = self.random.choice(("latest", "last", "earliest", "earliest", "time"))
+        time_ns = self.now_ns + self.random.randint(-90, 5) * SECOND_NS
+        patterns = literal
+        if self.random.random() < 0.6:
+            patterns = self.random.sample(PATTERNS, self.random.randint(1, 2))
+            patterns += literal[: self.random.randint(0, 1)]
+        return Start(kind, time_ns=time_ns if kind == "time" else 0), patterns
+
+    def _begin_beside(self, reader: SimulatedReader) -> None:
+        self._beside.append(asyncio.ensure_future(self._begin(reader)))
+
+    async def _begin(self, reader: SimulatedReader) -> None:
+        is_new = not reader.is_resumable
+        if is_new:
+            reader.begins = checking.begins_now(self, reader, is_begun=False)
+        start = reader.next_start()
+        credit_bytes = self.random.choice((0, 1, 300, 10_000))
+        self.say(f"{reader} begins: {start.kind}")
+        self._beginning.add(reader)
+        try:
+            subscription = await self.broker.subscribe(
+                reader.number,
+                reader,
+                reader.patterns,
+                start,
+                credit_bytes=credit_bytes,
+                overflow=reader.overflow,
+            )
+        finally:
+            self._beginning.discard(reader)
+        if is_new:
+            later = checking.begins_now(self, reader, is_begun=True)
+            reader.ends = {key: self.model.partition(key).next_offset for key in later}
+            reader.begins = {
+                key: (reader.begins.get(key, later[key])[0], later[key][1]) for key in later
+            }
+        reader.begun(subscription, credit_bytes)
+        self.say(f"{reader} has begun")
+        if self.random.random() < 0.7:
+            subscription.start()
+
+    def _on_message(self, reader: SimulatedReader, message: Message, epoch: int) -> None:
+        checking.check_message(self, reader, message)
+
+    async def _grant(self) -> None:
+        for reader in self.readers:
+            if reader.subscription is not None and self.random.random() < 0.6:
+                match self.random.randint(0, 4):
+                    case 0:
+                        reader.subscription.pause()
+                    case 1:
+                        reader.subscription.resume()
+                    case 2:
+                        reader.subscription.start()
+                    case _:
+                        reader.grant(self.random.choice((1, 200, 2000)))
+
+    def _left(self, reader: SimulatedReader) -> None:
+        """What waited for it of topics that are not kept is lost, and nobody counts it."""
+        checking.note_unfinished(reader)
+        reader.left()
+        for key, live in reader.live.items():
+            seen = reader.of(key)
+            reader.live[key] = {place: True for place in live if place in set(seen.offsets)}
+            seen.gaps = [gap for gap in seen.gaps if gap.reason != "overflow"]
+
+    def _any_reader(self) -> SimulatedReader | None:
+        free = [r for r in self.readers if r not in self._beginning and r.subscription is not None]
+        return self.random.choice(free) if free else None
+
+    async def _reconnect(self) -> None:
+        if (reader := self._any_reader()) is not None:
+            self.say(f"{reader} reconnects")
+            self._left(reader)
+            self._begin_beside(reader)
+
+    async def _leave(self) -> None:
+        if (reader := self._any_reader()) is not None:
+            self.say(f"{reader} leaves")
+            self._raise_problems()
+            self._left(reader)
+            self.readers.remove(reader)
+
+    # --- Keeping house ---
+
+    async def _pass_time(self) -> None:
+        seconds = self.random.choice((0.001, 1, 12, 40, 70))
+        self.say(f"{seconds} s pass")
+        self.clock.advance(round(seconds * SECOND_NS))
+        self.model.look(self.now_ns)
+
+    async def _set_cursor(self) -> None:
+        topics = [
+            name for name in self.model.existing if self.model.policy(name).journal != "sized"
+        ]
+        keys = self.model.keys(topics)
+        if not keys:
+            return
+        keep = self.model.policy(self.random.choice(keys)[0]).keep
+        keys = [key for key in keys if self.model.policy(key[0]).keep is keep]
+        chosen = self.random.sample(keys, min(len(keys), self.random.randint(1, 2)))
+        places = {
+            key: self.random.randint(1, self.model.partition(key).stored_next) for key in chosen
+        }
+        name = f"c{self.random.randint(1, 3)}"
+        self.say(f"cursor {name} at {places}")
+        await self.patiently(
+            self.broker.set_cursor(name, [CursorPlace(*key, o) for key, o in places.items()]),
+            "setting a cursor",
+        )
+        self.model.cursors[name] = places
+        self.model.look(self.now_ns)
+
+    async def _remove_cursor(self, topic: str | None = None) -> None:
+        names = [
+            name
+            for name, places in self.model.cursors.items()
+            if topic is None or any(key[0] == topic for key in places)
+        ]
+        for name in names if topic is not None else names[:1]:
+            self.say(f"cursor {name} is removed")
+            await self.patiently(self.broker.remove_cursor(name), "removing a cursor")
+            del self.model.cursors[name]
+        self.model.look(self.now_ns)
+
+    async def _purge(self) -> None:
+        await self._hide(self.broker.purge_topic, self.model.purge, "purged")
+
+    async def _delete(self) -> None:
+        await self._hide(self.broker.delete_topic, self.model.delete, "deleted")
+
+    async def _hide(
+        self, act: Callable[[str], Awaitable[None]], model: Callable[[str], None], what: str
+    ) -> None:
+        if not self.model.existing:
+            return
+        topic = self.random.choice(sorted(self.model.existing))
+        await self._remove_cursor(topic)
+        await self._sync()  # what is under way would be hidden or not, as it happens
+        self.say(f"{topic} is {what}")
+        await self.patiently(act(topic), what)
+        model(topic)
+
+    # --- Rest ---
+
+    async def _finish_beside(self) -> None:
+        while self._beside:
+            await self.patiently(self._beside.pop(0), "subscribing")
+
+    async def _sync(self) -> None:
+        await self._finish_beside()
+        await self.patiently(self.broker.sync(), "sync")
+        while not self.traffic.is_answered:
+            await asyncio.sleep(0)
+            self.traffic.look_at_answers()
+        for key in self.model.keys(self.model.existing):
+            self.model.stored(key, self.model.partition(key).next_offset)
+
+    async def settle(self) -> None:
+        """Until everything is stored and every reader has caught up; then all is compared."""
+        self.say("all comes to rest")
+        await self._sync()
+        for reader in self.readers:
+            if reader.subscription is not None:
+                reader.subscription.resume()
+                reader.subscription.start()
+        for reader in self.readers:
+            await self.patiently(self._catch_up(reader), f"catching up of {reader}")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        self._raise_problems()
+        await checking.check_everything(self)
+        for reader in [reader for reader in self.readers if reader.error is not None]:
+            self.say(f"{reader} was ended: {reader.error}")
+            self.readers.remove(reader)
+
+    async def _catch_up(self, reader: SimulatedReader) -> None:
+        while checking.is_behind(reader):
+            if reader.credit_bytes <= 0:
+                reader.grant(500)
+            await asyncio.sleep(0)

@@ -1,0 +1,82 @@
+"""Mistakes that a broker could make, to see that the histories find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from runnel.broker import fetching, live_subscription, starting
+from runnel.broker.feeds import LastValuesFeed, PartitionsFeed, ShardFeed
+from runnel.broker.live_subscription import LiveSubscription
+from runnel.formats.batch import Batch
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def reader_is_called_live_too_early(patch: pytest.MonkeyPatch) -> None:
+    """After one page of a shard, whatever came meanwhile."""
+    patch.setattr(ShardFeed, "_is_at_end", lambda self: True)
+
+
+def places_are_not_moved_on(patch: pytest.MonkeyPatch) -> None:
+    """A reader that falls behind begins again with what it was sent live."""
+    patch.setattr(LiveSubscription, "pass_by", lambda self, envelope: None)
+
+
+def pattern_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    """A feed sends all topics of a shard."""
+    patch.setattr(LiveSubscription, "matches", lambda self, topic: True)
+
+
+def topics_made_while_a_reader_begins_are_overlooked(patch: pytest.MonkeyPatch) -> None:
+    ends_now = starting.ends_now
+    begin_positions = starting.begin_positions
+    patch.setattr(
+        starting,
+        "begin_positions",
+        lambda stores, start, matching, at_time, ends: begin_positions(
+            stores, start, matching, at_time, ends_now(stores)
+        ),
+    )
+
+
+def one_partition_of_a_shard_is_read(patch: pytest.MonkeyPatch) -> None:
+    keys = PartitionsFeed._keys
+    patch.setattr(PartitionsFeed, "_keys", lambda self, subscription: keys(self, subscription)[:1])
+
+
+def dropped_messages_are_not_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(live_subscription, "_count_missed", lambda missed, envelope: None)
+
+
+def last_values_are_repeated(patch: pytest.MonkeyPatch) -> None:
+    """What came while last values were looked up is taken for one of them."""
+
+    async def last(
+        self: LastValuesFeed, subscription: object, log: object, key: tuple[str, int]
+    ) -> Batch | None:
+        batch: Batch | None = await log.last(*key)  # type: ignore[attr-defined]
+        return batch
+
+    patch.setattr(LastValuesFeed, "_last_before", last)
+
+
+def page_is_cut_short(patch: pytest.MonkeyPatch) -> None:
+    """A fetch leaves out its last message, and goes on behind it."""
+    patch.setattr(
+        fetching, "_first", lambda batches, messages_max: [batch.slice(0, 1) for batch in batches]
+    )
+
+
+MUTANTS: Final[tuple[Mutant, ...]] = (
+    reader_is_called_live_too_early,
+    places_are_not_moved_on,
+    pattern_is_not_looked_at,
+    topics_made_while_a_reader_begins_are_overlooked,
+    one_partition_of_a_shard_is_read,
+    dropped_messages_are_not_counted,
+    last_values_are_repeated,
+    page_is_cut_short,
+)
