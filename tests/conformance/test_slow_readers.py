@@ -42,7 +42,6 @@ async def test_slow_reader_of_kept_topics_catches_up_and_misses_nothing(stage: S
                 assert not slow.gaps
 
 
-@pytest.mark.xfail(reason="a shard's expired messages are passed without a word", strict=False)
 @verb(TopicRule(match="a", retain=Retain(age_ns=10**9)))
 async def test_slow_reader_by_pattern_is_told_what_retention_took(stage: Stage) -> None:
     async with stage.bus.subscribe("?", buffer_bytes=1) as slow:

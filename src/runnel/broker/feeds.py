@@ -14,7 +14,7 @@ from runnel.formats.envelope import Codec
 from runnel.formats.wire import GapState
 from runnel.log.disk_log import DiskLog
 from runnel.log.index import Key
-from runnel.log.log import Found, Gap, Position, ShardId
+from runnel.log.log import Found, Gap, Passed, Position, ShardId
 from runnel.log.memory_log import MemoryLog
 from runnel.topics.pattern_index import Walk
 from runnel.world.workers import Workers
@@ -39,13 +39,26 @@ class Topics(Protocol):
 class ShardFeed:
     """All wanted messages of a shard from a position on, in the order in which they were stored."""
 
-    __slots__ = ("_log", "_position", "_shard", "_workers")
+    __slots__ = ("_log", "_position", "_shard", "_tells_passed", "_workers")
 
-    def __init__(self, log: KeptLog, shard: ShardId, position: Position, workers: Workers) -> None:
+    def __init__(
+        self,
+        log: KeptLog,
+        shard: ShardId,
+        position: Position,
+        workers: Workers,
+        *,
+        tells_passed: bool = True,
+    ) -> None:
+        """`tells_passed`: messages that are no longer served are a gap for this reader from the first on.
+
+        Not for one that begins with the earliest: what has expired by then was never its to read.
+        """
         self._log = log
         self._shard = shard
         self._position = position
         self._workers = workers
+        self._tells_passed = tells_passed
 
     def lag(self, subscription: LiveSubscription) -> int:  # noqa: ARG002 - its position is here
         return max(0, self._log.entries(self._shard).next_offset - self._position.entry)
@@ -81,8 +94,11 @@ class ShardFeed:
             return True
         for gap in page.gaps:
             subscription.tell_gap(_damage(gap))
+        if self._tells_passed:
+            self._tell_passed(subscription, page.passed)
         self._position = page.next_position
         if buffers:
+            self._tells_passed = True
             subscription.send(
                 Delivery(
                     self._shard,
@@ -94,6 +110,18 @@ class ShardFeed:
                 )
             )
         return self._is_at_end()
+
+    def _tell_passed(self, subscription: LiveSubscription, passed: Sequence[Passed]) -> None:
+        """Messages that this reader was too slow for: one gap for each partition."""
+        gaps: dict[Key, list[int]] = {}
+        for topic, number, first, end in passed:
+            if subscription.matches(topic) and self._log.has_topic(topic):
+                gap = gaps.setdefault((topic, number), [0, first, end])
+                gap[0] += end - first
+                gap[2] = end
+        for (topic, number), (missed, first, end) in gaps.items():
+            text = "they passed their age, or were purged, before they were read"
+            subscription.tell_gap(GapState("retention", missed, topic, number, first, end, text))
 
     def _is_at_end(self) -> bool:
         return self._position.entry >= self._log.entries(self._shard).next_offset

@@ -117,6 +117,7 @@ class LiveReading:
                 subscription,
                 starting.begin_positions(self._stores, start, matching, entries, ends),
                 is_held=start.kind == "last",
+                tells_passed=start.kind not in ("earliest", "time"),
             )
         if self._is_closed:
             raise Unavailable("the broker is closing")
@@ -151,6 +152,7 @@ class LiveReading:
         begins: Sequence[tuple[KeptLog, ShardId, Position]],
         *,
         is_held: bool,
+        tells_passed: bool,
     ) -> None:
         told: list[ShardPlace] = []
         for log, shard, position in begins:
@@ -165,7 +167,8 @@ class LiveReading:
             # A place of another epoch is for the feed to answer, wherever it is: as a gap, and all there is.
             is_behind = position.entry < end or position.row > 0 or not is_of_epoch
             if is_held or is_behind:
-                subscription.fall_behind(shard, ShardFeed(log, shard, position, self._workers))
+                feed = ShardFeed(log, shard, position, self._workers, tells_passed=tells_passed)
+                subscription.fall_behind(shard, feed)
         subscription.shards = told
 
     def _ended(self, subscription: LiveSubscription) -> None:

@@ -116,12 +116,22 @@ class Page(msgspec.Struct, frozen=True):
     gaps: Sequence[Gap] = ()
 
 
+class Passed(NamedTuple):
+    """Messages that are still in the log but no longer served: past their age, or purged."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    next_offset: int
+
+
 class ShardPage(msgspec.Struct, frozen=True):
     """Stored batches of a shard in order, whatever their topics, and where the next page begins."""
 
     found: Sequence[Found]
     next_position: Position
     gaps: Sequence[Gap] = ()
+    passed: Sequence[Passed] = ()
 
 
 class Stored(NamedTuple):

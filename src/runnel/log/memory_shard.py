@@ -26,6 +26,7 @@ from runnel.log.log import (
     Level,
     Listener,
     Page,
+    Passed,
     Position,
     ShardId,
     ShardPage,
@@ -35,7 +36,7 @@ from runnel.log.log import (
 )
 from runnel.log.memory_batches import Place, Row, StoredBatch
 from runnel.log.producers import ProducerTable
-from runnel.log.retention import Hold, IsServed, SegmentFacts, served_runs
+from runnel.log.retention import Hold, IsServed, SegmentFacts, passed_runs, served_runs
 from runnel.log.topic_table import Partition, number_runs
 from runnel.topics.policies import JournalPolicy
 from runnel.world.clock import Clock
@@ -246,6 +247,7 @@ class MemoryShard:
         needs_filter = self._has_hidden or self._policy.retain.age_ns is not None
         is_served = self._is_served() if needs_filter else None
         found: list[Found] = []
+        passed: list[Passed] = []
         size = 0
         next_entry = bounds.next_offset
         for stored in self._row.from_number(self._row.number_from(position.entry, _entry)):
@@ -256,7 +258,9 @@ class MemoryShard:
             runs = None if is_served is None else served_runs(stored.envelope, is_served)
             if runs is None or runs:
                 found.append(stored.found(runs))
-        return ShardPage(found, Position(self._epoch, next_entry))
+            if runs is not None:
+                passed += passed_runs(stored.envelope, runs)
+        return ShardPage(found, Position(self._epoch, next_entry), (), passed)
 
     def last(self, partition: Partition) -> Batch | None:
         """The partition's last message, if it is still here."""

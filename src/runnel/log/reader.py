@@ -18,8 +18,8 @@ from runnel.formats import block
 from runnel.formats.batch import Batch
 from runnel.log.files import Files
 from runnel.log.index import Index, Key, RunPlace, SealedIndex
-from runnel.log.log import Found, Gap, Page, Position, ShardPage
-from runnel.log.retention import IsServed, served_runs
+from runnel.log.log import Found, Gap, Page, Passed, Position, ShardPage
+from runnel.log.retention import IsServed, passed_runs, served_runs
 from runnel.log.scan import Damage
 from runnel.log.segments import IndexCache, Segment, SegmentFolder
 from runnel.world.workers import Workers
@@ -264,8 +264,11 @@ class ShardReader:
         last_entry = index.block_place(first + len(positions) - 2)[0]
         epochs = found[-1].batch.envelope.epochs if found else b""
         position = Position(int.from_bytes(epochs[-8:], "little"), last_entry + 1)
-        served = found if is_served is None else list(_served(found, is_served))
-        return ShardPage(served, position, gaps)
+        if is_served is None:
+            return ShardPage(found, position, gaps)
+        passed: list[Passed] = []
+        served = list(_served(found, is_served, passed))
+        return ShardPage(served, position, gaps, passed)
 
     @staticmethod
     def _last_block_within(index: Index, first: int, end: int) -> int:
@@ -295,13 +298,16 @@ def _found_at(data: memoryview, at: int, runs: Sequence[int] | None) -> Found:
     return Found(data[at : at + size], Batch(head, body), runs)
 
 
-def _served(found: Iterable[Found], is_served: IsServed) -> Iterator[Found]:
+def _served(found: Iterable[Found], is_served: IsServed, passed: list[Passed]) -> Iterator[Found]:
     """What readers may see of these batches: those of which no run is served are left out."""
     for stored in found:
-        runs = served_runs(stored.batch.envelope, is_served)
+        head = stored.batch.envelope
+        runs = served_runs(head, is_served)
         if runs is None:
             yield stored
-        elif runs:
+            continue
+        passed += passed_runs(head, runs)
+        if runs:
             yield Found(stored.block, stored.batch, runs)
 
 

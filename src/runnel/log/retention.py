@@ -6,7 +6,7 @@ reader has not passed, up to a ceiling of its own; beyond that it is passed over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from runnel.config import Pin, Retain
 from runnel.formats.envelope import Envelope
 from runnel.log.index import Key
-from runnel.log.log import Cursor, ShardId
+from runnel.log.log import Cursor, Passed, ShardId
 from runnel.topics.patterns import Pattern
 from runnel.topics.policies import JournalPolicy
 
@@ -105,6 +105,21 @@ def served_runs(head: Envelope, is_served: IsServed) -> tuple[int, ...] | None:
         if is_served(key, base + count, times[run], head.entry)
     )
     return None if len(runs) == head.run_count else runs
+
+
+def passed_runs(head: Envelope, runs: Sequence[int]) -> Iterator[Passed]:
+    """The others: those that are not served."""
+    served = set(runs)
+    columns = zip(
+        head.topics,
+        head.column32(head.partitions),
+        head.column64(head.base_offsets),
+        head.column32(head.counts),
+        strict=True,
+    )
+    for run, (topic, partition, base, count) in enumerate(columns):
+        if run not in served:
+            yield Passed(topic, partition, base, base + count)
 
 
 class SegmentFacts(msgspec.Struct, frozen=True):

@@ -24,11 +24,11 @@ def check_no_tail(request: wire.Request, tail: memoryview) -> None:
         )
 
 
-def only_batch(tail: memoryview, batch_bytes_max: int) -> Batch:
-    """The one block that a publish carries."""
+def only_batch(tail: memoryview) -> Batch:
+    """The one block that a publish carries. Whether it is too large is for the broker to say."""
     if not tail:
         raise MalformedError("publish tail", "is empty; a block with the batch is needed")
-    envelope, body, block_bytes = block.unpack(tail, body_bytes_max=batch_bytes_max)
+    envelope, body, block_bytes = block.unpack(tail)
     if block_bytes != len(tail):
         raise MalformedError(
             "publish tail",

@@ -299,7 +299,7 @@ class Session:
     def _publish(self, request: wire.Publish, tail: memoryview) -> None:
         self._check_open()
         level = None if request.level is None else Level.checked(request.level)
-        batch = only_batch(tail, self._settings.limits.batch_bytes_max)
+        batch = only_batch(tail)
         self.messages_in += len(batch)
         append = partial(self._broker.publish, batch, level)
         topic = batch.envelope.topics[0]
