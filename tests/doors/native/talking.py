@@ -53,10 +53,15 @@ def packed(head: wire.Head, tail: bytes = b"") -> bytes:
 
 
 def publish(
-    request_id: int, payload: bytes, *, level: str | None = None, topic: str = "a"
+    request_id: int,
+    payload: bytes,
+    *,
+    level: str | None = None,
+    topic: str = "a",
+    is_patient: bool = False,
 ) -> bytes:
     batch = Batch.from_messages([Message(topic, payload)])
-    return packed(wire.Publish(request_id, level), batch.pack())
+    return packed(wire.Publish(request_id, level, is_patient), batch.pack())
 
 
 def subscribe(request_id: int, number: int = 1, *patterns: str, credit_bytes: int = 2**30) -> bytes:
@@ -160,6 +165,9 @@ class Recorder:
         if not self.is_closed:
             assert sum(map(len, tail)) == tail_bytes
             self.data += head + b"".join(tail)
+
+    def queue_patiently(self, head: bytes) -> None:
+        self.queue(head)
 
     def close(self) -> None:
         self.is_closed = True

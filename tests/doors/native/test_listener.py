@@ -20,7 +20,9 @@ import psutil
 import pytest
 import uvloop
 
+import runnel.client
 from runnel.broker.broker import Broker
+from runnel.client import Bus
 from runnel.config import Keep, NativeSettings, Settings, TopicRule
 from runnel.doors.native.listener import Listener
 from runnel.errors import SettingsError
@@ -320,6 +322,36 @@ def test_the_same_is_said_over_tls(new_loop: NewLoop, tmp_path: Path) -> None:
             answers = await writer.hear_end()
             assert isinstance(answers[-1], wire.Error)
             assert await listener.drain()
+
+    run(scenario(), new_loop)
+
+
+@LOOPS
+def test_a_client_that_gives_up_in_any_turn_of_a_tls_handshake_leaves_nothing_behind(
+    new_loop: NewLoop, tmp_path: Path
+) -> None:
+    own = make_certificate(tmp_path)
+
+    async def scenario() -> None:
+        async with listening(own.settings()) as listener:
+            url = f"runnels://{listener.address}"
+            for turns in range(200):
+                connecting = asyncio.ensure_future(dial(url, own.trust()))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                connecting.cancel()
+                async with asyncio.timeout(20):
+                    await asyncio.wait((connecting,))
+                    if not connecting.cancelled():
+                        await connecting.result().close()
+                        break
+                    while listener.door.connections:  # noqa: ASYNC110 - the door's doing
+                        await asyncio.sleep(0)
+            else:
+                pytest.fail("it did not connect at all")
+
+    async def dial(url: str, trust: ssl.SSLContext) -> Bus:
+        return await runnel.client.connect(url, ssl=trust)
 
     run(scenario(), new_loop)
 

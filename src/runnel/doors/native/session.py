@@ -15,8 +15,6 @@ from functools import cache, partial
 from importlib import metadata
 from typing import Final
 
-import structlog
-
 from runnel.broker.broker import Broker, Level, Published
 from runnel.config import Settings
 from runnel.doors.native import verbs
@@ -29,8 +27,9 @@ from runnel.doors.native.turns import Turns
 from runnel.errors import BusyError, ClosedError, HandshakeError, MalformedError, RunnelError
 from runnel.formats import wire
 from runnel.formats.frames import Frame
+from runnel.world.diagnostics import get_logger
 
-logger = structlog.get_logger("runnel.native")
+logger = get_logger("runnel.native")
 
 _NS_PER_MS: Final = 1_000_000
 

@@ -49,8 +49,9 @@ class Subscriptions:
     async def open(self, request: wire.Subscribe) -> None:
         """Open what was prepared, and tell the client."""
         number = request.subscription
-        opening = self._by_number[number]
-        assert isinstance(opening, _Opening)
+        opening = self._by_number.get(number)
+        if not isinstance(opening, _Opening):
+            return  # the connection was lost before its turn came
         try:
             subscription = await self._broker.subscribe(
                 number,
