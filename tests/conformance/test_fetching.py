@@ -147,7 +147,6 @@ async def test_offset_that_retention_has_passed_is_told_with_the_first_there_is(
     assert [m.offset for m in (await stage.bus.fetch("a", time=0)).messages] == [4]
 
 
-@pytest.mark.xfail(reason="the client asks for offset 1 then", strict=False)
 @verb(AGED)
 async def test_fetch_without_an_offset_begins_with_the_first_there_is(stage: Stage) -> None:
     await stage.publish("a", b"1")

@@ -24,6 +24,7 @@ from runnel.broker.live_topics import LIVE_SHARD, LiveTopic, LiveTopics
 from runnel.broker.metric_tables import ConnectionRow, SubscriptionRow
 from runnel.broker.metrics import Metrics
 from runnel.broker.reporter import Reporter
+from runnel.broker.shard_reading import ShardFetched, ShardReading
 from runnel.broker.store_statistics import StoreStatistics
 from runnel.broker.stores import Stores
 from runnel.broker.topics import Topics
@@ -32,11 +33,11 @@ from runnel.errors import BusyError, ClosedError, ProducerFencedError, RunnelErr
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
-from runnel.formats.wire import CursorPlace, CursorState, Route, Start, TopicState
+from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, Start, TopicState
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Appended, Level, ShardId, Stored, TopicInfo
 from runnel.log.tasks import OwnedTasks
-from runnel.topics.names import Label, check_label
+from runnel.topics.names import REPORTS_PREFIX, Label, check_label
 from runnel.topics.partitions import partition_of_key
 from runnel.topics.pattern_index import PatternIndex
 from runnel.world.clock import Clock
@@ -92,6 +93,7 @@ class Broker:
         self._stores: Stores
         self._reading: LiveReading
         self._fetching: Fetching
+        self._shard_reading: ShardReading
         self._topics: Topics
         self._cursors: Cursors
         self._reporter: Reporter
@@ -138,6 +140,9 @@ class Broker:
         )
         self._fetching = Fetching(
             stores, settings.broker, clock, self._workers, settings.native.frame_bytes_max // 2
+        )
+        self._shard_reading = ShardReading(
+            stores, self._index, self._workers, settings.native.frame_bytes_max // 2
         )
         self._topics = Topics(stores, self._index, self._reading)
         self._cursors = Cursors(stores)
@@ -230,12 +235,12 @@ class Broker:
             self.metrics.counters.publishes_failed += 1
         else:
             self.metrics.publish_time.observe(self.clock.monotonic_ns() - began_ns)
+            if done.result().is_repeated:
+                self.metrics.counters.publishes_repeated += 1
 
     def _count_in(self, batch: Batch) -> None:
         head = batch.envelope
         counters, traffic = self.metrics.counters, self.metrics.traffic
-        counters.batches_in += 1
-        counters.bytes_in += len(batch.body)
         if len(head.topics) == 1:
             count = head.message_count
             traffic.count_in(head.topics[0], count, len(batch.body))
@@ -243,7 +248,10 @@ class Broker:
             counts = head.column32(head.counts)
             count = sum(counts)
             traffic.count_runs_in(head.topics, counts, count, len(batch.body))
-        counters.messages_in += count
+        if not head.topics[0].startswith(REPORTS_PREFIX):  # those are no publisher's
+            counters.batches_in += 1
+            counters.bytes_in += len(batch.body)
+            counters.messages_in += count
 
     def send(
         self, message: Message, level: Level | None = None, *, partition: int | None = None
@@ -371,7 +379,9 @@ class Broker:
 
     def on_stored(self, shard: ShardId, batches: Sequence[Stored]) -> None:
         for stored in batches:
-            self._reading.spread_kept(shard, stored)
+            if self._reading.spread_kept(shard, stored):
+                received_ns = int.from_bytes(stored.envelope.receive_times[-8:], "little")
+                self.metrics.delivery_time.observe(self.clock.time_ns() - received_ns)
             self._fetching.on_stored(stored.envelope)
 
     def on_synced(self, shard: ShardId, took_ns: int) -> None:  # noqa: ARG002 - all shards together
@@ -428,6 +438,37 @@ class Broker:
         counters.fetches += 1
         counters.messages_out += fetched.messages
         counters.bytes_out += sum(len(batch.body) for batch in fetched.batches)
+        return fetched
+
+    async def shards(self, patterns: Sequence[str], time_ns: int | None = None) -> list[ShardState]:
+        """The shards in which any topic lies that matches, and the entries they have."""
+        self._check_open()
+        return await self._shard_reading.shards(patterns, time_ns)
+
+    async def fetch_shard(
+        self,
+        shard: ShardId,
+        entry: int,
+        *,
+        end_entry: int = 0,
+        patterns: Sequence[str] = ("*",),
+        epoch: int = 0,
+        bytes_max: int = 2**20,
+    ) -> ShardFetched:
+        """What matches of a shard, in the order in which it was stored, from an entry on."""
+        self._check_open()
+        fetched = await self._shard_reading.fetch(
+            shard,
+            entry,
+            end_entry=end_entry,
+            patterns=patterns,
+            epoch=epoch,
+            bytes_max=bytes_max,
+        )
+        counters = self.metrics.counters
+        counters.fetches += 1
+        counters.messages_out += fetched.messages
+        counters.bytes_out += sum(map(len, fetched.blocks))
         return fetched
 
     async def subscribe(

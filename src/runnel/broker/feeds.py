@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from runnel.broker.live_subscription import Delivery, LiveSubscription
@@ -86,16 +86,19 @@ class ShardFeed:
         buffers: list[bytes | memoryview] = []
         messages = 0
         for found in page.found:
-            block, count = await self._wanted(subscription, found)
+            block, count = await wanted_block(
+                found, subscription.matches, self._position, self._workers
+            )
             if count:
                 buffers.append(block)
                 messages += count
         if subscription.is_closed:
             return True
         for gap in page.gaps:
-            subscription.tell_gap(_damage(gap))
+            subscription.tell_gap(damage_gap(gap))
         if self._tells_passed:
-            self._tell_passed(subscription, page.passed)
+            for passed in passed_gaps(page.passed, subscription.matches, self._log):
+                subscription.tell_gap(passed)
         self._position = page.next_position
         if buffers:
             self._tells_passed = True
@@ -111,44 +114,50 @@ class ShardFeed:
             )
         return self._is_at_end()
 
-    def _tell_passed(self, subscription: LiveSubscription, passed: Sequence[Passed]) -> None:
-        """Messages that this reader was too slow for: one gap for each partition."""
-        gaps: dict[Key, list[int]] = {}
-        for topic, number, first, end in passed:
-            if subscription.matches(topic) and self._log.has_topic(topic):
-                gap = gaps.setdefault((topic, number), [0, first, end])
-                gap[0] += end - first
-                gap[2] = end
-        for (topic, number), (missed, first, end) in gaps.items():
-            text = "they passed their age, or were purged, before they were read"
-            subscription.tell_gap(GapState("retention", missed, topic, number, first, end, text))
-
     def _is_at_end(self) -> bool:
         return self._position.entry >= self._log.entries(self._shard).next_offset
 
-    async def _wanted(
-        self, subscription: LiveSubscription, found: Found
-    ) -> tuple[bytes | memoryview, int]:
-        """The part of a stored batch that the subscription wants, packed; 0 messages: nothing."""
-        batch = found.batch
-        head = batch.envelope
-        runs = [
-            run
-            for run in (range(head.run_count) if found.runs is None else found.runs)
-            if subscription.matches(head.topics[run])
-        ]
-        if not runs:
-            return b"", 0
-        is_begun = self._position.row > 0 and head.entry == self._position.entry
-        if len(runs) == head.run_count and not is_begun:
-            return found.block, head.message_count
-        row = self._position.row if is_begun else 0
 
-        def cut() -> Batch | None:
-            return _behind_row(batch.cut(runs), row)
+async def wanted_block(
+    found: Found, matches: Callable[[str], bool], position: Position, workers: Workers
+) -> tuple[bytes | memoryview, int]:
+    """The matching part of a stored batch, packed, from a position on; 0 messages: nothing."""
+    batch = found.batch
+    head = batch.envelope
+    runs = [
+        run
+        for run in (range(head.run_count) if found.runs is None else found.runs)
+        if matches(head.topics[run])
+    ]
+    if not runs:
+        return b"", 0
+    is_begun = position.row > 0 and head.entry == position.entry
+    if len(runs) == head.run_count and not is_begun:
+        return found.block, head.message_count
+    row = position.row if is_begun else 0
 
-        wanted = cut() if head.codec == Codec.NONE else await self._workers.submit(cut)
-        return (b"", 0) if wanted is None else (wanted.pack(), len(wanted))
+    def cut() -> Batch | None:
+        return _behind_row(batch.cut(runs), row)
+
+    wanted = cut() if head.codec == Codec.NONE else await workers.submit(cut)
+    return (b"", 0) if wanted is None else (wanted.pack(), len(wanted))
+
+
+def passed_gaps(
+    passed: Sequence[Passed], matches: Callable[[str], bool], log: KeptLog
+) -> list[GapState]:
+    """Messages that a reader was too slow for: one gap for each partition."""
+    gaps: dict[Key, list[int]] = {}
+    for topic, number, first, end in passed:
+        if matches(topic) and log.has_topic(topic):
+            gap = gaps.setdefault((topic, number), [0, first, end])
+            gap[0] += end - first
+            gap[2] = end
+    text = "they passed their age, or were purged, before they were read"
+    return [
+        GapState("retention", missed, topic, number, first, end, text)
+        for (topic, number), (missed, first, end) in gaps.items()
+    ]
 
 
 class PartitionsFeed:
@@ -218,7 +227,7 @@ class PartitionsFeed:
         if subscription.is_closed:
             return True
         for gap in page.gaps:
-            subscription.tell_gap(_damage(gap, key))
+            subscription.tell_gap(damage_gap(gap, key))
         places[key] = page.next_offset
         send_batches(subscription, self._shard, self._log.epoch, batches)
         return True
@@ -351,7 +360,7 @@ def _behind_row(batch: Batch, row: int) -> Batch | None:
     return batch.take(wanted) if wanted else None
 
 
-def _damage(gap: Gap, key: Key | None = None) -> GapState:
+def damage_gap(gap: Gap, key: Key | None = None) -> GapState:
     text = f"{gap.path}:{gap.position}: {gap.problem}"
     if key is None:
         return GapState("damage", 0, text=text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import ssl as tls
 from collections.abc import Callable, Generator
 from importlib import metadata
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from runnel.client.addresses import dial_to, parse_host, parse_url
 from runnel.client.blocking import BlockingBus
@@ -15,6 +16,10 @@ from runnel.client.link import Dial, Identity, Link
 from runnel.client.routing import Router
 from runnel.client.timers import LoopTimers, Timers
 from runnel.errors import ClientFault
+
+_DEFAULT_URL: Final = "runnel://127.0.0.1:7470"
+# The commands go by the same one.
+_URL_VARIABLE: Final = "RUNNEL_URL"
 
 
 class Opening:
@@ -82,7 +87,7 @@ class Opening:
 
 
 def connect(
-    url: str = "runnel://127.0.0.1:7470",
+    url: str | None = None,
     *,
     name: str | None = None,
     token: str | None = None,
@@ -91,12 +96,12 @@ def connect(
     ssl: tls.SSLContext | None = None,
     timers: Timers | None = None,
 ) -> Opening:
-    """A bus, connected to the broker at a URL.
+    """A bus, connected to the broker at a URL: by default that of the variable RUNNEL_URL, or of this machine.
 
     `name` is shown at the broker. `deadline_s`: how long anything may wait; None: for ever. TLS: runnels://…, with
     `ssl` or the options in the URL (`parse_url`). The first connection is tried once; lost ones come back.
     """
-    address = parse_url(url, ssl)
+    address = parse_url(url if url is not None else _usual_url(), ssl)
     return Opening(
         str(address),
         dial_to(address),
@@ -138,7 +143,7 @@ def open_bus(
 
 
 def connect_blocking(
-    url: str = "runnel://127.0.0.1:7470",
+    url: str | None = None,
     *,
     name: str | None = None,
     token: str | None = None,
@@ -159,6 +164,10 @@ def connect_blocking(
         )
 
     return BlockingBus(open_it)
+
+
+def _usual_url() -> str:
+    return os.environ.get(_URL_VARIABLE) or _DEFAULT_URL
 
 
 def _client_text(name: str | None) -> str:

@@ -154,6 +154,8 @@ class BlockingBus:
     publish = _blocking(Bus.publish)
     publish_batch = _blocking(Bus.publish_batch)
     fetch = _blocking(Bus.fetch)
+    shards = _blocking(Bus.shards)
+    fetch_shard = _blocking(Bus.fetch_shard)
     topics = _blocking(Bus.topics)
     topic = _blocking(Bus.topic)
     delete_topic = _blocking(Bus.delete_topic)

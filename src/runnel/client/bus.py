@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -12,17 +13,18 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
+from runnel.client.checking import check_natural, check_time
 from runnel.client.intake import as_bytes, check_tags, check_uid
 from runnel.client.places import OffsetMap, StartAt, partition_places, start_of, time_ns_of
 from runnel.client.publisher import Publisher, checked_level
-from runnel.client.results import BatchReceipt, Gap, Page, Receipt
+from runnel.client.results import BatchReceipt, Gap, Page, Receipt, ShardPage
 from runnel.client.routing import Router
 from runnel.client.subscription import Subscription, unpack_blocks
 from runnel.client.timers import Deadline, Timers
 from runnel.errors import ClientFault, ClosedError, RunnelError, UnknownTopicError
 from runnel.formats import block, envelope, wire
 from runnel.formats.batch import Batch
-from runnel.formats.wire import CursorPlace, CursorState, TopicState, Welcome
+from runnel.formats.wire import CursorPlace, CursorState, ShardState, TopicState, Welcome
 from runnel.topics.names import check_topic
 from runnel.topics.partitions import partition_of_key
 
@@ -158,6 +160,7 @@ class Bus:
         payload = as_bytes("payload", payload)
         check_tags(tags)
         check_uid(uid)
+        check_time("event_time_ns", event_time_ns)
         now_ns = self._timers.time_ns()
         partition = await self._partition(topic, partition, key, partition_key, deadline)
 
@@ -349,12 +352,23 @@ class Bus:
         bytes_max: int = 2**20,
         wait_s: float = 0,
     ) -> Page:
-        """Messages from an offset on (the first is 1), or from a time. Waits up to `wait_s` for one."""
+        """Messages from an offset on, from a time, or without either from the first there is.
+
+        Waits up to `wait_s` for one.
+        """
         if offset is not None and time is not None:
             raise ClientFault("fetch takes an offset or a time, not both")
+        for name, value in (
+            ("offset", offset),
+            ("partition", partition),
+            ("messages_max", messages_max),
+            ("bytes_max", bytes_max),
+        ):
+            check_natural(name, value)
+        if not 0 <= wait_s < math.inf:
+            raise ClientFault(f"wait_s is {wait_s!r}: it must be seconds from 0 on")
         time_ns = time_ns_of(time) if isinstance(time, datetime) else time
-        if offset is None and time_ns is None:
-            offset = 1
+        check_time("time", time_ns)
         answer, tail = await self._router.ask_owner(
             wire.Fetched,
             topic,
@@ -378,6 +392,54 @@ class Bus:
             first_offset=answer.first_offset,
             end_offset=answer.end_offset,
             gaps=answer.gaps,
+        )
+
+    async def shards(self, *patterns: str, time: datetime | int | None = None) -> list[ShardState]:
+        """The shards in which topics lie that match, with the entries they have, and their first at a time."""
+        time_ns = time_ns_of(time) if isinstance(time, datetime) else time
+        check_time("time", time_ns)
+        answer, _ = await self._ask(
+            wire.ShardList,
+            lambda number: wire.Shards(number, patterns, time_ns),
+            "asking for shards",
+        )
+        return list(answer.shards)
+
+    async def fetch_shard(
+        self,
+        journal: str,
+        shard: int,
+        entry: int,
+        *,
+        end_entry: int = 0,
+        patterns: Sequence[str] = ("*",),
+        epoch: int = 0,
+        bytes_max: int = 2**20,
+    ) -> ShardPage:
+        """What matches of a shard, in the order in which it was stored, from an entry on: for pipelines."""
+        for name, value in (
+            ("shard", shard),
+            ("entry", entry),
+            ("end_entry", end_entry),
+            ("epoch", epoch),
+            ("bytes_max", bytes_max),
+        ):
+            check_natural(name, value)
+        chosen = tuple(patterns)
+        answer, tail = await self._ask(
+            wire.ShardFetched,
+            lambda number: wire.FetchShard(
+                number, journal, shard, entry, end_entry, chosen, epoch, bytes_max
+            ),
+            f"fetching shard {journal}/{shard}",
+        )
+        return ShardPage(
+            unpack_blocks(tail),
+            answer.epoch,
+            answer.next_entry,
+            answer.first_entry,
+            answer.end_entry,
+            answer.gaps,
         )
 
     # --- Topics ---

@@ -86,6 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes = 0
         self._is_gathering = False
         self._problem: str | None = None
+        self._is_given_up = False
         self._pinger: Handle | None = None
         self._ping_interval_s = 0.0
         self._has_heard = self._has_spoken = False
@@ -95,6 +96,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from it
+        if self._is_given_up:
+            self._transport.abort()
+            return
         self.is_open = True
         if self._transport.get_extra_info("sslcontext") is not None:
             # Decrypted bytes may lie here over several reads of other connections.
@@ -209,8 +213,8 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     async def wait_aborted(self, problem: str) -> None:
-        """End it at once, and wait until nothing is left of it."""
-        await asyncio.sleep(0)  # a transport that is being made tells so in the next turn
+        """End it at once, and wait until nothing is left of it. One that is still being made never opens."""
+        self._is_given_up = True
         self.abort(problem)
         if self.is_open:
             await asyncio.wait((self.closed,))

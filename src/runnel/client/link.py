@@ -161,9 +161,7 @@ class Link:
             connection.request(number, hello, _settles(greeted, wire.Welcome))
             welcome, _ = await deadline.wait(greeted, self._not_answered)
         except BaseException:
-            dialling.cancel()
-            await asyncio.wait((dialling,))
-            await connection.wait_aborted("it was given up while it was being made")
+            await _give_up(connection, dialling)
             raise
         if welcome.version != wire.VERSION:
             connection.abort("the broker speaks another version of the protocol")
@@ -290,6 +288,17 @@ class Link:
         if self.connection is not None:
             size = sum(map(len, tail))
             self.connection.send(wire.encode(head, size), tail, size)
+
+
+async def _give_up(connection: Connection, dialling: asyncio.Future[asyncio.BaseTransport]) -> None:
+    """Leave nothing behind of a connection that is being made, however far that has come."""
+    try:
+        # First: uvloop does not tell a protocol of its end if the dial is cancelled after the connection was made.
+        await connection.wait_aborted("it was given up while it was being made")
+    finally:
+        dialling.cancel()
+    await asyncio.wait((dialling,))
+    await asyncio.sleep(0)  # a transport that the dial has just closed is gone in the next turn
 
 
 def _unsure(what: str, error: ConnectionLostError) -> ConnectionLostError:

@@ -43,6 +43,20 @@ class BatchReceipt(msgspec.Struct, frozen=True):
     receivers: int | None = None
 
 
+class ShardPage(msgspec.Struct, frozen=True):
+    """What `fetch_shard` found. There may be nothing that matches, and yet it goes on at `next_entry`."""
+
+    batches: Sequence[Batch]
+    epoch: int
+    next_entry: int
+    first_entry: int  # of the shard, now
+    end_entry: int  # the shard's next entry, now
+    gaps: Sequence[Gap] = ()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches))
+
+
 class Page:
     """What a fetch found. `messages` are made when they are first looked at; `next_offset` goes on from here."""
 

@@ -121,6 +121,18 @@ class PartitionState(msgspec.Struct, array_like=True, frozen=True, gc=False):
     owner: Owner
 
 
+class ShardState(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A shard and the entries it has. `time_entry`: the first at the time that was asked about."""
+
+    journal: str
+    shard: int
+    epoch: int
+    first_entry: int
+    next_entry: int
+    time_entry: int = 0
+    address: str = ""
+
+
 class TopicState(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A topic as `topics` lists it. `partitions` is empty unless it was described by its name."""
 
@@ -227,6 +239,31 @@ class Fetch(Head, tag="fetch", frozen=True, gc=False):
     messages_max: _Natural = 0  # 0: as many as fit
     bytes_max: _Natural = 2**20
     wait_ms: _Natural = 0
+
+
+class Shards(Head, tag="shards", frozen=True, gc=False):
+    """In which shards do topics lie that match, and which entries have they?"""
+
+    id: _Id
+    patterns: Sequence[str]
+    time_ns: _Time | None = None
+
+
+class FetchShard(Head, tag="fetch_shard", frozen=True, gc=False):
+    """Everything of a shard that matches, in the order in which it was stored, from an entry on.
+
+    Up to `end_entry`, which is not read any more (0: as far as there is). With an `epoch`, entries of another one
+    are gone; 0: whichever there is.
+    """
+
+    id: _Id
+    journal: str
+    shard: _Natural
+    entry: _Natural
+    end_entry: _Natural = 0
+    patterns: Sequence[str] = ("*",)
+    epoch: _Natural = 0
+    bytes_max: _Natural = 2**20
 
 
 class Routes(Head, tag="routes", frozen=True, gc=False):
@@ -367,6 +404,22 @@ class Fetched(Head, tag="fetched", frozen=True, gc=False):
     gaps: Sequence[GapState] = ()
 
 
+class ShardList(Head, tag="shard_list", frozen=True, gc=False):
+    id: _Id
+    shards: Sequence[ShardState]
+
+
+class ShardFetched(Head, tag="shard_fetched", frozen=True, gc=False):
+    """Blocks behind the head, perhaps none; the next fetch begins at `next_entry`."""
+
+    id: _Id
+    epoch: int
+    next_entry: int
+    first_entry: int  # of the shard, now
+    end_entry: int  # the shard's next entry, now
+    gaps: Sequence[GapState] = ()
+
+
 class RouteList(Head, tag="route_list", frozen=True, gc=False):
     id: _Id
     routes: Sequence[Route]
@@ -429,6 +482,8 @@ Request: TypeAlias = (
     | Credit
     | Unsubscribe
     | Fetch
+    | Shards
+    | FetchShard
     | Routes
     | Producer
     | Topics
@@ -449,6 +504,8 @@ Answer: TypeAlias = (
     | GapNotice
     | Ended
     | Fetched
+    | ShardList
+    | ShardFetched
     | RouteList
     | Term
     | TopicList

@@ -268,6 +268,9 @@ class Session:
                 self._start(request.id, partial(self.subscriptions.open, request))
             case wire.Unsubscribe():
                 self.subscriptions.unsubscribe(request)
+            case wire.FetchShard():
+                self._check_open()
+                self._start(request.id, partial(self._reply_later, request))
             case wire.Fetch():
                 self._check_open()
                 task = self._start(request.id, partial(self._reply_later, request))
@@ -276,6 +279,7 @@ class Session:
                     task.add_done_callback(self._waiting_fetches.discard)
             case (
                 wire.Topics()
+                | wire.Shards()
                 | wire.DescribeTopic()
                 | wire.DeleteTopic()
                 | wire.PurgeTopic()

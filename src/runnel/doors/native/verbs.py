@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from runnel.broker.broker import Broker
+from runnel.broker.broker import Broker, ShardId
 from runnel.doors.native.output import Buffer
 from runnel.formats import block, wire
 from runnel.formats import envelope as envelopes
@@ -19,6 +19,8 @@ from runnel.formats.batch import Batch
 PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Producer | wire.Cursors | wire.Statistics
 WaitingRequest: TypeAlias = (
     wire.Fetch
+    | wire.Shards
+    | wire.FetchShard
     | wire.Topics
     | wire.DescribeTopic
     | wire.DeleteTopic
@@ -63,6 +65,11 @@ async def wait_reply_to(broker: Broker, request: WaitingRequest) -> Reply:
     match request:
         case wire.Fetch():
             return await _wait_fetched(broker, request)
+        case wire.Shards():
+            shards = await broker.shards(request.patterns, request.time_ns)
+            return Reply(wire.ShardList(request.id, shards))
+        case wire.FetchShard():
+            return await _wait_shard_fetched(broker, request)
         case wire.Topics():
             limit = min(request.limit, _TOPICS_LISTED_MAX)
             topics, is_complete = await broker.topics(
@@ -102,6 +109,26 @@ async def _wait_fetched(broker: Broker, request: wire.Fetch) -> Reply:
     )
     blocks = [part for batch in fetched.batches for part in _block_of(batch)]
     return Reply(head, blocks, sum(map(len, fetched.batches)))
+
+
+async def _wait_shard_fetched(broker: Broker, request: wire.FetchShard) -> Reply:
+    fetched = await broker.fetch_shard(
+        ShardId(request.journal, request.shard),
+        request.entry,
+        end_entry=request.end_entry,
+        patterns=request.patterns,
+        epoch=request.epoch,
+        bytes_max=request.bytes_max,
+    )
+    head = wire.ShardFetched(
+        request.id,
+        fetched.epoch,
+        fetched.next_entry,
+        fetched.first_entry,
+        fetched.end_entry,
+        fetched.gaps,
+    )
+    return Reply(head, fetched.blocks, fetched.messages)
 
 
 def _block_of(batch: Batch) -> tuple[Buffer, ...]:

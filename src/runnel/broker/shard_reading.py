@@ -1,0 +1,127 @@
+"""Shards as a pipeline reads them: which there are for some patterns, and their entries in order, page by page.
+
+A position of a shard is small however many topics lie in it, and names the same messages for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from runnel.broker import starting
+from runnel.broker.feeds import damage_gap, passed_gaps, wanted_block
+from runnel.broker.live_subscription import LiveSubscription
+from runnel.broker.stores import Stores
+from runnel.errors import ClientFault, UnknownTopicError
+from runnel.formats.wire import GapState, ShardState
+from runnel.log.log import Position, ShardId, ShardPage
+from runnel.topics.pattern_index import PatternIndex
+from runnel.topics.patterns import Pattern
+from runnel.world.workers import Workers
+
+
+class ShardFetched(msgspec.Struct, frozen=True):
+    """Blocks of a shard in order, and where to go on. Nothing may match, and it goes on all the same."""
+
+    blocks: Sequence[bytes | memoryview]
+    messages: int
+    epoch: int
+    next_entry: int
+    first_entry: int
+    end_entry: int
+    gaps: Sequence[GapState] = ()
+
+
+class ShardReading:
+    def __init__(
+        self,
+        stores: Stores,
+        index: PatternIndex[LiveSubscription],
+        workers: Workers,
+        bytes_max: int,
+    ) -> None:
+        self._stores = stores
+        self._index = index
+        self._workers = workers
+        self._bytes_max = bytes_max
+
+    async def shards(self, patterns: Sequence[str], time_ns: int | None) -> list[ShardState]:
+        """Those in which any matching topic lies, in order of their names."""
+        parsed = [Pattern(text) for text in patterns]
+        matching = await starting.matching_shards(self._stores, self._index, parsed)
+        found = []
+        for shard, log in sorted(matching.items()):
+            time_entry = 0 if time_ns is None else await log.entry_at(shard, time_ns)
+            bounds = log.entries(shard)
+            found.append(
+                ShardState(
+                    shard.journal,
+                    shard.shard,
+                    log.epoch,
+                    bounds.first_offset,
+                    bounds.next_offset,
+                    time_entry,
+                )
+            )
+        return found
+
+    async def fetch(
+        self,
+        shard: ShardId,
+        entry: int,
+        *,
+        end_entry: int = 0,
+        patterns: Sequence[str] = ("*",),
+        epoch: int = 0,
+        bytes_max: int = 2**20,
+    ) -> ShardFetched:
+        """One page. OffsetGoneError and OffsetAheadError tell of entries that are not there."""
+        if entry < 1:
+            raise ClientFault(f"entry {entry}: entries are numbered 1, 2, 3 …")
+        log = self._stores.log_of_shard(shard)
+        if log is None:
+            raise UnknownTopicError(f"there is no shard {shard}")
+        parsed = [Pattern(text) for text in patterns]
+        known: dict[str, bool] = {}
+
+        def matches(topic: str) -> bool:
+            answer = known.get(topic)
+            if answer is None:
+                answer = known[topic] = any(pattern.matches(topic) for pattern in parsed)
+            return answer
+
+        position = Position(epoch, entry)
+        page = await log.read_shard(
+            shard, position, bytes_max=max(1, min(bytes_max, self._bytes_max))
+        )
+        if end_entry:
+            page = _up_to(page, end_entry)
+        blocks: list[bytes | memoryview] = []
+        messages = 0
+        for found in page.found:
+            block, count = await wanted_block(found, matches, position, self._workers)
+            if count:
+                blocks.append(block)
+                messages += count
+        bounds = log.entries(shard)
+        gaps = [damage_gap(gap) for gap in page.gaps]
+        gaps += passed_gaps(page.passed, matches, log)
+        return ShardFetched(
+            blocks,
+            messages,
+            page.next_position.epoch or log.epoch,
+            page.next_position.entry,
+            bounds.first_offset,
+            bounds.next_offset,
+            gaps,
+        )
+
+
+def _up_to(page: ShardPage, end_entry: int) -> ShardPage:
+    """Without what lies at this entry or behind it."""
+    if page.next_position.entry <= end_entry:
+        return page
+    found = [each for each in page.found if each.batch.envelope.entry < end_entry]
+    position = msgspec.structs.replace(page.next_position, entry=end_entry)
+    return ShardPage(found, position, page.gaps, page.passed)
