@@ -10,8 +10,6 @@ from runnel.config import Retain, Settings, TopicRule
 from runnel.errors import OffsetGoneError
 from runnel.testing import BrokerThread
 
-pytest_plugins = ["runnel.testing.plugin"]  # in a project: in its conftest.py
-
 DAY_NS = 86_400 * 10**9
 
 

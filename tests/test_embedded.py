@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from runnel.config import LogSettings, Retain, Rotate, Settings, TopicRule
-from runnel.embedded import open_log
+from runnel.embedded import Broker, open_log
 from runnel.errors import SettingsError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
@@ -83,3 +86,38 @@ def test_retention_is_applied_while_the_log_is_open(tmp_path: Path) -> None:
                 await log.append(one(bytes(100)))
 
     asyncio.run(scenario())
+
+
+def test_broker_inside_a_program_is_silent(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, runnel
+
+async def main():
+    for where in ("memory:", {str(tmp_path / "data")!r}):
+        async with runnel.Broker.open(where) as broker, broker.connect() as bus:
+            await bus.publish("orders", b"1")
+            await bus.delete_topic("orders")
+
+asyncio.run(main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+
+
+def test_warnings_of_a_broker_inside_a_program_go_through_logging(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with Broker.open(tmp_path / "data") as broker, broker.connect() as bus:
+            await bus.publish("orders", b"1")
+            # As a machine that lost its power would leave it.
+            shutil.copytree(tmp_path / "data", tmp_path / "copy")
+        async with Broker.open(tmp_path / "copy"):
+            pass
+
+    asyncio.run(scenario())
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("runnel", "WARNING")
+    assert record.getMessage().startswith("recovered after an unclean end kind=recovered")

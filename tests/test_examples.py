@@ -28,7 +28,7 @@ SAID = {
     "billed 200 orders, next is 1001\n",
     "blocking": "10000 messages in log/web\nthe last is at offset 10000\n",
 }
-WITHOUT_A_BROKER = {"demo", "embedded", "log_demo", "test_orders"}
+WITHOUT_A_BROKER = {"demo", "embedded", "test_orders"}
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
 from runnel.config import Retain, Settings, TopicRule
 from runnel.errors import ClientFault, OffsetGoneError
 from runnel.testing import BrokerThread, VirtualClock, open_broker
-from runnel.testing.plugin import runnel_broker, runnel_settings
-
-__all__ = [
-    "runnel_broker",
-    "runnel_settings",
-]  # the fixtures, whether or not the plugin is installed
 
 AGED = Settings(topics=(TopicRule(match="aged", retain=Retain(age_ns=60 * 10**9)),))
 
@@ -95,3 +91,16 @@ def test_waiting_ends_by_the_clock() -> None:
             assert (await waiting).messages == []
 
     asyncio.run(program())
+
+
+def test_every_pytest_run_can_afford_the_plugin() -> None:
+    program = (
+        "import sys, runnel.testing.plugin\n"
+        "print(sorted(name for name in sys.modules if name.partition('.')[0] in "
+        "('runnel', 'numpy', 'msgspec', 'uvloop', 'asyncio', 'structlog')))"
+    )
+    with_pytest = "import pytest\n" + program
+    told = subprocess.run(
+        [sys.executable, "-c", with_pytest], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert told == "['runnel', 'runnel.testing', 'runnel.testing.plugin']\n"

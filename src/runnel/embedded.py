@@ -16,7 +16,7 @@ from runnel.broker.housekeeping import Housekeeping
 from runnel.broker.store_statistics import StoreStatistics
 from runnel.client.api import Opening, open_bus
 from runnel.client.timers import Handle
-from runnel.config import Settings
+from runnel.config import IN_MEMORY, Settings
 from runnel.doors.native.door import Door
 from runnel.doors.native.listener import Listener
 from runnel.log.disk_log import DiskLog
@@ -25,7 +25,7 @@ from runnel.world.clock import Clock, SystemClock
 from runnel.world.disk import RealDisk
 from runnel.world.workers import ThreadWorkers
 
-MEMORY: Final = "memory:"
+MEMORY: Final = IN_MEMORY
 
 
 class Broker:

@@ -10,19 +10,16 @@ from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from typing import Any, Final
 
-import structlog
-
 from runnel.broker.broker import Broker
-from runnel.config import Settings
+from runnel.config import IN_MEMORY, Settings
 from runnel.doors.native.listener import Listener
 from runnel.world.clock import SystemClock
+from runnel.world.diagnostics import get_logger
 from runnel.world.disk import RealDisk
 from runnel.world.workers import ThreadWorkers
 
-logger = structlog.get_logger("runnel")
+logger = get_logger("runnel")
 
-# In the place of a data directory: nothing touches the disk.
-_MEMORY: Final = "memory:"
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # Besides connections and the log's files: the catalogue, locks, the loop's own, and what libraries open.
 _OTHER_FILES: Final = 256
@@ -68,7 +65,7 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
     clock = SystemClock()
     workers = ThreadWorkers(settings.log.writers)
     try:
-        directory = None if settings.data == _MEMORY else settings.data
+        directory = None if settings.data == IN_MEMORY else settings.data
         broker = await Broker.open(
             settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
         )

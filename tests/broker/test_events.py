@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import pytest
-from structlog.testing import capture_logs
 
 from runnel.broker.events import _LINES, EVENTS_TOPIC, EventKind, Events
 from runnel.errors import BusyError
@@ -23,6 +25,25 @@ class Told:
 @pytest.fixture
 def told() -> Told:
     return Told()
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    caplog.set_level(logging.DEBUG, "runnel")
+    return Lines(caplog)
+
+
+class Lines:
+    """What was logged, as level, line and fields in one."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self._caplog = caplog
+
+    def __call__(self) -> list[dict[str, Any]]:
+        return [
+            {"level": record.levelno, "event": vars(record)["event"], **vars(record)["fields"]}
+            for record in self._caplog.records
+        ]
 
 
 def test_an_event_is_a_message_with_its_kind_as_a_tag(told: Told) -> None:
@@ -56,24 +77,23 @@ def test_every_kind_has_a_level_and_a_line() -> None:
         EventKind.RECOVERED,
     ],
 )
-def test_what_needs_attention_is_a_warning(told: Told, kind: EventKind) -> None:
-    with capture_logs() as lines:
-        told.events.tell(kind, "subject", detail=7)
-    (line,) = lines
-    assert (line["log_level"], line["kind"], line["subject"], line["detail"]) == (
-        "warning",
+def test_what_needs_attention_is_a_warning(told: Told, kind: EventKind, lines: Lines) -> None:
+    told.events.tell(kind, "subject", detail=7)
+    (line,) = lines()
+    assert (line["level"], line["kind"], line["subject"], line["detail"]) == (
+        logging.WARNING,
         kind.value,
         "subject",
         7,
     )
 
 
-def test_passing_a_pin_is_told_loudly(told: Told) -> None:
-    with capture_logs() as lines:
-        told.events.tell(EventKind.PIN_PASSED, "spark-billing", messages_lost=12)
-    assert lines[0]["event"].startswith("MESSAGES ARE GONE")
-    assert lines[0]["subject"] == "spark-billing"
-    assert lines[0]["messages_lost"] == 12
+def test_passing_a_pin_is_told_loudly(told: Told, lines: Lines) -> None:
+    told.events.tell(EventKind.PIN_PASSED, "spark-billing", messages_lost=12)
+    (line,) = lines()
+    assert line["event"].startswith("MESSAGES ARE GONE")
+    assert line["subject"] == "spark-billing"
+    assert line["messages_lost"] == 12
 
 
 def test_the_same_subject_is_told_of_once_a_second_and_the_rest_is_counted(told: Told) -> None:
@@ -87,11 +107,12 @@ def test_the_same_subject_is_told_of_once_a_second_and_the_rest_is_counted(told:
     assert (summed_up["suppressed"], summed_up["of_other_subjects"]) == (99, 0)
 
 
-def test_a_storm_of_subjects_is_told_in_part_and_summed_up_when_it_is_over(told: Told) -> None:
-    with capture_logs() as lines:
-        for number in range(10_000):
-            told.events.tell(EventKind.TOPIC_MADE, f"topic/{number}")
-        assert len(lines) == 10
+def test_a_storm_of_subjects_is_told_in_part_and_summed_up_when_it_is_over(
+    told: Told, lines: Lines
+) -> None:
+    for number in range(10_000):
+        told.events.tell(EventKind.TOPIC_MADE, f"topic/{number}")
+    assert len(lines()) == 10
     told.events.flush()
     assert len(told.watcher.seen) == 10
     told.clock.advance(SECOND_NS)
@@ -110,15 +131,14 @@ def test_kinds_do_not_hold_each_other_back(told: Told) -> None:
     assert len(told.watcher.events("pin_passed")) == 100
 
 
-def test_failing_to_publish_does_not_fail_whoever_tells(told: Told) -> None:
+def test_failing_to_publish_does_not_fail_whoever_tells(told: Told, lines: Lines) -> None:
     told.watcher.failure = BusyError("the queue is full")
-    with capture_logs() as lines:
-        told.events.tell(EventKind.TOPIC_DELETED, "a")
-    assert [line["event"] for line in lines] == [
+    told.events.tell(EventKind.TOPIC_DELETED, "a")
+    assert [line["event"] for line in lines()] == [
         "topic deleted",
         "an event could not be published",
     ]
-    assert lines[1]["error"] == "the queue is full"
+    assert lines()[1]["error"] == "the queue is full"
 
 
 def test_publishing_that_makes_a_topic_comes_to_an_end() -> None:
@@ -133,7 +153,6 @@ def test_publishing_that_makes_a_topic_comes_to_an_end() -> None:
     assert [document["subject"] for _, document, _ in watcher.seen] == [EVENTS_TOPIC, "a"]
 
 
-def test_without_anybody_to_publish_for_there_are_lines() -> None:
-    with capture_logs() as lines:
-        Events(VirtualClock()).tell(EventKind.DAMAGE, "file:7: checksum")
-    assert lines[0]["subject"] == "file:7: checksum"
+def test_without_anybody_to_publish_for_there_are_lines(lines: Lines) -> None:
+    Events(VirtualClock()).tell(EventKind.DAMAGE, "file:7: checksum")
+    assert lines()[0]["subject"] == "file:7: checksum"

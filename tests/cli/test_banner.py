@@ -30,14 +30,28 @@ def test_banner_names_addresses_data_and_rules_in_order() -> None:
         "rules: the first that matches a new topic decides",
         "  1. chat/*: not kept, last value",
         "  2. sensors/*: on disk, 4 partitions, journal sensors, retained 7d or 20GiB",
-        "  3. jobs/*: in memory, journal jobs/*, for ever",
-        "  then: on disk, for ever, in the journal main",
+        "  3. jobs/*: in memory, journal jobs/*, retained 256MiB",
+        "  then: on disk, journal main, for ever",
     ]
 
 
 def test_without_rules_it_says_what_holds() -> None:
     lines = banner_lines("0.1.0", Settings(), ADDRESSES, CLEAN)
-    assert lines[3:] == ["rules: none; every topic is kept on disk, for ever, in the journal main"]
+    assert lines[3:] == ["rules: none; every topic is kept on disk, journal main, for ever"]
+
+
+def test_in_memory_it_says_that_everything_will_be_lost() -> None:
+    settings = Settings(data="memory:", topics=(TopicRule(match="sensors/*", partitions=4),))
+    assert banner_lines("0.1.0", settings, ADDRESSES, CLEAN)[2:] == [
+        "everything is in memory, and lost when this ends",
+        "rules: the first that matches a new topic decides",
+        "  1. sensors/*: in memory, 4 partitions, journal sensors/*, retained 256MiB",
+        "  then: in memory, journal main, retained 256MiB",
+    ]
+    lines = banner_lines("0.1.0", Settings(data="memory:"), ADDRESSES, CLEAN)
+    assert lines[3:] == [
+        "rules: none; every topic is kept in memory, journal main, retained 256MiB"
+    ]
 
 
 def test_what_recovery_found_is_told_up_to_a_limit() -> None:

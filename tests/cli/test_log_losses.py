@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,8 +16,6 @@ from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.log.reading import OfflineLog, Selection
 from tests.cli.data_directory import sensor_batches, write
-
-DEMO = Path(__file__).parents[2] / "examples/log_demo.py"
 
 
 @pytest.fixture
@@ -189,22 +186,3 @@ def test_table_keeps_names_and_numbers_whole_in_a_narrow_terminal(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     Table(("topic", "size"), [("sensors/a-rather-long-name", "123,456,789")]).show()
     assert "sensors/a-rather-long-name" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("ending", "code", "words"),
-    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "")],
-)
-def test_demo_ends_with_its_writer_and_without_a_traceback(
-    ending: signal.Signals, code: int, words: str, tmp_path: Path
-) -> None:
-    command = [sys.executable, str(DEMO), "--batches", "100000", "--data", str(tmp_path / "data")]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
-    ) as demo:
-        assert demo.stdout is not None
-        assert demo.stdout.readline().startswith("Writing ")
-        demo.send_signal(ending)
-        # Ends only when the writer, which has the same standard error, has ended too.
-        _, told = demo.communicate(timeout=60)
-    assert (demo.returncode, told) == (code, words)

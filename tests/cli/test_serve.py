@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -40,8 +41,26 @@ def test_json_logs_are_an_object_a_line(tmp_path: Path) -> None:
     assert code == 0
     lines = [json.loads(line) for line in told.splitlines()]
     assert {"event", "level", "timestamp"} <= lines[0].keys()
-    assert any(line.get("subject") == "made" for line in lines)
+    (made,) = [line for line in lines if line.get("subject") == "made"]
+    del made["timestamp"]
+    assert made == {
+        "kind": "topic_made",
+        "subject": "made",
+        "keep": "disk",
+        "journal": "main",
+        "partitions": 1,
+        "event": "topic made",
+        "level": "debug",
+    }
     assert lines[-1]["event"] == "shutting down"
+
+
+def test_text_logs_are_a_line_with_fields_for_people(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", "--log-level", "debug") as (broker, url):
+        assert run(["pub", "made", "1", "-q", "--url", url]) == 0
+        _, told = broker.end(signal.SIGTERM)
+    (made,) = [line for line in told.splitlines() if "subject=made" in line]
+    assert re.fullmatch(r"\S+Z \[debug +\] topic made .*kind=topic_made .*subject=made", made)
 
 
 def test_unclean_end_is_recovered_and_told(tmp_path: Path) -> None:

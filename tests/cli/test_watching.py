@@ -155,3 +155,11 @@ def test_tables_show_the_first_rows_and_count_the_rest(watched: Watched) -> None
 def test_report_of_a_kind_that_is_not_known_is_passed_over(watched: Watched) -> None:
     watched.take("!system/metrics/weather", b"no JSON")
     assert watched.is_complete
+
+
+def test_topics_of_the_system_come_last(watched: Watched) -> None:
+    names = ["!system/metrics/broker", "busy", "!system/events", "quiet"]
+    document = {"topics": [{"topic": name, "rates": RATES} for name in names]}
+    watched.take("!system/metrics/topics", msgspec.json.encode(document))
+    shown = [row[0] for row in tables(watched, 3)[0].rows]
+    assert shown == ["busy", "quiet", "!system/metrics/broker", "… and 1 other"]

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from runnel.client import connect
+from runnel.client import Bus, connect, connect_blocking
 from runnel.client.addresses import parse_host, parse_url
 from runnel.errors import (
     ClientFault,
@@ -76,6 +76,31 @@ async def test_hello_says_who_the_client_is() -> None:
         assert re.fullmatch(r"runnel-python/\S+ gate", hello.client)
         assert hello.token == "secret"
         assert bus.server.node == "node-1"
+
+
+@in_both_loops
+async def test_connecting_can_be_cancelled_in_any_turn_of_the_loop() -> None:
+    async with FakeServer() as server:
+        for turns in range(100):
+            connecting = asyncio.ensure_future(_connected(server.url))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            is_done = connecting.done()
+            connecting.cancel()
+            await asyncio.wait((connecting,))  # ends: a hang is cut short by the test's own timeout
+            if is_done:
+                await (await connecting).close()
+            else:
+                assert connecting.cancelled()
+            await until(lambda: not server.peers)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+            if is_done:
+                return
+    pytest.fail("it did not connect at all")
+
+
+async def _connected(url: str) -> Bus:
+    return await connect(url)
 
 
 # --- Staying connected ---
@@ -241,6 +266,35 @@ async def test_closing_fails_whoever_waits() -> None:
 
 
 # --- URLs ---
+
+
+def test_url_of_the_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    @in_both_loops
+    async def scenario() -> None:
+        async with FakeServer() as server:
+            monkeypatch.setenv("RUNNEL_URL", server.url)
+            async with connect() as bus:
+                assert repr(bus) == f"<Bus connected to {server.address}>"
+            monkeypatch.setenv("RUNNEL_URL", "runnel://127.0.0.1:1")
+            async with connect(server.url) as bus:
+                assert bus.is_connected
+
+    scenario()
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1: connection refused"):
+        connect_blocking()
+    monkeypatch.setenv("RUNNEL_URL", "http://broker")
+    with pytest.raises(ClientFault, match="http://broker"):
+        connect_blocking()
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_a_url_the_broker_is_on_this_machine(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RUNNEL_URL", raising=False)
+    if value is not None:
+        monkeypatch.setenv("RUNNEL_URL", value)
+    assert connect()._home_address == "127.0.0.1:7470"
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,14 @@ def test_the_first_matching_rule_decides() -> None:
     assert rules.for_topic("a/c").rule == "a/*"
 
 
+def test_keep_may_be_written_as_text() -> None:
+    for keep in Keep:
+        rules = policies(TopicRule(match="a/*", keep=keep.value))  # type: ignore[arg-type]
+        assert rules.for_topic("a/b").keep is keep
+    problem = refusal(TopicRule(match="a/*", keep="tape"))  # type: ignore[arg-type]
+    assert problem == "topics[0] (match = 'a/*'): keep = 'tape' is none of none, memory, disk"
+
+
 def test_topics_of_a_rule_share_one_policy_object() -> None:
     rules = policies(TopicRule(match="a/*"))
     assert rules.for_topic("a/1") is rules.for_topic("a/2")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
-import structlog
 
 from runnel.errors import RunnelError
 from runnel.world.clock import Clock
+from runnel.world.diagnostics import get_logger
 
 EVENTS_TOPIC: Final = "!system/events"
 
@@ -24,7 +24,7 @@ _WINDOW_NS: Final = 1_000_000_000
 _TOLD_MAX: Final = 10
 _WARNINGS_TOLD_MAX: Final = 100
 
-logger = structlog.get_logger("runnel")
+logger = get_logger("runnel")
 
 # Topic, payload, tags. It must not wait; what it raises as a RunnelError is logged.
 Publish = Callable[[str, bytes, Mapping[str, str]], None]
@@ -136,7 +136,7 @@ class Events:
                 },
             )
 
-    def _tell(self, kind: EventKind, fields: Mapping[str, object]) -> None:
+    def _tell(self, kind: EventKind, fields: Mapping[str, Any]) -> None:
         level, line = _LINES[kind]
         logger.log(level, line, kind=kind.value, **fields)
         if self._publish is None:

@@ -6,7 +6,8 @@ bytes; one that wants some gets those, cut out once for all who want the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from runnel.broker.live_subscription import Delivery, LiveSubscription
 from runnel.formats import block
@@ -17,7 +18,14 @@ from runnel.log.log import ShardId, Stored
 
 Subscribers = tuple[LiveSubscription, ...]
 Shared = tuple["Share", Sequence[LiveSubscription]]
-FallBehind = Callable[[LiveSubscription, ShardId, Envelope], None]
+
+
+class FallBehind(Protocol):
+    """From this batch on, a subscription reads the log; because it is slow, or because that is easier."""
+
+    def __call__(
+        self, subscription: LiveSubscription, shard: ShardId, envelope: Envelope, *, is_slow: bool
+    ) -> None: ...
 
 
 class Share:
@@ -100,19 +108,25 @@ def spread_kept(
     stored: Stored,
     shares: Sequence[Shared],
     fall_behind: FallBehind,
-) -> None:
-    """Deliver a stored batch to whoever has room; the others will read it from the log."""
+) -> bool:
+    """Deliver a stored batch to whoever has room; the others will read it from the log.
+
+    Returns whether anybody had.
+    """
     head = stored.envelope
+    is_delivered = False
     for share, subscribers in shares:
         for subscriber in subscribers:
             if not subscriber.takes(shard, head):
                 if shard not in subscriber.behind():
-                    fall_behind(subscriber, shard, head)
+                    fall_behind(subscriber, shard, head, is_slow=True)
             elif share.needs_unpacking:
-                fall_behind(subscriber, shard, head)
+                fall_behind(subscriber, shard, head, is_slow=False)
             else:
                 delivery = share.delivery()
                 subscriber.deliver(delivery, share.envelope)
+                is_delivered = True
+    return is_delivered
 
 
 def spread_live(shares: Sequence[Shared]) -> int:

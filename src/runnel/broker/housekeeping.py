@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
-import structlog
 
 from runnel.broker.events import EventKind, Events
 from runnel.broker.store_statistics import Reading, StoreStatistics
@@ -19,6 +18,7 @@ from runnel.errors import ClosedError, RunnelError
 from runnel.log.log import Bounds, Cursor, CursorPosition, ShardId, Statistics, Trimmed
 from runnel.log.recovery import Recovered
 from runnel.world.clock import Clock
+from runnel.world.diagnostics import get_logger
 
 _LOOK_INTERVAL_NS: Final = 1_000_000_000
 _REOPEN_DELAY_MIN_NS: Final = 1_000_000_000
@@ -26,7 +26,7 @@ _REOPEN_DELAY_MAX_NS: Final = 60_000_000_000
 _REOPENINGS_MAX: Final = 8  # at a time: they share the workers with everybody
 _SHOWN_MAX: Final = 10  # places or lines in one event
 
-logger = structlog.get_logger("runnel")
+logger = get_logger("runnel")
 
 
 class HouseLog(Protocol):

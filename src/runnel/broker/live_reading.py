@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-import structlog
-
 from runnel.broker import fanout, starting
 from runnel.broker.events import EventKind, Events
 from runnel.broker.feeds import KeptLog, LastValuesFeed, PartitionsFeed, ShardFeed
@@ -23,9 +21,10 @@ from runnel.log.log import Position, ShardId, Stored
 from runnel.log.tasks import OwnedTasks
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern
+from runnel.world.diagnostics import get_logger
 from runnel.world.workers import Workers
 
-logger = structlog.get_logger("runnel")
+logger = get_logger("runnel")
 
 
 class LiveReading:
@@ -48,6 +47,7 @@ class LiveReading:
         self._workers = workers
         self._tasks = OwnedTasks()
         self._subscriptions: dict[LiveSubscription, None] = {}
+        self._slow: set[LiveSubscription] = set()  # that were told of, and have not caught up yet
         self._is_sweep_due = False
         self._is_closed = False
 
@@ -172,6 +172,7 @@ class LiveReading:
         subscription.shards = told
 
     def _ended(self, subscription: LiveSubscription) -> None:
+        self._slow.discard(subscription)
         if self._subscriptions.pop(subscription, subscription) is None:
             self._index.remove(subscription)
             if not self._is_sweep_due:
@@ -203,6 +204,9 @@ class LiveReading:
     async def _feed_until_live(self, subscription: LiveSubscription) -> None:
         try:
             await self._run_feeds(subscription)
+            if subscription in self._slow:
+                self._slow.remove(subscription)
+                self._events.tell(EventKind.READER_CAUGHT_UP, _named(subscription))
         except (RunnelError, OSError) as error:
             logger.warning("a live reader could not be fed", error=str(error))
             failure = error if isinstance(error, RunnelError) else Unavailable(str(error))
@@ -230,12 +234,13 @@ class LiveReading:
 
     # --- The present ---
 
-    def spread_kept(self, shard: ShardId, stored: Stored) -> None:
-        """A stored batch has become visible."""
+    def spread_kept(self, shard: ShardId, stored: Stored) -> bool:
+        """A stored batch has become visible. Whether anybody was sent it at once."""
         answers = self._answers(stored.envelope.topics)
         shares = fanout.shares(shard, stored, answers)
-        fanout.spread_kept(shard, stored, shares, self._fall_behind)
+        is_delivered = fanout.spread_kept(shard, stored, shares, self._fall_behind)
         self._count_out(stored, shares)
+        return is_delivered
 
     def spread_live(self, stored: Stored, answers: Sequence[tuple[LiveSubscription, ...]]) -> int:
         """A batch that is not kept goes to its readers; how many they are."""
@@ -259,16 +264,17 @@ class LiveReading:
                 traffic.count_runs_out(topics, sent, total * readers, size)
 
     def _fall_behind(
-        self, subscription: LiveSubscription, shard: ShardId, envelope: Envelope
+        self, subscription: LiveSubscription, shard: ShardId, envelope: Envelope, *, is_slow: bool
     ) -> None:
         log = self._stores.log_of(envelope.topics[0])
         if log is None:
             return  # deleted while its last batches were on their way
-        if not subscription.is_behind:
+        if is_slow and not subscription.is_behind:
+            self._slow.add(subscription)
             self._metrics.counters.slow_readers += 1
             self._events.tell(
                 EventKind.SLOW_READER,
-                f"{subscription.sink.peer} {subscription.number}",
+                _named(subscription),
                 patterns=[pattern.text for pattern in subscription.patterns],
                 shard=str(shard),
                 entry=envelope.entry,
@@ -308,6 +314,11 @@ class LiveReading:
 
 
 _NO_FEED: tuple[ShardId, None] = (ShardId(""), None)
+
+
+def _named(subscription: LiveSubscription) -> str:
+    """As events name it."""
+    return f"{subscription.sink.peer} {subscription.number}"
 
 
 def _parse(patterns: Sequence[str]) -> list[Pattern]:

@@ -100,7 +100,7 @@ class Metrics:
         )
         self.sync_time = self.add_histogram("sync_time", "Writing a group of batches and its sync.")
         self.delivery_time = self.add_histogram(
-            "delivery_time", "From a batch's receive time to its delivery to a live reader."
+            "delivery_time", "From a kept batch's receive time to its live readers."
         )
 
     def add_counter(

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Generic, TypeVar
 
 import msgspec
-import structlog
 
 from runnel.broker import metric_tables
 from runnel.broker.histogram import HistogramSnapshot
@@ -24,10 +23,11 @@ from runnel.broker.store_statistics import StoreStatistics
 from runnel.config import Settings
 from runnel.errors import RunnelError
 from runnel.world.clock import Clock
+from runnel.world.diagnostics import get_logger
 
 METRICS_TOPIC: Final = "!system/metrics"
 
-logger = structlog.get_logger("runnel")
+logger = get_logger("runnel")
 
 # Topic and payload. It must not wait; what it raises as a RunnelError is logged.
 Publish = Callable[[str, bytes], None]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 import logging
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import structlog
 
 if TYPE_CHECKING:
-    from structlog.typing import Processor
+    from structlog.typing import EventDict, Processor
 
 
 class LogFormat(enum.StrEnum):
@@ -30,27 +31,33 @@ class LogLevel(enum.StrEnum):
 
 
 def configure(form: LogFormat, level: LogLevel) -> None:
-    """For this process. What libraries say through the standard library looks the same."""
+    """For this process. What libraries say looks the same; of them only warnings are told."""
     numeric = logging.getLevelNamesMapping()[level.upper()]
-    shared: list[Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    last = _last_steps(form)
-    structlog.configure(
-        processors=[*shared, *last],
-        wrapper_class=structlog.make_filtering_bound_logger(numeric),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            foreign_pre_chain=[
+                _unfold,
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+            ],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_last_steps(form),
+            ],
         )
     )
     logging.basicConfig(level=max(numeric, logging.WARNING), handlers=[handler], force=True)
+    logging.getLogger("runnel").setLevel(numeric)
+
+
+def _unfold(logger: object, method: str, line: EventDict) -> EventDict:  # noqa: ARG001 - structlog's signature
+    """Our own lines come with their fields (`runnel.world.diagnostics`)."""
+    record: logging.LogRecord = line["_record"]
+    fields: Mapping[str, object] | None = getattr(record, "fields", None)
+    if fields is None or not record.name.startswith("runnel"):
+        return line
+    return {**fields, **line, "event": getattr(record, "event", line["event"])}
 
 
 def _last_steps(form: LogFormat) -> list[Processor]:

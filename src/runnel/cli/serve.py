@@ -14,7 +14,7 @@ from runnel.cli import diagnostics
 from runnel.cli.banner import banner_lines, listening_line
 from runnel.cli.diagnostics import LogFormat, LogLevel
 from runnel.cli.settings_flags import Assignments, Config, Data, flags_of
-from runnel.config import load
+from runnel.config import IN_MEMORY, load
 
 if TYPE_CHECKING:
     from runnel.server import Server
@@ -63,9 +63,11 @@ def _announce(server: Server) -> None:
     scheme = "runnel" if server.settings.native.tls_certificate is None else "runnels"
     addresses = [f"{scheme}://{server.addresses['native']}"]
     if sys.stdout.isatty():
-        # Where it is, wherever somebody reads this.
-        data = str(Path(server.settings.data).absolute())
-        settings = msgspec.structs.replace(server.settings, data=data)
+        settings = server.settings
+        if settings.data != IN_MEMORY:
+            # Where it is, wherever somebody reads this.
+            data = str(Path(settings.data).absolute())
+            settings = msgspec.structs.replace(settings, data=data)
         found = server.broker.recovered
         for line in banner_lines(version("runnel"), settings, addresses, found):
             typer.echo(line)

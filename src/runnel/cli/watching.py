@@ -11,6 +11,7 @@ from runnel.cli.tables import Table, counted, human_bytes, human_time
 from runnel.cli.times import format_time
 from runnel.config import format_duration
 from runnel.formats.wire import CursorState
+from runnel.topics.names import is_system
 
 TOPICS: Final = "!system/metrics/*"
 
@@ -239,7 +240,9 @@ def tables(watched: Watched, rows_max: int) -> list[Table]:
 
 def _topics(watched: Watched, rows_max: int) -> Table:
     report = watched.topics or TopicsReport(())
-    rows = [(row.topic, *_rates(row.rates)) for row in report.topics[:rows_max]]
+    # What the broker says of itself comes last: nobody looks here to see it.
+    ordered = sorted(report.topics, key=lambda row: is_system(row.topic))
+    rows = [(row.topic, *_rates(row.rates)) for row in ordered[:rows_max]]
     hidden = len(report.topics) - len(rows) + sum(row.topics for row in report.others)
     if hidden:
         rows.append((f"… and {counted(hidden, 'other')}", "", "", "", ""))

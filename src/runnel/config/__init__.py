@@ -8,6 +8,7 @@ from runnel.config.layers import Flag, Origin, Source
 from runnel.config.loading import load
 from runnel.config.merging import Loaded, merge
 from runnel.config.settings import (
+    IN_MEMORY,
     BrokerSettings,
     Keep,
     LimitSettings,
@@ -30,6 +31,7 @@ from runnel.config.units import (
 )
 
 __all__ = [
+    "IN_MEMORY",
     "BrokerSettings",
     "Flag",
     "Keep",

@@ -28,7 +28,7 @@ TOPICS_VARIABLE: Final = "RUNNEL_TOPICS"
 # Variables with the prefix that are no settings.
 OTHER_VARIABLES: Final[Mapping[str, str]] = {
     CONFIG_VARIABLE: "Path of the settings file, instead of ./runnel.toml.",
-    URL_VARIABLE: "Where commands find the broker, instead of at runnel://127.0.0.1:7470.",
+    URL_VARIABLE: "Where commands and clients find the broker, instead of at runnel://127.0.0.1:7470.",
 }
 
 # What Kubernetes gives every container beside a service that is called "runnel".

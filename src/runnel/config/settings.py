@@ -23,6 +23,9 @@ BATCH_BYTES_CEILING: Final = 64 * MIB
 TAGS_CEILING: Final = 64
 INT64_MAX: Final = 2**63 - 1
 
+# As `data`, in the place of a directory: nothing touches the disk.
+IN_MEMORY: Final = "memory:"
+
 
 class Kind(enum.StrEnum):
     """How a value is written; it decides the parser, the printer and the hint of an error."""
@@ -188,7 +191,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
 # One line per key, for `config show --explain` and docs/settings.md. A test keeps it complete.
 DESCRIPTIONS: Final[dict[str, str]] = {
-    "data": "Directory of everything stored; a relative path begins at the working directory.",
+    "data": "Directory of everything stored, from the working directory on; memory: keeps all in memory.",
     "cluster": "Name of the installation, told to clients; nodes of one cluster have the same.",
     "node": "Name of this node, told to clients.",
     "limits.message_bytes_max": "Largest payload of one message.",

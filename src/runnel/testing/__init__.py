@@ -10,7 +10,29 @@ As a pytest fixture, in a thread of its own and with a URL, for tests of any kin
         with runnel_broker.connect_blocking() as bus: ...
 """
 
-from runnel.testing.brokers import BrokerThread, open_broker
-from runnel.testing.clock import VirtualClock
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runnel.testing.brokers import BrokerThread, open_broker
+    from runnel.testing.clock import VirtualClock
+
+# Imported when they are first asked for: every pytest run comes by here, on its way to the plugin.
+_PLACES = {
+    "BrokerThread": "runnel.testing.brokers",
+    "VirtualClock": "runnel.testing.clock",
+    "open_broker": "runnel.testing.brokers",
+}
 
 __all__ = ["BrokerThread", "VirtualClock", "open_broker"]
+
+
+def __getattr__(name: str) -> object:
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(place), name)
+    globals()[name] = found
+    return found

@@ -26,6 +26,9 @@ SYSTEM_MARK: Final = "!"
 DEAD_LETTER_PREFIX: Final = "!dead/"
 """`!dead/<subscription>` holds what a subscription could not deliver."""
 
+REPORTS_PREFIX: Final = "!system/"
+"""What a broker says of itself: metrics and events."""
+
 LIVE_JOURNAL: Final = "live"
 """The pseudo-journal of topics that are not kept. It has no files, so no real one has its name."""
 

@@ -248,11 +248,15 @@ def _read(index: int, rule: TopicRule, partitions_max: int) -> _Rule:
         raise SettingsError(
             f"{name}: partitions = {rule.partitions} is not between 1 and {partitions_max}"
         )
-    if pattern.prefix.startswith(DEAD_LETTER_PREFIX) and rule.keep is not Keep.DISK:
+    try:
+        keep = Keep(rule.keep)  # a program may have written it as text
+    except ValueError:
+        raise SettingsError(f"{name}: keep = {rule.keep!r} is none of {', '.join(Keep)}") from None
+    if pattern.prefix.startswith(DEAD_LETTER_PREFIX) and keep is not Keep.DISK:
         raise SettingsError(
-            f"{name}: keep = {rule.keep} is not possible: dead letters are always kept on disk"
+            f"{name}: keep = {keep} is not possible: dead letters are always kept on disk"
         )
-    if rule.keep is Keep.NONE:
+    if keep is Keep.NONE:
         _refuse_keys_of_kept_topics(name, rule)
         journal, template = LIVE_JOURNAL, None
     else:
@@ -261,7 +265,7 @@ def _read(index: int, rule: TopicRule, partitions_max: int) -> _Rule:
         template = rule.journal if TOPIC_PLACEHOLDER in journal else None
         _check_journal(name, journal, template)
     policy = Policy(
-        keep=rule.keep,
+        keep=keep,
         partitions=rule.partitions,
         journal=journal,
         rotate=rule.rotate,

@@ -1,0 +1,142 @@
+"""`runnel serve` in a process of its own, at an address that stays the same however often it is started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+# Far more than it takes, also on a machine that is busy with other tests.
+SECONDS_MAX: Final = 60.0
+_LISTENING: Final = b"listening on "
+
+
+class Server:
+    """One data directory, one port, and one process after the other."""
+
+    def __init__(self, directory: Path, port: int, settings: tuple[str, ...]) -> None:
+        self.url = f"runnel://127.0.0.1:{port}"
+        self.port = port
+        self._directory = directory
+        self._words = ["--data", str(directory / "data"), "--listen", f"127.0.0.1:{port}"]
+        for setting in settings:
+            self._words += ["--set", setting]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> psutil.Process:
+        """What the machine knows of it."""
+        return psutil.Process(self._running.pid)
+
+    @property
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "no server was started"
+        return self._process
+
+    @property
+    def told(self) -> str:
+        """Everything that it has said on standard error, in all its lives."""
+        path = self._directory / "stderr"
+        return path.read_text() if path.exists() else ""
+
+    def spawn(self) -> None:
+        """Begin to start it, and do not wait."""
+        assert self._process is None or self._process.poll() is not None, "one is running"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RUNNEL_")}
+        with (self._directory / "stderr").open("ab") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "runnel", "serve", *self._words],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+            )
+
+    async def start(self) -> None:
+        """Start it, and wait until it listens."""
+        self.spawn()
+        await asyncio.to_thread(self._wait_listening)
+
+    def _wait_listening(self) -> None:
+        stdout = self._running.stdout
+        assert stdout is not None
+        ends_at = time.monotonic() + SECONDS_MAX
+        said = b""
+        while b"\n" not in said:
+            left_s = max(0.0, ends_at - time.monotonic())
+            assert select.select([stdout], [], [], left_s)[0], "the server has not started in time"
+            chunk = os.read(stdout.fileno(), 4096)
+            assert chunk, f"the server has not started:\n{self.told}"
+            said += chunk
+        assert said.startswith(_LISTENING), said
+
+    def kill(self) -> None:
+        """No warning, nothing finished."""
+        self._running.kill()
+        assert self._running.wait(SECONDS_MAX) == -signal.SIGKILL, self.told
+        self._close()
+
+    def wait_some(self, seconds: float) -> int:
+        """Its exit code, if it ends within a time; else subprocess.TimeoutExpired."""
+        return self._running.wait(seconds)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._running.send_signal(number)
+
+    async def wait_end(self) -> int:
+        """Its exit code."""
+        code = await asyncio.to_thread(self._running.wait, SECONDS_MAX)
+        self._close()
+        return code
+
+    async def stop(self) -> None:
+        """In good order."""
+        self.send_signal(signal.SIGTERM)
+        assert await self.wait_end() == 0, self.told
+
+    def _close(self) -> None:
+        if self._running.stdout is not None:
+            self._running.stdout.close()
+
+    def discard(self) -> None:
+        """It is gone afterwards, whatever happened."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(SECONDS_MAX)
+            self._close()
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A free port that nobody else is given, also not while the server is down.
+
+    A socket that is bound and does not listen keeps the port from being chosen for others; a server that says
+    SO_REUSEADDR may still listen there.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@asynccontextmanager
+async def serving(directory: Path, *settings: str) -> AsyncIterator[Server]:
+    """A server that is up. Each setting is `key=value`, as `--set` takes it."""
+    with held_port() as port:
+        server = Server(directory, port, settings)
+        try:
+            await server.start()
+            yield server
+        finally:
+            server.discard()
