@@ -570,3 +570,21 @@ def test_batches_can_be_compressed(compression: str) -> None:
             assert server.stored["a", 0] == [bytes(100)] * 1000
 
     scenario()
+
+
+@in_both_loops
+async def test_answers_that_overtake_each_other_do_not_disturb_a_named_publishers_numbers() -> None:
+    async with FakeServer() as server, connect(server.url) as bus:
+        async with bus.publisher("a", name="p", batch_messages_max=10) as publisher:
+            server.hold_answers = True
+            for number in range(30):
+                publisher.send(b"%d" % number)
+            await until(lambda: sum(map(len, server.batches)) == 30)
+            server._held.reverse()  # the broker may answer requests in any order
+            server.hold_answers = False
+            server.release()
+            await publisher.flush()
+            for number in range(30, 60):
+                publisher.send(b"%d" % number)
+            await publisher.flush()
+        assert server.stored["a", 0] == [b"%d" % number for number in range(60)]

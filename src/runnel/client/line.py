@@ -161,7 +161,7 @@ class ShardLine:
                 self._send(self._batches[0], connection)
             return
         for outgoing in self._batches:
-            if not outgoing.is_under_way:
+            if not outgoing.is_under_way and not outgoing.is_settled:
                 self._send(outgoing, connection)
         while self._rows and connection.is_writable and not self._is_stopped:
             if not self._is_due(haste):
@@ -352,17 +352,20 @@ class ShardLine:
 
     def _leave(self, outgoing: _Outgoing, *, is_stored: bool = True) -> None:
         """Take a batch out of the line, and keep the numbers of the rest one after the other."""
-        if self._batches and self._batches[0] is outgoing:
-            self._batches.popleft()
-            self._number += is_stored
+        if is_stored:
+            outgoing.is_settled = True
         else:
-            self._batches.remove(outgoing)
-        if not is_stored and self._terms.name is not None:
-            for place, later in enumerate(self._batches):
-                head = later.gathered.batch.envelope
-                later.gathered.batch.envelope = msgspec.structs.replace(
-                    head, number=self._number + place
-                )
+            place = self._batches.index(outgoing)
+            del self._batches[place]
+            if self._terms.name is not None:
+                for number, later in enumerate(self._batches, self._number):
+                    if number >= self._number + place:
+                        head = later.gathered.batch.envelope
+                        later.gathered.batch.envelope = msgspec.structs.replace(head, number=number)
+        # Answers may overtake each other (those to repeated batches do): a number is passed once all before it are.
+        while self._batches and self._batches[0].is_settled:
+            self._batches.popleft()
+            self._number += 1
 
     # --- Time ---
 
