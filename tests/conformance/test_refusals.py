@@ -221,3 +221,11 @@ async def test_closed_bus_refuses_everything(stage: Stage) -> None:
         bus.subscribe("a")
     with pytest.raises(ClosedError):
         bus.publisher("a")
+
+
+@verb()
+async def test_nobody_publishes_where_the_system_does(stage: Stage) -> None:
+    for topic in ("!system/metrics/broker", "!mine"):
+        await refused(stage, ClientFault, "the system's", stage.bus.publish(topic, b"x"))
+        batch = Batch.from_messages([Message("a", b"x"), Message(topic, b"x")])
+        await refused(stage, ClientFault, "the system's", stage.bus.publish_batch(batch))

@@ -29,7 +29,7 @@ from runnel.broker.store_statistics import StoreStatistics
 from runnel.broker.stores import Stores
 from runnel.broker.topics import Topics
 from runnel.config import Settings
-from runnel.errors import BusyError, ClosedError, ProducerFencedError, RunnelError
+from runnel.errors import BusyError, ClientFault, ClosedError, ProducerFencedError, RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
@@ -37,7 +37,7 @@ from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, Sta
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Appended, Level, ShardId, Stored, TopicInfo
 from runnel.log.tasks import OwnedTasks
-from runnel.topics.names import REPORTS_PREFIX, Label, check_label
+from runnel.topics.names import REPORTS_PREFIX, SYSTEM_MARK, Label, check_label, is_system
 from runnel.topics.partitions import partition_of_key
 from runnel.topics.pattern_index import PatternIndex
 from runnel.world.clock import Clock
@@ -208,6 +208,8 @@ class Broker:
         when the level is reached; without one that is `stored` on disk, `received` elsewhere.
         """
         self._gatherings.leave()
+        if SYSTEM_MARK in {topic[:1] for topic in batch.envelope.topics}:
+            raise _reserved(next(t for t in batch.envelope.topics if is_system(t)))
         return self._publish_now(batch, level)
 
     def _publish_now(self, batch: Batch, level: Level | None) -> asyncio.Future[Published]:
@@ -259,6 +261,8 @@ class Broker:
         """Publish a single message, gathered with others of this wake-up. BusyError as for `publish`."""
         self._check_open()
         check_message(message, self.settings.limits)
+        if is_system(message.topic):
+            raise _reserved(message.topic)
         route = self._stores.routes([message.topic])[0]
         if partition is None:
             key = message.key if message.partition_key is None else message.partition_key
@@ -588,3 +592,9 @@ class Broker:
         await self._tasks.wait()
         await self._gatherings.tasks.wait()
         await self._stores.close()
+
+
+def _reserved(topic: str) -> ClientFault:
+    return ClientFault(
+        f"topic {topic!r}: names that begin with ! are the system's, and nobody has the right to publish there"
+    )

@@ -21,7 +21,7 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log.last_values import one_message
 from runnel.log.log import ShardId, Stored
-from runnel.topics.names import LIVE_JOURNAL, check_topic
+from runnel.topics.names import LIVE_JOURNAL, check_topic, is_system
 from runnel.topics.policies import Policies, Policy
 
 LIVE_SHARD: Final = ShardId(LIVE_JOURNAL)
@@ -149,7 +149,7 @@ class LiveTopics:
 
     def make(self, topic: LiveTopic) -> None:
         """Somebody will receive its messages."""
-        if len(self) >= self._topics_max:
+        if len(self) >= self._topics_max and not is_system(topic.name):
             raise LimitExceededError(
                 f"topic {topic.name!r} would be one more than limits.topics_max = {self._topics_max}"
             )

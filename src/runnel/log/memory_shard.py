@@ -16,6 +16,7 @@ import msgspec
 from runnel.config import LogSettings
 from runnel.errors import OffsetAheadError, OffsetGoneError
 from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
 from runnel.log import retention
 from runnel.log.index import Key
 from runnel.log.last_values import one_message
@@ -35,7 +36,7 @@ from runnel.log.log import (
     Trimmed,
 )
 from runnel.log.memory_batches import Place, Row, StoredBatch
-from runnel.log.producers import ProducerTable
+from runnel.log.producers import ProducerTable, check_same_batch
 from runnel.log.retention import Hold, IsServed, SegmentFacts, passed_runs, served_runs
 from runnel.log.topic_table import Partition, number_runs
 from runnel.topics.policies import JournalPolicy
@@ -115,7 +116,7 @@ class MemoryShard:
         if head.producer is not None:
             repeated = self._producers.check(head.producer, head.term, head.number)
             if repeated is not None:
-                return self._repeat(repeated.entry, head.run_count)
+                return self._repeat(repeated.entry, head)
         self._last_time_ns = max(self._last_time_ns, self._clock.time_ns())
         entry = self._next_entry
         if head.producer is not None:
@@ -152,11 +153,12 @@ class MemoryShard:
                 row = self._places[key] = Row()
             row.append(place)
 
-    def _repeat(self, entry: int | None, runs: int) -> Appended:
+    def _repeat(self, entry: int | None, repeated: Envelope) -> Appended:
         """The original answer; without offsets if the batch is no longer there in full."""
         stored = self._at_entry(entry) if entry is not None else None
-        if stored is None or stored.envelope.run_count != runs or stored.envelope.rows:
+        if stored is None or stored.envelope.rows:
             return Appended((), entry or 0, 0, 0, Level.RECEIVED, is_repeated=True)
+        check_same_batch(stored.envelope, repeated)
         return msgspec.structs.replace(_answer(stored, Level.RECEIVED), is_repeated=True)
 
     def _at_entry(self, entry: int) -> StoredBatch | None:

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from runnel.errors import ProducerFault, ProducerFencedError, ProducerForgottenError
+from runnel.formats.envelope import Envelope
 from runnel.topics.names import Label, check_label
 
 # How far back a repeated batch's entry, and so its offsets, are remembered. More than clients keep in flight.
@@ -41,6 +42,19 @@ class _Sequence(msgspec.Struct):
     number: int
     last_used_ns: int
     entries: deque[int]
+
+
+def check_same_batch(stored: Envelope, repeated: Envelope) -> None:
+    """A number is given to one batch only. One that was made again may differ in when it was sent, not in its shape."""
+    if _shape(stored) != _shape(repeated):
+        raise ProducerFault(
+            f"producer {repeated.producer!r} has used number {repeated.number} of term {repeated.term} for "
+            "another batch: what is sent again must be the same"
+        )
+
+
+def _shape(head: Envelope) -> tuple[object, ...]:
+    return (head.topics, head.partitions, head.counts, head.body_bytes)
 
 
 class ProducerTable:

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from runnel.errors import OffsetAheadError, OffsetGoneError, Unavailable
+from runnel.errors import OffsetAheadError, OffsetGoneError, ProducerFault, Unavailable
 from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
 from runnel.log import retention
 from runnel.log.catalogue import ShardAt
 from runnel.log.index import Key
@@ -23,7 +24,7 @@ from runnel.log.log import (
     ShardStatistics,
     Trimmed,
 )
-from runnel.log.producers import ProducerTable
+from runnel.log.producers import ProducerTable, check_same_batch
 from runnel.log.reader import ShardReader, StaleIndexError
 from runnel.log.retention import Hold, IsServed
 from runnel.log.rewriting import KeepOffsets
@@ -185,31 +186,37 @@ class Shard:
         if head.producer is not None:
             repeated = self.producers.check(head.producer, head.term, head.number)
             if repeated is not None:
-                return self._repeat(repeated.entry, head.run_count)
+                return self._repeat(repeated.entry, head)
             level = Level.STORED
         return self.writer.append(batch, partitions, level, unrecorded)
 
-    def _repeat(self, entry: int | None, runs: int) -> asyncio.Future[Appended]:
-        if entry is not None and (queued := self.writer.repeat(entry)) is not None:
+    def _repeat(self, entry: int | None, repeated: Envelope) -> asyncio.Future[Appended]:
+        if entry is not None and (queued := self.writer.repeat(entry, repeated)) is not None:
             return queued
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self._parts.tasks.start(self._answer_repeated(future, entry, runs))
+        self._parts.tasks.start(self._answer_repeated(future, entry, repeated))
         return future
 
     async def _answer_repeated(
-        self, future: asyncio.Future[Appended], entry: int | None, runs: int
+        self, future: asyncio.Future[Appended], entry: int | None, repeated: Envelope
     ) -> None:
         try:
-            answer = await self._original_answer(entry, runs)
+            answer = await self._original_answer(entry, repeated)
         except OSError as error:
             if not future.done():
                 future.set_exception(Unavailable(f"entry {entry} cannot be looked up: {error}"))
+        except ProducerFault as fault:
+            if not future.done():
+                future.set_exception(fault)
         else:
             if not future.done():
                 future.set_result(answer)
 
-    async def _original_answer(self, entry: int | None, runs: int) -> Appended:
-        """Looked up; without offsets if the batch is no longer there in full."""
+    async def _original_answer(self, entry: int | None, repeated: Envelope) -> Appended:
+        """Looked up; without offsets if the batch is no longer there in full.
+
+        ProducerFault if another batch has its number: to call that one repeated would lose it.
+        """
         unknown = Appended((), entry or 0, 0, 0, Level.STORED, is_repeated=True)
         if entry is None:
             return unknown
@@ -218,8 +225,9 @@ class Shard:
         except FileNotFoundError:
             return unknown  # retention was quicker
         head = page.found[0].batch.envelope if page.found else None
-        if head is None or head.entry != entry or head.run_count != runs or head.rows:
+        if head is None or head.entry != entry or head.rows:
             return unknown
+        check_same_batch(head, repeated)
         return Appended(
             head.column64(head.base_offsets),
             entry,

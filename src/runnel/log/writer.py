@@ -28,12 +28,13 @@ from runnel.config import LogSettings
 from runnel.errors import BusyError, DiskFullError, ReadOnlyError, RunnelError
 from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
 from runnel.log.catalogue import Catalogue, ShardAt
 from runnel.log.files import Files
 from runnel.log.group_writer import NO_ROOM, GroupWriter
 from runnel.log.log import Appended, Level, Listener, ShardId, Stored
 from runnel.log.pending import Counters, Pending
-from runnel.log.producers import ProducerTable
+from runnel.log.producers import ProducerTable, check_same_batch
 from runnel.log.retention import rotation_period
 from runnel.log.segment import SegmentHeader
 from runnel.log.segments import Segment, SegmentFolder, describe_by
@@ -179,11 +180,12 @@ class ShardWriter:
             future.set_result(pending.answer(level, is_repeated=False))
         return future
 
-    def repeat(self, entry: int) -> asyncio.Future[Appended] | None:
+    def repeat(self, entry: int, repeated: Envelope) -> asyncio.Future[Appended] | None:
         """The answer to a batch that is queued already, when it is stored; None if it is not queued."""
         written = () if self._written is None else self._written.group
         for pending in (*written, *self._group, *self._queue):
             if pending.envelope.entry == entry:
+                check_same_batch(pending.envelope, repeated)
                 future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
                 pending.answers.append((future, True))
                 return future

@@ -153,3 +153,18 @@ async def test_name_of_a_publisher_is_checked(at: At) -> None:
         with pytest.raises(InvalidNameError):
             at.log.append(numbered(name, 0))
     assert (await at.log.append(numbered("p", 0))).base_offsets == [1]
+
+
+@scenario()
+async def test_other_batch_under_a_number_that_was_used_is_refused_not_taken_for_a_repetition(
+    at: At,
+) -> None:
+    await at.log.append(numbered("p", 0, payload=b"first"))
+    with pytest.raises(ProducerFault, match="number 0 of term 0 for another batch"):
+        await at.log.append(numbered("p", 0, payload=b"quite another"))
+    assert (await at.log.append(numbered("p", 0, payload=b"first"))).is_repeated
+    under_way = at.log.append(numbered("p", 1, payload=b"second"))
+    with pytest.raises(ProducerFault, match="number 1"):
+        await at.log.append(numbered("p", 1, payload=b"yet another one"))
+    await under_way
+    assert read_payloads(await at.log.read("a", 0, 1)) == [b"first", b"second"]
