@@ -134,6 +134,20 @@ def test_failure_becomes_one_line_and_an_exit_code(
     assert capsys.readouterr().err == message
 
 
+def test_interrupt_while_the_command_line_is_imported_has_no_traceback() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupter:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer.core':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupter())\n"
+        "import runnel.__main__\n"
+    )
+    ended = python(code)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
 def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     raising(ZeroDivisionError("a bug"), monkeypatch)
     with pytest.raises(ZeroDivisionError):

@@ -31,6 +31,7 @@ def test_place_is_a_word_an_offset_or_a_time(text: str, place: Place) -> None:
     ("text", "problem"),
     [
         ("0", "--from: 0 is no offset; messages are numbered from 1 on"),
+        ("-1", "--from: -1 is no offset; messages are numbered from 1 on"),
         ("99999999999999999999", "is no offset"),
         ("begining", "is no place to begin; write latest, last, earliest, an offset such as 17"),
         ("", "is no place to begin"),

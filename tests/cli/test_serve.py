@@ -103,6 +103,7 @@ def test_wrong_settings_are_refused_before_anything_begins(
     [
         (["--set", 'topics=[{ match = "a[" }]'], "topics[0].match"),
         (["--listen", "nowhere"], "native.listen"),
+        (["--data", "/etc/passwd"], "it is a file, not a directory: '/etc/passwd'"),
     ],
 )
 def test_what_only_the_broker_can_judge_is_refused_in_a_line(

@@ -9,10 +9,12 @@ import pytest
 
 from runnel.client import Bus, connect, connect_blocking
 from runnel.client.addresses import parse_host, parse_url
+from runnel.client.timers import Deadline
 from runnel.errors import (
     ClientFault,
     ClosedError,
     ConnectionLostError,
+    DiskFullError,
     HandshakeError,
     RunnelError,
     TimeoutExpiredError,
@@ -180,6 +182,44 @@ async def test_an_answer_that_does_not_come_is_given_up_at_the_deadline() -> Non
 
 
 @in_both_loops
+async def test_a_refusal_that_lasts_until_the_deadline_is_raised_itself() -> None:
+    timers = FakeTimers()
+    async with FakeServer() as server, connect(server.url, timers=timers, deadline_s=0.5) as bus:
+        server.on(wire.Send, refusing("disk_full", retriable=True))
+        publishing = asyncio.ensure_future(bus.publish("a", b"x"))
+        await timers.advance_until(publishing.done)
+        with pytest.raises(DiskFullError, match="refused with disk_full"):
+            await publishing
+
+
+@in_both_loops
+async def test_a_deadline_after_a_refusal_tells_the_refusal_too() -> None:
+    timers = FakeTimers()
+    async with FakeServer() as server, connect(server.url, timers=timers, deadline_s=30) as bus:
+
+        def refuse_once(peer: Peer, request: wire.Ping, tail: memoryview) -> None:
+            server.on(wire.Ping, silent)
+            refusing("disk_full", retriable=True)(peer, request, tail)
+
+        server.on(wire.Ping, refuse_once)
+        pinging = asyncio.ensure_future(bus.ping())
+        await timers.advance_until(pinging.done)
+        with pytest.raises(TimeoutExpiredError, match="refused with disk_full") as caught:
+            await pinging
+        assert isinstance(caught.value.__cause__, DiskFullError)
+
+
+@in_both_loops
+async def test_routes_of_many_topics_are_asked_for_in_parts() -> None:
+    names = [f"t/{number}" for number in range(2500)]
+    async with FakeServer() as server, connect(server.url) as bus:
+        await bus._router.resolve(names, Deadline(FakeTimers(), None))
+        asked = [request.topics for request in server.asked(wire.Routes)]
+        assert max(map(len, asked)) <= 1000
+        assert [name for part in asked for name in part] == names
+
+
+@in_both_loops
 async def test_attempts_become_rarer() -> None:
     timers = FakeTimers()
     async with FakeServer() as server, connect(server.url, timers=timers) as bus:
@@ -330,6 +370,12 @@ def test_urls(url: str, address: str) -> None:
 def test_what_is_not_a_url_is_refused(url: str) -> None:
     with pytest.raises(ClientFault):
         parse_url(url)
+
+
+def test_password_in_a_url_is_refused_without_repeating_it() -> None:
+    with pytest.raises(ClientFault, match="the URL for broker has a user or password") as caught:
+        parse_url("runnel://user:secret@broker")
+    assert "secret" not in str(caught.value)
 
 
 def test_addresses_of_other_nodes() -> None:

@@ -588,3 +588,24 @@ async def test_answers_that_overtake_each_other_do_not_disturb_a_named_publisher
                 publisher.send(b"%d" % number)
             await publisher.flush()
         assert server.stored["a", 0] == [b"%d" % number for number in range(60)]
+
+
+@in_both_loops
+async def test_a_named_publisher_has_only_so_many_numbers_under_way_as_the_broker_remembers() -> (
+    None
+):
+    async with FakeServer() as server, connect(server.url) as bus:
+        async with bus.publisher("a", name="p", batch_messages_max=1) as publisher:
+            server.hold_answers = True
+            for number in range(300):
+                publisher.send(b"%d" % number)
+            await until(lambda: len(server.batches) == line.NUMBERED_MAX)
+            for _ in range(20):
+                await bus.ping()
+            assert len(server.batches) == line.NUMBERED_MAX
+            server.release(10)
+            await until(lambda: len(server.batches) == line.NUMBERED_MAX + 10)
+            server.hold_answers = False
+            server.release()
+            await publisher.flush()
+        assert server.stored["a", 0] == [b"%d" % number for number in range(300)]

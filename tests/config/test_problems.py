@@ -280,9 +280,15 @@ def test_overridden_value_is_still_checked() -> None:
     ("toml", "problem"),
     [
         (
-            "[limits]\nbatch_bytes_max = '32MiB'",
+            "[limits]\nbatch_bytes_max = '32MiB'\n[native]\nframe_bytes_max = '33MiB'",
             'limits.batch_bytes_max = "32MiB" (runnel.toml:2) is more than '
             'log.group_bytes_max = "16MiB" (default): one write has to hold the largest batch',
+        ),
+        (
+            "[native]\nframe_bytes_max = '4MiB'",
+            'native.frame_bytes_max = "4MiB" (runnel.toml:2) is too small for '
+            'limits.batch_bytes_max = "4MiB" (default): a frame has to hold the largest batch and '
+            "1MiB beside it, 5MiB together",
         ),
         (
             "[log]\nwrite_queue_bytes_max = '8MiB'",

@@ -117,6 +117,28 @@ async def test_fetch_waits_for_the_first_message(stage: Stage) -> None:
 
 
 @verb()
+async def test_many_fetches_that_wait_hold_up_neither_each_other_nor_anything_else(
+    stage: Stage,
+) -> None:
+    topics = [f"t/{number}" for number in range(30)]
+    for topic in topics:
+        await stage.publish(topic, b"0")
+    waiting = [asyncio.ensure_future(stage.bus.fetch(topic, 2, wait_s=60)) for topic in topics]
+    assert len(await stage.bus.fetch(topics[0], 1)) == 1
+    for topic in reversed(topics):
+        await stage.publish(topic, b"1")
+    for page in await asyncio.gather(*waiting):
+        assert [message.payload for message in page.messages] == [b"1"]
+
+
+@verb()
+async def test_one_fetch_brings_so_much_at_most(stage: Stage) -> None:
+    await stage.publish("a", *(bytes(900_000) for _ in range(10)))
+    page = await stage.bus.fetch("a", 1, bytes_max=2**62)
+    assert 1 <= sum(len(message.payload) for message in page.messages) <= 2 * 4 * 2**20
+
+
+@verb()
 async def test_fetch_that_waits_in_vain_gets_an_empty_page_by_the_clock(stage: Stage) -> None:
     await stage.publish("a", b"1")
     waiting = asyncio.ensure_future(stage.bus.fetch("a", 2, wait_s=20))

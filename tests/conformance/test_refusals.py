@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 import pytest
 
 from runnel.client.places import StartAt
+from runnel.client.timers import Deadline, LoopTimers
 from runnel.config import Keep, LimitSettings, Settings, TopicRule
 from runnel.errors import (
     ClientFault,
@@ -20,6 +21,7 @@ from runnel.errors import (
 )
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
+from runnel.formats.wire import CursorPlace, RouteList, Routes
 from tests.conformance.stage import LOG, PATIENT, Stage, verb
 
 TIGHT = Settings(
@@ -32,6 +34,7 @@ TIGHT = Settings(
         tag_bytes_max=100,
         topics_max=4,
         cursors_max=2,
+        cursor_places_max=5,
     ),
     topics=(
         TopicRule(match="live/*", keep=Keep.NONE),
@@ -229,3 +232,45 @@ async def test_nobody_publishes_where_the_system_does(stage: Stage) -> None:
         await refused(stage, ClientFault, "the system's", stage.bus.publish(topic, b"x"))
         batch = Batch.from_messages([Message("a", b"x"), Message(topic, b"x")])
         await refused(stage, ClientFault, "the system's", stage.bus.publish_batch(batch))
+
+
+@verb(settings=TIGHT)
+async def test_cursor_with_too_many_places_or_patterns(stage: Stage) -> None:
+    await stage.publish("a", b"x")
+
+    def shard(*patterns: str, entry: int = 1) -> CursorPlace:
+        return CursorPlace(journal="main", entry=entry, patterns=patterns)
+
+    async def setting(*places: CursorPlace) -> None:
+        await stage.bus.set_cursor("c", places)
+
+    limit = LimitExceededError
+    many = [shard(f"a{number}") for number in range(6)]
+    await refused(stage, limit, r"6 positions; limits\.cursor_places_max allows 5", setting(*many))
+    await setting(*many[:5])
+    patterns = [f"{number}" for number in range(1025)]
+    await refused(stage, limit, "1025 patterns of one position", setting(shard(*patterns)))
+    await setting(shard(*patterns[:1024]))
+    twice = (shard("b", "c"), shard("c", "b", entry=2))
+    await refused(stage, ClientFault, r"main\[0\] is given twice", setting(*twice))
+    twice = (CursorPlace("a", 0, 1), CursorPlace("a", 0, 2))
+    await refused(stage, ClientFault, r"a\[0\] is given twice", setting(*twice))
+    await refused(stage, InvalidNameError, "pattern", setting(shard("a"), shard("[")))
+
+
+@verb()
+async def test_routes_of_too_many_topics_at_once(stage: Stage) -> None:
+    link = stage.bus._router.home
+    for count in (10_000, 10_001):
+        names = [f"t/{number}" for number in range(count)]
+        asking = link.ask(
+            RouteList,
+            lambda number, names=names: Routes(number, names),  # type: ignore[misc]
+            deadline=Deadline(LoopTimers(), ANSWER_TIMEOUT_S),
+            what="asking",
+        )
+        if count == 10_000:
+            answer, _ = await asking
+            assert len(answer.routes) == count
+        else:
+            await refused(stage, LimitExceededError, "at most 10000 can be asked for", asking)

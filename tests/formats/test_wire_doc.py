@@ -203,6 +203,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert native.frame_bytes_max == 16 * 2**20
     assert native.subscriptions_max == PATTERNS_PER_SUBSCRIBER_MAX == 1024
     assert native.requests_max == 4096
+    assert Settings().limits.cursor_places_max == 10_000
     assert native.handshake_timeout_ns == 5 * 10**9
     assert native.idle_timeout_ns == broker.fetch_wait_max_ns == 60 * 10**9
     for shown in (
@@ -210,6 +211,11 @@ def test_the_limits_are_those_of_the_code() -> None:
         "| 1,024, unless `native.subscriptions_max`",
         "| patterns of a subscription | 1,024 |",
         "| 4,096, unless `native.requests_max`",
+        "| topics in one `routes` | 10,000 |",
+        "| 10,000, unless `limits.cursor_places_max`",
+        "| patterns of a cursor's place | 1,024; of all its places together 100,000 |",
+        "| what one fetch brings | 4 MiB,",
+        "prepared at a time | 8;",
         "| 5 s, unless `native.handshake_timeout`",
         "| 60 s, unless `native.idle_timeout`",
         "| 60 s, unless `broker.fetch_wait_max`",

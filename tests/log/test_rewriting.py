@@ -216,6 +216,19 @@ def test_failing_disk_leaves_the_old_segment_alone() -> None:
     assert len(messages_on(disk)) == 6
 
 
+@pytest.mark.parametrize("kind", [Kind.RENAME, Kind.SYNC_DIRECTORY])
+def test_rewriting_that_fails_at_its_end_leaves_nothing_of_the_new_segment(kind: Kind) -> None:
+    disk = FakeDisk(1)
+    old, files = sealed_segment(disk, sample())
+    before = disk.list(FOLDER)
+    index_is_written = 1 if kind is Kind.RENAME else 0
+    disk.fail(kind, errno.EIO, skip=index_is_written)
+    with pytest.raises(OSError, match="Input/output error"):
+        rewrite(disk, files, FOLDER, old, 0, 9, only("b"))
+    disk.heal()
+    assert disk.list(FOLDER) == before
+
+
 def test_unfinished_files_are_removed_when_the_folder_is_opened() -> None:
     disk = FakeDisk(1)
     write_segment(disk, segment_bytes(sample()))

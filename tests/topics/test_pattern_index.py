@@ -310,6 +310,37 @@ def test_a_broad_prefix_withdraws_all_answers_at_a_stroke_and_they_stay_exact() 
     assert all(index.subscribers(topic) == ("broad",) for topic in topics[:-1])
 
 
+@pytest.mark.parametrize("withdrawn_max", [5, 2000])
+def test_answers_stay_exact_while_many_leave_and_some_topics_are_asked_for_in_between(
+    withdrawn_max: int,
+) -> None:
+    index: PatternIndex[int] = PatternIndex(withdrawn_max=withdrawn_max)
+    topics = [f"a/{i}" for i in range(20)]
+    for topic in topics:
+        index.add_topic(topic)
+    patterns = [Pattern(text) for text in ("a/*", "a/1", "*", "a/1*")]
+    left = list(range(40))
+    for subscriber in left:
+        index.add(subscriber, [patterns[subscriber % 4]])
+
+    def expected(topic: str) -> list[int]:
+        return [each for each in left if patterns[each % 4].matches(topic)]
+
+    while left:
+        index.remove(left.pop(len(left) // 2))
+        if len(left) % 3 == 0:
+            asked = topics[len(left) % 20]
+            assert sorted(index.subscribers(asked)) == expected(asked)
+        if len(left) % 5 == 0:
+            assert all(sorted(index.subscribers(topic)) == expected(topic) for topic in topics)
+        recalled = {topic: index.recall(topic) for topic in topics}
+        assert all(
+            sorted(answer) == expected(topic)
+            for topic, answer in recalled.items()
+            if answer is not None
+        )
+
+
 # --- What is remembered ---
 
 

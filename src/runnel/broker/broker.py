@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final, NamedTuple
 
 from runnel.broker.checking import check_batch, check_message
@@ -59,6 +60,8 @@ __all__ = [
 _TERMS_MAX: Final = 100_000
 # Batches that are not kept but have to be unpacked first, and those behind them.
 _LINE_BYTES_MAX: Final = 64 * 2**20
+# What one fetch brings, about: whoever wants more asks again.
+_PAGE_BYTES_MAX: Final = 4 * 2**20
 
 
 class _InLine(NamedTuple):
@@ -138,14 +141,11 @@ class Broker:
         self._reading = LiveReading(
             stores, self._index, settings.broker, self._workers, self.metrics, self.events
         )
-        self._fetching = Fetching(
-            stores, settings.broker, clock, self._workers, settings.native.frame_bytes_max // 2
-        )
-        self._shard_reading = ShardReading(
-            stores, self._index, self._workers, settings.native.frame_bytes_max // 2
-        )
+        page_bytes_max = min(settings.native.frame_bytes_max // 2, _PAGE_BYTES_MAX)
+        self._fetching = Fetching(stores, settings.broker, clock, self._workers, page_bytes_max)
+        self._shard_reading = ShardReading(stores, self._index, self._workers, page_bytes_max)
         self._topics = Topics(stores, self._index, self._reading)
-        self._cursors = Cursors(stores)
+        self._cursors = Cursors(stores, settings.limits)
         logs = {"disk": stores.disk, "memory": stores.memory}
         statistics = StoreStatistics(logs, clock)
         self._register(statistics)
@@ -426,8 +426,12 @@ class Broker:
         messages_max: int = 0,
         bytes_max: int = 2**20,
         wait_ns: int = 0,
+        while_waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> Fetched:
-        """Messages of one partition from an offset or a time on; without either, from the first there is."""
+        """Messages of one partition from an offset or a time on; without either, from the first there is.
+
+        If none is there and it waits for one, it holds nothing meanwhile, and does so within `while_waiting`.
+        """
         self._check_open()
         fetched = await self._fetching.fetch(
             topic,
@@ -437,6 +441,7 @@ class Broker:
             messages_max=messages_max,
             bytes_max=bytes_max,
             wait_ns=wait_ns,
+            while_waiting=while_waiting,
         )
         counters = self.metrics.counters
         counters.fetches += 1

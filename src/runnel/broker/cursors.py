@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from runnel.broker.feeds import KeptLog
 from runnel.broker.stores import Stores
-from runnel.errors import ClientFault, UnknownTopicError
+from runnel.config import LimitSettings
+from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats.wire import CursorPlace, CursorState
 from runnel.log.log import Cursor, CursorPosition, Position, ShardId
 from runnel.topics.patterns import Pattern
+
+# As many as a subscription may have.
+_PATTERNS_PER_PLACE_MAX: Final = 1024
+# Of all places together: each shard of a pipeline has the same few.
+_PATTERNS_MAX: Final = 100_000
 
 
 class Cursors:
     """Positions that outlive their readers, each in the log that has its topics."""
 
-    def __init__(self, stores: Stores) -> None:
+    def __init__(self, stores: Stores, limits: LimitSettings) -> None:
         self._stores = stores
+        self._limits = limits
 
     async def set(self, name: str, places: Sequence[CursorPlace]) -> None:
         if not places:
             raise ClientFault(f"cursor {name!r}: at least one position is needed")
-        log = self._log_of(name, places[0])
+        self._check_counts(name, places)
+        _check_distinct(name, places)
+        shards = {shard: log for log, shard in self._stores.shards()}
+        log = self._log_of(name, places[0], shards)
         for place in places[1:]:
-            if self._log_of(name, place) is not log:
+            if self._log_of(name, place, shards) is not log:
                 raise ClientFault(
                     f"cursor {name!r}: a cursor stands in topics on disk or in memory, not in both"
                 )
+        for pattern in dict.fromkeys(text for place in places for text in place.patterns):
+            Pattern(pattern)
         positions = [_position(name, log, place) for place in places]
         for other in self._stores.kept:
             if other is not log and any(known.name == name for known in other.cursors()):
@@ -53,7 +66,25 @@ class Cursors:
             key=lambda state: state.name,
         )
 
-    def _log_of(self, name: str, place: CursorPlace) -> KeptLog:
+    def _check_counts(self, name: str, places: Sequence[CursorPlace]) -> None:
+        if len(places) > self._limits.cursor_places_max:
+            raise LimitExceededError(
+                f"cursor {name!r}: {len(places)} positions; limits.cursor_places_max allows "
+                f"{self._limits.cursor_places_max}"
+            )
+        counts = [len(place.patterns) for place in places]
+        if max(counts) > _PATTERNS_PER_PLACE_MAX:
+            raise LimitExceededError(
+                f"cursor {name!r}: {max(counts)} patterns of one position; at most "
+                f"{_PATTERNS_PER_PLACE_MAX} are allowed"
+            )
+        if sum(counts) > _PATTERNS_MAX:
+            raise LimitExceededError(
+                f"cursor {name!r}: {sum(counts)} patterns of all positions together; at most "
+                f"{_PATTERNS_MAX} are allowed"
+            )
+
+    def _log_of(self, name: str, place: CursorPlace, shards: Mapping[ShardId, KeptLog]) -> KeptLog:
         if (place.topic is None) == (place.journal is None):
             raise ClientFault(
                 f"cursor {name!r}: a position names either a topic with partition and offset, or a "
@@ -63,10 +94,26 @@ class Cursors:
             return self._stores.existing(place.topic)
         assert place.journal is not None
         shard = ShardId(place.journal, place.shard)
-        log = self._stores.log_of_shard(shard)
+        log = shards.get(shard)
         if log is None:
             raise UnknownTopicError(f"cursor {name!r}: there is no shard {shard}")
         return log
+
+
+def _check_distinct(name: str, places: Sequence[CursorPlace]) -> None:
+    """A cursor has one position in a partition, and one in a shard for the same patterns."""
+    known: set[object] = set()
+    for place in places:
+        key = (
+            (place.topic, place.partition)
+            if place.topic is not None
+            else (place.journal, place.shard, frozenset(place.patterns))
+        )
+        if key in known:
+            of = place.topic if place.topic is not None else place.journal
+            number = place.partition if place.topic is not None else place.shard
+            raise ClientFault(f"cursor {name!r}: {of}[{number}] is given twice")
+        known.add(key)
 
 
 def _position(name: str, log: KeptLog, place: CursorPlace) -> CursorPosition:
@@ -85,8 +132,6 @@ def _position(name: str, log: KeptLog, place: CursorPlace) -> CursorPosition:
         raise ClientFault(
             f"cursor {name!r}: entry {place.entry} of shard {shard} is not between 1 and {end}"
         )
-    for pattern in place.patterns:
-        Pattern(pattern)
     return CursorPosition(
         shard=shard,
         position=Position(place.epoch, place.entry, place.row),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from runnel.broker.live_subscription import Delivery, LiveSubscription
 from runnel.broker.live_topics import LIVE_SHARD, LiveTopics
@@ -14,7 +14,7 @@ from runnel.formats.envelope import Codec
 from runnel.formats.wire import GapState
 from runnel.log.disk_log import DiskLog
 from runnel.log.index import Key
-from runnel.log.log import Found, Gap, Passed, Position, ShardId
+from runnel.log.log import Chosen, Found, Gap, Passed, Position, ShardId
 from runnel.log.memory_log import MemoryLog
 from runnel.topics.pattern_index import Walk
 from runnel.world.workers import Workers
@@ -23,6 +23,11 @@ KeptLog = DiskLog | MemoryLog
 
 _PAGE_BYTES_MAX: Final = 2**20
 _PAGE_BYTES_MIN: Final = 2**16
+# Topics whose last values are looked up together: a batch that many of them share is read so much less often.
+_TOPICS_AT_ONCE: Final = 2000
+_UNKEPT_AT_ONCE: Final = 100
+# A cut goes through all runs of its batch, wanted or not.
+_RUNS_CUT_ON_LOOP_MAX: Final = 4096
 
 
 def page_bytes(credit_bytes: int) -> int:
@@ -261,91 +266,123 @@ async def wanted_from(found: Found, offset: int, workers: Workers) -> Batch:
 class LastValuesFeed:
     """The last message of every matching partition, as they were when the subscription began.
 
-    Messages that came since are noted in the subscription's `first_new`, and follow from the log.
+    Messages that came since are noted in the subscription's `first_new`, and follow from the log. A step looks for
+    the next topics, or sends what one stored batch, or a few small ones, have of those found.
     """
 
-    __slots__ = ("_live", "_topics", "_walks")
+    __slots__ = (
+        "_live",
+        "_reading",
+        "_seen",
+        "_topics",
+        "_unkept",
+        "_walks",
+        "_wanted",
+        "_workers",
+    )
 
-    def __init__(self, topics: Topics, live: LiveTopics, walks: Sequence[Walk]) -> None:
+    def __init__(
+        self, topics: Topics, live: LiveTopics, walks: Sequence[Walk], workers: Workers
+    ) -> None:
         self._topics = topics
         self._live = live
-        self._walks = walks  # over the topics that there were when it began
-
-    async def step(self, subscription: LiveSubscription) -> bool:
-        seen: set[str] = set()  # several patterns may match it
-        for walk in self._walks:
-            while not walk.done:
-                for topic in walk.step():
-                    if topic not in seen:
-                        seen.add(topic)
-                        await self._send(subscription, topic)
-                await asyncio.sleep(0)
-                if subscription.is_closed:
-                    return True
-        return True
+        self._walks = deque(walks)  # over the topics that there were when it began
+        self._workers = workers
+        self._seen: set[str] = set()  # several patterns may match it
+        # Of the topics found and not sent yet: the offset of each partition, by shard, and those not kept.
+        self._wanted: dict[tuple[KeptLog, ShardId], dict[Key, int]] = {}
+        self._unkept: deque[str] = deque()
+        self._reading: _Reading | None = None
 
     def lag(self, subscription: LiveSubscription) -> int:  # noqa: ARG002 - nobody counts topics
         return 0
 
-    async def _send(self, subscription: LiveSubscription, topic: str) -> None:
-        await subscription.wait_room()
+    async def step(self, subscription: LiveSubscription) -> bool:
         if subscription.is_closed:
-            return
-        log = self._topics.log_of(topic)
-        if log is not None:
-            await self._send_kept(subscription, log, topic)
+            if self._reading is not None:
+                await self._reading.messages.aclose()
+            return True
+        if self._reading is not None or self._wanted:
+            await self._send_kept(subscription)
+        elif self._unkept:
+            self._send_unkept(subscription)
+        elif self._walks:
+            self._find(subscription, self._walks[0].step(_TOPICS_AT_ONCE))
+            if self._walks[0].done:
+                self._walks.popleft()
         else:
-            await self._send_live(subscription, topic)
+            return True
+        return False
 
-    async def _send_kept(self, subscription: LiveSubscription, log: KeptLog, topic: str) -> None:
-        try:
-            shards = log.topic(topic).shards
-            for number, shard in enumerate(shards):
-                batch = await self._last_before(subscription, log, (topic, number))
-                if batch is not None:
-                    await self._deliver(subscription, shard, log.epoch, batch)
-        except UnknownTopicError:
-            return  # deleted meanwhile
+    def _find(self, subscription: LiveSubscription, topics: Sequence[str]) -> None:
+        for topic in topics:
+            if topic in self._seen:
+                continue
+            self._seen.add(topic)
+            log = self._topics.log_of(topic)
+            if log is None:
+                self._unkept.append(topic)
+                continue
+            for number, shard in enumerate(log.topic(topic).shards):
+                key = (topic, number)
+                offset = self._last_before(subscription, log, key)
+                if offset >= 1:
+                    self._wanted.setdefault((log, shard), {})[key] = offset
 
-    async def _last_before(
-        self, subscription: LiveSubscription, log: KeptLog, key: Key
-    ) -> Batch | None:
+    def _last_before(self, subscription: LiveSubscription, log: KeptLog, key: Key) -> int:
+        """The offset of the last message before what has come since."""
         assert subscription.first_new is not None
-        batch = await log.last(*key)
         end = subscription.first_new.get(key)
-        if end is None or (batch is not None and batch.runs()[0].base_offset < end):
-            return batch
-        if end <= 1:
-            return None
-        # Something came since the subscription began: look for what was last before it.
-        try:
-            page = await log.read(*key, end - 1, bytes_max=1)
-        except (OffsetGoneError, OffsetAheadError):
-            return None
-        for found in page.found:
-            wanted = found.wanted()
-            first = wanted.runs()[0].base_offset
-            if first <= end - 1 < first + len(wanted):
-                return wanted.slice(end - 1 - first, end - first)
-        return None
+        return (log.next_offset(*key) if end is None else end) - 1
 
-    async def _send_live(self, subscription: LiveSubscription, name: str) -> None:
-        topic = self._live.find(name)
-        if topic is None:
+    async def _send_kept(self, subscription: LiveSubscription) -> None:
+        if self._reading is None:
+            (log, shard), wanted = self._wanted.popitem()
+            self._reading = _Reading(log, shard, log.messages_at(shard, wanted))
+        log, shard, messages = self._reading
+        chosen = await anext(messages, None)
+        if chosen is None:
+            self._reading = None
             return
-        assert subscription.first_new is not None
-        for number in range(topic.policy.partitions):
-            batch = topic.last_message(number)
-            # If something has come since, the newest waits in the queue.
-            if batch is not None and (name, number) not in subscription.first_new:
-                await self._deliver(subscription, LIVE_SHARD, topic.epoch, batch)
-
-    async def _deliver(
-        self, subscription: LiveSubscription, shard: ShardId, epoch: int, batch: Batch
-    ) -> None:
-        await subscription.wait_room()
+        batches = [await taken(each, self._workers) for each in chosen]
         if not subscription.is_closed:
-            send_batches(subscription, shard, epoch, [batch])
+            send_batches(subscription, shard, log.epoch, batches)
+
+    def _send_unkept(self, subscription: LiveSubscription) -> None:
+        """A few of them: nothing may come in between, or a message might be sent that is not the last any more."""
+        assert subscription.first_new is not None
+        batches: list[Batch] = []
+        epoch, size = 0, 0
+        while self._unkept and len(batches) < _UNKEPT_AT_ONCE and size < _PAGE_BYTES_MIN:
+            topic = self._live.find(self._unkept[0])
+            if topic is not None:
+                if batches and topic.epoch != epoch:
+                    break
+                epoch = topic.epoch
+                for number in range(topic.policy.partitions):
+                    batch = topic.last_message(number)
+                    # If something has come since, the newest waits in the queue.
+                    if batch is not None and (topic.name, number) not in subscription.first_new:
+                        batches.append(batch)
+                        size += len(batch.body)
+            self._unkept.popleft()
+        send_batches(subscription, LIVE_SHARD, epoch, batches)
+
+
+class _Reading(NamedTuple):
+    """Messages of one shard that are being read."""
+
+    log: KeptLog
+    shard: ShardId
+    messages: AsyncGenerator[Sequence[Chosen], None]
+
+
+async def taken(chosen: Chosen, workers: Workers) -> Batch:
+    """The messages asked for, cut off the loop where that takes a while."""
+    head = chosen.batch.envelope
+    if head.codec == Codec.NONE and head.run_count <= _RUNS_CUT_ON_LOOP_MAX:
+        return chosen.taken()
+    return await workers.submit(chosen.taken)
 
 
 def _behind_row(batch: Batch, row: int) -> Batch | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
@@ -75,6 +76,7 @@ class Fetching:
         messages_max: int,
         bytes_max: int,
         wait_ns: int,
+        while_waiting: Callable[[], AbstractAsyncContextManager[None]],
     ) -> Fetched:
         log = self._stores.existing(topic)
         key = (topic, _partition(log, topic, partition))
@@ -89,7 +91,8 @@ class Fetching:
         bytes_max = max(1, min(bytes_max, self._bytes_max))
         fetched = await self._read(log, key, offset, messages_max, bytes_max)
         if not fetched.batches and wait_ns > 0:
-            await self._wait(key, min(wait_ns, self._settings.fetch_wait_max_ns))
+            async with while_waiting():
+                await self._wait(key, min(wait_ns, self._settings.fetch_wait_max_ns))
             fetched = await self._read(log, key, fetched.next_offset, messages_max, bytes_max)
         return fetched
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from runnel.broker import fanout, starting
 from runnel.broker.events import EventKind, Events
@@ -12,6 +13,7 @@ from runnel.broker.live_subscription import Feed, LiveSubscription, Overflow, Si
 from runnel.broker.live_topics import LIVE_SHARD, LiveTopic
 from runnel.broker.metrics import Metrics
 from runnel.broker.stores import Stores
+from runnel.broker.turns import Turns
 from runnel.config import BrokerSettings
 from runnel.errors import ClientFault, LimitExceededError, RunnelError, Unavailable
 from runnel.formats.envelope import Envelope
@@ -23,6 +25,9 @@ from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternInde
 from runnel.topics.patterns import Pattern
 from runnel.world.diagnostics import get_logger
 from runnel.world.workers import Workers
+
+# Pages that are read at a time for all who are behind: whatever else there is to do is done in between.
+_FEEDS_AT_ONCE: Final = 4
 
 logger = get_logger("runnel")
 
@@ -46,6 +51,7 @@ class LiveReading:
         self._settings = settings
         self._workers = workers
         self._tasks = OwnedTasks()
+        self._turns = Turns(_FEEDS_AT_ONCE)
         self._subscriptions: dict[LiveSubscription, None] = {}
         self._slow: set[LiveSubscription] = set()  # that were told of, and have not caught up yet
         self._is_sweep_due = False
@@ -124,7 +130,9 @@ class LiveReading:
         if start.kind == "last":
             subscription.first_new = {}
             walks = [self._index.walk(pattern) for pattern in parsed]
-            subscription.prelude = LastValuesFeed(self._stores, self._stores.live, walks)
+            subscription.prelude = LastValuesFeed(
+                self._stores, self._stores.live, walks, self._workers
+            )
         self._index.add(subscription, parsed)
         self._subscriptions[subscription] = None
         return subscription
@@ -215,22 +223,34 @@ class LiveReading:
             subscription.is_fed = False
 
     async def _run_feeds(self, subscription: LiveSubscription) -> None:
-        prelude = subscription.prelude
-        if prelude is not None:
-            await prelude.step(subscription)
+        if subscription.prelude is not None:
+            await self._run_prelude(subscription, subscription.prelude)
             subscription.prelude = subscription.first_new = None
             subscription.release()
         behind = subscription.behind()
         while behind and not subscription.is_closed:
             await subscription.wait_room()
-            shard, feed = next(iter(behind.items()), _NO_FEED)
-            if feed is None:
-                return
-            if await feed.step(subscription):
-                behind.pop(shard, None)
-            elif shard in behind:
-                behind[shard] = behind.pop(shard)  # the next one's turn
-            await asyncio.sleep(0)  # what the page cache answers never waits: let others run
+            async with self._turns.of(subscription.sink.connection_id):
+                shard, feed = next(iter(behind.items()), _NO_FEED)
+                if feed is None:
+                    return
+                if not subscription.has_room:
+                    continue  # it was paused before its turn came
+                if await feed.step(subscription):
+                    behind.pop(shard, None)
+                elif shard in behind:
+                    behind[shard] = behind.pop(shard)  # the next one's turn
+                # What the page cache answers never waits: others run before this turn is passed on.
+                await asyncio.sleep(0)
+
+    async def _run_prelude(self, subscription: LiveSubscription, prelude: Feed) -> None:
+        is_over = False
+        while not is_over:
+            await subscription.wait_room()
+            async with self._turns.of(subscription.sink.connection_id):
+                if subscription.has_room or subscription.is_closed:
+                    is_over = await prelude.step(subscription)
+                    await asyncio.sleep(0)
 
     # --- The present ---
 

@@ -15,10 +15,11 @@ from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
 from runnel.log.index import Key
 from runnel.log.log import Position, ShardId
 from runnel.log.memory_log import MemoryLog
-from runnel.topics.pattern_index import PatternIndex
+from runnel.topics.pattern_index import SLICE_COMPARISONS, PatternIndex
 from runnel.topics.patterns import Pattern
 
 _EVER: Final = -(2**63)
+_FIRST_COMPARISONS: Final = 64
 
 KINDS: Final = ("latest", "last", "earliest", "offsets", "time", "resume")
 
@@ -84,12 +85,16 @@ async def matching_shards(
     found: dict[ShardId, KeptLog] = {}
     for pattern in patterns:
         walk = index.walk(pattern)
+        comparisons = _FIRST_COMPARISONS  # often the first topics tell
         while not walk.done:
-            for topic in walk.step():
+            for topic in walk.step(comparisons):
                 log = stores.log_of(topic)
                 if log is not None:
                     found.update(dict.fromkeys(log.topic(topic).shards, log))
+            comparisons = min(2 * comparisons, SLICE_COMPARISONS)
             await asyncio.sleep(0)
+            if all(shard in found for _, shard in stores.shards()):
+                return found  # the other topics can add nothing
     return found
 
 

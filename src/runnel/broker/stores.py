@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from runnel.broker.feeds import KeptLog
 from runnel.broker.live_topics import LIVE_SHARD, LiveTopics
 from runnel.config import Keep, Settings
-from runnel.errors import ClientFault, UnknownTopicError
+from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats.wire import Owner, Route
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Listener, ShardId
@@ -17,6 +18,9 @@ from runnel.topics.policies import Policies
 from runnel.world.clock import Clock
 from runnel.world.disk import Disk
 from runnel.world.workers import Workers
+
+# Names in one request for routes: they are looked up on the loop, one after the other.
+ROUTES_MAX: Final = 10_000
 
 
 class Stores:
@@ -105,6 +109,10 @@ class Stores:
         return next((log for log, known in self.shards() if known == shard), None)
 
     def routes(self, topics: Sequence[str]) -> list[Route]:
+        if len(topics) > ROUTES_MAX:
+            raise LimitExceededError(
+                f"routes of {len(topics)} topics at once; at most {ROUTES_MAX} can be asked for"
+            )
         return [self._route(topic) for topic in topics]
 
     def _route(self, topic: str) -> Route:

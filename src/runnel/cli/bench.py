@@ -6,7 +6,7 @@ import enum
 import secrets
 import sys
 from contextlib import nullcontext
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
@@ -18,12 +18,19 @@ from runnel.cli.bench_report import Report, lines, put_together
 from runnel.cli.connecting import DEFAULT_URL, Url, run_connected, run_loop
 from runnel.cli.tables import counted
 from runnel.config import Keep
+from runnel.config.settings import BATCH_BYTES_CEILING
 from runnel.errors import ClientFault
 from runnel.log.log import Level
 from runnel.topics.names import check_topic
 from runnel.topics.patterns import Pattern
 
 app = typer.Typer(add_completion=False)
+
+# Beyond these no machine follows; a slip of the finger shall be told, not carried out.
+_CLIENTS_MAX: Final = 10_000
+_PROCESSES_MAX: Final = 256
+_BATCH_MAX: Final = 1_000_000
+_SECONDS_MAX: Final = 7 * 86_400
 
 
 class Format(enum.StrEnum):
@@ -36,34 +43,49 @@ class Format(enum.StrEnum):
 @app.command()
 def bench(
     *,
-    clients: Annotated[int, typer.Option(metavar="N", min=1, help="Connections.")] = 30,
+    clients: Annotated[
+        int, typer.Option(metavar="N", min=1, max=_CLIENTS_MAX, help="Connections.")
+    ] = 30,
     interval: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", min=0, help="Between two batches of a client; 0: none at all."
+            metavar="SECONDS",
+            min=0,
+            max=_SECONDS_MAX,
+            help="Between two batches of a client; 0: none at all.",
         ),
     ] = 0.01,
     subscribe: Annotated[
         str, typer.Option(metavar="PATTERNS", help="What every client reads; '' for nothing.")
     ] = "a",
     size: Annotated[
-        int, typer.Option(metavar="BYTES", min=SIZE_MIN, help="Payload of a message.")
+        int,
+        typer.Option(
+            metavar="BYTES", min=SIZE_MIN, max=BATCH_BYTES_CEILING, help="Payload of a message."
+        ),
     ] = 100,
     batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Messages that a client sends at once.")
+        int,
+        typer.Option(
+            metavar="N", min=1, max=_BATCH_MAX, help="Messages that a client sends at once."
+        ),
     ] = 1,
     level: Annotated[
         Level | None,
         typer.Option(help="Acknowledgement. Default: stored on disk topics, else received."),
     ] = None,
     duration: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.01, help="How long they publish.")
+        float,
+        typer.Option(metavar="SECONDS", min=0.01, max=_SECONDS_MAX, help="How long they publish."),
     ] = 10.0,
     topics: Annotated[
         str, typer.Option(metavar="NAMES", help="Where messages go, in turn.")
     ] = "a,b,c,d,e,f,g",
     processes: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Processes that share the clients.")
+        int,
+        typer.Option(
+            metavar="N", min=1, max=_PROCESSES_MAX, help="Processes that share the clients."
+        ),
     ] = 1,
     start_broker: Annotated[
         bool, typer.Option("--start-broker", help="Start a broker for this run alone.")

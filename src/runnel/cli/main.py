@@ -13,11 +13,16 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any, Final, NoReturn
 
-import typer
-import typer.core
-import typer.main
+try:
+    import typer
+    import typer.core
+    import typer.main
 
-from runnel.errors import ClientFault, RunnelError, Unavailable
+    from runnel.errors import ClientFault, RunnelError, Unavailable
+except KeyboardInterrupt:
+    # These take most of the time before `run` can look after Ctrl-C itself.
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
 
 # Each command, or group of commands, is a module of this package with an `app`: its name and one
 # line of help.

@@ -28,7 +28,7 @@ def parse_place(option: str, text: str, now_ns: int, words: tuple[str, ...] = WO
     stripped = text.strip()
     if stripped in words:
         return stripped
-    if re.fullmatch(r"\d+", stripped):
+    if re.fullmatch(r"-?\d+", stripped):
         return _offset(option, stripped)
     try:
         return Time(parse_time(option, stripped, now_ns))

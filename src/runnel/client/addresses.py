@@ -47,7 +47,10 @@ def parse_url(url: str, ssl: tls.SSLContext | None = None) -> Address:
             f"{url!r} is not a Runnel URL: runnel://host[:port], or runnels://host[:port] for TLS"
         )
     if parts.username is not None or parts.password is not None:
-        raise ClientFault(f"the URL for {host} has a user or password: use the option `token`")
+        raise ClientFault(
+            f"the URL for {host} has a user or password, and Runnel's have none: runnel://host[:port] "
+            "(a program gives its token apart, to `connect`)"
+        )
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(set(options).difference(_OPTIONS)):
         raise ClientFault(f"{unknown[0]!r} in {url!r} is unknown: {', '.join(_OPTIONS)}")

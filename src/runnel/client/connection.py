@@ -86,6 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes = 0
         self._is_gathering = False
         self._problem: str | None = None
+        self.was_closed_without_reason = False  # by the other side
         self._is_given_up = False
         self._pinger: Handle | None = None
         self._ping_interval_s = 0.0
@@ -126,6 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.connection_writable()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.was_closed_without_reason = self._problem is None and exc is None
         reason = self._problem or (
             str(exc) or type(exc).__name__ if exc else "the broker closed it"
         )

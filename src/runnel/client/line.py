@@ -39,6 +39,9 @@ from runnel.formats.envelope import Codec
 
 # So many batches may be unacknowledged before a batch that is not full waits for company.
 _UNDER_WAY_EAGER: Final = 16
+# Of a named publisher, in one shard. The broker remembers where it put the last 256 numbers: an older one that is sent
+# again would be answered without its offsets.
+NUMBERED_MAX: Final = 128
 
 
 class Haste(enum.Enum):
@@ -164,6 +167,8 @@ class ShardLine:
             if not outgoing.is_under_way and not outgoing.is_settled:
                 self._send(outgoing, connection)
         while self._rows and connection.is_writable and not self._is_stopped:
+            if self._terms.name is not None and len(self._batches) >= NUMBERED_MAX:
+                return  # every answer pumps again
             if not self._is_due(haste):
                 if haste is not Haste.NONE:
                     self._begin_lingering()

@@ -33,6 +33,8 @@ _Wanted = TypeVar("_Wanted", bound=wire.Head)
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MOST_S: Final = 5.0
 _CLOSE_TIMEOUT_S: Final = 2.0
+# What OpenSSL calls an answer that is no TLS at all.
+_NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,8 +162,13 @@ class Link:
             hello = wire.Hello(number, wire.VERSION, (), identity.client, identity.token)
             connection.request(number, hello, _settles(greeted, wire.Welcome))
             welcome, _ = await deadline.wait(greeted, self._not_answered)
-        except BaseException:
+        except BaseException as error:
             await _give_up(connection, dialling)
+            if isinstance(error, ConnectionLostError) and connection.was_closed_without_reason:
+                # A port with TLS does that to whoever does not begin with it.
+                raise ConnectionLostError(
+                    f"{error}, without an answer; does it speak TLS? Then try runnels://"
+                ) from None
             raise
         if welcome.version != wire.VERSION:
             connection.abort("the broker speaks another version of the protocol")
@@ -230,7 +237,9 @@ class Link:
 
     # --- Asking ---
 
-    async def wait_connected(self, deadline: Deadline, what: str) -> Connection:
+    async def wait_connected(
+        self, deadline: Deadline, what: str, refusal: RunnelError | None = None
+    ) -> Connection:
         """The connection, or an error that says what waited for it in vain, and why."""
         while True:
             if self._failure is not None:
@@ -240,12 +249,20 @@ class Link:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(waiter)
             try:
-                await deadline.wait(waiter, lambda: self.expired(what, deadline))
+                await deadline.wait(waiter, lambda: self.expired(what, deadline, refusal))
             finally:
                 self._waiting.discard(waiter)
 
-    def expired(self, what: str, deadline: Deadline) -> TimeoutExpiredError:
-        return TimeoutExpiredError(f"{what}: not done within {deadline.seconds:g} s; {self.state}")
+    def expired(
+        self, what: str, deadline: Deadline, refusal: RunnelError | None = None
+    ) -> TimeoutExpiredError:
+        """What came of it in time: nothing, or the refusal that led to the last try."""
+        refused = "" if refusal is None else f"; before, it was refused: {refusal}"
+        error = TimeoutExpiredError(
+            f"{what}: not done within {deadline.seconds:g} s; {self.state}{refused}"
+        )
+        error.__cause__ = refusal
+        return error
 
     async def ask(
         self,
@@ -263,25 +280,31 @@ class Link:
         (then nothing was done); one that is repeatable also if the connection was lost under it.
         """
         attempt = 0
+        refusal: RunnelError | None = None
         while True:
-            connection = await self.wait_connected(deadline, what)
+            connection = await self.wait_connected(deadline, what, refusal)
             number = self.next_number()
             answered: asyncio.Future[tuple[_Wanted, memoryview]]
             answered = asyncio.get_running_loop().create_future()
             on_answer = _settles(answered, kind)
             connection.request(number, make(number), on_answer, tail, sum(map(len, tail)))
             try:
-                return await deadline.wait(answered, lambda: self.expired(what, deadline))
+                return await deadline.wait(
+                    answered,
+                    lambda: self.expired(what, deadline, refusal),  # noqa: B023 - called within
+                )
             except ConnectionLostError as error:
                 if not is_repeatable:
                     raise _unsure(what, error) from None
             except (MovedError, TimeoutExpiredError):
                 raise
-            except Unavailable:
-                if deadline.is_over or self._failure is not None:
-                    raise
+            except Unavailable as error:
                 attempt += 1
-                await sleep(self._timers, min(backoff_s(attempt), deadline.left_s))
+                pause_s = backoff_s(attempt)
+                if pause_s >= deadline.left_s or self._failure is not None:
+                    raise
+                refusal = error
+                await sleep(self._timers, pause_s)
 
     def tell(self, head: wire.Head, tail: Sequence[Buffer] = ()) -> None:
         """Send what is not answered, if there is a connection; otherwise it has lost its meaning."""
@@ -310,6 +333,8 @@ def _told(error: Exception | None) -> str:
         return "not yet tried"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
+    if isinstance(error, tls.SSLError) and error.reason in _NOT_TLS:
+        return "what answers there does not speak TLS; try runnel:// in place of runnels://"
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 

@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from runnel.config.keys import RULE_KEYS, key_named
 from runnel.config.layers import Given, Origin
-from runnel.config.settings import Keep
+from runnel.config.settings import MIB, Keep
+from runnel.config.units import format_size
 
 # The pseudo-journal of topics that are not kept.
 LIVE_JOURNAL: Final = "live"
@@ -37,6 +38,9 @@ _ORDERED: Final = (
     ),
 )
 
+# Beside the body of a batch, a frame holds its head and the batch's envelope, which has a part for each run.
+_BESIDE_BATCH_BYTES: Final = MIB
+
 
 class Contradiction(Struct, frozen=True):
     """What does not fit, and the keys it is about."""
@@ -49,6 +53,7 @@ def find_contradictions(values: Mapping[str, Given], rule_count: int) -> Iterato
     """Every contradiction among the effective values."""
     for smaller, larger, why in _ORDERED:
         yield from _ordered(values, smaller, larger, why)
+    yield from _frame_and_batch(values)
     rules = [f"topics[{index}]." for index in range(rule_count)]
     for rule in rules:
         yield from _within_rule(values, rule)
@@ -69,6 +74,20 @@ def _ordered(
     if isinstance(low, int) and isinstance(high, int) and low > high:
         text = f"{named(values, smaller)} is more than {named(values, larger)}: {why}"
         yield Contradiction((smaller, larger), text)
+
+
+def _frame_and_batch(values: Mapping[str, Given]) -> Iterator[Contradiction]:
+    frame, batch = "native.frame_bytes_max", "limits.batch_bytes_max"
+    frame_bytes, batch_bytes = values[frame].value, values[batch].value
+    if not isinstance(frame_bytes, int) or not isinstance(batch_bytes, int):
+        return
+    needed = batch_bytes + _BESIDE_BATCH_BYTES
+    if frame_bytes < needed:
+        text = (
+            f"{named(values, frame)} is too small for {named(values, batch)}: a frame has to hold the largest "
+            f"batch and {format_size(_BESIDE_BATCH_BYTES)} beside it, {format_size(needed)} together"
+        )
+        yield Contradiction((frame, batch), text)
 
 
 def _within_rule(values: Mapping[str, Given], rule: str) -> Iterator[Contradiction]:

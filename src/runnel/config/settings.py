@@ -126,6 +126,7 @@ class LimitSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     partitions_max: Count = 1024
     producers_max: Count = 100_000
     cursors_max: Count = 10_000
+    cursor_places_max: Count = 10_000
     open_files_max: OpenFiles = 256
 
 
@@ -202,6 +203,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "limits.partitions_max": "Most partitions of one topic.",
     "limits.producers_max": "Most named publishers that are remembered.",
     "limits.cursors_max": "Most named cursors.",
+    "limits.cursor_places_max": "Most positions of one cursor.",
     "limits.open_files_max": "Most segment and index files held open for reading and writing.",
     "log.write_queue_bytes_max": "Bytes waiting to be written before publishers have to wait.",
     "log.write_queue_batches_max": "Batches waiting to be written before publishers have to wait.",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from os import PathLike
 from typing import Final
 
@@ -18,10 +18,11 @@ from runnel.log.catalogue_state import CatalogueState, made
 from runnel.log.cursors import CursorTable
 from runnel.log.files import Files
 from runnel.log.index import Key
-from runnel.log.last_values import LastValues, fits
+from runnel.log.last_values import LastValues, fits, only, singles
 from runnel.log.log import (
     Appended,
     Bounds,
+    Chosen,
     Cursor,
     CursorPosition,
     Level,
@@ -94,6 +95,7 @@ class DiskLog:
             snapshot=self._snapshot,
         )
         self._state = CatalogueState(policies, self._topics, self._cursors, self._last_values)
+        self._made: list[Topic] = []  # by the call that is under way
         # Topics on their way to the catalogue.
         self._unrecorded: dict[str, asyncio.Future[None]] = {}
         self._damage: list[str] = []
@@ -236,12 +238,15 @@ class DiskLog:
     def append(self, batch: Batch, level: Level = Level.STORED) -> asyncio.Future[Appended]:
         self._check_open()
         level = check_append(batch, level, self._settings.limits)
-        partitions = self._topics.resolve(batch.envelope)
+        try:
+            partitions = self._topics.resolve(batch.envelope)
+        finally:
+            self._record_made()  # also what a batch has made that is then refused
         shard = self._shards.get(partitions[0].shard) or self._shard(partitions[0].shard)
         unrecorded: Sequence[asyncio.Future[None]] = ()
         if self._unrecorded:
-            names = dict.fromkeys(batch.envelope.topics)
-            unrecorded = [self._unrecorded[name] for name in names if name in self._unrecorded]
+            waiting = map(self._unrecorded.get, batch.envelope.topics)
+            unrecorded = [future for future in dict.fromkeys(waiting) if future is not None]
         return shard.append(batch, partitions, level, unrecorded)
 
     async def wait_room(self, shard: ShardId) -> None:
@@ -255,29 +260,36 @@ class DiskLog:
             await shard.writer.sync()
 
     def _on_topic_made(self, topic: Topic) -> None:
-        fixed = topic.policy.fixed
-        if fixed.keep is not Keep.DISK:
+        if topic.policy.keep is not Keep.DISK:
             self._topics.forget(topic)
             raise ClientFault(kept_elsewhere(topic, "on disk"))
-        recorded = self._unrecorded[topic.name] = self._catalogue.add(
-            made(topic),
-            # Made again, it hides what was on its way to its predecessor, which no other record tells.
-            *(
-                records.PartitionAt(*part.key, part.next_offset, part.floor)
-                for part in topic.partitions
-                if part.floor > 1
-            ),
-        )
+        self._made.append(topic)
+        self._listener.on_topic_made(topic.info())
+
+    def _record_made(self) -> None:
+        """Topics that were made by one call are recorded together: a batch may make thousands."""
+        if not self._made:
+            return
+        topics, self._made = self._made, []
+        # Made again, one hides what was on its way to its predecessor, which no other record tells.
+        floors = [
+            records.PartitionAt(*part.key, part.next_offset, part.floor)
+            for topic in topics
+            for part in topic.partitions
+            if part.floor > 1
+        ]
+        recorded = self._catalogue.add_made(lambda: [*map(made, topics), *floors])
+        self._unrecorded.update(dict.fromkeys((topic.name for topic in topics), recorded))
 
         def done(future: asyncio.Future[None]) -> None:
-            if self._unrecorded.get(topic.name) is future:
-                del self._unrecorded[topic.name]
-            if future.exception() is not None:
-                self._topics.forget(topic)
-                self._listener.on_topic_deleted(topic.name)
+            for topic in topics:
+                if self._unrecorded.get(topic.name) is future:
+                    del self._unrecorded[topic.name]
+                if future.exception() is not None:
+                    self._topics.forget(topic)
+                    self._listener.on_topic_deleted(topic.name)
 
         recorded.add_done_callback(done)
-        self._listener.on_topic_made(topic.info())
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -348,19 +360,29 @@ class DiskLog:
             known = self._shard(shard)  # nothing has been published there yet
         return known
 
+    def messages_at(
+        self, shard: ShardId, wanted: Mapping[Key, int]
+    ) -> AsyncGenerator[Sequence[Chosen], None]:
+        """These messages of one shard, an offset a partition: the batches that hold them, a few at a time.
+
+        Each batch is read once, however many of its messages are wanted. What is not there is left out; the last
+        message of a topic that keeps last values is there, however old it is.
+        """
+        self._check_open()
+        lasting = {
+            key: partition
+            for key, offset in wanted.items()
+            if (partition := self._find_partition(key)) is not None
+            and offset == partition.visible_next - 1
+            and self._keeps_last(partition)
+        }
+        return self._known_shard(shard).messages_at(wanted, lasting, self._last_values.at)
+
     async def last(self, topic: str, partition: int) -> Batch | None:
         """The last message of a partition, if the log still has it or its topic keeps last values."""
         self._check_open()
         found = self._topics.partition(topic, partition)
-        shard = self._shard(found.shard)
-        bounds = await shard.bounds(found)
-        keeps = self._keeps_last(found)
-        if bounds.first_offset < bounds.next_offset or keeps:
-            message = await shard.last(found)
-            if message is not None or not keeps:
-                return message
-            return self._last_values.of(found)
-        return None
+        return await only(self.messages_at(found.shard, {found.key: found.visible_next - 1}))
 
     # --- Topics ---
 
@@ -376,7 +398,10 @@ class DiskLog:
     async def ensure_topic(self, name: str) -> TopicInfo:
         """The topic, made now if there is none; it is recorded when this returns."""
         self._check_open()
-        topic = self._topics.ensure(name)
+        try:
+            topic = self._topics.ensure(name)
+        finally:
+            self._record_made()
         if name in self._unrecorded:
             await asyncio.shield(self._unrecorded[name])  # batches wait for it too
         return topic.info()
@@ -417,12 +442,19 @@ class DiskLog:
 
     async def _keep_last_values(self, partitions: Sequence[Partition]) -> None:
         """Their last messages are about to go with a segment: the catalogue takes them over."""
+        wanted = {
+            partition.key: partition.visible_next - 1
+            for partition in partitions
+            if self._keeps_last(partition)
+        }
+        if not wanted:
+            return
+        lasting = {partition.key: partition for partition in partitions}
         kept: list[records.LastValue] = []
-        for partition in partitions:
-            if self._keeps_last(partition):
-                message = await self._shard(partition.shard).last(partition)
-                if message is not None and fits(message, self._settings.log):
-                    kept.append(records.LastValue(*partition.key, message.pack()))
+        shard = self._shard(partitions[0].shard)
+        async with aclosing(shard.messages_at(wanted, lasting, lambda *_: None)) as found:
+            async for chosen in found:
+                kept += await self._workers.submit(self._records_of, chosen)
 
         def apply() -> None:
             for value in kept:
@@ -430,6 +462,16 @@ class DiskLog:
 
         if kept:
             await self._catalogue.add(*kept, apply=apply)
+
+    def _records_of(self, chosen: Sequence[Chosen]) -> list[records.LastValue]:
+        """In a worker: a batch may have the last messages of many partitions, and each gets a block of its own."""
+        return [
+            records.LastValue(run.topic, run.partition, message.pack())
+            for each in chosen
+            for message in singles(each.taken())
+            if fits(message, self._settings.log)
+            for run in message.runs()
+        ]
 
     # --- Cursors ---
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 
 from runnel.config import LogSettings
 from runnel.formats.batch import Batch
 from runnel.log.index import Key
+from runnel.log.log import Chosen
 from runnel.log.topic_table import Partition
 
 
@@ -19,19 +21,16 @@ class LastValues:
     def put(self, key: Key, block: bytes) -> None:
         self._blocks[key] = block
 
-    def of(self, partition: Partition) -> Batch | None:
-        """The partition's last message, unless it was purged or is not the last any more.
+    def at(self, partition: Partition, offset: int) -> Batch | None:
+        """The partition's message with this offset, unless it was purged, or another one is kept.
 
-        A later one may have been too large to be kept, or be damaged: then nothing is known of it, and
-        an earlier message is not an answer.
+        The one that is kept need not be the last: a later one may have been too large, or be damaged.
         """
         block = self._blocks.get(partition.key)
-        if not block:
+        if not block or offset < partition.floor:
             return None
         batch = Batch.unpack(block)
-        offset = batch.runs()[0].base_offset
-        is_last = offset == partition.visible_next - 1 and offset >= partition.floor
-        return batch if is_last else None
+        return batch if batch.runs()[0].base_offset == offset else None
 
     def forget(self, topic: str) -> None:
         for key in [key for key in self._blocks if key[0] == topic]:
@@ -44,6 +43,25 @@ class LastValues:
 def fits(message: Batch, settings: LogSettings) -> bool:
     """Whether a message is small enough to be kept beyond retention."""
     return message.envelope.body_bytes <= settings.last_value_bytes_max
+
+
+def singles(batch: Batch) -> Iterator[Batch]:
+    """Each message as a batch of its own. By halves: a cut costs as much as the runs of what it is cut from."""
+    if len(batch) == 1:
+        yield batch
+    else:
+        half = len(batch) // 2
+        yield from singles(batch.slice(0, half))
+        yield from singles(batch.slice(half))
+
+
+async def only(found: AsyncGenerator[Sequence[Chosen], None]) -> Batch | None:
+    """The message, where a single one was asked for; None if it is not there."""
+    async with aclosing(found):
+        async for chosen in found:
+            for each in chosen:
+                return each.taken()
+    return None
 
 
 def one_message(batch: Batch, key: Key, offset: int) -> Batch | None:

@@ -105,6 +105,17 @@ class Found(msgspec.Struct, frozen=True, gc=False):
         return self.batch if self.runs is None else self.batch.cut(self.runs)
 
 
+class Chosen(msgspec.Struct, frozen=True, gc=False):
+    """One stored batch, and the rows of it that were asked for, which rise."""
+
+    batch: Batch
+    rows: Sequence[int]
+
+    def taken(self) -> Batch:
+        """Those rows alone. Of a compressed batch that takes a while: not for the event loop."""
+        return self.batch.take(self.rows)
+
+
 class Page(msgspec.Struct, frozen=True):
     """Stored batches from one partition in order, and where the next page begins.
 

@@ -7,17 +7,18 @@ anything, so whatever is `async` here is so for the interface.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from runnel.config import Keep, Settings
 from runnel.errors import ClientFault, ClosedError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.log.cursors import CursorTable
 from runnel.log.index import Key
-from runnel.log.last_values import LastValues, fits, one_message
+from runnel.log.last_values import LastValues, fits, one_message, only
 from runnel.log.log import (
     Appended,
     Bounds,
+    Chosen,
     Cursor,
     CursorPosition,
     Level,
@@ -178,19 +179,37 @@ class MemoryLog:
         """The first entry of a shard and the next to come."""
         return self._known_shard(shard).entries()
 
+    async def messages_at(
+        self, shard: ShardId, wanted: Mapping[Key, int]
+    ) -> AsyncGenerator[Sequence[Chosen], None]:
+        """These messages of one shard, an offset a partition: the batches that hold them, one at a time.
+
+        What is not there is left out; the last message of a topic that keeps last values is there, however old it is.
+        """
+        self._check_open()
+        found = self._shard(shard)
+        lasting = {
+            key: partition
+            for key, offset in wanted.items()
+            if (partition := self._find_partition(key)) is not None
+            and offset == partition.visible_next - 1
+            and self._keeps_last(partition)
+        }
+        left = dict(wanted)
+        for entry, keys in found.entries_with(wanted).items():
+            # In no variable: it would keep the batch from leaving while the reader waits.
+            yield found.choose(entry, keys, wanted, left, lasting)
+        for key, offset in left.items():
+            if key in lasting:
+                message = self._last_values.at(lasting[key], offset)
+                if message is not None:
+                    yield (Chosen(message, (0,)),)
+
     async def last(self, topic: str, partition: int) -> Batch | None:
         """The last message of a partition, if the log still has it or its topic keeps last values."""
         self._check_open()
         found = self._topics.partition(topic, partition)
-        shard = self._shard(found.shard)
-        bounds = shard.bounds(found)
-        keeps = self._keeps_last(found)
-        if bounds.first_offset < bounds.next_offset or keeps:
-            message = shard.last(found)
-            if message is not None or not keeps:
-                return message
-            return self._last_values.of(found)
-        return None
+        return await only(self.messages_at(found.shard, {found.key: found.visible_next - 1}))
 
     def _keeps_last(self, partition: Partition) -> bool:
         topic = self._topics.find(partition.key[0])

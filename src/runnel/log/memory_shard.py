@@ -8,7 +8,7 @@ whoever still wants them, and readers are told the gap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -19,10 +19,10 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log import retention
 from runnel.log.index import Key
-from runnel.log.last_values import one_message
 from runnel.log.log import (
     Appended,
     Bounds,
+    Chosen,
     Found,
     Level,
     Listener,
@@ -264,13 +264,54 @@ class MemoryShard:
                 passed += passed_runs(stored.envelope, runs)
         return ShardPage(found, Position(self._epoch, next_entry), (), passed)
 
-    def last(self, partition: Partition) -> Batch | None:
-        """The partition's last message, if it is still here."""
-        row = self._places.get(partition.key)
-        offset = partition.visible_next - 1
-        if not row or row.last.next_offset <= offset:
+    def entries_with(self, wanted: Mapping[Key, int]) -> dict[int, list[Key]]:
+        """In which entries these messages lie, one offset a partition; those not here are left out."""
+        entries: dict[int, list[Key]] = {}
+        for key, offset in wanted.items():
+            place = self._place_of(key, offset)
+            if place is not None:
+                entries.setdefault(place.stored.entry, []).append(key)
+        return entries
+
+    def choose(
+        self,
+        entry: int,
+        keys: Sequence[Key],
+        wanted: Mapping[Key, int],
+        left: dict[Key, int],
+        lasting: Container[Key],
+    ) -> Sequence[Chosen]:
+        """The messages of one entry, as far as they are still here; they are taken out of `left`.
+
+        Of the partitions in `lasting` also what has passed its age.
+        """
+        is_served = self._is_served()
+        places: dict[Key, Place] = {}
+        for key in keys:
+            place, partition = self._place_of(key, wanted[key]), self._find(key)
+            if place is None or partition is None or wanted[key] < partition.floor:
+                continue
+            if key in lasting or is_served(key, place.next_offset, place.stored.time_ns, entry):
+                places[key] = place
+                del left[key]
+        if not places:
+            return ()
+        stored = next(iter(places.values())).stored
+        head = stored.envelope
+        starts, bases = head.run_starts(), head.vector64(head.base_offsets)
+        rows: list[int] = []
+        for key, place in places.items():
+            # A key's runs follow each other, so the last that begins before the message has it.
+            run = max(run for run in place.runs if bases[run] <= wanted[key])
+            rows.append(int(starts[run] + wanted[key] - bases[run]))
+        return (Chosen(stored.batch(), sorted(rows)),)
+
+    def _place_of(self, key: Key, offset: int) -> Place | None:
+        row = self._places.get(key)
+        if row is None:
             return None
-        return one_message(row.last.stored.batch(), partition.key, offset)
+        place = next(row.from_number(row.number_above(offset, _place_end)), None)
+        return place if place is not None and place.base_offset <= offset else None
 
     # --- Retention ---
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -29,11 +29,23 @@ _BRIDGE_BYTES: Final = 16 * 1024
 _READ_BYTES_MAX: Final = 4 * 2**20
 
 
+class Spot(Protocol):
+    """A block in a segment's file. Its size is what it has at most: damage may lie between it and the next."""
+
+    @property
+    def position(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+AnySpot = TypeVar("AnySpot", bound=Spot)
+
+
 class _Place(msgspec.Struct, frozen=True, gc=False):
     """A block to read, and the runs of it that are wanted."""
 
     position: int
-    size: int  # at most: damage may lie between it and the next
+    size: int
     entry: int
     first_offset: int
     next_offset: int
@@ -194,12 +206,14 @@ class ShardReader:
         found: list[Found],
         gaps: list[Gap],
     ) -> None:
-        for group in _adjoining(places):
+        for group in adjoining(places):
             begin = group[0].position
-            data = await self._read(segment, begin, group[-1].position + group[-1].size - begin)
+            data = await self.read_bytes(
+                segment, begin, group[-1].position + group[-1].size - begin
+            )
             for place in group:
                 try:
-                    stored = _found_at(data, place.position - begin, place.runs)
+                    stored = found_at(data, place.position - begin, place.runs)
                 except MalformedError as error:
                     gaps.append(self._gap(segment, place, error))
                     continue
@@ -210,9 +224,11 @@ class ShardReader:
                 found.append(Found(stored.block, stored.batch) if is_all else stored)
 
     def _gap(self, segment: Segment, place: _Place, error: MalformedError) -> Gap:
-        problem = str(error)
-        self._on_damage(Damage(segment.path, place.position, place.size, problem))
-        return Gap(segment.path, place.position, problem, place.first_offset, place.next_offset)
+        self.tell_damage(segment, place, error)
+        return Gap(segment.path, place.position, str(error), place.first_offset, place.next_offset)
+
+    def tell_damage(self, segment: Segment, spot: Spot, error: MalformedError) -> None:
+        self._on_damage(Damage(segment.path, spot.position, spot.size, str(error)))
 
     # --- The whole shard ---
 
@@ -228,7 +244,7 @@ class ShardReader:
         stretch = await self.stretch(position, bytes_max)
         if stretch is None:
             return ShardPage((), Position(epoch, end_entry))
-        data = await self._read(stretch.segment, stretch.begin, stretch.size)
+        data = await self.read_bytes(stretch.segment, stretch.begin, stretch.size)
         return self.page_of(stretch, data, is_served)
 
     async def stretch(self, position: Position, bytes_max: int) -> Stretch | None:
@@ -255,7 +271,7 @@ class ShardReader:
         begin = stretch.begin
         for number, at in enumerate(positions[:-1], first):
             try:
-                found.append(_found_at(data, at - begin, None))
+                found.append(found_at(data, at - begin, None))
             except MalformedError as error:
                 entry = index.block_place(number)[0]
                 size = positions[number - first + 1] - at
@@ -277,7 +293,8 @@ class ShardReader:
             return index.block_count()
         return max(index.first_block_from_position(end + 1) - 1, first + 1)
 
-    async def _read(self, segment: Segment, position: int, size: int) -> memoryview:
+    async def read_bytes(self, segment: Segment, position: int, size: int) -> memoryview:
+        """FileNotFoundError if retention was quicker."""
         with self._files.use(segment.path) as file:
             data = file.read_nowait(position, size)
         if data is None:
@@ -290,7 +307,7 @@ class ShardReader:
             return file.read(position, size)
 
 
-def _found_at(data: memoryview, at: int, runs: Sequence[int] | None) -> Found:
+def found_at(data: memoryview, at: int, runs: Sequence[int] | None) -> Found:
     """The stored batch that begins at a place in `data`, both checksums verified."""
     head, body, size = block.unpack(data, at)
     if not head.is_stored:
@@ -339,12 +356,15 @@ def _place(index: Index, group: Sequence[RunPlace]) -> _Place:
     )
 
 
-def _adjoining(places: Sequence[_Place]) -> Iterator[list[_Place]]:
-    group: list[_Place] = []
+def adjoining(
+    places: Iterable[AnySpot], bytes_max: int = _READ_BYTES_MAX
+) -> Iterator[list[AnySpot]]:
+    """Blocks in the order of the file, in groups to be read at once: up to `bytes_max`, or a single one."""
+    group: list[AnySpot] = []
     for place in places:
         if group and (
             place.position - (group[-1].position + group[-1].size) > _BRIDGE_BYTES
-            or place.position + place.size - group[0].position > _READ_BYTES_MAX
+            or place.position + place.size - group[0].position > bytes_max
         ):
             yield group
             group = []

@@ -64,8 +64,15 @@ def rewrite(
     if not growing.block_count():
         disk.remove(unfinished)
         return Rewritten(None, scanned)
-    disk.rename(unfinished, new.path)
-    disk.sync_directory(folder)
+    try:
+        disk.rename(unfinished, new.path)
+        disk.sync_directory(folder)
+    except OSError:
+        # The old one stays: when it goes one day, nothing may be left that speaks of its number.
+        for path in (unfinished, new.path, new.index_path):
+            with suppress(OSError):
+                disk.remove(path)
+        raise
     return Rewritten(new, scanned)
 
 

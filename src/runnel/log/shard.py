@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 
 from runnel.errors import OffsetAheadError, OffsetGoneError, ProducerFault, Unavailable
 from runnel.formats.batch import Batch
@@ -12,10 +12,10 @@ from runnel.formats.envelope import Envelope
 from runnel.log import retention
 from runnel.log.catalogue import ShardAt
 from runnel.log.index import Key
-from runnel.log.last_values import one_message
 from runnel.log.log import (
     Appended,
     Bounds,
+    Chosen,
     Level,
     Page,
     Position,
@@ -24,6 +24,7 @@ from runnel.log.log import (
     ShardStatistics,
     Trimmed,
 )
+from runnel.log.picking import Picking
 from runnel.log.producers import ProducerTable, check_same_batch
 from runnel.log.reader import ShardReader, StaleIndexError
 from runnel.log.retention import Hold, IsServed
@@ -358,20 +359,36 @@ class Shard:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    async def last(self, partition: Partition) -> Batch | None:
-        """The partition's last message, past its age or not, if the log still has it."""
-        for _ in range(_READ_ATTEMPTS):
-            offset = partition.visible_next - 1
-            if offset < partition.floor:
-                return None
-            with suppress(FileNotFoundError):  # retention was quicker: look again
-                page = await self._reader.read(
-                    partition.key, offset, offset + 1, 1, lambda *_: True
-                )
-                return (
-                    one_message(page.found[0].batch, partition.key, offset) if page.found else None
-                )
-        return None
+    async def messages_at(
+        self,
+        wanted: Mapping[Key, int],
+        lasting: Mapping[Key, Partition],
+        kept: Callable[[Partition, int], Batch | None],
+    ) -> AsyncGenerator[Sequence[Chosen], None]:
+        """These messages, one offset a partition, with the batches that hold them. Those not there are left out.
+
+        Of the partitions in `lasting` also one that has passed its age, or that is `kept` elsewhere.
+        """
+
+        def served_now() -> IsServed:
+            is_served = self._is_served(self._parts.clock.time_ns())
+
+            def is_wanted(key: Key, next_offset: int, time_ns: int, entry: int) -> bool:
+                partition = self._find(key)
+                if partition is None or wanted[key] < partition.floor:
+                    return False
+                return key in lasting or is_served(key, next_offset, time_ns, entry)
+
+            return is_wanted
+
+        picking = Picking(self._reader, self._segments, wanted, served_now)
+        async with aclosing(picking.pick()) as found:
+            with suppress(StopAsyncIteration):
+                while True:
+                    yield await anext(found)  # in no variable, see there
+        for key, offset in picking.left.items():
+            if key in lasting and (message := kept(lasting[key], offset)) is not None:
+                yield (Chosen(message, (0,)),)
 
     # --- Retention ---
 

@@ -51,12 +51,14 @@ class Answers(Generic[S]):
         "_same",
         "_shared_number",
         "_topics_turn",
+        "kept",
     )
 
     def __init__(
         self, registrations: Registrations[S], *, topics_max: int, entries_max: int
     ) -> None:
         self._registrations = registrations
+        self.kept = 0  # how often one was remembered
         self._current: dict[str, Answer[S]] = {}
         self._aside: dict[str, Answer[S]] = {}
         self._nothing: Answer[S] = Answer(0, ())
@@ -102,6 +104,7 @@ class Answers(Generic[S]):
 
     def keep(self, topic: str, answer: Answer[S]) -> None:
         """Remember an answer that is right at this moment."""
+        self.kept += 1
         self._free_some()
         full = len(self._current) >= self._topics_turn and topic not in self._current
         if full or self._entries_count > self._entries_turn:

@@ -177,7 +177,9 @@ class PatternIndex(Generic[S]):
         "_names",
         "_registrations",
         "_topics_made",
+        "_withdrawn",
         "_withdrawn_max",
+        "_withdrawn_when",
         "recall",
     )
 
@@ -199,6 +201,10 @@ class PatternIndex(Generic[S]):
         self._known: dict[str, int] = {}  # topics, numbered in the order of their making
         self._topics_made = 0
         self._withdrawn_max = withdrawn_max
+        # Beginnings whose answers have been withdrawn and, as none was kept since, need not be again:
+        # ten thousand subscribers who leave together go through their names once. "" is of all.
+        self._withdrawn: set[str] = set()
+        self._withdrawn_when = 0
 
     @property
     def changes(self) -> int:
@@ -273,10 +279,17 @@ class PatternIndex(Generic[S]):
 
     def _withdraw_answers(self, patterns: Sequence[Pattern]) -> None:
         """Serve no more the answers that these patterns, coming or going, may have outdated."""
+        if self._withdrawn_when != self._answers.kept:
+            self._withdrawn_when = self._answers.kept
+            self._withdrawn.clear()
+        if "" in self._withdrawn:
+            return
         room = self._withdrawn_max
         for pattern in patterns:
             if pattern.is_literal:
                 self._answers.set_aside(pattern.prefix)
+                continue
+            if pattern.prefix in self._withdrawn:
                 continue
             after = ""
             while pattern.prefix and room > 0:
@@ -289,4 +302,6 @@ class PatternIndex(Generic[S]):
                 after = page[-1]
             else:
                 self._answers.set_all_aside()
+                self._withdrawn.add("")
                 return
+            self._withdrawn.add(pattern.prefix)

@@ -124,11 +124,6 @@ class _Rule:
         self.policy: Final = policy
         self.template: Final = template
 
-    def decides(self, topic: str) -> bool:
-        if is_dead_letter(topic) and self.policy.keep is not Keep.DISK:
-            return False
-        return self.pattern.matches(topic)
-
     def policy_of(self, topic: str) -> Policy:
         if self.template is None:
             return self.policy
@@ -211,8 +206,12 @@ class Policies:
         ]
 
     def _rule_of(self, topic: str) -> _Rule:
-        # Our own rules match every name, so there is one.
-        return next(rule for rule in self._rules if rule.decides(topic))
+        # A plain loop: a batch may make sixty thousand topics at once.
+        is_dead = is_dead_letter(topic)
+        for rule in self._rules:
+            if rule.pattern.matches(topic) and not (is_dead and rule.policy.keep is not Keep.DISK):
+                return rule
+        raise AssertionError("our own rules match every name")
 
     def _users_of(self, journal: str) -> Iterator[_Rule]:
         """The rules that give this journal to their topics, or to one that may exist."""

@@ -148,7 +148,12 @@ class RealDisk:
         directory = Path(path).absolute()
         if not directory.parent.is_dir():
             self.make_directory(str(directory.parent))
-        directory.mkdir(exist_ok=True)
+        try:
+            directory.mkdir(exist_ok=True)
+        except FileExistsError:
+            raise FileExistsError(
+                errno.EEXIST, "it is a file, not a directory", str(directory)
+            ) from None
         # Also when it existed: whoever made it may have been killed before syncing its name.
         self.sync_directory(str(directory.parent))
 

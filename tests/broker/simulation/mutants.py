@@ -8,9 +8,8 @@ from typing import Final
 import pytest
 
 from runnel.broker import fetching, live_subscription, starting
-from runnel.broker.feeds import LastValuesFeed, PartitionsFeed, ShardFeed
+from runnel.broker.feeds import KeptLog, LastValuesFeed, PartitionsFeed, ShardFeed
 from runnel.broker.live_subscription import LiveSubscription
-from runnel.formats.batch import Batch
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -54,13 +53,12 @@ def dropped_messages_are_not_counted(patch: pytest.MonkeyPatch) -> None:
 def last_values_are_repeated(patch: pytest.MonkeyPatch) -> None:
     """What came while last values were looked up is taken for one of them."""
 
-    async def last(
-        self: LastValuesFeed, subscription: object, log: object, key: tuple[str, int]
-    ) -> Batch | None:
-        batch: Batch | None = await log.last(*key)  # type: ignore[attr-defined]
-        return batch
+    def newest(
+        self: LastValuesFeed, subscription: object, log: KeptLog, key: tuple[str, int]
+    ) -> int:
+        return log.next_offset(*key) - 1
 
-    patch.setattr(LastValuesFeed, "_last_before", last)
+    patch.setattr(LastValuesFeed, "_last_before", newest)
 
 
 def page_is_cut_short(patch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ class FakeBroker:
         self.may_subscribe = asyncio.Event()
         self.may_subscribe.set()
         self.fetches = 0
+        self.shares_fetched = False  # several fetches wait for the same answer
         self.fetched: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
         self.topics_deleted: list[str] = []
         self.may_delete = asyncio.Event()
@@ -131,9 +132,9 @@ class FakeBroker:
         self.subscriptions.append(subscription)
         return cast(LiveSubscription, subscription)
 
-    async def fetch(self, topic: str, partition: int | None = None, **options: int) -> Fetched:
+    async def fetch(self, topic: str, partition: int | None = None, **options: object) -> Fetched:
         self.fetches += 1
-        return await self.fetched
+        return await asyncio.shield(self.fetched) if self.shares_fetched else await self.fetched
 
     async def delete_topic(self, name: str) -> None:
         await self.may_delete.wait()

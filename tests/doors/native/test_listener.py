@@ -25,7 +25,7 @@ from runnel.broker.broker import Broker
 from runnel.client import Bus
 from runnel.config import Keep, NativeSettings, Settings, TopicRule
 from runnel.doors.native.listener import Listener
-from runnel.errors import SettingsError
+from runnel.errors import SettingsError, Unavailable
 from runnel.formats import wire
 from runnel.formats.batch import Batch
 from runnel.world.clock import SystemClock
@@ -367,6 +367,26 @@ def test_a_client_that_speaks_no_tls_disturbs_nobody(tmp_path: Path) -> None:
             await greeted(listener, own.trust())
 
     run(scenario())
+
+
+@LOOPS
+def test_whoever_speaks_tls_to_a_plain_port_or_the_reverse_is_told(
+    new_loop: NewLoop, tmp_path: Path
+) -> None:
+    own = make_certificate(tmp_path)
+
+    async def scenario() -> None:
+        async with listening() as plain, listening(own.settings()) as encrypted:
+            with pytest.raises(Unavailable, match="does not speak TLS; try runnel://"):
+                await runnel.client.connect(f"runnels://{plain.address}", ssl=own.trust())
+            with pytest.raises(Unavailable, match=r"does it speak TLS\? Then try runnels://"):
+                await runnel.client.connect(f"runnel://{encrypted.address}")
+            async with runnel.client.connect(
+                f"runnels://{encrypted.address}", ssl=own.trust()
+            ) as bus:
+                await bus.ping()
+
+    run(scenario(), new_loop)
 
 
 def test_tls_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from runnel.broker.broker import Fetched, Level
 from runnel.config import NativeSettings, Settings
-from runnel.doors.native.session import Session
+from runnel.doors.native.session import LARGE_ANSWERS_MAX, Session
 from runnel.errors import (
     BusyError,
     DiskFullError,
@@ -401,6 +401,48 @@ async def test_others_have_their_turn_between_many_requests() -> None:
     answers += scene.hear()
     assert [answer.id for answer in answers] == list(range(1000))  # type: ignore[union-attr]
     assert not scene.output.is_input_paused
+
+
+@in_loop
+async def test_few_fetches_of_a_connection_are_under_way_and_other_requests_go_on() -> None:
+    scene = Scene()
+    scene.broker.shares_fetched = True
+    answers = await scene.ask_later(*(wire.Fetch(number, "a") for number in range(2, 22)))
+    assert (answers, scene.broker.fetches) == ([], LARGE_ANSWERS_MAX)
+    assert [type(answer) for answer in await scene.ask_later(wire.Ping(30))] == [wire.Pong]
+    scene.broker.fetched.set_result(Fetched([], 1, 1, 1))
+    await turn(50)
+    assert [answer.id for answer in scene.hear()] == list(range(2, 22))  # type: ignore[union-attr]
+    assert scene.broker.fetches == 20
+
+
+@in_loop
+async def test_no_fetch_is_begun_while_the_client_does_not_read() -> None:
+    scene = Scene()
+    scene.broker.shares_fetched = True
+    await scene.ask_later(*(wire.Fetch(number, "a") for number in range(2, 22)))
+    scene.session.pause_output()
+    scene.broker.fetched.set_result(Fetched([], 1, 1, 1))
+    await turn(50)
+    assert scene.broker.fetches == LARGE_ANSWERS_MAX
+    assert len(scene.hear()) == LARGE_ANSWERS_MAX
+    scene.session.resume_output()
+    await turn(50)
+    assert scene.broker.fetches == 20
+    assert len(scene.hear()) == 20 - LARGE_ANSWERS_MAX
+
+
+@in_loop
+async def test_fetches_that_have_not_begun_end_with_the_connection() -> None:
+    scene = Scene()
+    scene.broker.shares_fetched = True
+    await scene.ask_later(*(wire.Fetch(number, "a") for number in range(2, 22)))
+    scene.session.pause_output()
+    scene.session.lost()
+    scene.broker.fetched.set_result(Fetched([], 1, 1, 1))
+    await turn(50)
+    assert scene.broker.fetches == LARGE_ANSWERS_MAX
+    assert not scene.session._tasks
 
 
 # --- Subscriptions ---

@@ -19,6 +19,7 @@ from runnel.broker.broker import Broker, Level, Published
 from runnel.config import Settings
 from runnel.doors.native import verbs
 from runnel.doors.native.answers import error_answer
+from runnel.doors.native.large_answers import LargeAnswer, LargeAnswers
 from runnel.doors.native.output import Output, say
 from runnel.doors.native.requests import check_no_tail, id_of, message_of, name_of, only_batch
 from runnel.doors.native.subscriptions import Subscriptions
@@ -32,6 +33,8 @@ from runnel.world.diagnostics import get_logger
 logger = get_logger("runnel.native")
 
 _NS_PER_MS: Final = 1_000_000
+# Fetches and lists of one connection that are being read, or wait for the transport to take them.
+LARGE_ANSWERS_MAX: Final = 8
 
 # Why no further request is begun at the moment: bits of `_holds`, which is looked at for every frame.
 _ROOM: Final = 1  # the log's queue is full
@@ -57,6 +60,7 @@ class Session:
         "_holds",
         "_idle",
         "_is_input_paused",
+        "_large_answers",
         "_output",
         "_settings",
         "_stage",
@@ -92,6 +96,7 @@ class Session:
         self._holds = 0
         self._is_input_paused = False
         self._unanswered = 0
+        self._large_answers = LargeAnswers(LARGE_ANSWERS_MAX)
         self._waiting_fetches: set[asyncio.Task[None]] = set()
         self._ends_when_idle = False
         self._idle: asyncio.Event | None = None
@@ -123,10 +128,12 @@ class Session:
     def pause_output(self) -> None:
         """The client does not read as fast as it is told."""
         self._hold(_OUTPUT)
+        self._large_answers.pause()
         self.subscriptions.pause()
 
     def resume_output(self) -> None:
         self._holds &= ~_OUTPUT
+        self._large_answers.resume()
         self.subscriptions.resume()  # which may fill it again
         self._go_on()
 
@@ -164,6 +171,7 @@ class Session:
         self._stage = _Stage.CLOSED
         self._frames.clear()
         self.subscriptions.close()
+        self._large_answers.resume()  # those that wait for their turn find that nobody waits for them
         for task in self._waiting_fetches:
             task.cancel()
         if self._idle is not None:
@@ -270,17 +278,17 @@ class Session:
                 self.subscriptions.unsubscribe(request)
             case wire.FetchShard():
                 self._check_open()
-                self._start(request.id, partial(self._reply_later, request))
+                self._start(request.id, partial(self._reply_at_length, request))
             case wire.Fetch():
                 self._check_open()
-                task = self._start(request.id, partial(self._reply_later, request))
+                task = self._start(request.id, partial(self._reply_at_length, request))
                 if request.wait_ms:
                     self._waiting_fetches.add(task)
                     task.add_done_callback(self._waiting_fetches.discard)
+            case wire.Topics() | wire.Shards():
+                self._start(request.id, partial(self._reply_at_length, request))
             case (
-                wire.Topics()
-                | wire.Shards()
-                | wire.DescribeTopic()
+                wire.DescribeTopic()
                 | wire.DeleteTopic()
                 | wire.PurgeTopic()
                 | wire.SetCursor()
@@ -431,8 +439,14 @@ class Session:
 
     async def _reply_later(self, request: verbs.WaitingRequest) -> None:
         reply = await verbs.wait_reply_to(self._broker, request)
-        self.messages_fetched += reply.messages
         say(self._output, reply.head, reply.tail)
+
+    async def _reply_at_length(self, request: verbs.WaitingRequest) -> None:
+        async with LargeAnswer(self._large_answers) as turn:
+            if self._stage is not _Stage.CLOSED:
+                reply = await verbs.wait_reply_to(self._broker, request, turn.aside)
+                self.messages_fetched += reply.messages
+                say(self._output, reply.head, reply.tail)
 
     def _count_unanswered(self) -> None:
         self._unanswered += 1

@@ -5,7 +5,8 @@ Publishing and subscribing are not here: order and credit make them the session'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -17,6 +18,7 @@ from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
 
 PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Producer | wire.Cursors | wire.Statistics
+WhileWaiting: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
 WaitingRequest: TypeAlias = (
     wire.Fetch
     | wire.Shards
@@ -60,11 +62,13 @@ def reply_to(broker: Broker, request: PromptRequest) -> Reply:
             return Reply(wire.StatisticsReport(request.id), (document,))
 
 
-async def wait_reply_to(broker: Broker, request: WaitingRequest) -> Reply:
-    """The answer to a request that may wait for a device, or for a message."""
+async def wait_reply_to(
+    broker: Broker, request: WaitingRequest, while_waiting: WhileWaiting = nullcontext
+) -> Reply:
+    """The answer to a request that may wait for a device, or within `while_waiting` for a message."""
     match request:
         case wire.Fetch():
-            return await _wait_fetched(broker, request)
+            return await _wait_fetched(broker, request, while_waiting)
         case wire.Shards():
             shards = await broker.shards(request.patterns, request.time_ns)
             return Reply(wire.ShardList(request.id, shards))
@@ -90,7 +94,7 @@ async def wait_reply_to(broker: Broker, request: WaitingRequest) -> Reply:
     return Reply(wire.Done(request.id))
 
 
-async def _wait_fetched(broker: Broker, request: wire.Fetch) -> Reply:
+async def _wait_fetched(broker: Broker, request: wire.Fetch, while_waiting: WhileWaiting) -> Reply:
     fetched = await broker.fetch(
         request.topic,
         request.partition,
@@ -99,6 +103,7 @@ async def _wait_fetched(broker: Broker, request: wire.Fetch) -> Reply:
         messages_max=request.messages_max,
         bytes_max=request.bytes_max,
         wait_ns=request.wait_ms * _NS_PER_MS,
+        while_waiting=while_waiting,
     )
     head = wire.Fetched(
         request.id,
