@@ -1,0 +1,319 @@
+"""The options of `spark.read.format("runnel")` and its kin, checked: text becomes frozen structs.
+
+Spark hands the names of options over in lower case, and all values as text. An error names the option, its value and
+what would be right. Nothing here asks a broker.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from runnel.errors import ClientFault, RunnelError
+from runnel.topics.names import Label, check_label, check_topic
+from runnel.topics.patterns import Pattern
+
+TAG_PREFIX: Final = "tag."
+BYTES_PER_PARTITION: Final = 32 * 2**20
+
+_SOURCE: Final = ("url", "token", "path", "topics", "pattern")
+_PLACES: Final = ("startingOffsets", "startingTime", "endingOffsets", "endingTime")
+_WORK: Final = ("tags", "bytesPerPartition", "failOnDataLoss")
+_BATCH: Final = (*_SOURCE, *_PLACES, *_WORK)
+_STREAM: Final = (*_BATCH, "maxRowsPerTrigger", "maxBytesPerTrigger", "cursor")
+
+_NS_PER_SECOND: Final = 10**9
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_FRACTION: Final = re.compile(r"(?<=\d)\.(\d+)")
+_WORDS: Final = {"true": True, "false": False}
+_SIZE: Final = re.compile(r"(\d+)\s*(k|m|g|kib|mib|gib)?b?", re.IGNORECASE)
+_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+
+
+class PlaceKind(enum.Enum):
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    OFFSET = "offset"
+    TIME = "time"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A place in a partition; `value` is the offset, or the receive time in nanoseconds."""
+
+    kind: PlaceKind
+    value: int = 0
+
+
+EARLIEST: Final = Place(PlaceKind.EARLIEST)
+LATEST: Final = Place(PlaceKind.LATEST)
+
+
+class Places(msgspec.Struct, frozen=True):
+    """Where reading begins or ends, for each partition; `option` is who said so."""
+
+    option: str
+    default: Place
+    # By topic and partition; without a partition, for all of them.
+    chosen: Mapping[tuple[str, int | None], Place] = {}
+
+    def of(self, topic: str, partition: int) -> Place:
+        chosen = self.chosen.get((topic, partition)) or self.chosen.get((topic, None))
+        return self.default if chosen is None else chosen
+
+
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to read and how. `url` or `path`; `topics` or `pattern`."""
+
+    url: str | None
+    token: str | None
+    path: str | None
+    topics: tuple[str, ...]
+    pattern: str | None
+    starting: Places
+    ending: Places
+    tags: Mapping[str, str]
+    bytes_per_partition: int
+    fails_on_data_loss: bool
+    rows_per_trigger_max: int | None = None
+    bytes_per_trigger_max: int | None = None
+    cursor: str | None = None  # None: by the query; "": none
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """What matches exactly these topics."""
+        return (self.pattern,) if self.pattern is not None else tuple(map(literal, self.topics))
+
+
+def literal(topic: str) -> str:
+    """The pattern that matches this name alone."""
+    return re.sub(r"[*?[]", r"[\g<0>]", topic)
+
+
+def batch_options(options: Mapping[str, str], *, url: str) -> ReadOptions:
+    """The options of a batch read; `url` is where to read without one."""
+    return _read_options(_Given(options, _BATCH, "spark.read"), url)
+
+
+def stream_options(options: Mapping[str, str], *, url: str) -> ReadOptions:
+    """The options of a stream, which has no end and begins at a place that every topic has."""
+    given = _Given(options, _STREAM, "spark.readStream")
+    for name in ("path", "endingOffsets", "endingTime"):
+        if given.text(name) is not None:
+            why = (
+                "a stream is read from a broker: give `url`, or read the files with spark.read"
+                if name == "path"
+                else "a stream has no end: use spark.read, or the trigger availableNow"
+            )
+            raise given.fault(name, why)
+    read = _read_options(given, url)
+    if read.starting.chosen or read.starting.default.kind is PlaceKind.OFFSET:
+        raise given.fault(
+            read.starting.option, "a stream begins at earliest, latest or one startingTime"
+        )
+    if given.text("startingOffsets") is None and given.text("startingTime") is None:
+        # As elsewhere in Spark: a stream is about what comes, unless it is told otherwise.
+        read = msgspec.structs.replace(read, starting=Places("startingOffsets", LATEST))
+    cursor = given.text("cursor")
+    if cursor:
+        given.checked("cursor", lambda text: check_label(Label.CURSOR, text))
+    return msgspec.structs.replace(
+        read,
+        rows_per_trigger_max=given.size("maxRowsPerTrigger"),
+        bytes_per_trigger_max=given.size("maxBytesPerTrigger"),
+        cursor=cursor,
+    )
+
+
+def _read_options(given: _Given, url: str) -> ReadOptions:
+    topics, pattern = _which(given)
+    starting = _places(given, "starting", EARLIEST, topics)
+    ending = _places(given, "ending", LATEST, topics)
+    path = given.text("path")
+    if path is not None and (given.text("url") or given.text("token")):
+        raise given.fault("path", "it is read without a broker: give `path` or `url`, not both")
+    return ReadOptions(
+        url=None if path is not None else given.text("url") or url,
+        token=given.text("token"),
+        path=path,
+        topics=topics,
+        pattern=pattern,
+        starting=starting,
+        ending=ending,
+        tags=_tags(given),
+        bytes_per_partition=given.size("bytesPerPartition") or BYTES_PER_PARTITION,
+        fails_on_data_loss=given.flag("failOnDataLoss", default=True),
+    )
+
+
+def _which(given: _Given) -> tuple[tuple[str, ...], str | None]:
+    listed, pattern = given.text("topics"), given.text("pattern")
+    if listed is not None and pattern is not None:
+        raise given.fault("pattern", "give `topics` or `pattern`, not both")
+    if pattern is not None:
+        given.checked("pattern", Pattern)
+        return (), pattern
+    if listed is None:
+        raise ClientFault(
+            'which topics? option("topics", "one,another") or option("pattern", "sensors/*")'
+        )
+    topics = tuple(dict.fromkeys(name.strip() for name in listed.split(",")))
+
+    def check(_: str) -> None:
+        for name in topics:
+            check_topic(name)
+
+    given.checked("topics", check)
+    return topics, None
+
+
+def _tags(given: _Given) -> dict[str, str]:
+    tags = given.under(TAG_PREFIX)
+    text = given.text("tags")
+    if text is None:
+        return tags
+    try:
+        return tags | msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError:
+        raise given.fault("tags", 'it must be JSON, as {"unit": "C"}') from None
+
+
+# --- Places ---
+
+
+def _places(given: _Given, side: str, default: Place, topics: Collection[str]) -> Places:
+    by_offset, by_time = f"{side}Offsets", f"{side}Time"
+    offsets, times = given.text(by_offset), given.text(by_time)
+    if offsets is not None and times is not None:
+        raise given.fault(by_time, f"give `{by_offset}` or `{by_time}`, not both")
+    if offsets is not None:
+        name, read, text = by_offset, _offset_place, offsets
+    elif times is not None:
+        name, read, text = by_time, _time_place, times
+    else:
+        return Places(by_offset, default)
+    if not text.lstrip().startswith("{"):
+        place = read(text)
+        if place is None or place.kind is PlaceKind.OFFSET:
+            raise given.fault(name, _RIGHT[read])
+        return Places(name, place)
+    chosen = _chosen_places(given, name, text, read)
+    for topic, _ in chosen:
+        if topics and topic not in topics:
+            raise given.fault(name, f"{topic!r} is not among the topics {', '.join(topics)}")
+    return Places(name, default, chosen)
+
+
+def _chosen_places(
+    given: _Given, name: str, text: str, read: Callable[[object], Place | None]
+) -> dict[tuple[str, int | None], Place]:
+    try:
+        decoded = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise given.fault(name, f"{_RIGHT[read]} ({error})") from None
+    chosen: dict[tuple[str, int | None], Place] = {}
+    for topic, said in decoded.items():
+        by_partition = said if isinstance(said, dict) else {None: said}
+        for partition, value in by_partition.items():
+            place = read(value)
+            if place is None or not (partition is None or partition.isdecimal()):
+                raise given.fault(name, f"{topic!r}: {_RIGHT[read]}")
+            chosen[topic, None if partition is None else int(partition)] = place
+    return chosen
+
+
+def _offset_place(said: object) -> Place | None:
+    if isinstance(said, int) and not isinstance(said, bool):
+        return Place(PlaceKind.OFFSET, said) if said >= 1 else None
+    return {"earliest": EARLIEST, "latest": LATEST}.get(said) if isinstance(said, str) else None
+
+
+def _time_place(said: object) -> Place | None:
+    time_ns = parse_time_ns(str(said))
+    return None if time_ns is None else Place(PlaceKind.TIME, time_ns)
+
+
+_RIGHT: Final[Mapping[Callable[[object], Place | None], str]] = {
+    _offset_place: 'it must be earliest, latest, or JSON: {"topic": 17} or {"topic": {"0": 17, "1": "earliest"}}; '
+    "offsets begin at 1",
+    _time_place: 'it must be a time as 2025-01-31T12:00:00Z, nanoseconds since 1970, or JSON: {"topic": time}',
+}
+
+
+def parse_time_ns(text: str) -> int | None:
+    """ISO 8601, without a zone UTC, or nanoseconds since 1970; None if it is neither."""
+    text = text.strip()
+    if re.fullmatch(r"-?\d{9,}", text):
+        return int(text)
+    fraction = _FRACTION.search(text)
+    try:
+        moment = datetime.fromisoformat(_FRACTION.sub("", text))
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    since = moment - _EPOCH
+    digits = "" if fraction is None else fraction[1]
+    # A datetime has no nanoseconds, so the digits behind the point are read here.
+    return (since.days * 86_400 + since.seconds) * _NS_PER_SECOND + int(f"{digits:0<9.9}")
+
+
+# --- One option ---
+
+
+class _Given:
+    """The options as they came: found whatever their case, and none that nobody knows."""
+
+    def __init__(self, options: Mapping[str, str], known: Collection[str], verb: str) -> None:
+        self._options = {name.lower(): value for name, value in options.items()}
+        names = {name.lower(): name for name in known}
+        for name in self._options:
+            if name not in names and not name.startswith(TAG_PREFIX):
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f"did you mean {names[near[0]]}? " if near else ""
+                raise ClientFault(
+                    f"option {name!r} is not one of {verb}: {hint}There are {', '.join(known)} and tag.<name>"
+                )
+
+    def text(self, name: str) -> str | None:
+        return self._options.get(name.lower())
+
+    def under(self, prefix: str) -> dict[str, str]:
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self._options.items()
+            if name.startswith(prefix)
+        }
+
+    def fault(self, name: str, right: str) -> ClientFault:
+        return ClientFault(f"option {name} is {self.text(name)!r}: {right}")
+
+    def checked(self, name: str, check: Callable[[str], object]) -> None:
+        try:
+            check(self.text(name) or "")
+        except RunnelError as error:
+            raise self.fault(name, str(error)) from None
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.lower() not in _WORDS:
+            raise self.fault(name, "it must be true or false")
+        return _WORDS[text.lower()]
+
+    def size(self, name: str) -> int | None:
+        """A number from 1 on, also as 64k, 32m or 1g."""
+        text = self.text(name)
+        if text is None:
+            return None
+        found = _SIZE.fullmatch(text.strip())
+        size = int(found[1]) * _UNITS[(found[2] or "").lower()[:1]] if found else 0
+        if size < 1:
+            raise self.fault(name, "it must be a number from 1 on, also as 64k, 32m or 1g")
+        return size

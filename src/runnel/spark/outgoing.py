@@ -1,0 +1,280 @@
+"""Rows to publish: which columns a DataFrame may have, and Arrow's arrays as the columns of a batch. Pure.
+
+Nothing here is done once a row in Python: payloads, keys and times stay Arrow's buffers, and tags are numbered by
+hashing whole columns. Only tag sets that differ become dictionaries, one each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql import types as spark
+
+from runnel.errors import ClientFault
+from runnel.formats.table import EMPTY, TAGS_MAX, UID_BYTES, Binary, Columns, pack_bits
+
+_NS_PER_US: Final = 1000
+_TIME_US_MAX: Final = (2**63 - 1) // _NS_PER_US
+_BYTES: Final = (spark.BinaryType, spark.StringType)
+_WHOLE: Final = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
+
+_Kinds: TypeAlias = tuple[type[spark.DataType], ...]
+
+# What each column may be, and how an error says it.
+_COLUMNS: Final[Mapping[str, tuple[_Kinds, str]]] = {
+    "payload": (_BYTES, "binary or string"),
+    "topic": ((spark.StringType,), "string"),
+    "key": (_BYTES, "binary or string"),
+    "partition_key": (_BYTES, "binary or string"),
+    "tags": ((spark.MapType,), "map<string,string>"),
+    "event_time": ((spark.TimestampType,), "timestamp"),
+    "event_time_ns": ((spark.LongType,), "bigint"),
+    "uid": ((spark.BinaryType,), f"binary of {UID_BYTES} bytes"),
+    "partition": (_WHOLE, "int"),
+}
+
+# What a row takes beside its bytes of variable length: times, offsets into columns, uid, index of tags.
+_ROW_OVERHEAD_BYTES: Final = 48
+
+
+def check_schema(schema: spark.StructType, *, has_topic: bool) -> None:
+    """Refuse rows that cannot be published, before any of them is; `has_topic`: an option gives one to all."""
+    types = {field.name: field.dataType for field in schema.fields}
+    if len(types) != len(schema.fields):
+        names = schema.fieldNames()
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ClientFault(f"columns {_listed(twice)} come more than once")
+    if unknown := [name for name in types if name not in _COLUMNS]:
+        raise ClientFault(
+            f"cannot publish columns {_listed(unknown)}: a message is made of {_listed(_COLUMNS)}; "
+            "select or rename what it needs, for example to_json(struct(…)) AS payload"
+        )
+    for name, kind in types.items():
+        allowed, told = _COLUMNS[name]
+        if not isinstance(kind, allowed) or (name == "tags" and not _is_text_map(kind)):
+            raise ClientFault(f"column {name} is {kind.simpleString()}: it must be {told}")
+    if "payload" not in types:
+        raise ClientFault("there is no column payload: every message needs one, binary or string")
+    if "topic" not in types and not has_topic:
+        raise ClientFault("where to? Give a column topic, or the option topic")
+    if "event_time" in types and "event_time_ns" in types:
+        raise ClientFault("event_time and event_time_ns say the same: drop one of them")
+
+
+def _is_text_map(kind: spark.DataType) -> bool:
+    return (
+        isinstance(kind, spark.MapType)
+        and isinstance(kind.keyType, spark.StringType)
+        and isinstance(kind.valueType, spark.StringType)
+    )
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names)
+
+
+# --- Rows as they come ---
+
+
+def plain(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows with bytes as `binary`, names as `string`, whole numbers as `int64`: what all else here reads."""
+    arrays = []
+    for name, array in zip(rows.schema.names, rows.columns, strict=True):
+        if _COLUMNS[name][0] is _BYTES or name == "uid":
+            array = array.cast(pa.binary())  # from text: the same bytes
+        elif name == "topic":
+            array = array.cast(pa.string())
+        elif name == "partition":
+            array = array.cast(pa.int64())
+        elif name == "event_time":
+            array = array.cast(pa.timestamp("us", "UTC")).view(pa.int64())
+        elif name == "tags" and array.type.item_type != pa.string():
+            array = array.cast(pa.map_(pa.string(), pa.string()))
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
+
+
+def row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:
+    """About what each row takes in a batch, never less."""
+    sizes = np.full(rows.num_rows, _ROW_OVERHEAD_BYTES, np.int64)
+    for name in ("payload", "key", "partition_key", "topic"):
+        if name in rows.schema.names:
+            sizes += np.diff(_offsets(rows.column(name)))
+    if "tags" in rows.schema.names:
+        tags = rows.column("tags")
+        ends = _offsets(tags)
+        for texts in (tags.keys, tags.items):
+            sizes += np.diff(_offsets(texts)[ends])
+        sizes += 10 * np.diff(ends)  # msgpack's headers
+    return sizes
+
+
+def _offsets(array: pa.Array) -> NDArray[np.int32]:
+    """Where each row begins and ends, n + 1 numbers, whatever slice of a longer array this is."""
+    buffer = array.buffers()[1]
+    if len(array) == 0 or buffer is None:
+        return np.zeros(len(array) + 1, np.int32)
+    whole = np.frombuffer(buffer, np.int32)
+    return whole[array.offset : array.offset + len(array) + 1]
+
+
+# --- Rows as the columns of a batch ---
+
+
+def columns_of(rows: pa.RecordBatch, now_ns: int) -> Columns:
+    """Rows of one shard, in their order, as a batch holds them. Rows without an event time get `now_ns`."""
+    payload = rows.column("payload")
+    if payload.null_count:
+        raise ClientFault(
+            f"payload is null in {payload.null_count} of {len(payload)} rows: filter them out, or coalesce"
+        )
+    keys = column(rows, "key")
+    partition_keys = column(rows, "partition_key")
+    if partition_keys is not None and keys is not None:
+        partition_keys = pc.coalesce(partition_keys, keys)  # a row without one of its own
+    tag_index, tag_sets = _tags(column(rows, "tags"))
+    return Columns(
+        count=rows.num_rows,
+        event_times=_event_times(rows, now_ns),
+        transmit_times=memoryview(now_ns.to_bytes(8, "little", signed=True)),
+        payloads=_binary(payload),
+        keys=_binary(keys),
+        partition_keys=_binary(partition_keys),
+        uids=_uids(column(rows, "uid")),
+        tag_index=tag_index,
+        tag_sets=tag_sets,
+    )
+
+
+def column(rows: pa.RecordBatch, name: str) -> pa.Array | None:
+    """The column, unless it is not there or has nothing in it."""
+    if name not in rows.schema.names:
+        return None
+    array = rows.column(name)
+    return None if array.null_count == len(array) else array
+
+
+def _binary(array: pa.Array | None) -> Binary:
+    if array is None:
+        return Binary()
+    offsets = _offsets(array)
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = array.buffers()[2]
+    if first:
+        offsets = offsets - np.int32(first)
+    return Binary(
+        np.ascontiguousarray(offsets).data.cast("B"),
+        memoryview(data)[first:last] if data is not None else EMPTY,
+        pack_bits(_validity(array)) if array.null_count else EMPTY,
+    )
+
+
+def _validity(array: pa.Array) -> NDArray[np.uint8]:
+    valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid.view(np.uint8)
+
+
+def _event_times(rows: pa.RecordBatch, now_ns: int) -> memoryview:
+    if (times := column(rows, "event_time_ns")) is not None:
+        values = _numbers(times, fill=now_ns)
+    elif (times := column(rows, "event_time")) is not None:
+        micros = _numbers(times, fill=now_ns // _NS_PER_US)
+        if int(np.abs(micros).max()) > _TIME_US_MAX:
+            raise ClientFault(
+                "an event_time lies outside the years 1678 to 2261, where nanoseconds have 64 bits"
+            )
+        values = micros * _NS_PER_US
+    else:
+        return memoryview(now_ns.to_bytes(8, "little", signed=True))
+    return np.ascontiguousarray(values).data.cast("B")
+
+
+def _numbers(array: pa.Array, *, fill: int) -> NDArray[np.int64]:
+    if array.null_count:
+        array = array.fill_null(fill)
+    numbers: NDArray[np.int64] = array.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _uids(array: pa.Array | None) -> memoryview:
+    """20 bytes a row, zeros for one without."""
+    if array is None:
+        return EMPTY
+    valid = _validity(array).astype(np.bool_)
+    lengths = np.diff(_offsets(array))[valid]
+    if wrong := np.flatnonzero(lengths != UID_BYTES).tolist():
+        raise ClientFault(f"a uid of {lengths[wrong[0]]} bytes: it must have {UID_BYTES}")
+    packed = _binary(pc.drop_null(array))
+    uids = np.zeros((len(array), UID_BYTES), np.uint8)
+    uids[valid] = np.frombuffer(packed.data, np.uint8).reshape(-1, UID_BYTES)
+    return uids.reshape(-1).data
+
+
+# --- Tags ---
+
+
+def _tags(array: pa.Array | None) -> tuple[memoryview, tuple[Mapping[str, str], ...]]:
+    """The number of each row's set, and the sets."""
+    if array is None:
+        return EMPTY, ()
+    offsets = _offsets(array)
+    begins, counts = offsets[:-1], np.diff(offsets)
+    counts = np.where(_validity(array), counts, 0)
+    if int(counts.max()) > TAGS_MAX:
+        raise ClientFault(f"a message with {counts.max()} tags: at most {TAGS_MAX} are allowed")
+    if not counts.any():
+        return EMPTY, ()
+    first, last = int(offsets[0]), int(offsets[-1])
+    names, values = array.keys[first:last], array.items[first:last]
+    if values.null_count:
+        raise ClientFault(
+            "a tag has the value null: leave it out, with map_filter, or give it text"
+        )
+    index = _numbered_sets(begins - first, counts, _pairs(names, values))
+    set_count = int(index.max()) + 1
+    # The first row of each set, found by writing from the last row on.
+    rows = np.empty(set_count, np.int64)
+    rows[index[::-1]] = np.arange(len(index) - 1, -1, -1)
+    ats = (begins[rows] - first).tolist()
+    sets = tuple(
+        MappingProxyType(
+            dict(zip(names[at:end].to_pylist(), values[at:end].to_pylist(), strict=True))
+        )
+        for at, end in zip(ats, (ats + counts[rows]).tolist(), strict=True)
+    )
+    return index.data.cast("B"), sets
+
+
+def _pairs(names: pa.Array, values: pa.Array) -> NDArray[np.int64]:
+    """A number for each name with its value, the same for the same."""
+    values = values.dictionary_encode()
+    codes = _codes(names).astype(np.int64) * len(values.dictionary)
+    codes += values.indices.to_numpy(zero_copy_only=False)
+    return codes
+
+
+def _codes(array: pa.Array) -> NDArray[np.int32]:
+    """Numbers for values, 0, 1, 2 … as they first appear."""
+    codes: NDArray[np.int32] = array.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    return codes
+
+
+def _numbered_sets(
+    begins: NDArray[np.int32], counts: NDArray[np.int32], pairs: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """A number for each row's set of pairs: column by column, the pair joins what came before it in its row."""
+    pairs = _codes(pa.array(pairs)).astype(np.int64) + 1  # 0: the row has no more
+    several = int(pairs.max()) + 1
+    numbers = np.zeros(len(begins), np.int64)
+    for place in range(int(counts.max())):
+        has = counts > place
+        pair = np.zeros(len(begins), np.int64)
+        pair[has] = pairs[begins[has] + place]
+        numbers = _codes(pa.array(numbers * several + pair)).astype(np.int64)
+    return numbers.astype(np.int32)

@@ -1,0 +1,252 @@
+"""Pieces of work that Spark sends to its workers, and how each is read: exact ranges, the same rows every time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+from pyspark.sql.datasource import InputPartition
+
+from runnel.client.bus import Bus
+from runnel.client.results import Gap
+from runnel.errors import ClientFault, OffsetAheadError, OffsetGoneError, UnknownTopicError
+from runnel.formats.batch import Batch
+from runnel.log.reading import OfflineLog, Selection, Stretch
+from runnel.spark.connections import Address, connection
+from runnel.spark.pushdown import RowFilter
+
+logger = logging.getLogger("runnel.spark")
+
+# Small at first, so that Spark has something to do soon.
+_FIRST_PAGE_BYTES: Final = 512 * 1024
+_PAGE_BYTES: Final = 2 * 2**20
+
+
+class TopicRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets of one partition, from `begin` on and below `end`."""
+
+    address: Address
+    topic: str
+    partition: int
+    begin: int
+    end: int
+    rows: RowFilter = RowFilter()
+    fails_on_data_loss: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}], offsets {self.begin} to {self.end - 1}"
+
+
+class ShardRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of a shard, from `begin` on and below `end`, and the topics wanted of them.
+
+    Entries below `settled` were there before the query first looked: what is missing among them, it never had. A shard
+    that was made anew is read from its beginning by the piece that `is_first`, and by no other.
+    """
+
+    address: Address
+    journal: str
+    shard: int
+    epoch: int
+    begin: int
+    end: int
+    patterns: tuple[str, ...]
+    settled: int = 0
+    is_first: bool = True
+    rows: RowFilter = RowFilter()
+    fails_on_data_loss: bool = True
+
+    def __str__(self) -> str:
+        return f"shard {self.journal}/{self.shard}, entries {self.begin} to {self.end - 1}"
+
+
+class FileRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of a data directory's files, and what is wanted of them."""
+
+    path: str
+    stretches: tuple[Stretch, ...]
+    selection: Selection
+    rows: RowFilter = RowFilter()
+    fails_on_data_loss: bool = True
+
+    def __str__(self) -> str:
+        return f"files of {self.path}"
+
+
+Range: TypeAlias = TopicRange | ShardRange | FileRange
+
+
+class ReadPartition(InputPartition):
+    """What one task reads, one range after the other."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        super().__init__(tuple(ranges))
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        found: tuple[Range, ...] = self.value
+        return found
+
+
+def read(work: Range) -> Iterator[Batch]:
+    """The wanted rows, in order. What is gone is an error, or told and passed over, as the range says."""
+    if isinstance(work, TopicRange):
+        batches = _read_topic(work)
+    elif isinstance(work, ShardRange):
+        batches = _read_shard(work)
+    else:
+        batches = _read_files(work)
+    if not work.rows:
+        return batches
+    return filter(None, map(work.rows.select, batches))
+
+
+def lost(work: Range, what: str) -> None:
+    """Data of a range is gone."""
+    if work.fails_on_data_loss:
+        raise ClientFault(
+            f"{work}: data is gone: {what}. With option failOnDataLoss=false the query goes on without it"
+        )
+    logger.warning("%s: data is gone, reading goes on without it: %s", work, what)
+
+
+# --- From a broker ---
+
+
+class _Page(NamedTuple):
+    batches: Sequence[Batch]
+    next: int
+    gaps: Sequence[Gap]
+
+
+# From an offset or entry on, so many bytes.
+_Fetch: TypeAlias = Callable[[int, int], Coroutine[Any, Any, _Page]]
+
+
+def _pages(bus: Bus, fetch: _Fetch, begin: int, end: int) -> Iterator[_Page]:
+    """Page after page; the next is on its way while this one is used."""
+    on_its_way = asyncio.run_coroutine_threadsafe(fetch(begin, _FIRST_PAGE_BYTES), bus.loop)
+    try:
+        while begin < end:
+            page = on_its_way.result()
+            if page.next <= begin:
+                raise ClientFault(f"nothing follows {begin}, but {end - begin} more were promised")
+            begin = page.next
+            if begin < end:
+                on_its_way = asyncio.run_coroutine_threadsafe(fetch(begin, _PAGE_BYTES), bus.loop)
+            yield page
+    finally:
+        on_its_way.cancel()
+
+
+def _read_topic(work: TopicRange) -> Iterator[Batch]:
+    bus = connection(work.address).bus
+
+    async def fetch(offset: int, bytes_max: int) -> _Page:
+        page = await bus.fetch(work.topic, offset, partition=work.partition, bytes_max=bytes_max)
+        return _Page(page.batches, page.next_offset, page.gaps)
+
+    begin = work.begin
+    while begin < work.end:
+        try:
+            for page in _pages(bus, fetch, begin, work.end):
+                begin = page.next
+                for gap in page.gaps:
+                    if gap.first_offset < work.end:
+                        lost(work, _told(gap))
+                for batch in page.batches:
+                    wanted = _below(batch, work.end)
+                    if wanted is not None:
+                        yield wanted
+            return
+        except OffsetGoneError as gone:
+            lost(work, str(gone))
+            begin = gone.first_offset
+        except OffsetAheadError as ahead:
+            lost(work, f"{ahead}: the topic was made anew, or the broker's data replaced")
+            return
+        except UnknownTopicError as unknown:  # deleted since the read was planned
+            lost(work, str(unknown))
+            return
+
+
+def _below(batch: Batch, end: int) -> Batch | None:
+    """The rows of a partition's batch below an offset."""
+    count = sum(min(max(end - run.base_offset, 0), run.count) for run in batch.runs())
+    return batch.slice(0, count) if count else None
+
+
+def _read_shard(work: ShardRange) -> Iterator[Batch]:
+    bus = connection(work.address).bus
+    begin, epoch = work.begin, work.epoch
+
+    async def fetch(entry: int, bytes_max: int) -> _Page:
+        # What is missing before and behind `settled` is judged differently, so no page has both.
+        end = work.settled if entry < work.settled < work.end else work.end
+        page = await bus.fetch_shard(
+            work.journal,
+            work.shard,
+            entry,
+            end_entry=end,
+            patterns=work.patterns,
+            epoch=epoch,
+            bytes_max=bytes_max,
+        )
+        return _Page(page.batches, page.next_entry, page.gaps)
+
+    # In another epoch the shard may have begun at 1 again, so that the end lies before the beginning: the broker tells.
+    is_checked = begin < work.end
+    while begin < work.end or not is_checked:
+        try:
+            if not is_checked:
+                is_checked = True
+                asyncio.run_coroutine_threadsafe(fetch(begin, 1), bus.loop).result()
+                return
+            for page in _pages(bus, fetch, begin, work.end):
+                for gap in page.gaps:
+                    if begin >= work.settled or gap.reason != "retention":
+                        lost(work, _told(gap))
+                begin = page.next
+                yield from page.batches
+            return
+        except OffsetGoneError as gone:
+            lost(work, _entries_gone(gone))
+            epoch = 0
+            if gone.gap > 0 or work.is_first:
+                begin = gone.first_offset
+        except OffsetAheadError as ahead:
+            lost(work, f"{ahead}: the broker's data was replaced")
+            epoch = 0
+            begin = 1 if work.is_first else work.end
+        except UnknownTopicError as unknown:  # the last topic in it was deleted
+            lost(work, str(unknown))
+            return
+
+
+def _entries_gone(gone: OffsetGoneError) -> str:
+    if gone.gap > 0:
+        return f"the shard begins at entry {gone.first_offset}; {gone.gap} entries from {gone.offset} on are gone"
+    return f"the shard was made anew, and begins at entry {gone.first_offset}"
+
+
+def _told(gap: Gap) -> str:
+    where = f"{gap.topic}[{gap.partition}] offsets {gap.first_offset} to {gap.next_offset - 1}, "
+    return f"{where if gap.topic else ''}{gap.reason}: {gap.text}"
+
+
+# --- From files ---
+
+
+def _read_files(work: FileRange) -> Iterator[Batch]:
+    # Made anew for each task: what it remembers of the catalogue must not outlive the query.
+    log = OfflineLog(work.path)
+    for stretch in work.stretches:
+        yield from log.read(stretch, work.selection)
+    report = log.report
+    if report.damage:
+        lost(work, f"{report.damage_count} damaged places, the first {report.damage[0]}")
+    if report.gone:
+        lost(work, f"removed by retention before it was read: {', '.join(report.gone)}")

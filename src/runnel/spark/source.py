@@ -1,0 +1,70 @@
+"""The format `runnel` of Spark: `spark.read`, `spark.readStream`, `df.write` and `df.writeStream` begin here."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+
+FORMAT: Final = "runnel"
+# The program that plans a read where `spark.sql.python.filterPushdown.enabled` is set and the query has filters.
+_PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class RunnelDataSource(DataSource):
+    """Messages of topics as rows, and rows as messages. What each verb needs is imported by it."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        from runnel.spark.schema import SPARK_SCHEMA
+
+        return SPARK_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from runnel.spark.batch_reader import BatchReader, PushdownBatchReader
+        from runnel.spark.connections import usual_url
+        from runnel.spark.options import batch_options
+        from runnel.spark.schema import arrow_schema
+
+        options = batch_options(dict(self.options), url=usual_url())
+        kind = PushdownBatchReader if _pushes_filters() else BatchReader
+        return kind(options, arrow_schema(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from runnel.spark.connections import usual_url
+        from runnel.spark.options import stream_options
+        from runnel.spark.schema import arrow_schema
+        from runnel.spark.stream_reader import StreamReader
+
+        options = stream_options(dict(self.options), url=usual_url())
+        return StreamReader(options, arrow_schema(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
+        from runnel.spark.writer import BatchWriter
+
+        return BatchWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: FBT001
+    ) -> DataSourceStreamArrowWriter:
+        from runnel.spark.writer import StreamWriter
+
+        return StreamWriter(dict(self.options), schema, overwrite=overwrite)
+
+
+def _pushes_filters() -> bool:
+    """Whether filters will be pushed down. Spark tells a reader in no other way than by who asks for it."""
+    if _PUSHDOWN_WORKER in sys.modules:
+        return True
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name == _PUSHDOWN_WORKER

@@ -1,0 +1,68 @@
+"""One Spark session for the whole folder: it takes long to start, and the first of everything in it is slow."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from runnel.client.blocking import BlockingBus
+from runnel.spark.session import session
+from tests.conftest import running_children
+from tests.spark.serving import DiskBroker
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With pytest-xdist, all of these run in one process, where they share the session."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pyspark and pandas, when they are first imported
+        found = session(
+            "tests",
+            "local[2]",
+            {
+                "spark.sql.shuffle.partitions": "2",
+                "spark.driver.memory": "1g",
+                "spark.sql.session.timeZone": "UTC",
+            },
+        )
+        yield found
+        found.stop()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As everywhere; but Spark's Java stays for the modules behind, so it is there before this one looks."""
+    if any(
+        "spark" in item.fixturenames
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path
+    ):
+        request.getfixturevalue("spark")
+    before = running_children()
+    yield
+    left = {pid: line for pid, line in running_children().items() if pid not in before}
+    assert not left, f"processes still running after the module's tests: {left}"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[DiskBroker]:
+    """A broker of its own for one test."""
+    with DiskBroker(tmp_path / "data") as serving:
+        yield serving
+
+
+@pytest.fixture
+def bus(broker: DiskBroker) -> Iterator[BlockingBus]:
+    with broker.connect() as connected:
+        yield connected
