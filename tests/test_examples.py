@@ -18,7 +18,7 @@ SECONDS_MAX = 60
 
 SAID = {
     "publish_subscribe": "sensors/a 1 21.5 C\nsensors/b 1 1013 hPa\n",
-    "last_values": "{'house/cellar': '14.0'}\n"
+    "last_values": "{'house/kitchen': '22.0'}\n"
     "{'house/cellar': '14.0', 'house/kitchen': '22.0'}\n"
     "{'house/cellar': '14.0', 'house/kitchen': '23.5'}\n",
     "replay": "order 991 to order 1000\n"

@@ -68,7 +68,15 @@ STATIC_CHECKS = (
 )
 TESTS = Check(
     "pytest",
-    tool("pytest", "-n", "auto", "--quiet", f"--color={'yes' if COLOUR else 'no'}"),
+    tool(
+        "pytest",
+        "-n",
+        "auto",
+        "--dist",
+        "loadgroup",
+        "--quiet",
+        f"--color={'yes' if COLOUR else 'no'}",
+    ),
 )
 
 
