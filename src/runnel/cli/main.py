@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, str]] = {
     "top": "Watch a broker: rates, topics, subscribers, lag, syncs.",
     "bench": "Load a broker and measure it; checks loss and order too.",
     "log": "Look into a data directory: inspect, verify, export.",
+    "pipeline": "Archive, replay, measure and transform stored streams with Spark.",
     "config": "Show the effective settings and where they came from.",
 }
 

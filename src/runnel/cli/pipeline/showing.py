@@ -1,0 +1,51 @@
+"""How far a pipeline is, on standard error: one line that changes on a terminal, a line now and then anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from runnel.cli.tables import counted
+
+if TYPE_CHECKING:
+    from runnel.spark.pipelines.running import Progress
+
+_LINE_EVERY_S: Final = 10.0
+
+
+class ProgressLine:
+    """Use it in a `with`; call it with each `Progress`."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._told_at_s = -_LINE_EVERY_S
+        self._width = 0
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._width:
+            print(file=sys.stderr)
+
+    def __call__(self, progress: Progress) -> None:
+        line = f"{self._what}: {text_of(progress)}"
+        if self._is_terminal:
+            print(f"\r{line.ljust(self._width)}", end="", file=sys.stderr, flush=True)
+            self._width = len(line)
+        elif time.monotonic() - self._told_at_s >= _LINE_EVERY_S:
+            self._told_at_s = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
+
+
+def text_of(progress: Progress) -> str:
+    """`120,000 messages in 3 batches, 40,000/s, 12 entries behind`."""
+    parts = [
+        f"{counted(progress.rows, 'message')} in {counted(progress.batches, 'batch', 'batches')}",
+        f"{progress.rows_per_second:,.0f}/s",
+    ]
+    if progress.entries_behind is not None:
+        parts.append(f"{counted(progress.entries_behind, 'entry', 'entries')} behind")
+    return ", ".join(parts)

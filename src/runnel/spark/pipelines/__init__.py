@@ -1,0 +1,9 @@
+"""Pipelines over stored streams: each a function here and a command of `runnel pipeline`.
+
+archive    topics into a Delta table, each message once
+replay     from an archive, journal files or a broker back into topics
+stats      counts, bytes and latencies in windows of event time
+sql        one SQL statement from topics into a topic or a table
+project    the user's own Declarative Pipelines
+running    what those that run as streaming queries share
+"""
