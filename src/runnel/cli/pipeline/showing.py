@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from runnel.cli.tables import counted
 
@@ -23,7 +23,7 @@ class ProgressLine:
         self._told_at_s = -_LINE_EVERY_S
         self._width = 0
 
-    def __enter__(self) -> ProgressLine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

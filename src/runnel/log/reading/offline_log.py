@@ -9,6 +9,7 @@ from functools import cached_property
 import msgspec
 
 from runnel.errors import ClientFault, MalformedError
+from runnel.formats import block as blocks
 from runnel.formats.batch import Batch
 from runnel.log import paths
 from runnel.log.log import Cursor
@@ -27,8 +28,7 @@ from runnel.log.reading.report import Report
 from runnel.log.reading.selection import Matcher, Selection, StaleIndexError
 from runnel.log.reading.summaries import TopicInfo, TopicSummaries
 from runnel.log.recovery import FORMAT, check_format
-from runnel.log.scan import Damage, TooShort
-from runnel.log.segment import read_block
+from runnel.log.scan import Damage
 from runnel.world.disk import Disk, File, RealDisk
 from runnel.world.lock_holder import LockHolder, find_lock_holder
 
@@ -329,19 +329,18 @@ class OfflineLog:
         """
         data = memoryview(file.read(stretch.position, stretch.size))
         for block in stretch.blocks:
-            begin = block.position - stretch.position
             try:
-                stored = read_block(data[begin : begin + block.size], block.position).content
-                if stored is None:
-                    raise MalformedError("block magic", "a mark stands where a batch must be")
-            except (MalformedError, TooShort) as error:
+                head, body, _ = blocks.unpack(data, block.position - stretch.position)
+                if not head.is_stored:
+                    raise MalformedError("envelope base_offsets", "missing in a stored block")
+            except MalformedError as error:
                 if not is_certain:
                     raise StaleIndexError from None
                 self.report.add_damage(Damage(stretch.path, block.position, block.size, str(error)))
                 continue
-            batch = Batch(stored.envelope, stored.body)
-            if stored.envelope.entry != block.entry:
+            if head.entry != block.entry:
                 raise StaleIndexError
+            batch = Batch(head, body)
             try:
                 wanted = matcher.select(batch, block.runs)
             except MalformedError as error:

@@ -61,6 +61,11 @@ class Matcher:
         self._bounds: dict[Key, Bounds | None] = {}
         self.since_ns = selection.since_ns
         self.until_ns = selection.until_ns
+        self._chooses_rows = (
+            selection.event_since_ns is not None
+            or selection.event_until_ns is not None
+            or bool(selection.tags)
+        )
 
     def bounds(self, key: Key) -> Bounds | None:
         """The offsets that are wanted; None for a topic-partition of which nothing is."""
@@ -113,16 +118,15 @@ class Matcher:
     def _rows_by_run(self, batch: Batch, runs: Sequence[int] | None) -> NDArray[np.int64] | None:
         """The rows that topic, partition, offset and receive time leave; None for all."""
         head = batch.envelope
+        if runs is not None and runs[-1] >= head.run_count:
+            raise StaleIndexError
         numbers: Iterable[int] = range(head.run_count) if runs is None else runs
         partitions = head.column32(head.partitions)
         bases = head.column64(head.base_offsets)
         counts = head.column32(head.counts)
         times = head.column64(head.receive_times)
-        starts = head.run_starts()
-        if runs is not None and runs[-1] >= head.run_count:
-            raise StaleIndexError
         is_all = runs is None or len(runs) == head.run_count
-        chosen: list[NDArray[np.int64]] = []
+        chosen: list[tuple[int, int, int]] = []  # runs, and which of their offsets
         for run in numbers:
             bounds = self.bounds((head.topics[run], partitions[run]))
             if bounds is None:
@@ -136,15 +140,21 @@ class Matcher:
                 is_all = False
                 continue
             is_all = is_all and end - begin == counts[run]
-            shift = int(starts[run]) - bases[run]
-            chosen.append(np.arange(begin + shift, end + shift))
+            chosen.append((run, begin, end))
         if is_all:
             return None
-        return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
+        if not chosen:
+            return np.zeros(0, np.int64)
+        starts = head.run_starts().tolist()
+        return np.concatenate(
+            [np.arange(begin, end) + (starts[run] - bases[run]) for run, begin, end in chosen]
+        )
 
     def _row_mask(self, columns: Columns) -> NDArray[np.bool_] | None:
         """A bit for each row that event time and tags leave; None for all."""
         wanted = self._selection
+        if not self._chooses_rows:
+            return None
         masks: list[NDArray[np.bool_]] = []
         event_times = np.frombuffer(columns.event_times, np.int64)
         if wanted.event_since_ns is not None:
@@ -153,8 +163,6 @@ class Matcher:
             masks.append(event_times < wanted.event_until_ns)
         if wanted.tags:
             masks.append(_tag_mask(columns, wanted.tags))
-        if not masks:
-            return None
         # A column of one value stands for all rows.
         return np.broadcast_to(np.logical_and.reduce(np.broadcast_arrays(*masks)), (columns.count,))
 

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from runnel.errors import RunnelError
 from runnel.spark import stream_offset
 
-_LOOK_EVERY_S: Final = 0.5
+_LOOK_EVERY_S: Final = 1
 # The last line of a Python worker's traceback, which Spark wraps in its own words and those of the JVM.
 _OUR_ERROR: Final = re.compile(r"^(?:\w+\.)*\w*(?:Error|Fault|Unavailable): (.+)$", re.MULTILINE)
 
