@@ -7,11 +7,12 @@ import importlib
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from bench.report import as_json, as_markdown, machine_facts, print_table, put_into_page
 
-_NAMES = ("live", "log")
+_NAMES = ("live", "log", "spark")
 _PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 
 
@@ -35,9 +36,10 @@ def main() -> int:
     if target is not None and (problem := _unwritable(target)):
         parser.error(f"--json {chosen.json}: {problem}")
     results = []
-    for title, part in parts:
-        print(f"… {title}", file=sys.stderr, flush=True)
-        results += part(quick=chosen.quick)
+    with getattr(module, "setting", nullcontext)():  # what its parts share
+        for title, part in parts:
+            print(f"… {title}", file=sys.stderr, flush=True)
+            results += part(quick=chosen.quick)
     facts = machine_facts() | getattr(module, "more_facts", dict)()
     print_table(f"{chosen.name}{' (quick)' if chosen.quick else ''}", facts, results)
     if target is not None:

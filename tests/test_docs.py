@@ -44,13 +44,13 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks(page: str, language: str) -> list[Block]:
-    """Those of a page that are to be run."""
+def blocks(page: str, *languages: str) -> list[Block]:
+    """Those of a page that are to be run, from top to bottom."""
     text = (ROOT / page).read_text()
     return [
-        Block(page, text[: found.start(3)].count("\n") + 1, language, found[3])
+        Block(page, text[: found.start(3)].count("\n") + 1, found[2], found[3])
         for found in _BLOCK.finditer(text)
-        if found[1] is None and found[2] == language
+        if found[1] is None and found[2] in languages
     ]
 
 
@@ -66,35 +66,53 @@ def broker_url(directory: Path) -> Iterator[str]:
         yield url
 
 
+def run_blocks(found: list[Block], url: str, directory: Path | None = None) -> None:
+    """Python and commands, one after the other, with the names that the Python before made."""
+    assert found
+    names: dict[str, Any] = {"__name__": found[0].page}
+    for block in found:
+        text = block.text.replace(DOCUMENTED_URL, url)
+        if directory is not None:
+            # Java has another working directory than this process: what it is told needs a whole path.
+            text = re.sub(r"\b(?=checkpoints/|tables/|runnel-data\")", f"{directory}/", text)
+        if block.language == "python":
+            _run_python(text, block, names)
+        else:
+            for line in text.splitlines():
+                _run_command(line)
+
+
+def _run_python(text: str, block: Block, names: dict[str, Any]) -> None:
+    # As in a notebook, `await` may stand alone. The line of an error is that of the page.
+    placed = "\n" * (block.line - 1) + text
+    code = compile(placed, str(ROOT / block.page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    ended = eval(code, names)  # it is our own page
+    if inspect.iscoroutine(ended):
+        asyncio.run(ended)
+
+
+def _run_command(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    if words[0] == "runnel" and not _SHELL_WORDS.intersection(words):
+        assert run(words[1:]) == 0, line  # within this process: many times as quick
+    else:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        bash = ["bash", "-e", "-o", "pipefail", "-c", line]
+        subprocess.run(bash, check=True, timeout=60, env=os.environ | {"PATH": path})
+
+
 @pytest.mark.parametrize("page", PYTHON_PAGES)
 def test_python_of_a_page_runs_from_top_to_bottom(page: str, broker_url: str) -> None:
-    names: dict[str, Any] = {"__name__": page}
-    found = blocks(page, "python")
-    assert found
-    for block in found:
-        text = "\n" * (block.line - 1) + block.text.replace(DOCUMENTED_URL, broker_url)
-        # As in a notebook, `await` may stand alone. The line of an error is that of the page.
-        code = compile(text, str(ROOT / page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        ended = eval(code, names)  # it is our own page
-        if inspect.iscoroutine(ended):
-            asyncio.run(ended)
+    run_blocks(blocks(page, "python"), broker_url)
 
 
 @pytest.mark.parametrize("page", SHELL_PAGES)
 def test_commands_of_a_page_succeed_one_after_the_other(
     page: str, broker_url: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [line for block in blocks(page, "sh") for line in block.text.splitlines()]
-    assert lines
     monkeypatch.chdir(directory)
     monkeypatch.setenv("RUNNEL_URL", broker_url)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        if words[0] == "runnel" and not _SHELL_WORDS.intersection(words):
-            assert run(words[1:]) == 0, line  # within this process: many times as quick
-        else:
-            subprocess.run(["bash", "-e", "-o", "pipefail", "-c", line], check=True, timeout=60)
+    run_blocks(blocks(page, "sh"), broker_url)
 
 
 def test_settings_of_the_pages_are_accepted(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import enum
 import os
 import select
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -27,6 +28,9 @@ NUMBERS = 250  # payloads are numbered in their first byte, round and round
 IDLE_SECONDS_MAX = 5.0
 START_SECONDS_MAX = 20.0
 _STAMP = struct.Struct("<BQ")
+
+_prctl = ctypes.CDLL(None).prctl
+_PR_SET_PDEATHSIG = 1
 
 
 class Order(enum.Enum):
@@ -258,6 +262,11 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def _end_with_us() -> None:
+    """In the child: also if we are killed. One that stays behind would disturb every later measurement."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 @contextmanager
 def serving(command: Sequence[str], port: int, scheme: str, directory: Path) -> Iterator[Served]:
     """Run a server until the block is left. What it printed is shown if it does not start."""
@@ -269,6 +278,7 @@ def serving(command: Sequence[str], port: int, scheme: str, directory: Path) -> 
             stderr=subprocess.STDOUT,
             cwd=directory,
             stdin=subprocess.DEVNULL,
+            preexec_fn=_end_with_us,
         )
     try:
         _wait_listening(process, port, printed)

@@ -5,8 +5,8 @@ What programs use stands here; each part is imported when it is first asked for.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+# As typing's, whose import takes longer than all else here: until it is done, Ctrl-C shows a traceback.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from runnel.client.api import connect, connect_blocking
@@ -97,6 +97,8 @@ def __getattr__(name: str) -> object:
     place = _PLACES.get(name)
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     found: object = getattr(import_module(place), name)
     globals()[name] = found
     return found

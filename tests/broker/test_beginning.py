@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from runnel.config import Keep, LogSettings, Rotate, TopicRule
-from runnel.formats.wire import ShardPlace, Start
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.formats.wire import PartitionPlace, ShardPlace, Start
+from runnel.log.log import ShardId
 from tests.broker.scenes import EARLIEST, LAST, At, Reader, scene
 
 OWN = TopicRule(match="*", journal="{topic}")
@@ -105,3 +108,54 @@ async def test_place_beyond_the_end_is_told(at: At) -> None:
     await at.settle(subscription)
     assert reader.payloads() == [b"2"]
     assert [gap.reason for gap in reader.gaps] == ["restart"]
+
+
+@scene(TopicRule(match="*", journal="j", keep=Keep.MEMORY))
+async def test_topic_that_memory_lost_is_told_before_it_is_made_again(at: At) -> None:
+    by_topic = Start("resume", [PartitionPlace("m", 0, 9, 17)])
+    by_shard = Start("resume", shards=[ShardPlace("j", 0, 17, 9), ShardPlace("live", 0, 17, 9)])
+    for topic, pattern, start in (("n", "?", by_shard), ("m", "m", by_topic)):
+        cut_off, before = await at.subscribe(pattern, start=start)
+        before.close()
+        # Its place stays as it was, so it is told again if the connection is lost before anything comes.
+        assert not before.partitions
+        assert ShardId("j") not in {ShardId(each.journal, each.shard) for each in before.shards}
+        reader, subscription = await at.subscribe(pattern, start=start)
+        for each in (cut_off, reader):
+            assert [gap.reason for gap in each.gaps] == ["restart"]
+        await at.publish(topic, b"1")
+        await at.settle(subscription)
+        assert reader.offsets(topic) == [1]
+        assert [gap.reason for gap in reader.gaps] == ["restart"]
+
+
+@scene(TopicRule(match="*", journal="j", keep=Keep.MEMORY))
+async def test_gap_of_purged_messages_counts_those_that_left_the_log_already(at: At) -> None:
+    reader, subscription = await at.subscribe("?", credit_bytes=0)
+    for topics in ("mn", "m", "mn"):  # purging removes the second batch, the others are shared
+        await at.broker.publish(
+            Batch.from_messages([Message(t, b"x") for t in topics for _ in "ab"])
+        )
+    await at.broker.purge_topic("m")
+    subscription.grant(2**20)
+    await at.settle(subscription)
+    assert reader.offsets("n") == [1, 2, 3, 4]
+    [gap] = reader.gaps
+    assert (gap.topic, gap.first_offset, gap.next_offset, gap.missed) == ("m", 1, 7, 6)
+
+
+@scene(patterns=("[ab]", "literal"))
+async def test_last_values_that_had_not_come_are_sent_after_a_loss(at: At) -> None:
+    patterns = ("a", "b") if at.pattern == "literal" else (at.pattern,)
+    for topic in ("a", "b"):
+        await at.publish(topic, b"old", b"last")
+    _, cut_off = await at.subscribe(*patterns, start=LAST, credit_bytes=0)
+    cut_off.close()
+    await at.publish("b", b"since")
+    start = Start("resume_last", cut_off.partitions, 0, cut_off.shards)
+    reader, subscription = await at.subscribe(*patterns, start=start)
+    await at.publish("a", b"next")
+    await at.settle(subscription)
+    # Of b the last value is no longer the last: it goes on with what came since.
+    assert sorted(reader.payloads()) == [b"last", b"next", b"since"]
+    assert [delivery.messages for delivery in reader.deliveries].count(0) == 1

@@ -440,14 +440,18 @@ def test_clean_start_has_nothing_to_tell() -> None:
 
 def test_what_recovery_found_is_told() -> None:
     kept = House({}, VirtualClock())
-    difference = Difference(topic="a", key="keep", recorded="disk", now="memory", rule="a*")
-    tell_recovered(kept.events, "disk", Recovered(False, ["x:7: torn"], (), [difference]))
+    differences = [
+        Difference(topic="a", key="keep", recorded="disk", now="memory", rule="a*"),
+        Difference(topic="a", key="journal", recorded="main", now="a*", rule="a*"),
+    ]
+    tell_recovered(kept.events, "disk", Recovered(False, ["x:7: torn"], (), differences))
     (recovered,) = kept.watcher.events("recovered")
     assert recovered["torn"] == ["x:7: torn"]
     assert (recovered["torn_count"], recovered["damage_count"]) == (1, 0)
     (differs,) = kept.watcher.events("policy_differs")
     assert differs["subject"] == "a"
     assert "keep = disk" in differs["text"]
+    assert "journal = main" in differs["text"]
 
 
 def test_events_held_back_are_summed_up_by_housekeeping() -> None:

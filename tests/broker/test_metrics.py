@@ -156,8 +156,8 @@ def test_an_interval_forgets_the_one_before() -> None:
 
 def test_a_batch_of_many_runs_shares_its_bytes_out_by_messages() -> None:
     traffic = TopicTraffic(100, journal_of)
-    traffic.count_runs_in(["a/1", "a/2", "a/1"], [1, 2, 1], 4, 400)
-    traffic.count_runs_out(["a/2"], [3], 3, 31)
+    traffic.count_runs(["a/1", "a/2", "a/1"], [1, 2, 1], 4, 400, is_out=False)
+    traffic.count_runs(["a/2"], [3], 3, 31, is_out=True)
     sample = traffic.end_interval()
     flows = {row.topic: row.flow for row in sample.busiest}
     assert flows == {"a/1": Flow(2, 200), "a/2": Flow(2, 200, 3, 31)}
@@ -170,8 +170,8 @@ def test_under_load_topics_are_estimated_and_journals_stay_exact() -> None:
     counts = [1] * 999
     counts[500] = 50
     for _ in range(1000):
-        traffic.count_runs_in(topics, counts, 1048, 10_480)
-        traffic.count_runs_out(topics, counts, 1048, 10_480)
+        traffic.count_runs(topics, counts, 1048, 10_480, is_out=False)
+        traffic.count_runs(topics, counts, 1048, 10_480, is_out=True)
     sample = traffic.end_interval()
     assert sample.journals == {"a": Flow(1_048_000, 10_480_000, 1_048_000, 10_480_000)}
     (busiest,) = sample.busiest
@@ -184,7 +184,7 @@ def test_under_load_topics_are_estimated_and_journals_stay_exact() -> None:
 def test_estimates_that_were_too_high_leave_nothing_below_zero() -> None:
     traffic = TopicTraffic(100, journal_of)
     for _ in range(25):
-        traffic.count_runs_in(["a/x"] * 1000, [1] * 999 + [0], 999, 0)
+        traffic.count_runs(["a/x"] * 1000, [1] * 999 + [0], 999, 0, is_out=False)
     sample = traffic.end_interval()
     assert sample.journals["a"].messages_in == 25 * 999
     assert all(other.flow.messages_in >= 0 for other in sample.others.values())

@@ -134,13 +134,15 @@ def test_failure_becomes_one_line_and_an_exit_code(
     assert capsys.readouterr().err == message
 
 
-def test_interrupt_while_the_command_line_is_imported_has_no_traceback() -> None:
+@pytest.mark.parametrize("module", ["typing", "collections.abc", "typer.core"])
+def test_interrupt_while_the_command_line_is_imported_has_no_traceback(module: str) -> None:
     code = (
         "import os, signal, sys\n"
         "class Interrupter:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'typer.core':\n"
+        f"        if name == {module!r}:\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
+        f"sys.modules.pop({module!r}, None)\n"
         "sys.meta_path.insert(0, Interrupter())\n"
         "import runnel.__main__\n"
     )

@@ -151,12 +151,22 @@ def test_wrong_load_is_refused(
     assert problem in capfd.readouterr().err
 
 
-def test_interrupted_load_ends_all_of_its_processes() -> None:
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [
+        (signal.SIGINT, (130, "interrupted\n")),
+        (signal.SIGTERM, (143, "")),
+        (signal.SIGHUP, (129, "")),
+    ],
+)
+def test_interrupted_load_ends_all_of_its_processes(
+    number: signal.Signals, outcome: tuple[int, str]
+) -> None:
     words = ["bench", "--start-broker", "--clients", "2", "--duration", "60"]
     with running(words) as bench:
         ends = time.monotonic() + 30
         while len(started := psutil.Process(bench.process.pid).children()) < 2:
             assert time.monotonic() < ends
             select.select([], [], [], 0.01)
-        assert bench.end(signal.SIGINT) == (130, "interrupted\n")
+        assert bench.end(number) == outcome
     assert not [process for process in started if process.is_running()]

@@ -57,6 +57,17 @@ async def test_the_client_chooses_the_partition_of_a_single_message() -> None:
 
 
 @in_both_loops
+async def test_routes_of_topics_are_asked_for_once() -> None:
+    async with FakeServer() as server, connect(server.url) as bus:
+        route = server.routes["a"] = wire.Route("a", "disk", [wire.Owner("main", 0, 1)] * 4)
+        found = await bus.routes("a", "b", "a")
+        assert list(found) == ["a", "b"]
+        assert found["a"] == route
+        assert await bus.routes("b") == {"b": found["b"]}
+        assert [list(asked.topics) for asked in server.asked(wire.Routes)] == [["a", "b"]]
+
+
+@in_both_loops
 async def test_many_single_messages_at_once_keep_their_order() -> None:
     async with FakeServer() as server, connect(server.url) as bus:
         await asyncio.gather(*(bus.publish("a", b"%d" % number) for number in range(100)))

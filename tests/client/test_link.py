@@ -132,6 +132,18 @@ async def test_a_question_is_asked_again_when_the_connection_is_lost_under_it() 
 
 
 @in_both_loops
+async def test_a_question_that_loses_every_connection_is_asked_less_and_less_often() -> None:
+    timers = FakeTimers()
+    async with FakeServer() as server, connect(server.url, timers=timers, deadline_s=20) as bus:
+        server.on(wire.Ping, lambda peer, request, tail: peer.transport.close())
+        asking = asyncio.ensure_future(bus.ping())
+        await timers.advance_until(asking.done)
+        with pytest.raises(TimeoutExpiredError, match="pinging: not done within 20 s"):
+            await asking
+        assert 3 < len(server.asked(wire.Ping)) < 100
+
+
+@in_both_loops
 async def test_a_change_is_not_made_again_when_the_connection_is_lost_under_it() -> None:
     async with FakeServer() as server, connect(server.url) as bus:
         server.on(wire.DeleteTopic, silent)

@@ -220,11 +220,51 @@ async def test_named_topics_resume_by_partition_also_those_made_later() -> None:
 
 
 @in_both_loops
-async def test_a_reader_of_last_values_that_got_none_asks_for_them_again() -> None:
-    async with FakeServer() as server, connect(server.url) as bus, bus.subscribe("a", start="last"):
+async def test_a_reader_that_is_cut_off_among_last_values_asks_for_the_others() -> None:
+    async with FakeServer() as server, connect(server.url) as bus:
+        server.on(wire.Subscribe, beginning_at(shards=[wire.ShardPlace("main", 0, 1, 5)]))
+        async with bus.subscribe("a*", start="last") as subscription:
+            server.peer.deliver(1, [stored_batch("a1", 7, [b"7"], entry=3)], next_entry=0)
+            assert (await anext(subscription)).payload == b"7"
+            server.drop()
+            await until(lambda: len(server.asked(wire.Subscribe)) == 2)
+            assert server.asked(wire.Subscribe)[1].start == wire.Start(
+                "resume_last", [], 0, [wire.ShardPlace("main", 0, 1, 5)]
+            )
+            again = [stored_batch("a1", 7, [b"7"], entry=3), stored_batch("a2", 3, [b"3"], entry=4)]
+            server.peer.deliver(1, again, next_entry=0)
+            assert (await anext(subscription)).payload == b"3"  # the first came before
+
+
+@in_both_loops
+async def test_a_reader_that_has_all_last_values_does_not_ask_for_them_again() -> None:
+    async with (
+        FakeServer() as server,
+        connect(server.url) as bus,
+        bus.subscribe("a", start="last") as subscription,
+    ):
+        server.peer.deliver(1, [stored_batch("a", 7, [b"7"])], next_entry=0)
+        server.peer.deliver(1, [], next_entry=0)
+        await until(lambda: len(subscription._arrived) == 2)
         server.drop()
         await until(lambda: len(server.asked(wire.Subscribe)) == 2)
-        assert server.asked(wire.Subscribe)[1].start.kind == "last"
+        assert server.asked(wire.Subscribe)[1].start.kind == "resume"
+
+
+@in_both_loops
+async def test_last_values_that_come_again_give_their_credit_back() -> None:
+    async with FakeServer() as server, connect(server.url) as bus:
+        value = stored_batch("a", 7, [bytes(1000)])
+        async with bus.subscribe("a", start="last", buffer_bytes=1000) as subscription:
+            server.peer.deliver(1, [value], next_entry=0)
+            await anext(subscription)
+            server.drop()
+            await until(lambda: len(server.asked(wire.Subscribe)) == 2)
+            waiting = asyncio.ensure_future(anext(subscription))
+            server.peer.deliver(1, [value], next_entry=0)
+            await until(lambda: server.asked(wire.Credit))
+            server.peer.deliver(1, [stored_batch("a", 8, [b"8"])], next_entry=9)
+            assert (await waiting).payload == b"8"
 
 
 @in_both_loops

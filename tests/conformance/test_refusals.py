@@ -234,6 +234,21 @@ async def test_nobody_publishes_where_the_system_does(stage: Stage) -> None:
         await refused(stage, ClientFault, "the system's", stage.bus.publish_batch(batch))
 
 
+@verb()
+async def test_pipelines_publish_figures_and_dead_letters_among_the_system_s_topics(
+    stage: Stage,
+) -> None:
+    for topic in ("!system/stats", "!system/statsx", "!dead"):
+        await refused(stage, ClientFault, "the system's", stage.bus.publish(topic, b"x"))
+    await stage.bus.publish("!dead/orders", b"0")
+    await stage.bus.publish("!system/stats/main/a", b"1")
+    names = [f"!system/stats/main/{name}" for name in "ab"]
+    await stage.bus.publish_batch(Batch.from_messages([Message(name, b"2") for name in names]))
+    async with stage.bus.subscribe("!system/stats/*", start="last") as watching:
+        last = {(message := await anext(watching)).topic: message.payload for _ in names}
+    assert last == dict.fromkeys(names, b"2")
+
+
 @verb(settings=TIGHT)
 async def test_cursor_with_too_many_places_or_patterns(stage: Stage) -> None:
     await stage.publish("a", b"x")

@@ -112,9 +112,9 @@ def test_after_an_error_everything_is_refused() -> None:
 # --- Receiving into the reader's own memory ---
 
 
-def received(stream: bytes, chunk_bytes: int) -> list[tuple[bytes, bytes]]:
+def received(stream: bytes, chunk_bytes: int, trusted_bytes: int = 0) -> list[tuple[bytes, bytes]]:
     """Read as a socket's owner would: into the reader's room where it offers one, else into a shared buffer."""
-    reader = FrameReader(10_000_000)
+    reader = FrameReader(10_000_000, trusted_bytes=trusted_bytes)
     frames: list[Frame] = []
     shared = bytearray(chunk_bytes)
     position = 0
@@ -156,6 +156,23 @@ def test_room_grows_with_what_has_come_and_not_with_what_was_announced() -> None
         reader.fill(len(room))
     assert sizes[0] <= 65_536
     assert all(after <= 2 * sum(sizes[: at + 1]) for at, after in enumerate(sizes[1:]))
+
+
+def test_room_for_what_is_trusted_is_made_at_once_and_no_more() -> None:
+    for trusted_bytes, first_bytes in ((300_000, 300_000), (2**30, 500_016)):
+        reader = FrameReader(2**30, trusted_bytes=trusted_bytes)
+        reader.feed(pack_head(b"h", 500_000)[:8])
+        room = reader.room()
+        assert room is not None
+        assert len(room) + reader.held_bytes == first_bytes
+
+
+@pytest.mark.parametrize("chunk_bytes", [1000, 65_536, 100_000, 150_000, 500_000])
+def test_large_frames_arrive_whole_whether_they_are_trusted_or_not(chunk_bytes: int) -> None:
+    frames = [(b"head", bytes([number]) * 200_003) for number in range(3)]
+    stream = b"".join(pack_head(head, len(tail)) + tail for head, tail in frames)
+    for trusted_bytes in (0, 100_000, 2**20):
+        assert received(stream, chunk_bytes, trusted_bytes) == frames
 
 
 def test_room_may_still_be_lent_out_when_the_frame_is_whole() -> None:

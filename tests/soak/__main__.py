@@ -1,4 +1,4 @@
-"""The command line of `bin/soak`: histories of log or broker, or mutated bytes for the formats, until time is up."""
+"""The command line of `bin/soak`: histories, mutated bytes, vandals or a stream through Spark, until time is up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ examples:
   bin/soak log --seed 4711                one history again, with its transcript
   bin/soak broker --seconds 600           histories of the broker: readers, restarts, retention
   bin/soak formats --seconds 60           mutated bytes for every decoder
-  bin/soak door --seconds 300             rubbish, dawdlers and storms at the door of a real server"""
+  bin/soak door --seconds 300             rubbish, dawdlers and storms at the door of a real server
+  bin/soak spark --seconds 600            the memory of Spark's Python workers, in a stream from topics to a topic"""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="{log,broker,formats,door}"
+        dest="command", required=True, metavar="{log,broker,formats,door,spark}"
     )
     for kind in HISTORIES:
         histories = commands.add_parser(
@@ -53,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     door = commands.add_parser("door", help="vandals at the door of a real server")
     door.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
     door.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
+    spark = commands.add_parser("spark", help="a stream through Spark that must not grow")
+    spark.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
+    spark.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
     return parser
 
 
@@ -65,6 +69,11 @@ def main(arguments: list[str]) -> int:
         return _soak_formats(chosen)
     if chosen.command == "door":
         return soak_door(chosen.seconds, _seed(chosen))
+    if chosen.command == "spark":
+        # Here only: the others do without pyspark.
+        return int(
+            importlib.import_module("tests.soak.spark").soak_spark(chosen.seconds, _seed(chosen))
+        )
     if chosen.jobs < 1:
         parser.error(f"--jobs {chosen.jobs} can do nothing; at least 1 is needed")
     if chosen.seconds is None and chosen.seed is not None:

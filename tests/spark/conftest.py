@@ -13,6 +13,7 @@ from runnel.client.blocking import BlockingBus
 from runnel.spark.session import session
 from tests.conftest import running_children
 from tests.spark.serving import DiskBroker
+from tests.spark.writing import ROWS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,3 +67,13 @@ def broker(tmp_path: Path) -> Iterator[DiskBroker]:
 def bus(broker: DiskBroker) -> Iterator[BlockingBus]:
     with broker.connect() as connected:
         yield connected
+
+
+@pytest.fixture
+def rows_directory(tmp_path: Path) -> Path:
+    """Where a stream finds its rows: 25,000 of them, in a file."""
+    directory = tmp_path / "rows"
+    directory.mkdir()
+    lines = (f'{{"payload": "{number}"}}\n' for number in range(ROWS))
+    (directory / "first.json").write_text("".join(lines))
+    return directory

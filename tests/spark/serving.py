@@ -22,11 +22,15 @@ class DiskBroker:
     """Use it in a `with`; again with the same directory and address, it goes on where it was."""
 
     def __init__(
-        self, directory: Path | str, rules: Sequence[TopicRule] = (), address: str = "127.0.0.1:0"
+        self,
+        directory: Path | str,
+        rules: Sequence[TopicRule] = (),
+        address: str = "127.0.0.1:0",
+        log: LogSettings = LOG,
     ) -> None:
         self.directory = str(directory)
         self.url = ""
-        self._settings = Settings(log=LOG, topics=tuple(rules))
+        self._settings = Settings(log=log, topics=tuple(rules))
         self._address = address
         self._begun: Future[str] = Future()
         self._loop: asyncio.AbstractEventLoop

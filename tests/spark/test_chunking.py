@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -18,7 +19,7 @@ from runnel.formats.message import Message
 from runnel.formats.wire import Owner, Route
 from runnel.spark import chunking
 from runnel.spark.chunking import Chunker
-from runnel.spark.outgoing import check_schema
+from runnel.spark.outgoing import check_schema, in_repeatable_order
 from runnel.topics.partitions import partition_of_key
 
 NOW_NS = 1_700_000_000_123_456_789
@@ -155,7 +156,7 @@ def test_rows_of_a_slice_are_those_of_the_slice() -> None:
 def test_a_row_without_a_topic_takes_the_option() -> None:
     arrived = rows(payload=[b"1", b"2"], topic=["mine", None])
     assert sorted(m.topic for m in messages_of(arrived, topic="other")) == ["mine", "other"]
-    with pytest.raises(ClientFault, match="topic is null in 1 of 2 rows"):
+    with pytest.raises(ClientFault, match="topic is null, in 1 of 2 rows"):
         messages_of(arrived)
 
 
@@ -199,7 +200,7 @@ def test_a_partition_that_the_topic_has_not_is_refused() -> None:
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ({"payload": [b"a", None]}, "payload is null in 1 of 2 rows"),
+        ({"payload": [b"a", None]}, "payload is null, in 1 of 2 rows"),
         ({"payload": [b""], "uid": [b"short"]}, "a uid of 5 bytes: it must have 20"),
         ({"payload": [b""], "tags": [[("a", None)]]}, "the value null"),
         ({"payload": [b""], "tags": [[(str(n), "") for n in range(65)]]}, "65 tags: at most 64"),
@@ -252,6 +253,25 @@ def test_batches_are_the_same_however_spark_groups_the_rows(
         (topic, payload, key or b"-", sorted((each or {}).items()))
         for payload, key, each, topic in given_rows
     )
+
+
+@given(message_rows, st.randoms())
+def test_sorted_rows_come_in_the_same_order_whatever_order_they_came_in(
+    given_rows: list[tuple[bytes, bytes | None, dict[str, str] | None, str]], random: Random
+) -> None:
+    def ordered(each: list[tuple[bytes, bytes | None, dict[str, str] | None, str]]) -> pa.Table:
+        payloads, keys, tags, topics = map(list, zip(*each, strict=True))
+        pairs = [None if one is None else sorted(one.items()) for one in tags]
+        arrived = rows(payload=payloads, key=keys, tags=pairs, topic=topics)
+        half = len(arrived) // 2
+        return pa.Table.from_batches(
+            in_repeatable_order([arrived.slice(0, half), arrived.slice(half)])
+        )
+
+    shuffled = list(given_rows)
+    random.shuffle(shuffled)
+    assert ordered(shuffled).equals(ordered(given_rows))
+    assert ordered(given_rows).num_rows == len(given_rows)
 
 
 def test_chunks_end_at_ten_thousand_rows() -> None:

@@ -65,6 +65,56 @@ def test_a_narrower_schema_is_honoured_in_its_own_order() -> None:
     assert found.to_pydict() == {"offset": [1], "topic": ["a"]}
 
 
+def plain(payloads: Sequence[bytes], event_time_ns: int, transmit_time_ns: int) -> list[Message]:
+    return [
+        Message("a", payload, event_time_ns=event_time_ns, transmit_time_ns=transmit_time_ns)
+        for payload in payloads
+    ]
+
+
+EVEN = plain([b"xx", b"yy"], -1, 2)
+RAGGED = plain([b"", b"long", b"l"], 5, 6)
+RISING = [Message("a", b"zz", event_time_ns=1000 * row, transmit_time_ns=row) for row in range(3)]
+KEYED = [Message("a", b"kk", key=b"k", tags={"unit": "C"}, uid=bytes([1] * 20)), *EVEN]
+ELSEWHERE = [Message("b", b"bb", partition=1, event_time_ns=7)]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [EVEN],
+        [EVEN, EVEN],
+        [EVEN, RAGGED, EVEN],
+        [EVEN, RISING],
+        [RISING, RISING],
+        [EVEN, KEYED, RAGGED],
+        [EVEN, ELSEWHERE, EVEN],
+        [EVEN + ELSEWHERE, RISING],
+    ],
+)
+@pytest.mark.parametrize("gap", [0, 3])
+def test_batches_of_all_kinds_come_in_one_stack_as_they_do_alone(
+    parts: Sequence[Sequence[Message]], gap: int
+) -> None:
+    batches = []
+    offset = 1
+    for number, messages in enumerate(parts):
+        batches.append(stored(messages, offset, 1_000_000 * number - 1))
+        offset += len(messages) + gap
+    (together,) = rows(batches, ALL)
+    alone = [row for batch in batches for found in rows([batch], ALL) for row in found.to_pylist()]
+    assert together.to_pylist() == alone
+    messages = [message for batch in batches for message in batch]
+    for row, message in zip(alone, messages, strict=True):
+        assert (row["topic"], row["partition"]) == (message.topic, message.partition)
+        assert (row["offset"], row["payload"]) == (message.offset, message.payload)
+        assert (row["key"], row["uid"]) == (message.key, message.uid)
+        assert (dict(row["tags"]), row["size"]) == (message.tags, len(message.payload))
+        assert row["event_time_ns"] == message.event_time_ns
+        assert row["transmit_time_ns"] == message.transmit_time_ns
+        assert row["receive_time_ns"] == message.receive_time_ns
+
+
 @pytest.mark.parametrize("sizes", [[10] * 3000, [45_000], [10_000, 1, 25_000]])
 def test_record_batches_have_near_ten_thousand_rows(sizes: list[int]) -> None:
     batches = []

@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -21,7 +22,7 @@ from runnel.config import TopicRule
 from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.spark import stream_offset
+from runnel.spark import query_cursor, stream_offset
 from runnel.spark.connections import close_connections
 from runnel.spark.options import stream_options
 from runnel.spark.schema import SPARK_SCHEMA, arrow_schema
@@ -123,9 +124,13 @@ def test_an_offset_is_small_and_its_keys_are_in_order() -> None:
     assert stream_offset.encode(stream_offset.decode(offset)) == offset
 
 
-def test_a_checkpoint_of_another_source_is_refused() -> None:
+@pytest.mark.parametrize(
+    "offset",
+    [{"index": [3]}, 17, [1, 2], {"main/0": 3}, {"main/0": [1, -3]}, {"main/0": ["a", "b"]}],
+)
+def test_a_checkpoint_of_another_source_is_refused(offset: Any) -> None:
     with pytest.raises(ClientFault, match="not of a stream from Runnel"):
-        stream_offset.decode({"index": [3]})
+        stream_offset.decode(offset)
 
 
 # --- Where a stream begins, and what joins it ---
@@ -282,6 +287,20 @@ def test_a_named_cursor_follows_what_is_committed(broker: DiskBroker, bus: Block
     assert cursor is not None
     (place,) = cursor.places
     assert (place.journal, place.entry, place.lag, list(place.patterns)) == ("main", 6, 0, ["*"])
+
+
+@pytest.mark.usefixtures("connections")
+def test_a_query_that_has_read_everything_has_moved_its_cursor_there(
+    broker: DiskBroker, bus: BlockingBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query_cursor, "_INTERVAL_S", 0.0)  # each plan moves it, and waits for none
+    query = Query(reader_of(broker.url, cursor="mine", startingOffsets="earliest"))
+    for number in range(5):
+        store(bus, "own/c", number, number + 1)
+        query.all()
+        cursor = bus.cursor("mine")
+        assert cursor is not None
+        assert [(place.entry, place.lag) for place in cursor.places] == [(number + 2, 0)]
 
 
 # --- Loss ---

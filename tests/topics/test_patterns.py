@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runnel.errors import InvalidNameError
-from runnel.topics.patterns import Pattern
+from runnel.topics.patterns import Pattern, any_of
 from tests.topics.naive import naive_matches
 
 CHARACTERS = "ab/!-é*?["
@@ -120,6 +120,12 @@ def test_agrees_with_the_naive_matcher(pattern: str, name: str) -> None:
     assert compiled.matches(name) == naive_matches(pattern, name)
     if compiled.matches(name):
         assert name.startswith(compiled.prefix)
+
+
+@given(st.lists(patterns, max_size=4), names)
+def test_any_of_several_patterns_is_as_if_each_were_asked(several: list[str], name: str) -> None:
+    matches = any_of(map(Pattern, several))
+    assert matches(name) == any(naive_matches(pattern, name) for pattern in several)
 
 
 @given(names)

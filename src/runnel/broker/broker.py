@@ -8,10 +8,9 @@ from `publish` straight to their readers.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Final, NamedTuple
+from typing import Final
 
 from runnel.broker.checking import check_batch, check_message
 from runnel.broker.cursors import Cursors
@@ -19,6 +18,7 @@ from runnel.broker.events import EventKind, Events
 from runnel.broker.fetching import Fetched, Fetching
 from runnel.broker.gathering import Gatherings, Published
 from runnel.broker.housekeeping import Housekeeping, tell_recovered
+from runnel.broker.live_publishing import LivePublishing
 from runnel.broker.live_reading import LiveReading
 from runnel.broker.live_subscription import Delivery, LiveSubscription, Sink
 from runnel.broker.live_topics import LIVE_SHARD, LiveTopic, LiveTopics
@@ -28,17 +28,16 @@ from runnel.broker.reporter import Reporter
 from runnel.broker.shard_reading import ShardFetched, ShardReading
 from runnel.broker.store_statistics import StoreStatistics
 from runnel.broker.stores import Stores
+from runnel.broker.terms import Terms
 from runnel.broker.topics import Topics
 from runnel.config import Settings
-from runnel.errors import BusyError, ClientFault, ClosedError, ProducerFencedError, RunnelError
+from runnel.errors import BusyError, ClientFault, ClosedError, RunnelError
 from runnel.formats.batch import Batch
-from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, Start, TopicState
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Appended, Level, ShardId, Stored, TopicInfo
-from runnel.log.tasks import OwnedTasks
-from runnel.topics.names import REPORTS_PREFIX, SYSTEM_MARK, Label, check_label, is_system
+from runnel.topics.names import DEAD_LETTER_PREFIX, STATS_PREFIX, SYSTEM_MARK, is_reserved
 from runnel.topics.partitions import partition_of_key
 from runnel.topics.pattern_index import PatternIndex
 from runnel.world.clock import Clock
@@ -57,17 +56,8 @@ __all__ = [
     "Sink",
 ]
 
-_TERMS_MAX: Final = 100_000
-# Batches that are not kept but have to be unpacked first, and those behind them.
-_LINE_BYTES_MAX: Final = 64 * 2**20
 # What one fetch brings, about: whoever wants more asks again.
 _PAGE_BYTES_MAX: Final = 4 * 2**20
-
-
-class _InLine(NamedTuple):
-    batch: Batch
-    level: Level | None
-    answer: asyncio.Future[Published]
 
 
 class Broker:
@@ -85,16 +75,13 @@ class Broker:
         self._workers = workers
         self._index: PatternIndex[LiveSubscription] = PatternIndex()
         self._gatherings = Gatherings(self._publish_now, self.wait_room, settings.broker)
-        self._terms: dict[str, int] = {}  # handed out to named publishers, oldest first
-        self._line: deque[_InLine] = deque()
-        self._line_bytes = 0
-        self._line_room: list[asyncio.Future[None]] = []
-        self._tasks = OwnedTasks()
+        self._terms = Terms(clock)
         self._keepers: list[asyncio.Task[None]] = []
         self._is_open = False
         # Made by `open`, once there are logs.
         self._stores: Stores
         self._reading: LiveReading
+        self._live: LivePublishing
         self._fetching: Fetching
         self._shard_reading: ShardReading
         self._topics: Topics
@@ -140,6 +127,14 @@ class Broker:
                 self._index.add_topic(info.name)
         self._reading = LiveReading(
             stores, self._index, settings.broker, self._workers, self.metrics, self.events
+        )
+        self._live = LivePublishing(
+            stores.live,
+            self._reading,
+            clock,
+            self._workers,
+            last_value_bytes_max=settings.log.last_value_bytes_max,
+            count_in=self._count_in,
         )
         page_bytes_max = min(settings.native.frame_bytes_max // 2, _PAGE_BYTES_MAX)
         self._fetching = Fetching(stores, settings.broker, clock, self._workers, page_bytes_max)
@@ -209,7 +204,8 @@ class Broker:
         """
         self._gatherings.leave()
         if SYSTEM_MARK in {topic[:1] for topic in batch.envelope.topics}:
-            raise _reserved(next(t for t in batch.envelope.topics if is_system(t)))
+            for topic in filter(is_reserved, batch.envelope.topics):
+                raise _reserved(topic)
         return self._publish_now(batch, level)
 
     def _publish_now(self, batch: Batch, level: Level | None) -> asyncio.Future[Published]:
@@ -219,9 +215,9 @@ class Broker:
             head = batch.envelope
             log = self._stores.log_for(head.topics[0])
             if log is None:
-                return self._publish_live(batch, level)
+                return self._live.publish(batch, level)
             if head.producer is not None:
-                self._check_term(head.producer, head.term)
+                self._terms.check(head.producer, head.term)
             published = log.append(batch, Level.STORED if level is None else level)
         except RunnelError as error:
             if not isinstance(error, BusyError):
@@ -249,8 +245,8 @@ class Broker:
         else:
             counts = head.column32(head.counts)
             count = sum(counts)
-            traffic.count_runs_in(head.topics, counts, count, len(batch.body))
-        if not head.topics[0].startswith(REPORTS_PREFIX):  # those are no publisher's
+            traffic.count_runs(head.topics, counts, count, len(batch.body), is_out=False)
+        if not is_reserved(head.topics[0]):  # those are no publisher's
             counters.batches_in += 1
             counters.bytes_in += len(batch.body)
             counters.messages_in += count
@@ -261,7 +257,7 @@ class Broker:
         """Publish a single message, gathered with others of this wake-up. BusyError as for `publish`."""
         self._check_open()
         check_message(message, self.settings.limits)
-        if is_system(message.topic):
+        if is_reserved(message.topic):
             raise _reserved(message.topic)
         route = self._stores.routes([message.topic])[0]
         if partition is None:
@@ -287,10 +283,7 @@ class Broker:
         """Until a batch of this topic can be taken."""
         log = self._stores.log_for(topic)
         if log is None:
-            while self._line_bytes > _LINE_BYTES_MAX:
-                room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._line_room.append(room)
-                await room
+            await self._live.wait_room()
         else:
             owner = self._stores.routes([topic])[0].owners[0]
             await log.wait_room(ShardId(owner.journal, owner.shard))
@@ -303,81 +296,8 @@ class Broker:
 
     def new_term(self, producer: str) -> int:
         """A term higher than all before it: whoever has an older one may not publish any more."""
-        check_label(Label.PRODUCER, producer)
-        newest = max(
-            self._terms.pop(producer, 0), *(log.newest_term(producer) for log in self._stores.kept)
-        )
-        term = max(newest + 1, self.clock.time_ns() // 1_000_000)
-        self._terms[producer] = term
-        if len(self._terms) > _TERMS_MAX:
-            del self._terms[next(iter(self._terms))]
-        return term
-
-    def _check_term(self, producer: str, term: int) -> None:
-        newest = self._terms.get(producer)
-        if newest is not None and term < newest:
-            raise ProducerFencedError(
-                f"producer {producer!r} was opened anew with term {newest}; term {term} may not publish"
-            )
-
-    # --- Topics that are not kept ---
-
-    def _publish_live(self, batch: Batch, level: Level | None) -> asyncio.Future[Published]:
-        answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-        if self._line or (batch.envelope.codec != Codec.NONE and batch.envelope.run_count > 1):
-            if self._line_bytes > _LINE_BYTES_MAX:
-                raise BusyError("batches wait to be unpacked; wait for room")
-            self._line.append(_InLine(batch, level, answer))
-            self._line_bytes += batch.envelope.body_bytes
-            if len(self._line) == 1:
-                self._tasks.start(self._work_off_line())
-        else:
-            answer.set_result(self._send_live(batch, level))
-        return answer
-
-    async def _work_off_line(self) -> None:
-        """Undo compression off the loop; whatever comes meanwhile waits its turn."""
-        while self._line:
-            batch, level, answer = self._line[0]
-            size = batch.envelope.body_bytes
-            try:
-                if batch.envelope.codec != Codec.NONE and batch.envelope.run_count > 1:
-                    batch = await self._workers.submit(batch.uncompressed)
-                published = self._send_live(batch, level)
-            except RunnelError as error:
-                if not answer.done():
-                    answer.set_exception(error)
-            else:
-                if not answer.done():
-                    answer.set_result(published)
-            self._line.popleft()
-            self._line_bytes -= size
-            waiting, self._line_room = self._line_room, []
-            for room in waiting:
-                if not room.done():
-                    room.set_result(None)
-
-    def _send_live(self, batch: Batch, level: Level | None) -> Published:
-        live = self._stores.live
-        reached = Level.NONE if level is Level.NONE else Level.RECEIVED
-        topics = live.resolve(batch.envelope)
-        answers = self._reading.answers_live(topics)
-        self._count_in(batch)
-        now_ns = self.clock.time_ns()
-        if not any(topic.exists for topic in topics):
-            return Appended([0] * len(topics), 0, 0, now_ns, reached, receivers=0)
-        numbered, encoded = live.number(batch, topics, now_ns)
-        stored = Stored(numbered, batch.body, encoded)
-        receivers = self._reading.spread_live(stored, answers)
-        live.keep_last(stored, topics, self.settings.log.last_value_bytes_max)
-        return Appended(
-            numbered.column64(numbered.base_offsets),
-            numbered.entry,
-            int.from_bytes(numbered.epochs[-8:], "little"),
-            now_ns,
-            reached,
-            receivers=receivers,
-        )
+        stored_term = max(log.newest_term(producer) for log in self._stores.kept)
+        return self._terms.take(producer, stored_term)
 
     # --- What the logs tell ---
 
@@ -594,12 +514,13 @@ class Broker:
         if self._keepers:
             await asyncio.wait(self._keepers)
         await self._reading.close()
-        await self._tasks.wait()
+        await self._live.tasks.wait()
         await self._gatherings.tasks.wait()
         await self._stores.close()
 
 
 def _reserved(topic: str) -> ClientFault:
     return ClientFault(
-        f"topic {topic!r}: names that begin with ! are the system's, and nobody has the right to publish there"
+        f"topic {topic!r}: names that begin with ! are the system's; only {DEAD_LETTER_PREFIX}… and {STATS_PREFIX}… "
+        "are open to publishers"
     )

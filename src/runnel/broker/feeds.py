@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final, NamedTuple, Protocol
@@ -14,7 +15,7 @@ from runnel.formats.envelope import Codec
 from runnel.formats.wire import GapState
 from runnel.log.disk_log import DiskLog
 from runnel.log.index import Key
-from runnel.log.log import Chosen, Found, Gap, Passed, Position, ShardId
+from runnel.log.log import Chosen, Found, Gap, Position, ShardId, ShardPage
 from runnel.log.memory_log import MemoryLog
 from runnel.topics.pattern_index import Walk
 from runnel.world.workers import Workers
@@ -68,6 +69,10 @@ class ShardFeed:
     def lag(self, subscription: LiveSubscription) -> int:  # noqa: ARG002 - its position is here
         return max(0, self._log.entries(self._shard).next_offset - self._position.entry)
 
+    def has_passed(self, entry: int) -> bool:
+        """Whether an entry lies before what it reads."""
+        return self._position.epoch in (0, self._log.epoch) and entry < self._position.entry
+
     async def step(self, subscription: LiveSubscription) -> bool:
         try:
             page = await self._log.read_shard(
@@ -102,7 +107,7 @@ class ShardFeed:
         for gap in page.gaps:
             subscription.tell_gap(damage_gap(gap))
         if self._tells_passed:
-            for passed in passed_gaps(page.passed, subscription.matches, self._log):
+            for passed in passed_gaps(page, subscription.matches, self._log):
                 subscription.tell_gap(passed)
         self._position = page.next_position
         if buffers:
@@ -148,21 +153,45 @@ async def wanted_block(
     return (b"", 0) if wanted is None else (wanted.pack(), len(wanted))
 
 
-def passed_gaps(
-    passed: Sequence[Passed], matches: Callable[[str], bool], log: KeptLog
-) -> list[GapState]:
-    """Messages that a reader was too slow for: one gap for each partition."""
-    gaps: dict[Key, list[int]] = {}
-    for topic, number, first, end in passed:
-        if matches(topic) and log.has_topic(topic):
-            gap = gaps.setdefault((topic, number), [0, first, end])
-            gap[0] += end - first
-            gap[2] = end
+def passed_gaps(page: ShardPage, matches: Callable[[str], bool], log: KeptLog) -> list[GapState]:
+    """Messages that a reader was too slow for: a gap for each stretch of a partition of which nothing is served.
+
+    Some of a stretch may have left the log altogether: it counts too.
+    """
+    if not page.passed:
+        return []
+    served = _base_offsets(page.found, matches)
+    stretches: dict[Key, list[tuple[int, int]]] = {}
+    for topic, number, first, end in page.passed:
+        if not matches(topic) or not log.has_topic(topic):
+            continue
+        known = stretches.setdefault((topic, number), [])
+        if known:
+            begin, former_end = known[-1]
+            bases = served.get((topic, number), ())
+            later = bisect_left(bases, former_end)
+            if later == len(bases) or bases[later] > first:
+                known[-1] = (begin, end)
+                continue
+        known.append((first, end))
     text = "they passed their age, or were purged, before they were read"
     return [
-        GapState("retention", missed, topic, number, first, end, text)
-        for (topic, number), (missed, first, end) in gaps.items()
+        GapState("retention", end - first, *key, first, end, text)
+        for key, known in stretches.items()
+        for first, end in known
     ]
+
+
+def _base_offsets(page: Sequence[Found], matches: Callable[[str], bool]) -> dict[Key, list[int]]:
+    """Of the runs that are served, by partition, in order."""
+    bases: dict[Key, list[int]] = {}
+    for found in page:
+        head = found.batch.envelope
+        partitions, offsets = head.column32(head.partitions), head.column64(head.base_offsets)
+        for run in range(head.run_count) if found.runs is None else found.runs:
+            if matches(head.topics[run]):
+                bases.setdefault((head.topics[run], partitions[run]), []).append(offsets[run])
+    return bases
 
 
 class PartitionsFeed:
@@ -254,8 +283,8 @@ async def wanted_from(found: Found, offset: int, workers: Workers) -> Batch:
 
     def cut() -> Batch:
         batch = found.wanted()
-        first = batch.runs()[0]
-        before = offset - first.base_offset
+        head = batch.envelope
+        before = offset - head.column64(head.base_offsets)[0]
         return batch.slice(before) if 0 < before < len(batch) else batch
 
     if found.batch.envelope.codec == Codec.NONE:
@@ -266,8 +295,9 @@ async def wanted_from(found: Found, offset: int, workers: Workers) -> Batch:
 class LastValuesFeed:
     """The last message of every matching partition, as they were when the subscription began.
 
-    Messages that came since are noted in the subscription's `first_new`, and follow from the log. A step looks for
-    the next topics, or sends what one stored batch, or a few small ones, have of those found.
+    Messages that came since are noted in the subscription's `first_new`, and follow from the log. So do those behind
+    the places of a subscription that resumes: where one lies there, it is left out. A step looks for the next topics,
+    or sends what one stored batch, or a few small ones, have of those found.
     """
 
     __slots__ = (
@@ -326,7 +356,7 @@ class LastValuesFeed:
             for number, shard in enumerate(log.topic(topic).shards):
                 key = (topic, number)
                 offset = self._last_before(subscription, log, key)
-                if offset >= 1:
+                if offset >= 1 and not _is_ahead(subscription, key, offset):
                     self._wanted.setdefault((log, shard), {})[key] = offset
 
     def _last_before(self, subscription: LiveSubscription, log: KeptLog, key: Key) -> int:
@@ -344,7 +374,12 @@ class LastValuesFeed:
         if chosen is None:
             self._reading = None
             return
-        batches = [await taken(each, self._workers) for each in chosen]
+        feed = subscription.behind().get(shard)
+        batches = [
+            await taken(each, self._workers)
+            for each in chosen
+            if not isinstance(feed, ShardFeed) or feed.has_passed(each.batch.envelope.entry)
+        ]
         if not subscription.is_closed:
             send_batches(subscription, shard, log.epoch, batches)
 
@@ -367,6 +402,11 @@ class LastValuesFeed:
                         size += len(batch.body)
             self._unkept.popleft()
         send_batches(subscription, LIVE_SHARD, epoch, batches)
+
+
+def _is_ahead(subscription: LiveSubscription, key: Key, offset: int) -> bool:
+    """Whether a subscription by partitions will read this message from its place on."""
+    return subscription.places is not None and offset >= subscription.places.get(key, offset + 1)
 
 
 class _Reading(NamedTuple):

@@ -256,8 +256,11 @@ def tell_recovered(events: Events, name: str, recovered: Recovered) -> None:
             damage=[_printable(place) for place in recovered.damage[:_SHOWN_MAX]],
             damage_count=len(recovered.damage),
         )
+    differing: dict[str, list[str]] = {}
     for difference in recovered.differences:
-        events.tell(EventKind.POLICY_DIFFERS, difference.topic, text=difference.text)
+        differing.setdefault(difference.topic, []).append(difference.text)
+    for topic, texts in differing.items():  # once a topic: a second event of it would be held back
+        events.tell(EventKind.POLICY_DIFFERS, topic, text="; ".join(texts))
 
 
 class _Loss(msgspec.Struct, frozen=True):

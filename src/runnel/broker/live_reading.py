@@ -102,6 +102,7 @@ class LiveReading:
         if subscription.places is not None:
             offsets = await starting.offsets_at(self._stores, parsed, start)
             self._sweep_if_due()
+            subscription.gaps_at_start += starting.lost_partitions(self._stores, parsed, start)
             self._begin_partitions(
                 subscription,
                 start,
@@ -119,15 +120,16 @@ class LiveReading:
                 await starting.entries_at(matching, start.time_ns) if start.kind == "time" else {}
             )
             self._sweep_if_due()
+            subscription.gaps_at_start += starting.lost_shards(self._stores, start)
             self._begin_shards(
                 subscription,
                 starting.begin_positions(self._stores, start, matching, entries, ends),
-                is_held=start.kind == "last",
+                is_held=start.kind in starting.WITH_LAST,
                 tells_passed=start.kind not in ("earliest", "time"),
             )
         if self._is_closed:
             raise Unavailable("the broker is closing")
-        if start.kind == "last":
+        if start.kind in starting.WITH_LAST:
             subscription.first_new = {}
             walks = [self._index.walk(pattern) for pattern in parsed]
             subscription.prelude = LastValuesFeed(
@@ -149,7 +151,8 @@ class LiveReading:
                 subscription.gaps_at_start.append(gap)
             shard = log.topic(topic).shards[number]
             is_behind = offset < log.next_offset(topic, number)
-            if (is_behind or start.kind == "last") and shard not in subscription.behind():
+            is_held = start.kind in starting.WITH_LAST
+            if (is_behind or is_held) and shard not in subscription.behind():
                 feed = PartitionsFeed(log, shard, self._stores, self._workers)
                 subscription.fall_behind(shard, feed)
         subscription.partitions = told
@@ -225,8 +228,7 @@ class LiveReading:
     async def _run_feeds(self, subscription: LiveSubscription) -> None:
         if subscription.prelude is not None:
             await self._run_prelude(subscription, subscription.prelude)
-            subscription.prelude = subscription.first_new = None
-            subscription.release()
+            subscription.end_prelude()
         behind = subscription.behind()
         while behind and not subscription.is_closed:
             await subscription.wait_room()
@@ -281,7 +283,7 @@ class LiveReading:
                 traffic.count_out(topics[0], total * readers, size)
             else:
                 sent = counts if readers == 1 else [count * readers for count in counts]
-                traffic.count_runs_out(topics, sent, total * readers, size)
+                traffic.count_runs(topics, sent, total * readers, size, is_out=True)
 
     def _fall_behind(
         self, subscription: LiveSubscription, shard: ShardId, envelope: Envelope, *, is_slow: bool

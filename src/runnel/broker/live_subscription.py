@@ -14,7 +14,7 @@ import asyncio
 import enum
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -27,6 +27,7 @@ from runnel.formats.envelope import Envelope
 from runnel.formats.wire import GapState, PartitionPlace, ShardPlace
 from runnel.log.index import Key
 from runnel.log.log import ShardId
+from runnel.topics.names import LIVE_JOURNAL
 from runnel.topics.patterns import Pattern
 
 _MATCHES_MAX = 10_000
@@ -57,6 +58,10 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     buffers: Sequence[bytes | memoryview]
     size: int
     messages: int
+
+
+# Without blocks: no last values follow. A client that has seen it does not ask for them after a lost connection.
+_LAST_SENT: Final = Delivery(ShardId(LIVE_JOURNAL), 0, 0, (), 0, 0)
 
 
 class Sink(Protocol):
@@ -345,8 +350,11 @@ class LiveSubscription:
         if self._queued_bytes > self._queue_bytes_max:
             self._overflow()
 
-    def release(self) -> None:
-        """The prelude is over: what waited behind it may go."""
+    def end_prelude(self) -> None:
+        """All last values have been sent: the client is told so, and what waited behind them may go."""
+        self.prelude = self.first_new = None
+        if not self.is_closed:
+            self.send(_LAST_SENT)
         self._go_on()
 
     def _send_queued(self) -> None:

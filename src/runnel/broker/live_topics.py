@@ -19,9 +19,9 @@ from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
-from runnel.log.last_values import one_message
+from runnel.log.last_values import messages_of
 from runnel.log.log import ShardId, Stored
-from runnel.topics.names import LIVE_JOURNAL, check_topic, is_system
+from runnel.topics.names import LIVE_JOURNAL, check_topic, is_reserved
 from runnel.topics.policies import Policies, Policy
 
 LIVE_SHARD: Final = ShardId(LIVE_JOURNAL)
@@ -63,7 +63,8 @@ class LiveTopic:
         batch = self.last[partition]
         if batch is None or len(batch) == 1:
             return batch
-        return one_message(batch, (self.name, partition), self.next_offsets[partition] - 1)
+        key = (self.name, partition)
+        return dict(messages_of(batch, {key: self.next_offsets[partition] - 1})).get(key)
 
 
 class LiveTopics:
@@ -149,7 +150,7 @@ class LiveTopics:
 
     def make(self, topic: LiveTopic) -> None:
         """Somebody will receive its messages."""
-        if len(self) >= self._topics_max and not is_system(topic.name):
+        if len(self) >= self._topics_max and not is_reserved(topic.name):
             raise LimitExceededError(
                 f"topic {topic.name!r} would be one more than limits.topics_max = {self._topics_max}"
             )
@@ -212,15 +213,19 @@ class LiveTopics:
         if True not in [topic.keeps_last for topic in topics]:
             return
         batch = Batch(head, bytes(stored.body))  # and nothing else that arrived with it
-        for topic, number in zip(topics, head.column32(head.partitions), strict=True):
-            if topic.keeps_last:
-                last: Batch | None = batch
-                if head.body_bytes > _WHOLE_BYTES_MAX:
-                    offset = topic.next_offsets[number] - 1
-                    last = one_message(batch, (topic.name, number), offset)
-                    if last is not None and last.envelope.body_bytes > bytes_max:
-                        last = None
-                topic.last[number] = last
+        keeping = {
+            (topic.name, number): topic
+            for topic, number in zip(topics, head.column32(head.partitions), strict=True)
+            if topic.keeps_last
+        }
+        if head.body_bytes <= _WHOLE_BYTES_MAX:
+            for (_, number), topic in keeping.items():
+                topic.last[number] = batch
+            return
+        wanted = {key: topic.next_offsets[key[1]] - 1 for key, topic in keeping.items()}
+        for key, last in messages_of(batch, wanted):
+            is_small = last.envelope.body_bytes <= bytes_max
+            keeping[key].last[key[1]] = last if is_small else None
 
 
 def _check_partitions(envelope: Envelope, topics: Sequence[LiveTopic]) -> None:

@@ -6,6 +6,7 @@ A position of a shard is small however many topics lie in it, and names the same
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -17,7 +18,7 @@ from runnel.errors import ClientFault, UnknownTopicError
 from runnel.formats.wire import GapState, ShardState
 from runnel.log.log import Position, ShardId, ShardPage
 from runnel.topics.pattern_index import PatternIndex
-from runnel.topics.patterns import Pattern
+from runnel.topics.patterns import Pattern, any_of
 from runnel.world.workers import Workers
 
 
@@ -82,15 +83,7 @@ class ShardReading:
         log = self._stores.log_of_shard(shard)
         if log is None:
             raise UnknownTopicError(f"there is no shard {shard}")
-        parsed = [Pattern(text) for text in patterns]
-        known: dict[str, bool] = {}
-
-        def matches(topic: str) -> bool:
-            answer = known.get(topic)
-            if answer is None:
-                answer = known[topic] = any(pattern.matches(topic) for pattern in parsed)
-            return answer
-
+        matches = lru_cache(None)(any_of(map(Pattern, patterns)))
         position = Position(epoch, entry)
         page = await log.read_shard(
             shard, position, bytes_max=max(1, min(bytes_max, self._bytes_max))
@@ -106,7 +99,7 @@ class ShardReading:
                 messages += count
         bounds = log.entries(shard)
         gaps = [damage_gap(gap) for gap in page.gaps]
-        gaps += passed_gaps(page.passed, matches, log)
+        gaps += passed_gaps(page, matches, log)
         return ShardFetched(
             blocks,
             messages,
@@ -123,5 +116,6 @@ def _up_to(page: ShardPage, end_entry: int) -> ShardPage:
     if page.next_position.entry <= end_entry:
         return page
     found = [each for each in page.found if each.batch.envelope.entry < end_entry]
+    gaps = [gap for gap in page.gaps if gap.first_offset < end_entry]
     position = msgspec.structs.replace(page.next_position, entry=end_entry)
-    return ShardPage(found, position, page.gaps, page.passed)
+    return ShardPage(found, position, gaps, page.passed)

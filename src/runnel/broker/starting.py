@@ -15,13 +15,17 @@ from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
 from runnel.log.index import Key
 from runnel.log.log import Position, ShardId
 from runnel.log.memory_log import MemoryLog
+from runnel.topics.names import LIVE_JOURNAL
 from runnel.topics.pattern_index import SLICE_COMPARISONS, PatternIndex
 from runnel.topics.patterns import Pattern
 
 _EVER: Final = -(2**63)
 _FIRST_COMPARISONS: Final = 64
+_LOST: Final = "messages in memory were lost when the broker started anew"
 
-KINDS: Final = ("latest", "last", "earliest", "offsets", "time", "resume")
+KINDS: Final = ("latest", "last", "earliest", "offsets", "time", "resume", "resume_last")
+RESUMING: Final = ("resume", "resume_last")
+WITH_LAST: Final = ("last", "resume_last")
 
 
 def check_start(start: Start, patterns: Sequence[Pattern]) -> None:
@@ -62,7 +66,7 @@ async def offsets_at(stores: Stores, patterns: Sequence[Pattern], start: Start) 
 
     Looks again until no topic was made while it looked: then nothing can have been stored that it does not know of.
     """
-    if start.kind not in ("earliest", "time", "resume"):
+    if start.kind not in ("earliest", "time", *RESUMING):
         return {}
     time_ns = start.time_ns if start.kind == "time" else _EVER
     given = {(place.topic, place.partition): place for place in start.partitions}
@@ -126,11 +130,40 @@ def begin_offsets(
                 if given[key].offset > end:
                     raise OffsetAheadError(*key, given[key].offset, end)
                 begins[key] = Begin(log, given[key].offset)
-            case "resume":
+            case "resume" | "resume_last":
                 begins[key] = _resumed(log, key, given.get(key), found)
             case _:
                 begins[key] = Begin(log, end)
     return begins
+
+
+def lost_partitions(stores: Stores, patterns: Sequence[Pattern], start: Start) -> list[GapState]:
+    """What to tell of places in topics that were in memory and have not been made again.
+
+    The reader is given no other place, so that it is told again until something comes.
+    """
+    literals = {pattern.prefix for pattern in patterns}
+    lost = []
+    for place in start.partitions if start.kind in RESUMING else ():
+        log = stores.log_for(place.topic) if place.topic in literals else None
+        if log is not None and not log.has_topic(place.topic) and _is_of_older_epoch(log, place):
+            key = (place.topic, place.partition)
+            lost.append(GapState("restart", 0, *key, place.offset, 1, _LOST))
+    return lost
+
+
+def lost_shards(stores: Stores, start: Start) -> list[GapState]:
+    """The same for shards, none of whose topics has been made again."""
+    if start.kind not in RESUMING:
+        return []
+    known = {shard for _, shard in stores.shards()}
+    return [
+        GapState("restart", 0, text=f"shard {place.journal}/{place.shard}: {_LOST}")
+        for place in start.shards
+        if place.journal != LIVE_JOURNAL
+        and ShardId(place.journal, place.shard) not in known
+        and place.entry > 1
+    ]
 
 
 def _resumed(
@@ -141,7 +174,7 @@ def _resumed(
     if key not in found:
         return Begin(log, max(1, place.offset))
     if _is_of_older_epoch(log, place):
-        text = "messages in memory were lost when the broker started anew"
+        text = _LOST
     else:
         text = f"offset {place.offset} is beyond the next message's, {log.next_offset(*key)}"
     return Begin(log, found[key], GapState("restart", 0, *key, place.offset, found[key], text))
@@ -184,7 +217,7 @@ def begin_positions(
         elif start.kind in ("earliest", "time"):
             entry = at_time.get(shard, ends.get(shard, 0))
             position = Position(log.epoch, max(entry, bounds.first_offset))
-        elif start.kind == "resume":
+        elif start.kind in RESUMING:
             place = given.get(shard)
             position = first if place is None else _given_position(log, place)
         begins.append((log, shard, position))

@@ -98,8 +98,14 @@ class TopicTraffic:
         flow.messages_out += messages
         flow.bytes_out += size
 
-    def count_runs_in(
-        self, topics: Sequence[str], counts: Sequence[int], messages: int, size: int
+    def count_runs(
+        self,
+        topics: Sequence[str],
+        counts: Sequence[int],
+        messages: int,
+        size: int,
+        *,
+        is_out: bool,
     ) -> None:
         """A batch of many runs, `messages` in all. They lie in one shard, so in one journal.
 
@@ -112,35 +118,23 @@ class TopicTraffic:
         for topic, count in zip(topics[chosen], counts[chosen], strict=True):
             flow = active.get(topic) or self._begin(topic)
             count *= weight
-            flow.messages_in += count
             rest_messages -= count
             share = round(mean * count)
-            flow.bytes_in += share
             rest_bytes -= share
+            if is_out:
+                flow.messages_out += count
+                flow.bytes_out += share
+            else:
+                flow.messages_in += count
+                flow.bytes_in += share
         if topics and (rest_messages or rest_bytes):
             rest = self._rest_of(topics[0])
-            rest.messages_in += rest_messages
-            rest.bytes_in += rest_bytes
-
-    def count_runs_out(
-        self, topics: Sequence[str], counts: Sequence[int], messages: int, size: int
-    ) -> None:
-        """As `count_runs_in`, for what is delivered."""
-        rest_messages, rest_bytes, mean = messages, size, size / (messages or 1)
-        chosen, weight = self._choose(len(topics))
-        active = self._active
-        for topic, count in zip(topics[chosen], counts[chosen], strict=True):
-            flow = active.get(topic) or self._begin(topic)
-            count *= weight
-            flow.messages_out += count
-            rest_messages -= count
-            share = round(mean * count)
-            flow.bytes_out += share
-            rest_bytes -= share
-        if topics and (rest_messages or rest_bytes):
-            rest = self._rest_of(topics[0])
-            rest.messages_out += rest_messages
-            rest.bytes_out += rest_bytes
+            if is_out:
+                rest.messages_out += rest_messages
+                rest.bytes_out += rest_bytes
+            else:
+                rest.messages_in += rest_messages
+                rest.bytes_in += rest_bytes
 
     def _choose(self, runs: int) -> tuple[slice, int]:
         """Which runs of a batch are counted, and for how many each of them stands."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import secrets
+import signal
 import sys
+from collections.abc import Coroutine
 from contextlib import nullcontext
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -134,11 +137,8 @@ def bench(
         run_connected(url, _is_there)
     if sys.stderr is not None and sys.stderr.isatty():
         typer.echo(f"{counted(clients, 'client')} for {duration:g} s …", err=True)
-    report = run_loop(
-        _run(
-            plan, min(processes, clients), subscribed, (keep or Keep.DISK) if start_broker else None
-        )
-    )
+    own = (keep or Keep.DISK) if start_broker else None
+    report = run_loop(_until_ended(_run(plan, min(processes, clients), subscribed, own)))
     if form is Format.JSON:
         typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
@@ -146,6 +146,29 @@ def bench(
             typer.echo(line)
     if not report.is_sound:
         raise typer.Exit(1)
+
+
+async def _until_ended(main: Coroutine[Any, Any, Report]) -> Report:
+    """Who ends us by a signal ends our processes too, which nobody else can: they have sessions of their own."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    ended_by: list[int] = []
+
+    def end(number: int) -> None:
+        if (
+            not ended_by
+        ):  # once: what follows is the end of the processes, and must not be broken off
+            ended_by.append(number)
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, end, number)
+    try:
+        return await main
+    except asyncio.CancelledError:
+        if not ended_by:
+            raise
+        raise typer.Exit(128 + ended_by[0]) from None
 
 
 async def _run(plan: Load, processes: int, subscribed: frozenset[str], keep: Keep | None) -> Report:

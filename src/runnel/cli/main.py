@@ -6,14 +6,15 @@ command's dependencies are nobody else's burden.
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
-from collections.abc import Sequence
-from importlib import import_module
-from typing import Annotated, Any, Final, NoReturn
 
 try:
+    import errno
+    import os
+    from collections.abc import Sequence
+    from importlib import import_module
+    from typing import Annotated, Any, Final, NoReturn
+
     import typer
     import typer.core
     import typer.main

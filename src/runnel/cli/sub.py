@@ -13,6 +13,7 @@ from runnel.cli.messages import Format
 from runnel.cli.places import Place, Time, parse_place
 from runnel.cli.printing import MessageOutput, tell_gap
 from runnel.cli.tables import counted
+from runnel.errors import ClientFault
 from runnel.topics.patterns import Pattern
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ def sub(
     for text in pattern:
         Pattern(text)  # its error says where the pattern is wrong
     place = parse_place("--from", begin, time.time_ns())
+    if isinstance(place, int) and (len(pattern) > 1 or not Pattern(pattern[0]).is_literal):
+        raise ClientFault(
+            f"--from {place} is an offset, which needs one topic, not {' '.join(pattern)}; a time or "
+            "an age such as 2h goes with several"
+        )
     output = MessageOutput(form)
     printed = run_connected(
         url, lambda bus: _print_all(_subscription(bus, pattern, place), output, count, timeout)

@@ -158,6 +158,7 @@ class BlockingBus:
     fetch_shard = _blocking(Bus.fetch_shard)
     topics = _blocking(Bus.topics)
     topic = _blocking(Bus.topic)
+    routes = _blocking(Bus.routes)
     delete_topic = _blocking(Bus.delete_topic)
     purge_topic = _blocking(Bus.purge_topic)
     cursors = _blocking(Bus.cursors)

@@ -24,7 +24,7 @@ from runnel.client.timers import Deadline, Timers
 from runnel.errors import ClientFault, ClosedError, RunnelError, UnknownTopicError
 from runnel.formats import block, envelope, wire
 from runnel.formats.batch import Batch
-from runnel.formats.wire import CursorPlace, CursorState, ShardState, TopicState, Welcome
+from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, TopicState, Welcome
 from runnel.topics.names import check_topic
 from runnel.topics.partitions import partition_of_key
 
@@ -468,6 +468,11 @@ class Bus:
         if not answer.topics:
             raise UnknownTopicError(f"there is no topic {name!r}")
         return answer.topics[0]
+
+    async def routes(self, *topics: str) -> dict[str, Route]:
+        """Where messages of these topics go: partitions, journal and shards. Asked once for each, then remembered."""
+        await self._router.resolve(topics, self._deadline())
+        return {topic: self._router.routes[topic] for topic in topics}
 
     async def delete_topic(self, name: str) -> None:
         self._router.forget([name])

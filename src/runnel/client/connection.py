@@ -29,6 +29,8 @@ OnAnswer: TypeAlias = Callable[[wire.Answer | RunnelError, memoryview], None]
 # What a broker may send: the largest batch there can be, with its envelope.
 _FRAME_BYTES_MAX: Final = 128 * 2**20
 _RECEIVE_BYTES: Final = 256 * 2**10
+# What it announces is made room for at once, up to so much: a page that was asked for is rarely larger.
+_TRUSTED_BYTES: Final = 8 * 2**20
 # What was gathered in one wake-up leaves before its end when it is this much.
 _GATHER_BYTES_MAX: Final = 64 * 2**10
 # Requests without an answer whose refusal would still be noticed.
@@ -78,8 +80,9 @@ class Connection(asyncio.BufferedProtocol):
         self._timers = timers
         self._owner = owner
         self._transport: asyncio.Transport | None = None
-        self._frames = FrameReader(_FRAME_BYTES_MAX)
+        self._frames = FrameReader(_FRAME_BYTES_MAX, trusted_bytes=_TRUSTED_BYTES)
         self._view = _receive_buffers.view
+        self._is_room_lent = False
         self._pending: dict[int, OnAnswer] = {}
         self._unanswered: deque[int] = deque()
         self._out: list[Buffer] = []
@@ -106,12 +109,18 @@ class Connection(asyncio.BufferedProtocol):
             self._view = memoryview(bytearray(_RECEIVE_BYTES))
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        return self._view
+        room = self._frames.room()
+        self._is_room_lent = room is not None
+        return self._view if room is None else room
 
     def buffer_updated(self, nbytes: int) -> None:
         self._has_heard = True
         try:
-            for frame in self._frames.feed(self._view[:nbytes]):
+            if self._is_room_lent:
+                frames = self._frames.fill(nbytes)
+            else:
+                frames = self._frames.feed(self._view[:nbytes])
+            for frame in frames:
                 self._take(frame)
         except RunnelError as error:
             self.abort(f"the broker sent what cannot be understood: {error}")

@@ -249,7 +249,7 @@ class ShardLine:
         buffers = block.pack(envelope.encode(head), body)
         size = len(buffers[0]) + len(buffers[1]) + len(buffers[2])
         number = self._link.next_number()
-        publish = wire.Publish(number, self._terms.level, is_patient=True)
+        publish = wire.Publish(number, self._terms.level)
         outgoing.attempts += 1
         if self._terms.level == "none":
             # Done once the transport has it; a refusal that still comes is told at the next flush.

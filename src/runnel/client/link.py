@@ -279,7 +279,7 @@ class Link:
         While the deadline allows, a request waits for the link, and is made again if the broker cannot do it now
         (then nothing was done); one that is repeatable also if the connection was lost under it.
         """
-        attempt = 0
+        attempt = losses = 0
         refusal: RunnelError | None = None
         while True:
             connection = await self.wait_connected(deadline, what, refusal)
@@ -296,6 +296,9 @@ class Link:
             except ConnectionLostError as error:
                 if not is_repeatable:
                     raise _unsure(what, error) from None
+                if losses:  # should it be this request that ends connections, it must not do so all the time
+                    await sleep(self._timers, min(backoff_s(losses), max(0.0, deadline.left_s)))
+                losses += 1
             except (MovedError, TimeoutExpiredError):
                 raise
             except Unavailable as error:

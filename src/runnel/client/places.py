@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from runnel.errors import ClientFault
 from runnel.formats import wire
-from runnel.formats.batch import Batch
+from runnel.formats.batch import Batch, Run
 from runnel.topics.patterns import Pattern
 
 OffsetMap: TypeAlias = Mapping[str | tuple[str, int], int]
@@ -68,10 +68,15 @@ def partition_places(offsets: OffsetMap) -> Iterable[wire.PartitionPlace]:
 class Places:
     """Where a subscription goes on: by partition if it names its topics, by shard if it has wildcards."""
 
-    __slots__ = ("_is_by_partition", "_partitions", "_shards", "is_known")
+    __slots__ = ("_is_by_partition", "_newest", "_partitions", "_shards", "_start", "is_known")
 
-    def __init__(self, patterns: Iterable[str]) -> None:
+    def __init__(self, patterns: Iterable[str], start: wire.Start) -> None:
         self.is_known = False  # the broker has said where it begins
+        self._start = start
+        # Until all last values have come: epoch and offset of what came of each partition.
+        self._newest: dict[tuple[str, int], tuple[int, int]] | None = (
+            {} if start.kind == "last" else None
+        )
         self._is_by_partition = all(Pattern(pattern).is_literal for pattern in patterns)
         self._partitions: dict[tuple[str, int], wire.PartitionPlace] = {}
         self._shards: dict[tuple[str, int], wire.ShardPlace] = {}
@@ -84,17 +89,40 @@ class Places:
         for shard in answer.shards:
             self._shards[shard.journal, shard.shard] = shard
 
-    def delivered(self, head: wire.Deliver, batches: Iterable[Batch]) -> None:
-        """Move on behind what has arrived."""
+    def delivered(self, head: wire.Deliver, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """Move on behind what has arrived. What is new of it: last values may come again after a loss."""
+        if self._newest is not None:
+            if batches:
+                batches = self._without_repeated(batches)
+            else:
+                self._newest = None  # that was the last of them
         if not self._is_by_partition:
             if head.next_entry:
                 self._shards[head.journal, head.shard] = wire.ShardPlace(
                     head.journal, head.shard, head.epoch, head.next_entry
                 )
-            return  # the runs need not be looked at
+            return batches  # the runs need not be looked at
         for batch in batches:
             for run in batch.runs():
                 self._move(run.topic, run.partition, run.base_offset + run.count, run.epoch)
+        return batches
+
+    def _without_repeated(self, batches: Iterable[Batch]) -> list[Batch]:
+        new = []
+        for batch in batches:
+            runs = [number for number, run in enumerate(batch.runs()) if self._is_new(run)]
+            if runs:
+                new.append(batch.cut(runs))
+        return new
+
+    def _is_new(self, run: Run) -> bool:
+        assert self._newest is not None
+        key = (run.topic, run.partition)
+        newest = (run.epoch, run.base_offset + run.count - 1)
+        if newest <= self._newest.get(key, (-1, -1)):
+            return False
+        self._newest[key] = newest
+        return True
 
     def missed(self, gap: wire.GapState) -> None:
         """Move on behind what will not arrive."""
@@ -110,7 +138,9 @@ class Places:
                 topic, partition, offset, epoch
             )
 
-    def resume(self) -> wire.Start:
-        return wire.Start(
-            "resume", tuple(self._partitions.values()), 0, tuple(self._shards.values())
-        )
+    def next_start(self) -> wire.Start:
+        """What to subscribe with, the first time or after a loss."""
+        if not self.is_known:
+            return self._start
+        kind = "resume" if self._newest is None else "resume_last"
+        return wire.Start(kind, tuple(self._partitions.values()), 0, tuple(self._shards.values()))

@@ -93,7 +93,6 @@ class Subscription:
         self._router = router
         self._timers = timers
         self._number = number
-        self._start = start
         self._overflow = overflow
         self._buffer_bytes = buffer_bytes
         self._on_gap = on_gap
@@ -101,10 +100,9 @@ class Subscription:
         self._deadline_s = deadline_s
         self._link: Link = router.home
         self._loop = asyncio.get_running_loop()
-        self._places = Places(self.patterns)
+        self._places = Places(self.patterns, start)
         self._is_begun = False
         self._is_subscribed = False
-        self._has_received = False
         self._is_closed = False
         self._is_read = False  # somebody waits for the next batch
         self._error: RunnelError | None = None
@@ -216,16 +214,11 @@ class Subscription:
             number,
             self._number,
             self.patterns,
-            self._places.resume() if self._is_resumable else self._start,
+            self._places.next_start(),
             credit_bytes,
             self._overflow,
         )
         connection.request(number, head, lambda answer, _: self._answered(answer))
-
-    @property
-    def _is_resumable(self) -> bool:
-        """A reader of last values that has got none of them yet still wants them."""
-        return self._places.is_known and (self._has_received or self._start.kind != "last")
 
     def _answered(self, answer: wire.Answer | RunnelError) -> None:
         if isinstance(answer, wire.Subscribed):
@@ -296,9 +289,7 @@ class Subscription:
         """Credit is small, and goes out whenever it is due."""
 
     def delivered(self, head: wire.Deliver, tail: memoryview) -> None:
-        batches = unpack_blocks(tail)
-        self._places.delivered(head, batches)
-        self._has_received = True
+        batches = self._places.delivered(head, unpack_blocks(tail))
         self._arrived.append(_Arrived(batches, len(tail)))
         self._held_bytes += len(tail)
         if self._waiting:
@@ -364,7 +355,9 @@ class Subscription:
                 continue
             self._consumed_bytes += arrived.size
             self._unyielded_bytes += arrived.size
-            return arrived.batches
+            if arrived.batches:
+                return arrived.batches
+            self._return_credit()  # nothing of it is for the reader, who may wait next
         return ()
 
     async def _next_batch(self) -> Batch | None:

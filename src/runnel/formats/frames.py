@@ -12,9 +12,10 @@ it, and the columns in those, are aligned wherever the frame is.
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
+import numpy as np
 
 from runnel.errors import LimitExceededError, MalformedError
 
@@ -27,6 +28,8 @@ _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 _LARGE_BYTES: Final = 64 * 1024
 # So much is made for the beginning of a frame whatever has come of it, if the frame is as long.
 _HELD_BYTES_MIN: Final = 4096
+
+_Memory: TypeAlias = bytearray | memoryview
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -47,21 +50,23 @@ class FrameReader:
     """Takes bytes as they come and gives whole frames.
 
     A frame's length is checked against the limit as soon as its 8 bytes are there, before room for it is made; and
-    that room grows with the bytes that came, never with the length that was announced. After an error the stream
-    has no meaning: the reader refuses all that follows.
+    that room grows with the bytes that came, not with the length that was announced, but for `trusted_bytes`: so much
+    is made at once if the frame is as long. After an error the stream has no meaning: the reader refuses all that
+    follows.
 
     Bytes are copied once: `feed` copies a chunk, whose memory may be reused. A caller that receives into memory of its
     choice asks `room` first: the rest of a large frame is then received where it stays, and `fill` says how much.
     """
 
-    __slots__ = ("_broken", "_filled", "_frame_bytes_max", "_held", "_needed")
+    __slots__ = ("_broken", "_filled", "_frame_bytes_max", "_held", "_needed", "_trusted_bytes")
 
-    def __init__(self, frame_bytes_max: int) -> None:
+    def __init__(self, frame_bytes_max: int, *, trusted_bytes: int = 0) -> None:
         self._frame_bytes_max = frame_bytes_max
+        self._trusted_bytes = trusted_bytes
         self._broken: str | None = None
         # The beginning of a frame that has not arrived whole: the first `_filled` bytes of `_held`. Nothing more can
         # be said before there are `_needed` of them: first the prefix, then the frame.
-        self._held = bytearray()
+        self._held: _Memory = bytearray()
         self._filled = 0
         self._needed = PREFIX_BYTES
 
@@ -86,9 +91,11 @@ class FrameReader:
             begin = end
             frames += self._completed()
         if begin < len(chunk):
-            data = bytes(chunk[begin:] if begin else chunk)
-            position = self._cut(data, frames)
-            self._hold(data, position)
+            rest = memoryview(chunk)[begin:]
+            # The beginning of a large frame alone need not be copied as if it were a whole one.
+            is_cut = len(rest) < _LARGE_BYTES or self._begins_whole(rest)
+            position = self._cut(bytes(rest), frames) if is_cut else 0
+            self._hold(rest[position:])
         return frames
 
     def room(self) -> memoryview | None:
@@ -112,8 +119,8 @@ class FrameReader:
     def _make_room(self, size_bytes: int) -> None:
         """Copies into a larger buffer, twice the size: the old one may be lent out, and cannot grow."""
         if size_bytes > len(self._held):
-            doubled = max(size_bytes, 2 * len(self._held), _HELD_BYTES_MIN)
-            larger = bytearray(min(doubled, max(self._needed, size_bytes)))
+            wanted = max(size_bytes, 2 * len(self._held), _HELD_BYTES_MIN, self._trusted_bytes)
+            larger = _memory(min(wanted, max(self._needed, size_bytes)))
             larger[: self._filled] = memoryview(self._held)[: self._filled]
             self._held = larger
 
@@ -129,11 +136,19 @@ class FrameReader:
             self._filled = 0
         return frames
 
-    def _hold(self, data: bytes, position: int) -> None:
-        self._held = bytearray(memoryview(data)[position:])
-        self._filled = len(self._held)
+    def _begins_whole(self, data: memoryview) -> bool:
+        """Whether the frame that begins here is all there; what is needed of it from now on."""
+        self._needed = PREFIX_BYTES + self._read_prefix(data, 0)[0]
+        return len(data) >= self._needed
 
-    def _cut(self, data: bytes | bytearray, frames: list[Frame], end: int | None = None) -> int:
+    def _hold(self, beginning: memoryview) -> None:
+        self._held = bytearray()
+        self._filled = 0
+        self._make_room(len(beginning))
+        self._held[: len(beginning)] = beginning
+        self._filled = len(beginning)
+
+    def _cut(self, data: bytes | _Memory, frames: list[Frame], end: int | None = None) -> int:
         """Adds the whole frames in `data`; returns where they end."""
         end = len(data) if end is None else end
         view = memoryview(data).toreadonly()
@@ -151,7 +166,7 @@ class FrameReader:
             position = begin + frame_bytes
             frames.append(Frame(view[begin : begin + head_bytes], view[tail:position]))
 
-    def _read_prefix(self, data: bytes | bytearray, position: int) -> tuple[int, int]:
+    def _read_prefix(self, data: bytes | _Memory, position: int) -> tuple[int, int]:
         frame_bytes, head_bytes = _PREFIX.unpack_from(data, position)
         if frame_bytes > self._frame_bytes_max:
             self._broken = (
@@ -162,3 +177,10 @@ class FrameReader:
             self._broken = f"a head of {head_bytes} bytes does not fit a frame of {frame_bytes}"
             raise MalformedError("frame head_bytes", self._broken)
         return frame_bytes, head_bytes
+
+
+def _memory(size_bytes: int) -> _Memory:
+    """So many bytes to fill. Large ones are not cleared first: a client spends a tenth of its time for a page on it."""
+    if size_bytes < _LARGE_BYTES:
+        return bytearray(size_bytes)
+    return np.empty(size_bytes, np.uint8).data

@@ -64,10 +64,10 @@ class ShardPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Start(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a subscription begins: `kind` is latest, last, earliest, offsets, time or resume.
+    """Where a subscription begins: `kind` is latest, last, earliest, offsets, time, resume or resume_last.
 
     `offsets` needs `partitions`; `time` needs `time_ns`; `resume` goes on from the places that a subscription
-    was told when it began and moved on by its deliveries.
+    was told when it began and moved on by its deliveries, `resume_last` after last values that had not all come.
     """
 
     kind: str
@@ -177,14 +177,10 @@ class Hello(Head, tag="hello", frozen=True, gc=False):
 
 
 class Publish(Head, tag="publish", frozen=True, gc=False):
-    """One batch, a block behind the head. Without a level: stored on disk topics, received on others.
-
-    `is_patient`: the answer need not come by itself, it may wait a moment for others.
-    """
+    """One batch, a block behind the head. Without a level: stored on disk topics, received on others."""
 
     id: _Id
     level: str | None = None
-    is_patient: bool = False
 
 
 class Send(Head, tag="send", frozen=True, gc=False):
@@ -369,7 +365,10 @@ class Subscribed(Head, tag="subscribed", frozen=True, gc=False):
 
 
 class Deliver(Head, tag="deliver", frozen=True, gc=False):
-    """Blocks of one shard for a subscription, and the entry that it goes on with (0: history out of order)."""
+    """Blocks of one shard for a subscription, and the entry that it goes on with (0: history out of order).
+
+    Without blocks: all last values have been sent.
+    """
 
     subscription: _Id
     journal: str

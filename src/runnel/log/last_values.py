@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 
 from runnel.config import LogSettings
@@ -64,12 +64,15 @@ async def only(found: AsyncGenerator[Sequence[Chosen], None]) -> Batch | None:
     return None
 
 
-def one_message(batch: Batch, key: Key, offset: int) -> Batch | None:
-    """The message with this offset as a batch of its own; None if the batch does not have it."""
+def messages_of(batch: Batch, wanted: Mapping[Key, int]) -> Iterator[tuple[Key, Batch]]:
+    """One message a partition, by its offset, each as a batch of its own; without those that are not in this one."""
+    rows: dict[int, Key] = {}
     begin = 0
     for run in batch.runs():
-        row = offset - run.base_offset
-        if (run.topic, run.partition) == key and 0 <= row < run.count:
-            return batch.slice(begin + row, begin + row + 1)
+        key = (run.topic, run.partition)
+        row = wanted.get(key, -1) - run.base_offset
+        if 0 <= row < run.count:
+            rows[begin + row] = key
         begin += run.count
-    return None
+    if rows:
+        yield from zip(rows.values(), singles(batch.take(list(rows))), strict=True)

@@ -14,7 +14,7 @@ from runnel.errors import ClientFault, ClosedError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.log.cursors import CursorTable
 from runnel.log.index import Key
-from runnel.log.last_values import LastValues, fits, one_message, only
+from runnel.log.last_values import LastValues, fits, messages_of, only
 from runnel.log.log import (
     Appended,
     Bounds,
@@ -215,12 +215,17 @@ class MemoryLog:
         topic = self._topics.find(partition.key[0])
         return topic is not None and topic.policy.last_value
 
-    def _keep_last(self, partition: Partition, batch: Batch) -> None:
-        """The batch with a partition's last message leaves."""
-        if self._keeps_last(partition):
-            message = one_message(batch, partition.key, partition.visible_next - 1)
-            if message is not None and fits(message, self._settings.log):
-                self._last_values.put(partition.key, message.pack())
+    def _keep_last(self, batch: Batch, partitions: Sequence[Partition]) -> None:
+        """The batch with the last messages of these partitions leaves."""
+        wanted = {
+            partition.key: partition.visible_next - 1
+            for partition in partitions
+            if self._keeps_last(partition)
+        }
+        if wanted:
+            for key, message in messages_of(batch, wanted):
+                if fits(message, self._settings.log):
+                    self._last_values.put(key, message.pack())
 
     # --- Topics ---
 

@@ -76,7 +76,7 @@ class MemoryShard:
         *,
         find: Callable[[Key], Partition | None],
         holds: Callable[[], Sequence[Hold]],
-        keep_last: Callable[[Partition, Batch], None],
+        keep_last: Callable[[Batch, Sequence[Partition]], None],
         listener: Listener,
     ) -> None:
         self._listener = listener
@@ -374,10 +374,9 @@ class MemoryShard:
         # A pin holds something older: these leave from the middle.
         leaving = [stored for stored in self._row if stored.entry in entries]
         self._row = Row(stored for stored in self._row if stored.entry not in entries)
+        for stored in leaving:
+            self._hand_over_last(stored)
         for key in {key for stored in leaving for key in stored.keys}:
-            for place in self._places.get(key, ()):
-                if place.stored.entry in entries:
-                    self._hand_over_last(key, place)
             left = [
                 place for place in self._places.get(key, ()) if place.stored.entry not in entries
             ]
@@ -388,20 +387,24 @@ class MemoryShard:
         stored = self._row.first
         self._row.drop_first()
         self._stored_bytes -= len(stored.packed)
+        self._hand_over_last(stored)
         for key in dict.fromkeys(stored.keys):
             row = self._places.get(key)
             if row is None or row.first.stored is not stored:
                 continue  # purged
-            self._hand_over_last(key, row.first)
             row.drop_first()
             if not row:
                 del self._places[key]
 
-    def _hand_over_last(self, key: Key, place: Place) -> None:
-        """Messages leave: if a partition's last is among them, it may be kept beyond retention."""
-        partition = self._find(key)
-        if partition is not None and place.next_offset == partition.visible_next:
-            self._keep_last(partition, place.stored.batch())
+    def _hand_over_last(self, stored: StoredBatch) -> None:
+        """A batch leaves: the last messages of partitions that are in it may be kept beyond retention."""
+        partitions = []
+        for key in dict.fromkeys(stored.keys):
+            partition, row = self._find(key), self._places.get(key)
+            if partition is not None and row and row.last.stored is stored:
+                partitions.append(partition)
+        if partitions:
+            self._keep_last(stored.batch(), partitions)
 
     def _set_places(self, key: Key, places: Sequence[Place]) -> None:
         if places:

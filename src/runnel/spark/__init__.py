@@ -13,9 +13,13 @@ stream_reader, stream_offset  shards entry by entry, for as long as the query ru
 ranges, connections           what a task reads, and over what
 writer                        rows into topics, each once
 session, java, payloads       around it
+pipelines                     what is made of these: archive, replay, statistics, transforms
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 try:
     import pyspark  # noqa: F401 - is it there?
@@ -28,4 +32,61 @@ except ModuleNotFoundError as error:
 from runnel.spark.payloads import json, text
 from runnel.spark.session import session
 
-__all__ = ["json", "session", "text"]
+if TYPE_CHECKING:
+    from runnel.spark.pipelines.archive.compaction import compact
+    from runnel.spark.pipelines.archive.reading import read_archive
+    from runnel.spark.pipelines.archive.running import archive
+    from runnel.spark.pipelines.archive.status import archive_status
+    from runnel.spark.pipelines.parsing import Parsed, parsed
+    from runnel.spark.pipelines.project import init_project, run_project
+    from runnel.spark.pipelines.replay.job import replay
+    from runnel.spark.pipelines.sql import sql
+    from runnel.spark.pipelines.stats.history import stats_history, write_stats
+    from runnel.spark.pipelines.stats.running import stats
+    from runnel.spark.pipelines.stats.windows import stats_of
+
+__all__ = [
+    "Parsed",
+    "archive",
+    "archive_status",
+    "compact",
+    "init_project",
+    "json",
+    "parsed",
+    "read_archive",
+    "replay",
+    "run_project",
+    "session",
+    "sql",
+    "stats",
+    "stats_history",
+    "stats_of",
+    "text",
+    "write_stats",
+]
+
+# Pipelines are imported when they are asked for: workers need none of them, nor the libraries behind them.
+_PIPELINES: Final = {
+    "Parsed": "parsing",
+    "archive": "archive.running",
+    "archive_status": "archive.status",
+    "compact": "archive.compaction",
+    "init_project": "project",
+    "parsed": "parsing",
+    "read_archive": "archive.reading",
+    "replay": "replay.job",
+    "run_project": "project",
+    "sql": "sql",
+    "stats": "stats.running",
+    "stats_history": "stats.history",
+    "stats_of": "stats.windows",
+    "write_stats": "stats.history",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PIPELINES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.pipelines.{_PIPELINES[name]}"), name)
+    globals()[name] = found
+    return found

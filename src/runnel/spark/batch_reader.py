@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from runnel.client.bus import Bus
-from runnel.errors import ClientFault, UnknownTopicError
+from runnel.errors import ClientFault, OffsetGoneError, UnknownTopicError
 from runnel.formats.wire import TopicState
 from runnel.spark import schema
 from runnel.spark.connections import Address, connection
@@ -119,15 +119,25 @@ class _Plan:
                 if topic.keep != _NOT_KEPT and self._narrowing.wants_topic(topic.name)
             )
         try:
-            topics = await self._each(map(self._bus.topic, names))
+            described = await self._each(map(self._described, names))
         except UnknownTopicError as unknown:
             raise UnknownTopicError(f"{unknown}{await self._hint()}") from None
+        topics = [topic for topic in described if topic is not None]
         for topic in topics:
             if topic.keep == _NOT_KEPT:
                 raise ClientFault(
                     f'topic {topic.name!r} is live only (keep = "none"): there is nothing of it to read'
                 )
         return topics
+
+    async def _described(self, name: str) -> TopicState | None:
+        """None for one that was deleted since it was found by a pattern."""
+        try:
+            return await self._bus.topic(name)
+        except UnknownTopicError:
+            if self._options.pattern is None:
+                raise
+            return None
 
     async def _hint(self) -> str:
         """What could have been meant by a topic that is not there."""
@@ -201,6 +211,9 @@ class _Plan:
         """The size of a message, by a sample."""
         if end - begin < _SAMPLED_FROM_MESSAGES:
             return max(1, RANGE_BYTES // (end - begin))
-        page = await self._bus.fetch(topic, begin, partition=partition, bytes_max=_SAMPLE_BYTES)
+        try:
+            page = await self._bus.fetch(topic, begin, partition=partition, bytes_max=_SAMPLE_BYTES)
+        except OffsetGoneError:  # since the topic was described: the task that reads it tells
+            return max(1, RANGE_BYTES // (end - begin))
         size = sum(batch.envelope.body_bytes for batch in page.batches)
         return max(1, size // max(1, len(page)))

@@ -6,7 +6,7 @@ depends on the rows and on nothing else: not on how Spark happened to group them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias
 
@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.table import Columns
 from runnel.formats.wire import Route
+from runnel.spark.dead_letters import DeadLetters
 from runnel.spark.outgoing import column, columns_of, plain, row_bytes
-from runnel.topics.names import check_topic
+from runnel.spark.row_faults import Fault, partition_faults, row_faults, topic_faults
 from runnel.topics.partitions import partitions_of_keys
 
 # To change one of these is to cut elsewhere: batches that were under way while Runnel was updated could not repeat.
@@ -49,6 +49,24 @@ class _Run(NamedTuple):
     rows: int
 
 
+class _Addressed(NamedTuple):
+    """Rows, the topics that occur in them, and for each row which of these (-1: it names none)."""
+
+    rows: pa.RecordBatch
+    topics: list[str]
+    codes: NDArray[np.int32]
+
+    def without(self, rows: Collection[int]) -> _Addressed:
+        """The others, and their topics."""
+        kept = np.delete(np.arange(len(self.codes)), list(rows))
+        codes, places = np.unique(self.codes[kept], return_inverse=True)
+        return _Addressed(
+            self.rows.take(pa.array(kept)),
+            [self.topics[code] for code in codes.tolist()],
+            places.astype(np.int32),
+        )
+
+
 class Chunker:
     """The rows of one task as numbered batches of its producer's term."""
 
@@ -62,8 +80,12 @@ class Chunker:
         bytes_max: int,
         find_routes: FindRoutes,
         now_ns: Callable[[], int],
+        dead_letters: DeadLetters | None = None,
     ) -> None:
-        """`topic`: of rows that name none. `turn`: where rows without a key begin their way through partitions."""
+        """`topic`: of rows that name none. `turn`: where rows without a key begin their way through partitions.
+
+        Without `dead_letters`, a row that cannot be published fails the task.
+        """
         self._producer = producer
         self._term = term
         self._topic = topic
@@ -71,19 +93,42 @@ class Chunker:
         self._bytes_max = min(CHUNK_BYTES_MAX, bytes_max)
         self._find_routes = find_routes
         self._now_ns = now_ns
+        self._dead_letters = dead_letters
         self._next_numbers: dict[ShardKey, int] = {}
 
     def batches(self, incoming: Iterable[pa.RecordBatch]) -> Iterator[Batch]:
         """What to publish, in this order."""
+        first_row = 0
         for turn, chunk in enumerate(chunks(incoming, self._bytes_max), start=self._turn):
-            yield from self._split(chunk, turn)
+            reasons: dict[int, str] = {}
+            yield from self._split(self._addressed(chunk), turn, reasons)
+            if reasons:
+                yield from self._bury(chunk, turn, reasons, first_row)
+            first_row += chunk.num_rows
 
-    def _split(self, chunk: pa.RecordBatch, turn: int) -> Iterator[Batch]:
-        """A batch for each shard; rows of one topic and partition keep their order."""
-        topics, codes = self._topics(chunk)
-        routes = self._find_routes(topics)
-        partitions = _partitions(chunk, topics, codes, routes, turn)
-        rows, runs = _in_runs(chunk, topics, codes, partitions, routes)
+    def _split(self, chunk: _Addressed, turn: int, reasons: dict[int, str]) -> Iterator[Batch]:
+        """A batch for each shard; rows of one topic and partition keep their order.
+
+        Rows that cannot be published are left out, and `reasons` has why, by their place in the chunk.
+        """
+        limits = None if self._dead_letters is None else self._dead_letters.limits
+        names_wrong = self._condemned(topic_faults(chunk.topics, chunk.codes), chunk)
+        rows_wrong = self._condemned(row_faults(chunk.rows, limits), chunk)
+        places = np.arange(len(chunk.codes))
+        if wrong := rows_wrong | names_wrong:
+            reasons.update(wrong)
+            chunk, places = chunk.without(wrong), np.delete(places, list(wrong))
+        routes = self._find_routes(chunk.topics)
+        counts = np.array([len(routes[topic].owners) for topic in chunk.topics], np.int64)
+        chosen = column(chunk.rows, "partition")
+        if wrong := self._condemned(
+            partition_faults(chunk.topics, chunk.codes, counts, chosen), chunk
+        ):
+            reasons.update((int(places[row]), reason) for row, reason in wrong.items())
+            chunk = chunk.without(wrong)
+        if not len(chunk.codes):
+            return
+        rows, runs = _in_runs(chunk, _partitions(chunk, routes, turn), routes)
         now_ns = self._now_ns()
         begin = 0
         for key, group in groupby(runs, key=lambda run: run.key):
@@ -91,6 +136,29 @@ class Chunker:
             count = sum(run.rows for run in of_shard)
             yield self._batch(key, of_shard, columns_of(rows.slice(begin, count), now_ns))
             begin += count
+
+    def _condemned(self, faults: Iterable[Fault], chunk: _Addressed) -> dict[int, str]:
+        """The rows that are to be dead letters, and why. The first fault is raised if there are to be none."""
+        reasons: dict[int, str] = {}
+        for fault in faults:
+            if self._dead_letters is None:
+                raise fault.error(len(chunk.codes))
+            for row in fault.rows.tolist():
+                reasons.setdefault(row, fault.reason)
+        return reasons
+
+    def _bury(
+        self, chunk: pa.RecordBatch, turn: int, reasons: Mapping[int, str], first_row: int
+    ) -> Iterator[Batch]:
+        """Dead letters, in batches of their own: what they say may take more room than what they are about."""
+        assert self._dead_letters is not None
+        letters = self._dead_letters.letters(
+            chunk, reasons, default_topic=self._topic, first_row=first_row
+        )
+        for part in chunks([letters], self._bytes_max):
+            left: dict[int, str] = {}
+            yield from self._split(self._addressed(part), turn, left)
+            assert not left, left  # a letter is made to be publishable
 
     def _batch(self, key: ShardKey, runs: Sequence[_Run], table: Columns) -> Batch:
         number = self._next_numbers.get(key, 0)
@@ -106,27 +174,17 @@ class Chunker:
             number=number,
         )
 
-    def _topics(self, chunk: pa.RecordBatch) -> tuple[list[str], NDArray[np.int32]]:
-        """The topics in these rows, and for each row which of them."""
+    def _addressed(self, chunk: pa.RecordBatch) -> _Addressed:
         names = column(chunk, "topic")
-        if names is None or (names.null_count and self._topic is not None):
-            if self._topic is None:
-                raise ClientFault(
-                    "topic is null in all rows of a chunk, and there is no option topic"
-                )
-            if names is None:
-                return [self._topic], np.zeros(chunk.num_rows, np.int32)
+        if names is None:
+            code = -1 if self._topic is None else 0
+            topics = [] if self._topic is None else [self._topic]
+            return _Addressed(chunk, topics, np.full(chunk.num_rows, code, np.int32))
+        if self._topic is not None:
             names = names.fill_null(self._topic)
-        if names.null_count:
-            raise ClientFault(
-                f"topic is null in {names.null_count} of {len(names)} rows: filter them out, or give the "
-                "option topic, which stands for rows without one"
-            )
         encoded = names.dictionary_encode()
-        topics: list[str] = encoded.dictionary.to_pylist()
-        for topic in topics:
-            check_topic(topic)
-        return topics, encoded.indices.to_numpy(zero_copy_only=False)
+        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return _Addressed(chunk, encoded.dictionary.to_pylist(), codes)
 
 
 # --- Chunks ---
@@ -173,21 +231,15 @@ def _full_ends(sizes: NDArray[np.int64], bytes_max: int) -> Iterator[int]:
 # --- Partitions and shards ---
 
 
-def _partitions(
-    chunk: pa.RecordBatch,
-    topics: Sequence[str],
-    codes: NDArray[np.int32],
-    routes: Mapping[str, Route],
-    turn: int,
-) -> NDArray[np.int64]:
+def _partitions(chunk: _Addressed, routes: Mapping[str, Route], turn: int) -> NDArray[np.int64]:
     """The partition of each row: its own choice, by its partition key or key, or by turns."""
-    counts = np.array([len(routes[topic].owners) for topic in topics], np.int64)
-    chosen = column(chunk, "partition")
+    counts = np.array([len(routes[topic].owners) for topic in chunk.topics], np.int64)
+    chosen = column(chunk.rows, "partition")
     if chosen is None and counts.max() == 1:
-        return np.zeros(chunk.num_rows, np.int64)
-    counts_by_row = counts[codes]
+        return np.zeros(len(chunk.codes), np.int64)
+    counts_by_row = counts[chunk.codes]
     partitions = turn % counts_by_row
-    keys = _partition_keys(chunk)
+    keys = _partition_keys(chunk.rows)
     if keys is not None:
         encoded = keys.dictionary_encode()
         values: list[bytes] = encoded.dictionary.to_pylist()
@@ -200,12 +252,6 @@ def _partitions(
     if chosen is not None:
         is_chosen = chosen.is_valid().to_numpy(zero_copy_only=False)
         numbers = chosen.fill_null(0).to_numpy(zero_copy_only=False)
-        wrong = np.flatnonzero(is_chosen & ((numbers < 0) | (numbers >= counts_by_row)))
-        if len(wrong):
-            topic = topics[codes[wrong[0]]]
-            raise ClientFault(
-                f"{topic} has partitions 0 to {counts_by_row[wrong[0]] - 1}, not {numbers[wrong[0]]}"
-            )
         partitions = np.where(is_chosen, numbers, partitions)
     return partitions
 
@@ -218,25 +264,22 @@ def _partition_keys(chunk: pa.RecordBatch) -> pa.Array | None:
 
 
 def _in_runs(
-    chunk: pa.RecordBatch,
-    topics: Sequence[str],
-    codes: NDArray[np.int32],
-    partitions: NDArray[np.int64],
-    routes: Mapping[str, Route],
+    chunk: _Addressed, partitions: NDArray[np.int64], routes: Mapping[str, Route]
 ) -> tuple[pa.RecordBatch, list[_Run]]:
     """The rows, those of one topic and partition together, those of one shard together; and what these runs are."""
     several = int(partitions.max()) + 1
     places, where, counts = np.unique(
-        codes * np.int64(several) + partitions, return_inverse=True, return_counts=True
+        chunk.codes * np.int64(several) + partitions, return_inverse=True, return_counts=True
     )
     runs = []
     for place, count in zip(places.tolist(), counts.tolist(), strict=True):
-        topic, partition = topics[place // several], place % several
+        topic, partition = chunk.topics[place // several], place % several
         owner = routes[topic].owners[partition]
         key = ShardKey(routes[topic].keep, owner.journal, owner.shard)
         runs.append(_Run(topic, partition, key, count))
+    rows = chunk.rows
     if len(runs) == 1:
-        return chunk, runs
+        return rows, runs
     order = sorted(
         range(len(runs)), key=lambda run: runs[run].key
     )  # stable: else as they first appear
@@ -244,5 +287,5 @@ def _in_runs(
     rank[order] = np.arange(len(runs))
     ranks = rank[where]
     if (ranks[1:] < ranks[:-1]).any():
-        chunk = chunk.take(pa.array(np.argsort(ranks, kind="stable")))
-    return chunk, [runs[run] for run in order]
+        rows = rows.take(pa.array(np.argsort(ranks, kind="stable")))
+    return rows, [runs[run] for run in order]

@@ -7,15 +7,22 @@ itself; the end of the worker closes it.
 from __future__ import annotations
 
 import os
+import time
 from typing import Final
 
 import msgspec
+from pyspark import TaskContext
 
 from runnel.client.api import connect_blocking
 from runnel.client.blocking import BlockingBus
+from runnel.client.link import backoff_s
+from runnel.errors import Unavailable
 from runnel.formats.wire import DEFAULT_PORT
 
 _CLIENT_NAME: Final = "spark"
+# How long anything may wait for a broker. A task waits as long for its first connection, for the query was planned
+# with a broker that was there: it may be starting again. Planning itself does not: its user is waiting for it.
+_DEADLINE_S: Final = 30.0
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -39,8 +46,35 @@ def connection(address: Address) -> BlockingBus:
     key = (os.getpid(), address)
     bus = _open.get(key)
     if bus is None:
-        bus = _open[key] = connect_blocking(address.url, name=_CLIENT_NAME, token=address.token)
+        patience = Patience(_DEADLINE_S if TaskContext.get() is not None else 0.0)
+        bus = _open[key] = connected(address, _CLIENT_NAME, _DEADLINE_S, patience)
     return bus
+
+
+def connected(address: Address, name: str, deadline_s: float, patience: Patience) -> BlockingBus:
+    """A new connection, tried for as long as there is patience."""
+    while True:
+        try:
+            return connect_blocking(
+                address.url, name=name, token=address.token, deadline_s=deadline_s
+            )
+        except Unavailable as error:
+            patience.wait_or_raise(error)
+
+
+class Patience:
+    """Waits longer each time, and until a deadline."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends_at_s = time.monotonic() + seconds
+        self._attempts = 0
+
+    def wait_or_raise(self, error: Unavailable) -> None:
+        self._attempts += 1
+        left_s = self._ends_at_s - time.monotonic()
+        if left_s <= 0:
+            raise error
+        time.sleep(min(backoff_s(self._attempts), left_s))
 
 
 def close_connections() -> None:

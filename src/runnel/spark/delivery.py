@@ -16,13 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from runnel.client.addresses import dial_to, parse_host, parse_url
-from runnel.client.blocking import BlockingBus
-from runnel.client.bus import Bus
-from runnel.client.link import Identity, Link, backoff_s
 from runnel.client.results import BatchReceipt
-from runnel.client.routing import Router
-from runnel.client.timers import Deadline, LoopTimers
 from runnel.errors import (
     ProducerFault,
     ProducerFencedError,
@@ -32,12 +26,11 @@ from runnel.errors import (
 )
 from runnel.formats.batch import Batch
 from runnel.formats.wire import Route, Welcome
-from runnel.spark.connections import Address
+from runnel.spark.connections import Address, Patience, connected
 
 # Far fewer than the batches whose numbers a broker remembers; enough that no sync is waited for alone.
 _UNDER_WAY_MAX: Final = 8
-_CONNECT_TIMEOUT_S: Final = 5.0
-_CLIENT: Final = "runnel-spark"
+_CLIENT_NAME: Final = "spark writer"
 
 
 class _UnderWay(NamedTuple):
@@ -65,36 +58,7 @@ class Outlet:
 
     def __init__(self, address: Address, deadline_s: float) -> None:
         self._deadline_s = deadline_s
-        self._bus = self._connected(address)
-
-    def _connected(self, address: Address) -> BlockingBus:
-        async def open_bus() -> Bus:
-            home_address = parse_url(address.url)
-            identity = Identity(client=_CLIENT, token=address.token)
-            timers = LoopTimers()
-
-            def link_to(elsewhere: str) -> Link:
-                dial = dial_to(parse_host(elsewhere, home_address.ssl))
-                return Link(elsewhere, dial, identity, timers, connect_timeout_s=_CONNECT_TIMEOUT_S)
-
-            home = Link(
-                str(home_address),
-                dial_to(home_address),
-                identity,
-                timers,
-                connect_timeout_s=_CONNECT_TIMEOUT_S,
-                advice=". Is a broker running there, and can Spark's workers reach it?",
-            )
-            await home.connect()
-            self._timers, self._router = timers, Router(home, link_to, timers)
-            return Bus(self._router, timers, deadline_s=self._deadline_s)
-
-        patience = _Patience(time.monotonic() + self._deadline_s)
-        while True:
-            try:
-                return BlockingBus(open_bus)
-            except Unavailable as error:
-                patience.wait_or_raise(error)
+        self._bus = connected(address, _CLIENT_NAME, deadline_s, Patience(deadline_s))
 
     @property
     def server(self) -> Welcome:
@@ -105,16 +69,14 @@ class Outlet:
 
     def find_routes(self, topics: Sequence[str]) -> Mapping[str, Route]:
         """Where these topics' messages go. Brokers are asked once for each."""
+        return self._bus.routes(*topics)
 
-        async def resolve() -> Mapping[str, Route]:
-            await self._router.resolve(topics, Deadline(self._timers, self._deadline_s))
-            return {topic: self._router.routes[topic] for topic in topics}
+    def publish(self, batches: Iterable[Batch], tally: Tally | None = None) -> Tally:
+        """All of them, in this order. Returns when the last is acknowledged.
 
-        return self._bus.run(resolve())
-
-    def publish(self, batches: Iterable[Batch]) -> Tally:
-        """All of them, in this order. Returns when the last is acknowledged."""
-        tally = Tally()
+        They are counted in `tally` as they are acknowledged, so whoever makes them can see how far this is.
+        """
+        tally = Tally() if tally is None else tally
         under_way: deque[_UnderWay] = deque()
         try:
             for batch in batches:
@@ -137,12 +99,12 @@ class Outlet:
             concurrent.futures.wait([each.answer for each in under_way])
             again = [each.batch for each in under_way]
             under_way.clear()
-            patience = _Patience(begun_at + self._deadline_s)
+            patience = Patience(begun_at + self._deadline_s - time.monotonic())
             if isinstance(error, Unavailable):
                 patience.wait_or_raise(error)
             for batch in again:
                 tally.count(batch, self._publish_alone(batch, patience))
-                patience = _Patience(time.monotonic() + self._deadline_s)
+                patience = Patience(self._deadline_s)
         else:
             under_way.popleft()
             tally.count(batch, receipt)
@@ -152,7 +114,7 @@ class Outlet:
         bus = self._bus.bus
         return asyncio.run_coroutine_threadsafe(bus.publish_batch(batch), bus.loop)
 
-    def _publish_alone(self, batch: Batch, patience: _Patience) -> BatchReceipt:
+    def _publish_alone(self, batch: Batch, patience: Patience) -> BatchReceipt:
         """With nothing else under way: what is refused now is refused for good."""
         while True:
             try:
@@ -166,21 +128,6 @@ class Outlet:
                     f"{fault}. Spark ran a task again, and its rows were not the same, or not in the same "
                     "order: sort them within their partitions before they are written"
                 ) from fault
-
-
-class _Patience:
-    """Waits longer each time, and until a deadline."""
-
-    def __init__(self, ends_at: float) -> None:
-        self._ends_at = ends_at
-        self._attempts = 0
-
-    def wait_or_raise(self, error: Unavailable) -> None:
-        self._attempts += 1
-        left_s = self._ends_at - time.monotonic()
-        if left_s <= 0:
-            raise error
-        time.sleep(min(backoff_s(self._attempts), left_s))
 
 
 # --- The one of this process ---
@@ -203,3 +150,9 @@ def outlet_to(address: Address, deadline_s: float) -> Iterator[Outlet]:
     if (other := _kept.get(key)) is not None:
         other.close()
     _kept[key] = outlet
+
+
+def close_outlets() -> None:
+    """Close those of this process."""
+    for key in [key for key in _kept if key[0] == os.getpid()]:
+        _kept.pop(key).close()

@@ -6,7 +6,7 @@ hashing whole columns. Only tag sets that differ become dictionaries, one each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from pyspark.sql import types as spark
 
 from runnel.errors import ClientFault
-from runnel.formats.table import EMPTY, TAGS_MAX, UID_BYTES, Binary, Columns, pack_bits
+from runnel.formats.table import EMPTY, UID_BYTES, Binary, Columns, pack_bits
 
 _NS_PER_US: Final = 1000
-_TIME_US_MAX: Final = (2**63 - 1) // _NS_PER_US
+TIME_US_MAX: Final = (2**63 - 1) // _NS_PER_US
 _BYTES: Final = (spark.BinaryType, spark.StringType)
 _WHOLE: Final = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
 
@@ -35,6 +35,7 @@ _COLUMNS: Final[Mapping[str, tuple[_Kinds, str]]] = {
     "tags": ((spark.MapType,), "map<string,string>"),
     "event_time": ((spark.TimestampType,), "timestamp"),
     "event_time_ns": ((spark.LongType,), "bigint"),
+    "transmit_time_ns": ((spark.LongType,), "bigint"),
     "uid": ((spark.BinaryType,), f"binary of {UID_BYTES} bytes"),
     "partition": (_WHOLE, "int"),
 }
@@ -100,22 +101,37 @@ def plain(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
 
 
+def in_repeatable_order(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """All rows, in an order that depends on nothing but what is in them."""
+    batches = list(map(plain, incoming))
+    if not batches:
+        return
+    rows = pa.Table.from_batches(batches).combine_chunks()
+    keys = {name: rows.column(name) for name in sorted(rows.column_names) if name != "tags"}
+    if "tags" in rows.column_names:
+        keys["tags"] = pa.array(
+            [str(sorted(tags or ())) for tags in rows.column("tags").to_pylist()]
+        )
+    order = pc.sort_indices(pa.table(keys), [(name, "ascending") for name in keys])
+    yield from rows.take(order).combine_chunks().to_batches()
+
+
 def row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:
     """About what each row takes in a batch, never less."""
     sizes = np.full(rows.num_rows, _ROW_OVERHEAD_BYTES, np.int64)
     for name in ("payload", "key", "partition_key", "topic"):
         if name in rows.schema.names:
-            sizes += np.diff(_offsets(rows.column(name)))
+            sizes += np.diff(list_offsets(rows.column(name)))
     if "tags" in rows.schema.names:
         tags = rows.column("tags")
-        ends = _offsets(tags)
+        ends = list_offsets(tags)
         for texts in (tags.keys, tags.items):
-            sizes += np.diff(_offsets(texts)[ends])
+            sizes += np.diff(list_offsets(texts)[ends])
         sizes += 10 * np.diff(ends)  # msgpack's headers
     return sizes
 
 
-def _offsets(array: pa.Array) -> NDArray[np.int32]:
+def list_offsets(array: pa.Array) -> NDArray[np.int32]:
     """Where each row begins and ends, n + 1 numbers, whatever slice of a longer array this is."""
     buffer = array.buffers()[1]
     if len(array) == 0 or buffer is None:
@@ -128,12 +144,10 @@ def _offsets(array: pa.Array) -> NDArray[np.int32]:
 
 
 def columns_of(rows: pa.RecordBatch, now_ns: int) -> Columns:
-    """Rows of one shard, in their order, as a batch holds them. Rows without an event time get `now_ns`."""
-    payload = rows.column("payload")
-    if payload.null_count:
-        raise ClientFault(
-            f"payload is null in {payload.null_count} of {len(payload)} rows: filter them out, or coalesce"
-        )
+    """Rows of one shard, in their order, as a batch holds them. Rows without an event time get `now_ns`.
+
+    Nothing may be wrong with them: `row_faults` finds what could be.
+    """
     keys = column(rows, "key")
     partition_keys = column(rows, "partition_key")
     if partition_keys is not None and keys is not None:
@@ -142,8 +156,8 @@ def columns_of(rows: pa.RecordBatch, now_ns: int) -> Columns:
     return Columns(
         count=rows.num_rows,
         event_times=_event_times(rows, now_ns),
-        transmit_times=memoryview(now_ns.to_bytes(8, "little", signed=True)),
-        payloads=_binary(payload),
+        transmit_times=_transmit_times(rows, now_ns),
+        payloads=_binary(rows.column("payload")),
         keys=_binary(keys),
         partition_keys=_binary(partition_keys),
         uids=_uids(column(rows, "uid")),
@@ -163,7 +177,7 @@ def column(rows: pa.RecordBatch, name: str) -> pa.Array | None:
 def _binary(array: pa.Array | None) -> Binary:
     if array is None:
         return Binary()
-    offsets = _offsets(array)
+    offsets = list_offsets(array)
     first, last = int(offsets[0]), int(offsets[-1])
     data = array.buffers()[2]
     if first:
@@ -171,11 +185,11 @@ def _binary(array: pa.Array | None) -> Binary:
     return Binary(
         np.ascontiguousarray(offsets).data.cast("B"),
         memoryview(data)[first:last] if data is not None else EMPTY,
-        pack_bits(_validity(array)) if array.null_count else EMPTY,
+        pack_bits(validity(array)) if array.null_count else EMPTY,
     )
 
 
-def _validity(array: pa.Array) -> NDArray[np.uint8]:
+def validity(array: pa.Array) -> NDArray[np.uint8]:
     valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
     return valid.view(np.uint8)
 
@@ -184,15 +198,17 @@ def _event_times(rows: pa.RecordBatch, now_ns: int) -> memoryview:
     if (times := column(rows, "event_time_ns")) is not None:
         values = _numbers(times, fill=now_ns)
     elif (times := column(rows, "event_time")) is not None:
-        micros = _numbers(times, fill=now_ns // _NS_PER_US)
-        if int(np.abs(micros).max()) > _TIME_US_MAX:
-            raise ClientFault(
-                "an event_time lies outside the years 1678 to 2261, where nanoseconds have 64 bits"
-            )
-        values = micros * _NS_PER_US
+        values = _numbers(times, fill=now_ns // _NS_PER_US) * _NS_PER_US
     else:
         return memoryview(now_ns.to_bytes(8, "little", signed=True))
     return np.ascontiguousarray(values).data.cast("B")
+
+
+def _transmit_times(rows: pa.RecordBatch, now_ns: int) -> memoryview:
+    """Now, unless the rows were sent once before and bring the time of that."""
+    if (times := column(rows, "transmit_time_ns")) is None:
+        return memoryview(now_ns.to_bytes(8, "little", signed=True))
+    return np.ascontiguousarray(_numbers(times, fill=now_ns)).data.cast("B")
 
 
 def _numbers(array: pa.Array, *, fill: int) -> NDArray[np.int64]:
@@ -206,10 +222,7 @@ def _uids(array: pa.Array | None) -> memoryview:
     """20 bytes a row, zeros for one without."""
     if array is None:
         return EMPTY
-    valid = _validity(array).astype(np.bool_)
-    lengths = np.diff(_offsets(array))[valid]
-    if wrong := np.flatnonzero(lengths != UID_BYTES).tolist():
-        raise ClientFault(f"a uid of {lengths[wrong[0]]} bytes: it must have {UID_BYTES}")
+    valid = validity(array).astype(np.bool_)
     packed = _binary(pc.drop_null(array))
     uids = np.zeros((len(array), UID_BYTES), np.uint8)
     uids[valid] = np.frombuffer(packed.data, np.uint8).reshape(-1, UID_BYTES)
@@ -223,19 +236,13 @@ def _tags(array: pa.Array | None) -> tuple[memoryview, tuple[Mapping[str, str], 
     """The number of each row's set, and the sets."""
     if array is None:
         return EMPTY, ()
-    offsets = _offsets(array)
+    offsets = list_offsets(array)
     begins, counts = offsets[:-1], np.diff(offsets)
-    counts = np.where(_validity(array), counts, 0)
-    if int(counts.max()) > TAGS_MAX:
-        raise ClientFault(f"a message with {counts.max()} tags: at most {TAGS_MAX} are allowed")
+    counts = np.where(validity(array), counts, 0)
     if not counts.any():
         return EMPTY, ()
     first, last = int(offsets[0]), int(offsets[-1])
     names, values = array.keys[first:last], array.items[first:last]
-    if values.null_count:
-        raise ClientFault(
-            "a tag has the value null: leave it out, with map_filter, or give it text"
-        )
     index = _numbered_sets(begins - first, counts, _pairs(names, values))
     set_count = int(index.max()) + 1
     # The first row of each set, found by writing from the last row on.

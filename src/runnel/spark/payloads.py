@@ -12,6 +12,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, MapType, StructType
+from pyspark.sql.utils import is_remote
 
 from runnel.errors import ClientFault
 
@@ -35,11 +36,13 @@ def json(
     A payload that cannot be parsed gives null, or with `options={"mode": "FAILFAST"}` ends the query; with a field
     `_corrupt_record string` in the schema it is kept there. `options`: those of Spark's `from_json`.
     """
-    return df.withColumn(into, f.from_json(_text(df), schema, dict(options or {})))
+    # Through Connect, options that are there and empty are refused.
+    return df.withColumn(into, f.from_json(_text(df), schema, dict(options) if options else None))
 
 
 def _text(df: DataFrame) -> Column:
-    if _PAYLOAD not in df.columns:
+    # Through Connect, to ask for the columns is a request, which functions of Declarative Pipelines may not make.
+    if not is_remote() and _PAYLOAD not in df.columns:
         raise ClientFault(
             f"there is no column {_PAYLOAD} to take apart, only {', '.join(df.columns)}: call this before selecting"
         )

@@ -11,6 +11,8 @@ from runnel.spark.options import Place, PlaceKind, Places
 
 # What a range costs beside its bytes, as bytes: a request, or the opening of a file.
 RANGE_BYTES: Final = 64 * 1024
+# Each halves how much larger the largest task may be than it has to.
+_BALANCING_STEPS: Final = 6
 
 _Work = TypeVar("_Work")
 
@@ -66,16 +68,28 @@ def split(begin: int, end: int, pieces: int) -> Iterator[tuple[int, int]]:
 
 
 def pack(sized: Iterable[tuple[_Work, int]], bytes_max: int) -> list[Sequence[_Work]]:
-    """Neighbours together as long as they are small together."""
-    tasks: list[Sequence[_Work]] = []
-    task: list[_Work] = []
+    """Neighbours together as long as they are small together: in as few tasks as that takes, of nearly one size."""
+    works = list(sized)
+    sizes = [size for _, size in works]
+    edges = _edges(sizes, bytes_max)
+    low, high = 0, bytes_max
+    for _ in range(_BALANCING_STEPS):
+        middle = (low + high) // 2
+        closer = _edges(sizes, middle)
+        if len(closer) > len(edges):
+            low = middle
+        else:
+            high, edges = middle, closer
+    return [[work for work, _ in works[begin:end]] for begin, end in pairwise(edges)]
+
+
+def _edges(sizes: Sequence[int], bytes_max: int) -> list[int]:
+    """Where tasks begin, and where the last one ends."""
+    edges = [0]
     total = 0
-    for work, size in sized:
-        if task and total + size > bytes_max:
-            tasks.append(task)
-            task, total = [], 0
-        task.append(work)
+    for number, size in enumerate(sizes):
+        if number > edges[-1] and total + size > bytes_max:
+            edges.append(number)
+            total = 0
         total += size + RANGE_BYTES
-    if task:
-        tasks.append(task)
-    return tasks
+    return [*edges, len(sizes)] if sizes else edges

@@ -67,6 +67,7 @@ class QueryCursor:
         self._name = name
         self._moved_to: tuple[CursorPlace, ...] = ()
         self._moved_at_s = -_INTERVAL_S
+        self._moving: Future[None] | None = None
 
     def move(self, committed: Positions) -> None:
         """To where a plan starts; soon, and not more often than is of use."""
@@ -74,19 +75,19 @@ class QueryCursor:
             self._move(committed)
 
     def arrive(self, committed: Positions) -> None:
-        """The query has read all there is, and has time. It may end now, so this move is waited for."""
-        moving = self._move(committed)
-        if moving is not None:
-            wait((moving,), _ARRIVAL_S)
+        """The query has read all there is, and has time. It may end now, so the last move is waited for."""
+        self._move(committed)
+        if self._moving is not None:
+            wait((self._moving,), _ARRIVAL_S)
+            self._moving = None
 
-    def _move(self, committed: Positions) -> Future[None] | None:
+    def _move(self, committed: Positions) -> None:
         if not self._name or not committed:
-            return None
+            return
         places = self._places(committed)
-        if places == self._moved_to:
-            return None
-        self._moved_to, self._moved_at_s = places, time.monotonic()
-        return _move(self._address, self._name, places)
+        if places != self._moved_to:
+            self._moved_to, self._moved_at_s = places, time.monotonic()
+            self._moving = _move(self._address, self._name, places)
 
     def step(self, committed: Positions) -> CursorStep | None:
         """The move for a task to make."""

@@ -5,13 +5,10 @@ Columns stay columns: no value becomes a Python object on its way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
@@ -27,12 +24,12 @@ from pyspark.sql.types import (
 
 from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
+from runnel.spark.columns import COLUMNS, Stack
 
 # Spark is quickest with record batches near this; ten times as many rows of a kilobyte halve its speed.
 ROWS_PER_RECORD_BATCH: Final = 10_000
 _BYTES_PER_RECORD_BATCH: Final = 16 * 2**20
 _KEPT_ROWS: Final = 2 * ROWS_PER_RECORD_BATCH
-_NS_PER_US: Final = 1000
 
 SPARK_SCHEMA: Final = StructType(
     [
@@ -92,88 +89,12 @@ def rows(batches: Iterable[Batch], schema: pa.Schema) -> Iterator[pa.RecordBatch
 
 
 def _record_batches(group: list[Batch], count: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    table = Batch.table(group)
-    whole = pa.RecordBatch.from_arrays([_MAKE[name](table) for name in schema.names], schema=schema)
+    stack = Stack(group)
+    whole = pa.RecordBatch.from_arrays(
+        [COLUMNS[name](stack) for name in schema.names], schema=schema
+    )
     if count <= _KEPT_ROWS:
         yield whole
         return
     for begin in range(0, count, ROWS_PER_RECORD_BATCH):
         yield whole.slice(begin, ROWS_PER_RECORD_BATCH)
-
-
-# --- Columns, each made from a table of stored columns ---
-
-
-def _column(table: pa.Table, name: str) -> pa.Array:
-    """A column as one array, which a record batch needs: joined if it lies in several."""
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _as_is(name: str) -> Callable[[pa.Table], pa.Array]:
-    return lambda table: _column(table, name)
-
-
-def _topics(table: pa.Table) -> pa.Array:
-    topics = _column(table, "topic")
-    if len(topics.dictionary) == 1:
-        return _same_topic(topics.dictionary[0].as_py(), len(topics))
-    return topics.dictionary_decode()
-
-
-def _same_topic(topic: str, count: int) -> pa.Array:
-    if count > _KEPT_ROWS:
-        return pa.repeat(pa.scalar(topic, pa.string()), count)
-    return _kept_topic(topic).slice(0, count)
-
-
-@lru_cache(maxsize=16)
-def _kept_topic(topic: str) -> pa.Array:
-    """Made once: most batches are of a topic that the one before was of."""
-    return pa.repeat(pa.scalar(topic, pa.string()), _KEPT_ROWS)
-
-
-def _uids(table: pa.Table) -> pa.Array:
-    uids = _column(table, "uid")
-    return _no_uids(len(uids)) if uids.null_count == len(uids) else uids.cast(pa.binary())
-
-
-@lru_cache(maxsize=16)
-def _no_uids(count: int) -> pa.Array:
-    return pa.nulls(count, pa.binary())
-
-
-def _time_ns(name: str) -> Callable[[pa.Table], pa.Array]:
-    return lambda table: _column(table, name).view(pa.int64())
-
-
-def _time(name: str) -> Callable[[pa.Table], pa.Array]:
-    """Microseconds, rounded down: also before 1970, where division would round up."""
-
-    def make(table: pa.Table) -> pa.Array:
-        ns = _column(table, name).view(pa.int64()).to_numpy()
-        return pa.array(np.floor_divide(ns, _NS_PER_US)).view(pa.timestamp("us", "UTC"))
-
-    return make
-
-
-def _sizes(table: pa.Table) -> pa.Array:
-    return pc.cast(_column(table, "size"), pa.int32())
-
-
-_MAKE: Final[Mapping[str, Callable[[pa.Table], pa.Array]]] = {
-    "topic": _topics,
-    "partition": _as_is("partition"),
-    "offset": _as_is("offset"),
-    "key": _as_is("key"),
-    "payload": _as_is("payload"),
-    "tags": _as_is("tags"),
-    "event_time": _time("event_time"),
-    "transmit_time": _time("transmit_time"),
-    "receive_time": _time("receive_time"),
-    "event_time_ns": _time_ns("event_time"),
-    "transmit_time_ns": _time_ns("transmit_time"),
-    "receive_time_ns": _time_ns("receive_time"),
-    "size": _sizes,
-    "uid": _uids,
-}

@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from pyspark import SparkFiles
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
@@ -75,7 +74,7 @@ def session(
         defaults.pop(_CHECKPOINTS, None)
     made = _configured(builder, defaults | given).getOrCreate()
     if not is_local(str(made.sparkContext.master)):
-        ship(made, Path(SparkFiles.getRootDirectory()))
+        ship(made)
     return made
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from runnel.errors import ClientFault
+
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
@@ -43,9 +45,13 @@ class RunnelDataSource(DataSource):
         from runnel.spark.options import stream_options
         from runnel.spark.schema import arrow_schema
         from runnel.spark.stream_reader import StreamReader
+        from runnel.spark.stream_refusal import RefusedStream
 
-        options = stream_options(dict(self.options), url=usual_url())
-        return StreamReader(options, arrow_schema(schema))
+        try:
+            options = stream_options(dict(self.options), url=usual_url())
+            return StreamReader(options, arrow_schema(schema))
+        except ClientFault as fault:
+            return RefusedStream(fault)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
         from runnel.spark.writer import BatchWriter

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from runnel.errors import OffsetAheadError, OffsetGoneError
+from runnel.errors import OffsetAheadError, OffsetGoneError, UnknownTopicError
 from runnel.formats.wire import ShardState
 from runnel.spark.connections import Address, connection
 from runnel.spark.stream_offset import Positions, ShardKey, ShardPlace
@@ -142,7 +142,7 @@ class Lookahead:
             # Told by the task that reads it: here only the size of what is left matters.
             ahead.known_to = min(gone.first_offset, state.next_entry)
             return
-        except OffsetAheadError:
+        except (OffsetAheadError, UnknownTopicError):  # made anew, or its last topic deleted
             ahead.known_to = state.next_entry
             return
         for batch in page.batches:

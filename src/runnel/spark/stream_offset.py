@@ -55,14 +55,20 @@ def encode(places: Mapping[ShardKey, ShardPlace]) -> Offset:
 
 def decode(offset: Mapping[str, Iterable[int]]) -> Positions:
     """ClientFault for a checkpoint of something else than a stream from Runnel."""
+    if not isinstance(offset, dict):
+        raise _foreign(repr(offset))
     places: Positions = {}
     for text, numbers in offset.items():
         journal, slash, shard = text.rpartition("/")
         values = list(numbers) if isinstance(numbers, list) else []
-        if not slash or not shard.isdecimal() or len(values) not in (2, 3):
-            raise ClientFault(
-                f"the checkpoint's offset {text!r}: {numbers!r} is not of a stream from Runnel; "
-                "a query needs a checkpointLocation of its own"
-            )
+        is_place = len(values) in (2, 3) and all(type(n) is int and n >= 0 for n in values)
+        if not slash or not shard.isdecimal() or not is_place:
+            raise _foreign(f"{text!r}: {numbers!r}")
         places[ShardKey(journal, int(shard))] = ShardPlace(*values)
     return places
+
+
+def _foreign(what: str) -> ClientFault:
+    return ClientFault(
+        f"the checkpoint's offset {what} is not of a stream from Runnel; a query needs a checkpointLocation of its own"
+    )

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from runnel.errors import OffsetAheadError, OffsetGoneError, UnknownTopicError
 from runnel.formats.wire import ShardState
 from runnel.spark import schema, stream_offset
 from runnel.spark.connections import Address, close_connections, connection
@@ -194,13 +195,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _ENTRY_BYTES
         state = self._states.get(key)
         first_entry = begin.entry if state is None else max(begin.entry, state.first_entry)
-        page = connection(self._address).fetch_shard(
-            key.journal,
-            key.shard,
-            first_entry,
-            patterns=self._options.patterns,
-            bytes_max=_SAMPLE_BYTES,
-        )
+        try:
+            page = connection(self._address).fetch_shard(
+                key.journal,
+                key.shard,
+                first_entry,
+                patterns=self._options.patterns,
+                bytes_max=_SAMPLE_BYTES,
+            )
+        except (OffsetGoneError, OffsetAheadError, UnknownTopicError):
+            return _ENTRY_BYTES  # the tasks that read it tell what is gone
         size = sum(batch.envelope.body_bytes for batch in page.batches)
         return max(1, size // max(1, page.next_entry - first_entry))
 

@@ -4,7 +4,8 @@ A task names itself to the broker: its producer is the query (or the batch write
 micro-batch, and its batches are numbered. Whatever runs again, a task, a stage or after a crash the whole micro-batch,
 sends the same numbers, and the broker answers those it has with where they are. So there is nothing to commit, and
 nothing that an abort could undo. It holds for plans whose partitions come with the same rows in the same order again,
-and for topics that are kept: of others nobody remembers what came.
+and for topics that are kept: of others nobody remembers what came. With the option `sort` a task puts its rows in such
+an order itself, for which it has to hold all of them.
 """
 
 from __future__ import annotations
@@ -26,16 +27,28 @@ from pyspark.sql.types import StructType
 
 from runnel.client.addresses import parse_url
 from runnel.errors import ClientFault
+from runnel.formats.wire import Welcome
 from runnel.spark.chunking import Chunker
 from runnel.spark.connections import Address, usual_url
+from runnel.spark.dead_letters import DeadLetters
 from runnel.spark.delivery import outlet_to
-from runnel.spark.outgoing import check_schema
+from runnel.spark.outgoing import check_schema, in_repeatable_order
+from runnel.spark.row_faults import Limits
 from runnel.topics.names import NAME_BYTES_MAX, check_text, check_topic
 
 if TYPE_CHECKING:
     import pyarrow
 
-_OPTIONS: Final = ("url", "token", "topic", "producer", "deadlineSeconds", "level")
+_OPTIONS: Final = (
+    "url",
+    "token",
+    "topic",
+    "deadLetterTopic",
+    "producer",
+    "sort",
+    "deadlineSeconds",
+    "level",
+)
 _OPTIONS_OF_SPARK: Final = ("checkpointlocation", "queryname")  # which it hands on
 _DEFAULT_DEADLINE_S: Final = 120.0
 _DEFAULT_NAME: Final = "spark"
@@ -61,6 +74,8 @@ class WriteOptions(msgspec.Struct, frozen=True):
     topic: str | None
     producer: str | None
     deadline_s: float
+    dead_letter_topic: str | None = None
+    sorts: bool = False  # rows that come in another order whenever the plan runs
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -77,6 +92,8 @@ class WriteOptions(msgspec.Struct, frozen=True):
         parse_url(url)
         if (topic := given.get("topic")) is not None:
             check_topic(topic)
+        if (dead_letter_topic := given.get("deadlettertopic")) is not None:
+            check_text("option deadLetterTopic", dead_letter_topic)
         if (producer := given.get("producer")) is not None:
             check_text("option producer", producer)
             if len(producer.encode()) > _NAME_BYTES_MAX:
@@ -88,7 +105,21 @@ class WriteOptions(msgspec.Struct, frozen=True):
                 f"option level is {given['level']!r}: what Spark writes is always stored, or a task that is "
                 "run again could not tell what is there"
             )
-        return cls(Address(url, given.get("token")), topic, producer, _deadline_s(given))
+        return cls(
+            Address(url, given.get("token")),
+            topic,
+            producer,
+            _deadline_s(given),
+            dead_letter_topic,
+            _flag(given, "sort"),
+        )
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise ClientFault(f"option {name} is {text!r}: it must be true or false")
+    return text == "true"
 
 
 def _deadline_s(given: Mapping[str, str]) -> float:
@@ -104,8 +135,8 @@ def _deadline_s(given: Mapping[str, str]) -> float:
     return seconds
 
 
-class _Part(NamedTuple):
-    """Which part of which write a task does."""
+class Part(NamedTuple):
+    """Which part of which write a task does: what the broker knows its batches by."""
 
     producer: str
     term: int
@@ -127,16 +158,16 @@ class BatchWriter(DataSourceArrowWriter):
         self._write_id = uuid.uuid4().hex  # made once, and the same in all tasks
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
-        context = _task()
+        context = current_task()
         partition = context.partitionId()
         name = self._options.producer
         if name is None:
-            part = _Part(f"{_DEFAULT_NAME}/{self._write_id}/{partition}", 1, partition)
+            part = Part(f"{_DEFAULT_NAME}/{self._write_id}/{partition}", 1, partition)
         elif (query_id := context.getLocalProperty(_QUERY_ID)) is not None:
-            part = _part_of_query(name, query_id, context)
+            part = part_of_query(name, query_id, context)
         else:
-            part = _Part(f"{name}/{partition}", 1, partition)
-        return _publish(iterator, self._options, part)
+            part = Part(f"{name}/{partition}", 1, partition)
+        return publish_rows(iterator, self._options, part)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Every task's rows are stored: nothing is left to do."""
@@ -159,12 +190,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         check_schema(schema, has_topic=self._options.topic is not None)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
-        context = _task()
-        query_id = context.getLocalProperty(_QUERY_ID)
-        if query_id is None:
-            raise ClientFault(f"Spark does not say which query this is: {_QUERY_ID} is not set")
+        context = current_task()
         name = self._options.producer or _DEFAULT_NAME
-        return _publish(iterator, self._options, _part_of_query(name, query_id, context))
+        return publish_rows(
+            iterator, self._options, part_of_query(name, query_of(context), context)
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Every task's rows are stored: nothing is left to do."""
@@ -173,23 +203,32 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Rows that are stored stay: readers may have seen them, and the batch comes again."""
 
 
-def _task() -> TaskContext:
+def current_task() -> TaskContext:
     context = TaskContext.get()
     assert context is not None  # Spark calls `write` within tasks
     return context
 
 
-def _part_of_query(name: str, query_id: str, context: TaskContext) -> _Part:
+def query_of(context: TaskContext) -> str:
+    """The streaming query that a task belongs to: its id, which its checkpoint keeps."""
+    query_id = context.getLocalProperty(_QUERY_ID)
+    if query_id is None:
+        raise ClientFault(f"Spark does not say which query this is: {_QUERY_ID} is not set")
+    return query_id
+
+
+def part_of_query(name: str, query_id: str, context: TaskContext) -> Part:
     batch_id = context.getLocalProperty(_BATCH_ID)
     if batch_id is None:
         raise ClientFault(f"Spark does not say which batch this is: {_BATCH_ID} is not set")
     partition = context.partitionId()
-    return _Part(f"{name}/{query_id}/{partition}", int(batch_id) + 1, partition)
+    return Part(f"{name}/{query_id}/{partition}", int(batch_id) + 1, partition)
 
 
-def _publish(
-    iterator: Iterator[pyarrow.RecordBatch], options: WriteOptions, part: _Part
-) -> WriterCommitMessage:
+def publish_rows(
+    iterator: Iterator[pyarrow.RecordBatch], options: WriteOptions, part: Part
+) -> Written:
+    rows = in_repeatable_order(iterator) if options.sorts else iterator
     with outlet_to(options.address, options.deadline_s) as outlet:
         chunker = Chunker(
             part.producer,
@@ -199,6 +238,14 @@ def _publish(
             bytes_max=outlet.server.batch_bytes_max // 2,
             find_routes=outlet.find_routes,
             now_ns=time.time_ns,
+            dead_letters=_dead_letters(options.dead_letter_topic, part, outlet.server),
         )
-        tally = outlet.publish(chunker.batches(iterator))
+        tally = outlet.publish(chunker.batches(rows))
     return Written(tally.rows, tally.rows_repeated)
+
+
+def _dead_letters(topic: str | None, part: Part, server: Welcome) -> DeadLetters | None:
+    if topic is None:
+        return None
+    limits = Limits(server.message_bytes_max, server.batch_bytes_max)
+    return DeadLetters(topic, f"producer {part.producer}, term {part.term}", limits)

@@ -24,13 +24,19 @@ SYSTEM_MARK: Final = "!"
 """Names that begin with it are the system's; publishing there needs a right."""
 
 DEAD_LETTER_PREFIX: Final = "!dead/"
-"""`!dead/<subscription>` holds what a subscription could not deliver."""
+"""`!dead/<subscription>` holds what a subscription could not deliver, or a pipeline could not take."""
 
 REPORTS_PREFIX: Final = "!system/"
 """What a broker says of itself: metrics and events."""
 
+STATS_PREFIX: Final = "!system/stats/"
+"""What pipelines have measured."""
+
 LIVE_JOURNAL: Final = "live"
 """The pseudo-journal of topics that are not kept. It has no files, so no real one has its name."""
+
+# Of the system's names, those to which clients publish: pipelines put their findings and their failures there.
+_OPEN_PREFIXES: Final = (DEAD_LETTER_PREFIX, STATS_PREFIX)
 
 _FORBIDDEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -85,6 +91,11 @@ def check_text(kind: str, text: str) -> None:
 def is_system(name: str) -> bool:
     """Whether a name is the system's: `!system/…`, `!dead/…` and the like."""
     return name.startswith(SYSTEM_MARK)
+
+
+def is_reserved(topic: str) -> bool:
+    """Whether only the broker itself publishes there."""
+    return topic.startswith(SYSTEM_MARK) and not topic.startswith(_OPEN_PREFIXES)
 
 
 def is_dead_letter(topic: str) -> bool:

@@ -24,7 +24,7 @@ nothing is ever tried again: matching takes at most (length of name) x (length o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -230,3 +230,11 @@ def _parse_set(text: str, start: int, closing: int) -> _Item:
 def _invalid(text: str, place: int, problem: str) -> InvalidNameError:
     """`place` counts characters from 1."""
     return InvalidNameError(f"pattern {text!r} has at character {place} {problem}")
+
+
+def any_of(patterns: Iterable[Pattern]) -> Callable[[str], bool]:
+    """Says of a name whether one of them matches. Those without wildcards cost one look together, however many."""
+    patterns = list(patterns)
+    names = frozenset(pattern.prefix for pattern in patterns if pattern.is_literal)
+    globs = [pattern for pattern in patterns if not pattern.is_literal]
+    return lambda name: name in names or any(pattern.matches(name) for pattern in globs)

@@ -68,13 +68,25 @@ def begins_now(
     return begins
 
 
-def note_unfinished(reader: SimulatedReader) -> None:
-    """A reader of last values that leaves after some of them goes on without the others."""
-    if reader.subscription is not None and reader.subscription.prelude is not None:
-        reader.begins = {
-            key: (low, min(high + 1, max(high, reader.ends.get(key, 1))))
-            for key, (low, high) in reader.begins.items()
-        }
+def note_gone_on(history: History, reader: SimulatedReader) -> None:
+    """A reader that lost its connection among last values gets those where nothing has come since it began."""
+    for key, end in reader.ends.items():
+        low, high = reader.begins[key]
+        if history.model.partition(key).next_offset > end:
+            reader.begins[key] = (low, min(high + 1, max(high, end)))
+
+
+def note_lost(history: History, reader: SimulatedReader) -> None:
+    """The broker restarts: what it had in memory is lost, and of what is kept there readers are told."""
+    gone = [key for key in reader.seen if history.is_in_memory(key[0])]
+    reader.lost = {
+        key
+        for key in gone
+        if reader.seen[key].offsets and history.model.policy(key[0]).keep is Keep.MEMORY
+    }
+    reader.shard_gaps = 0
+    for key in gone:
+        del reader.seen[key]
 
 
 # --- What readers get ---
@@ -137,6 +149,10 @@ def _check_kept(history: History, reader: SimulatedReader, key: Key) -> None:
             and offset not in told
         ):
             raise Violation(f"{reader}: nobody told that {key} {offset} is gone: {gaps}")
+    if key in reader.lost and not (
+        any(gap.reason == "restart" for gap in reader.of(key).gaps) or reader.shard_gaps
+    ):
+        raise Violation(f"{reader}: nobody told that {key} was lost with the broker's memory")
     missed = [gap for gap in gaps if gap.reason == "overflow"]
     if missed:
         raise Violation(f"{reader}: {key} is kept, and yet: {missed}")
@@ -147,7 +163,7 @@ def _check_live(reader: SimulatedReader, key: Key) -> None:
     expected = reader.live.get(key, {})
     strange = [place for place in seen.offsets if place not in expected]
     if reader.start.kind == "last":
-        strange = strange[1:]  # the last value from before it began
+        strange = strange[reader.last_asked :]  # last values from before it began
     if strange:
         raise Violation(f"{reader}: {key} {strange} were not for it: {expected}")
     if reader.error is not None:

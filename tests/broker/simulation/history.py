@@ -9,6 +9,8 @@ everything comes to rest, and then every reader must have got exactly what the m
 history   this: what happens, one thing after the other     plan     what is drawn before it begins
 traffic   messages published and answered                   reader   a client that reads live
 model     what the broker has to serve                      checking holding one against the other
+
+What may happen are the public methods of `History`, one step each; test_machine.py lets hypothesis choose them.
 """
 
 from __future__ import annotations
@@ -18,8 +20,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
-
-import structlog
 
 from runnel.broker.broker import Broker
 from runnel.config import Keep
@@ -71,16 +71,26 @@ class HistoryFailed(AssertionError):
 
 def run_history(seed: int) -> Outcome:
     """One history, from the first opening to the last check."""
-    with structlog.testing.capture_logs():  # nobody reads them
-        return asyncio.run(History(seed).run())
+    random = Random(seed)
+    history = History(random, timing=random)
+    try:
+        asyncio.run(history.run())
+    except Violation as violation:
+        raise HistoryFailed(seed, history.transcript, str(violation)) from violation
+    except Exception as error:
+        problem = f"unexpected {type(error).__name__}: {error}"
+        raise HistoryFailed(seed, history.transcript, problem) from error
+    delivered = sum(len(s.offsets) for r in history.readers for s in r.seen.values())
+    told = tuple(history.transcript)
+    return Outcome(seed, history.traffic.messages, delivered, history.restarts, told)
 
 
 class History:
-    """See the module's first lines."""
+    """See the module's first lines. `random` chooses what happens, `timing` how long disk and workers take."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.random = Random(seed)
+    def __init__(self, random: Random, *, timing: Random) -> None:
+        self.random = random
+        self._timing = timing
         self.settings = draw(self.random)
         policies = Policies(self.settings.topics, partitions_max=1024)
         self.model = Model(policies)
@@ -88,13 +98,13 @@ class History:
         self.readers: list[SimulatedReader] = []
         self.transcript: list[str] = []
         self.traffic = Traffic(self)
-        self._disk = FakeDisk(self.random)
+        self._disk = FakeDisk(timing)
         self._workers: SimulatedWorkers
         self.broker: Broker
         self._beside: list[asyncio.Future[None]] = []
         self._beginning: set[SimulatedReader] = set()
         self._reader_count = 0
-        self._restarts = 0
+        self.restarts = 0
         self._failures: list[str] = []
 
     def say(self, line: str) -> None:
@@ -106,63 +116,50 @@ class History:
 
     # --- The frame ---
 
-    async def run(self) -> Outcome:
-        asyncio.get_running_loop().set_exception_handler(self._on_loop_failure)
-        try:
-            await self._live()
-        except Violation as violation:
-            raise HistoryFailed(self.seed, self.transcript, str(violation)) from violation
-        except Exception as error:
-            problem = f"unexpected {type(error).__name__}: {error}"
-            raise HistoryFailed(self.seed, self.transcript, problem) from error
-        delivered = sum(len(s.offsets) for r in self.readers for s in r.seen.values())
-        told = tuple(self.transcript)
-        return Outcome(self.seed, self.traffic.messages, delivered, self._restarts, told)
+    async def run(self) -> None:
+        """A whole life, drawn step by step."""
+        await self.open()
+        for _ in range(self.random.randint(10, 50)):
+            await self._draw()()
+            await self.take_turns(self.random.choice((0, 0, 1, 3, 20)))
+            self.raise_problems()
+        await self.end()
 
     def _on_loop_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._failures.append(f"{context['message']}: {context.get('exception')!r}")
-
-    async def _live(self) -> None:
-        await self._open()
-        steps = self.random.randint(10, 50)
-        for _ in range(steps):
-            await self._draw()()
-            for _ in range(self.random.choice((0, 0, 1, 3, 20))):
-                await asyncio.sleep(0)
-            self._raise_problems()
-        await self.settle()
-        await self._restart()
-        await self.settle()
-        await self._close()
-        self._raise_problems()
 
     def _draw(self) -> Callable[[], Awaitable[None]]:
         operations: dict[Callable[[], Awaitable[None]], int] = {
             self.traffic.publish: 30,
             self.traffic.send: 8,
             self.traffic.publish_live: 12,
-            self._subscribe: 10,
-            self._grant: 14,
-            self._reconnect: 4,
-            self._leave: 2,
-            self._pass_time: 6,
-            self._set_cursor: 4,
-            self._remove_cursor: 2,
-            self._purge: 2,
-            self._delete: 2,
+            self.subscribe: 10,
+            self.grant: 14,
+            self.reconnect: 4,
+            self.leave: 2,
+            self.pass_time: 6,
+            self.set_cursor: 4,
+            self.remove_cursor: 2,
+            self.purge: 2,
+            self.delete: 2,
             self.settle: 3,
-            self._restart: 1,
+            self.restart: 1,
         }
         [chosen] = self.random.choices(list(operations), list(operations.values()))
         return chosen
 
-    def _raise_problems(self) -> None:
+    def raise_problems(self) -> None:
         self.traffic.look_at_answers()
         for reader in self.readers:
             if reader.problems:
                 raise Violation(f"{reader}: {reader.problems[0]}")
         if self._failures:
             raise Violation(self._failures[0])
+
+    async def take_turns(self, count: int) -> None:
+        """Whatever is under way goes on for so many turns of the loop."""
+        for _ in range(count):
+            await asyncio.sleep(0)
 
     async def patiently(self, work: Awaitable[T], what: str) -> T:
         """The result, unless it takes more turns of the loop than anything may."""
@@ -175,8 +172,9 @@ class History:
 
     # --- Openings ---
 
-    async def _open(self) -> None:
-        self._workers = SimulatedWorkers(self.random)
+    async def open(self) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_failure)
+        self._workers = SimulatedWorkers(self._timing)
         self.broker = await self.patiently(
             Broker.open(
                 self.settings,
@@ -188,30 +186,38 @@ class History:
             "open",
         )
 
-    async def _close(self) -> None:
+    async def end(self) -> None:
+        """Everything is compared, before and after a last restart."""
+        await self.settle()
+        await self.restart()
+        await self.settle()
+        await self.close()
+        self.raise_problems()
+
+    async def close(self) -> None:
         await self._finish_beside()
         await self.patiently(self.broker.close(), "close")
         self._workers.close()
         self.traffic.look_at_answers()
 
-    async def _restart(self) -> None:
+    async def restart(self) -> None:
         self.say("the broker restarts")
-        self._restarts += 1
+        self.restarts += 1
         await self._finish_beside()
-        for reader in self.readers:
-            checking.note_unfinished(reader)
-        await self._close()
+        await self.close()
         for reader in self.readers:
             self._left(reader)
-            for key in [key for key in reader.seen if self.is_in_memory(key[0])]:
-                del reader.seen[key]
+            checking.note_lost(self, reader)
             reader.live.clear()
             reader.begins |= {key: (1, 1) for key in reader.begins if self.is_in_memory(key[0])}
+            reader.ends = {
+                key: end for key, end in reader.ends.items() if not self.is_in_memory(key[0])
+            }
         self.model.restart()
         self.clock.advance(SECOND_NS)
         self.model.look(self.now_ns)
         self._disk = self._disk.restart()
-        await self._open()
+        await self.open()
         for reader in list(self.readers):
             if reader.error is None:
                 await self.patiently(self._begin(reader), "subscribe")
@@ -221,9 +227,9 @@ class History:
 
     # --- Reading ---
 
-    async def _subscribe(self) -> None:
+    async def subscribe(self) -> None:
         if len(self.readers) >= READERS_MAX:
-            await self._leave()
+            await self.leave()
         self._reader_count += 1
         start, patterns = self._drawn_start()
         overflow = self.random.choice(("drop_oldest", "newest_per_topic", "disconnect"))
@@ -234,8 +240,7 @@ class History:
         if self.random.random() < 0.5:  # much happens while it begins
             for _ in range(self.random.randint(1, 8)):
                 await self.traffic.publish()
-                for _ in range(self.random.choice((0, 1, 2, 5))):
-                    await asyncio.sleep(0)
+                await self.take_turns(self.random.choice((0, 1, 2, 5)))
 
     def _drawn_start(self) -> tuple[Start, list[str]]:
         literal = self.random.sample(TOPICS, self.random.randint(1, 4))
@@ -262,10 +267,11 @@ class History:
         self._beside.append(asyncio.ensure_future(self._begin(reader)))
 
     async def _begin(self, reader: SimulatedReader) -> None:
-        is_new = not reader.is_resumable
+        is_new = not reader.places.is_known
         if is_new:
             reader.begins = checking.begins_now(self, reader, is_begun=False)
-        start = reader.next_start()
+        start = reader.places.next_start()
+        reader.last_asked += start.kind in ("last", "resume_last")
         credit_bytes = self.random.choice((0, 1, 300, 10_000))
         self.say(f"{reader} begins: {start.kind}")
         self._beginning.add(reader)
@@ -286,6 +292,8 @@ class History:
             reader.begins = {
                 key: (reader.begins.get(key, later[key])[0], later[key][1]) for key in later
             }
+        elif start.kind == "resume_last":
+            checking.note_gone_on(self, reader)
         reader.begun(subscription, credit_bytes)
         self.say(f"{reader} has begun")
         if self.random.random() < 0.7:
@@ -294,7 +302,7 @@ class History:
     def _on_message(self, reader: SimulatedReader, message: Message, epoch: int) -> None:
         checking.check_message(self, reader, message)
 
-    async def _grant(self) -> None:
+    async def grant(self) -> None:
         for reader in self.readers:
             if reader.subscription is not None and self.random.random() < 0.6:
                 match self.random.randint(0, 4):
@@ -309,7 +317,6 @@ class History:
 
     def _left(self, reader: SimulatedReader) -> None:
         """What waited for it of topics that are not kept is lost, and nobody counts it."""
-        checking.note_unfinished(reader)
         reader.left()
         for key, live in reader.live.items():
             seen = reader.of(key)
@@ -320,28 +327,28 @@ class History:
         free = [r for r in self.readers if r not in self._beginning and r.subscription is not None]
         return self.random.choice(free) if free else None
 
-    async def _reconnect(self) -> None:
+    async def reconnect(self) -> None:
         if (reader := self._any_reader()) is not None:
             self.say(f"{reader} reconnects")
             self._left(reader)
             self._begin_beside(reader)
 
-    async def _leave(self) -> None:
+    async def leave(self) -> None:
         if (reader := self._any_reader()) is not None:
             self.say(f"{reader} leaves")
-            self._raise_problems()
+            self.raise_problems()
             self._left(reader)
             self.readers.remove(reader)
 
     # --- Keeping house ---
 
-    async def _pass_time(self) -> None:
+    async def pass_time(self) -> None:
         seconds = self.random.choice((0.001, 1, 12, 40, 70))
         self.say(f"{seconds} s pass")
         self.clock.advance(round(seconds * SECOND_NS))
         self.model.look(self.now_ns)
 
-    async def _set_cursor(self) -> None:
+    async def set_cursor(self) -> None:
         topics = [
             name for name in self.model.existing if self.model.policy(name).journal != "sized"
         ]
@@ -363,7 +370,7 @@ class History:
         self.model.cursors[name] = places
         self.model.look(self.now_ns)
 
-    async def _remove_cursor(self, topic: str | None = None) -> None:
+    async def remove_cursor(self, topic: str | None = None) -> None:
         names = [
             name
             for name, places in self.model.cursors.items()
@@ -375,10 +382,10 @@ class History:
             del self.model.cursors[name]
         self.model.look(self.now_ns)
 
-    async def _purge(self) -> None:
+    async def purge(self) -> None:
         await self._hide(self.broker.purge_topic, self.model.purge, "purged")
 
-    async def _delete(self) -> None:
+    async def delete(self) -> None:
         await self._hide(self.broker.delete_topic, self.model.delete, "deleted")
 
     async def _hide(
@@ -387,7 +394,7 @@ class History:
         if not self.model.existing:
             return
         topic = self.random.choice(sorted(self.model.existing))
-        await self._remove_cursor(topic)
+        await self.remove_cursor(topic)
         await self._sync()  # what is under way would be hidden or not, as it happens
         self.say(f"{topic} is {what}")
         await self.patiently(act(topic), what)
@@ -418,9 +425,8 @@ class History:
                 reader.subscription.start()
         for reader in self.readers:
             await self.patiently(self._catch_up(reader), f"catching up of {reader}")
-        for _ in range(10):
-            await asyncio.sleep(0)
-        self._raise_problems()
+        await self.take_turns(10)
+        self.raise_problems()
         await checking.check_everything(self)
         for reader in [reader for reader in self.readers if reader.error is not None]:
             self.say(f"{reader} was ended: {reader.error}")

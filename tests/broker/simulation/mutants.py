@@ -61,6 +61,11 @@ def last_values_are_repeated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LastValuesFeed, "_last_before", newest)
 
 
+def last_values_end_with_the_connection(patch: pytest.MonkeyPatch) -> None:
+    """A reader that lost its connection among them goes on without the others."""
+    patch.setattr(starting, "WITH_LAST", ("last",))
+
+
 def page_is_cut_short(patch: pytest.MonkeyPatch) -> None:
     """A fetch leaves out its last message, and goes on behind it."""
     patch.setattr(
@@ -76,5 +81,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     one_partition_of_a_shard_is_read,
     dropped_messages_are_not_counted,
     last_values_are_repeated,
+    last_values_end_with_the_connection,
     page_is_cut_short,
 )

@@ -39,7 +39,7 @@ class SimulatedReader:
         self.overflow = overflow
         self.is_literal = all(Pattern(pattern).is_literal for pattern in patterns)
         self._parsed = [Pattern(pattern) for pattern in patterns]
-        self.places = Places(patterns)
+        self.places = Places(patterns, start)
         # By key: the lowest offset that it may begin with, and the first that it must be sent.
         self.begins: dict[Key, tuple[int, int]] = {}
         self.ends: dict[Key, int] = {}  # the next offsets when it had begun
@@ -48,8 +48,10 @@ class SimulatedReader:
         self.on_message: Callable[[SimulatedReader, Message, int], None] | None = None
         self.seen: dict[Key, Seen] = {}
         self.shard_gaps = 0  # told without a topic
+        self.lost: set[Key] = set()  # what it had read of was in memory, and the broker restarted
         self.subscription: LiveSubscription | None = None
         self.error: RunnelError | None = None
+        self.last_asked = 0  # how often it asked for last values
         self.credit_bytes = 0
         self._overdrawn = 0
         self._next_entries: dict[tuple[str, int], int] = {}
@@ -64,15 +66,6 @@ class SimulatedReader:
         return self.seen.setdefault(key, Seen())
 
     # --- Its subscriptions ---
-
-    @property
-    def is_resumable(self) -> bool:
-        """A reader of last values that has got none of them yet still wants them."""
-        has_received = any(seen.offsets for seen in self.seen.values())
-        return self.places.is_known and (has_received or self.start.kind != "last")
-
-    def next_start(self) -> Start:
-        return self.places.resume() if self.is_resumable else self.start
 
     def begun(self, subscription: LiveSubscription, credit_bytes: int) -> None:
         self.subscription = subscription
@@ -98,7 +91,7 @@ class SimulatedReader:
     def deliver(self, subscription: int, delivery: Delivery) -> None:
         if self.subscription is None or subscription != self.number:
             self.problems.append("a delivery after it left")
-        if self.credit_bytes <= 0:
+        if self.credit_bytes <= 0 and delivery.size:
             # A page that was being read while other shards' batches used the credit up.
             self._overdrawn += 1
             if self._overdrawn > 1:
@@ -116,8 +109,7 @@ class SimulatedReader:
         head = wire.Deliver(
             self.number, shard.journal, shard.shard, delivery.epoch, delivery.next_entry
         )
-        self.places.delivered(head, batches)
-        for batch in batches:
+        for batch in self.places.delivered(head, batches):
             epochs = [run.epoch for run in batch.runs() for _ in range(run.count)]
             for message, epoch in zip(batch.messages(), epochs, strict=True):
                 self._take(message, epoch)

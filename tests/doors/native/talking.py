@@ -58,10 +58,9 @@ def publish(
     *,
     level: str | None = None,
     topic: str = "a",
-    is_patient: bool = False,
 ) -> bytes:
     batch = Batch.from_messages([Message(topic, payload)])
-    return packed(wire.Publish(request_id, level, is_patient), batch.pack())
+    return packed(wire.Publish(request_id, level), batch.pack())
 
 
 def subscribe(request_id: int, number: int = 1, *patterns: str, credit_bytes: int = 2**30) -> bytes:
@@ -165,9 +164,6 @@ class Recorder:
         if not self.is_closed:
             assert sum(map(len, tail)) == tail_bytes
             self.data += head + b"".join(tail)
-
-    def queue_patiently(self, head: bytes) -> None:
-        self.queue(head)
 
     def close(self) -> None:
         self.is_closed = True

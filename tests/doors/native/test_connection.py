@@ -290,26 +290,6 @@ async def test_everything_of_one_wake_up_is_one_write(monkeypatch: pytest.Monkey
 
 
 @in_loop
-async def test_answers_that_nobody_waits_for_come_with_the_next_that_somebody_does() -> None:
-    async with opened() as scene:
-        talker = await scene.greeted()
-        talker.say(publish(2, b"x", is_patient=True), publish(3, b"y", is_patient=True))
-        await turn(3)
-        assert not talker.answers
-        talker.say(wire.Ping(4))
-        await talker.hear(wire.Published)
-        assert [type(answer) for answer, _ in talker.answers] == [wire.Published, wire.Pong]
-
-
-@in_loop
-async def test_an_answer_that_nobody_waits_for_comes_by_itself_after_a_moment() -> None:
-    async with opened() as scene:
-        talker = await scene.greeted()
-        talker.say(publish(2, b"x", is_patient=True))
-        assert (await talker.hear(wire.Published)).id == 2
-
-
-@in_loop
 async def test_a_slow_client_pauses_its_subscriptions_until_it_has_read() -> None:
     async with opened() as scene:
         talker = await scene.greeted()

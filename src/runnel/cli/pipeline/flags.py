@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -33,8 +34,19 @@ Checkpoint = Annotated[
 ]
 
 
-def open_session(app: str, master: str, conf: Sequence[str] | None) -> SparkSession:
-    """A session as the flags say. ClientFault without the extra `spark`."""
+@contextmanager
+def needs_spark() -> Iterator[None]:
+    """For imports of what the extra `spark` brings."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ClientFault(
+            f"pipelines need Spark, and {error.name} is not here: pip install 'runnel[spark]'"
+        ) from None
+
+
+def spark_settings(conf: Sequence[str] | None) -> dict[str, str]:
+    """What --conf says."""
     settings = {}
     for setting in conf or ():
         name, equals, value = setting.partition("=")
@@ -43,10 +55,13 @@ def open_session(app: str, master: str, conf: Sequence[str] | None) -> SparkSess
                 f"--conf {setting!r}: it must be NAME=VALUE, as spark.driver.memory=2g"
             )
         settings[name.strip()] = value
-    try:
+    return settings
+
+
+def open_session(app: str, master: str, conf: Sequence[str] | None) -> SparkSession:
+    """A session as the flags say. ClientFault without the extra `spark`."""
+    settings = spark_settings(conf)
+    with needs_spark():
         from runnel.spark.session import session
-    except ModuleNotFoundError as error:
-        raise ClientFault(
-            f"pipelines need Spark, and {error.name} is not here: pip install 'runnel[spark]'"
-        ) from None
+
     return session(f"runnel {app}", master, settings)

@@ -31,7 +31,11 @@ class ProgressLine:
             print(file=sys.stderr)
 
     def __call__(self, progress: Progress) -> None:
-        line = f"{self._what}: {text_of(progress)}"
+        self.tell(text_of(progress))
+
+    def tell(self, text: str) -> None:
+        """Of a pipeline whose progress is told in other words."""
+        line = f"{self._what}: {text}"
         if self._is_terminal:
             print(f"\r{line.ljust(self._width)}", end="", file=sys.stderr, flush=True)
             self._width = len(line)

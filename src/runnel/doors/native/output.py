@@ -24,9 +24,6 @@ class Output(Protocol):
     def queue(self, head: bytes, tail: Sequence[Buffer] = (), tail_bytes: int = 0) -> None:
         """A frame for the next write; the tail by reference."""
 
-    def queue_patiently(self, head: bytes) -> None:
-        """A frame for the next write, which need not come on its account before a moment has passed."""
-
     def close(self) -> None:
         """After what is queued has been written."""
 

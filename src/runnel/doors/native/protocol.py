@@ -60,7 +60,6 @@ class Connection(asyncio.BufferedProtocol):
         "_is_held_for_turn",
         "_is_input_over",
         "_is_input_own",
-        "_is_write_expected",
         "_is_write_wanted",
         "_offered_bytes",
         "_pending",
@@ -89,7 +88,6 @@ class Connection(asyncio.BufferedProtocol):
         self._pending: list[Buffer] = []
         self._pending_bytes = 0
         self._is_write_wanted = False  # at the end of this turn
-        self._is_write_expected = False  # within a moment
         self._is_closed = False  # nothing more is said; the rest of the input is ignored
         self._was_heard = False
         self.connection_id = 0
@@ -172,15 +170,6 @@ class Connection(asyncio.BufferedProtocol):
         if self._pending_bytes >= _FLUSH_BYTES:
             self.flush()
 
-    def queue_patiently(self, head: bytes) -> None:
-        if self._is_closed:
-            return
-        if not self._is_write_wanted and not self._is_write_expected:
-            self._is_write_expected = True
-            self._door.wake_up.write_patiently(self)
-        self._pending.append(head)
-        self._pending_bytes += len(head)
-
     def close(self) -> None:
         """Write what is queued, then close our side, and wait a moment for the client's.
 
@@ -213,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         """One write for everything that is queued."""
-        self._is_write_wanted = self._is_write_expected = False
+        self._is_write_wanted = False
         pending = self._pending
         if not pending or self._transport.is_closing():
             return

@@ -314,7 +314,7 @@ class Session:
         self.messages_in += len(batch)
         append = partial(self._broker.publish, batch, level)
         topic = batch.envelope.topics[0]
-        self._append(request.id, level, topic, append, is_patient=request.is_patient)
+        self._append(request.id, level, topic, append)
 
     def _send(self, request: wire.Send) -> None:
         self._check_open()
@@ -330,8 +330,6 @@ class Session:
         level: Level | None,
         topic: str,
         append: Callable[[], asyncio.Future[Published]],
-        *,
-        is_patient: bool = False,
     ) -> None:
         try:
             published = append()
@@ -341,7 +339,7 @@ class Session:
             waiting = partial(self._append_later, request_id, level, topic, append)
             self._start(request_id, waiting).add_done_callback(lambda _: self._release(_ROOM))
         else:
-            self._expect(request_id, level, published, is_patient=is_patient)
+            self._expect(request_id, level, published)
 
     async def _append_later(
         self,
@@ -363,16 +361,11 @@ class Session:
             return
 
     def _expect(
-        self,
-        request_id: int,
-        level: Level | None,
-        published: asyncio.Future[Published],
-        *,
-        is_patient: bool = False,
+        self, request_id: int, level: Level | None, published: asyncio.Future[Published]
     ) -> None:
         """Answer when it is published: no task for each, only a callback."""
         if published.done():
-            self._say_published(request_id, level, published, is_patient=is_patient)
+            self._say_published(request_id, level, published)
         else:
             self._count_unanswered()
             published.add_done_callback(partial(self._on_published, request_id, level))
@@ -384,12 +377,7 @@ class Session:
         self._settle()
 
     def _say_published(
-        self,
-        request_id: int,
-        level: Level | None,
-        published: asyncio.Future[Published],
-        *,
-        is_patient: bool = False,
+        self, request_id: int, level: Level | None, published: asyncio.Future[Published]
     ) -> None:
         if published.cancelled():
             self._say_error(request_id, ClosedError("the broker was closed before it was stored"))
@@ -406,10 +394,7 @@ class Session:
                     done.is_repeated,
                     done.receivers,
                 )
-                if is_patient:
-                    self._output.queue_patiently(wire.encode(head))
-                else:
-                    self._output.queue(wire.encode(head))
+                self._output.queue(wire.encode(head))
         elif isinstance(error, RunnelError):
             self._say_error(request_id, error)
         else:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
-
-_PATIENCE_SECONDS: Final = 0.001
+from typing import Protocol
 
 
 class _Turning(Protocol):
@@ -23,34 +21,18 @@ class WakeUp:
     connections it concerns, the loop is asked for one callback.
     """
 
-    __slots__ = ("_is_expected", "_loop", "_patient", "_reading", "_writing")
+    __slots__ = ("_is_expected", "_loop", "_reading", "_writing")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._is_expected = False
         self._writing: list[_Turning] = []
         self._reading: list[_Turning] = []
-        self._patient: list[_Turning] = []
 
     def write_later(self, connection: _Turning) -> None:
         self._writing.append(connection)
         if not self._is_expected:
             self._expect()
-
-    def write_patiently(self, connection: _Turning) -> None:
-        """Within a moment, unless something else is written first: an answer that nobody waits for.
-
-        A client that publishes message after message would otherwise be woken for each, and on few cores takes the
-        time of whoever it is delivered to (bench/live.py, "latency").
-        """
-        if not self._patient:
-            self._loop.call_later(_PATIENCE_SECONDS, self._end_patience)
-        self._patient.append(connection)
-
-    def _end_patience(self) -> None:
-        patient, self._patient = self._patient, []
-        for connection in patient:
-            connection.flush()
 
     def read_later(self, connection: _Turning) -> None:
         self._reading.append(connection)

@@ -13,7 +13,7 @@ from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.columns import Columns
 from runnel.log.index import Key
-from runnel.topics.patterns import Pattern
+from runnel.topics.patterns import Pattern, any_of
 
 END_OF_OFFSETS: Final = 2**63 - 1
 
@@ -57,7 +57,7 @@ class Matcher:
     def __init__(self, selection: Selection, floor_of: Callable[[Key], int | None]) -> None:
         self._selection = selection
         self._floor_of = floor_of
-        self._patterns = [Pattern(text) for text in selection.topics]
+        self._wants_topic = any_of(map(Pattern, selection.topics))
         self._bounds: dict[Key, Bounds | None] = {}
         self.since_ns = selection.since_ns
         self.until_ns = selection.until_ns
@@ -79,7 +79,7 @@ class Matcher:
         wanted = self._selection
         if wanted.partitions is not None and key[1] not in wanted.partitions:
             return None
-        if not any(pattern.matches(key[0]) for pattern in self._patterns):
+        if not self._wants_topic(key[0]):
             return None
         floor = self._floor_of(key)
         if floor is None:

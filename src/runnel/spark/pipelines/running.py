@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 import msgspec
 from pyspark.errors import PySparkException
+from pyspark.sql import Row
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from runnel.errors import RunnelError
 from runnel.spark import stream_offset
 
+# Queries whose rows are not messages, or that read messages twice, observe how many `rows` they stand for: under this
+# name, or under several that begin with it and a slash.
+OBSERVATION: Final = "runnel"
+
 _LOOK_EVERY_S: Final = 1
+_PLAN_OR_TRACE: Final = re.compile(r"\n=== Streaming Query ===|\nJVM stacktrace")
 # The last line of a Python worker's traceback, which Spark wraps in its own words and those of the JVM.
 _OUR_ERROR: Final = re.compile(r"^(?:\w+\.)*\w*(?:Error|Fault|Unavailable): (.+)$", re.MULTILINE)
 
@@ -25,6 +35,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     rows_per_second: float  # of the last one
     entries_behind: int | None  # in all shards together; None if the query does not say
+    # What came too late for a watermark, as Spark counts it: behind its partial aggregation, so perhaps more messages.
+    dropped: int = 0
 
 
 OnProgress: TypeAlias = Callable[[Progress], object]
@@ -42,25 +54,54 @@ def run_query(query: StreamingQuery, on_progress: OnProgress | None = None) -> P
     What it had done by the end is returned. PipelineFailedError if the query failed.
     """
     tally = _Tally()
-    try:
-        while not query.awaitTermination(_LOOK_EVERY_S):
-            if tally.look(query) and on_progress is not None:
-                on_progress(tally.progress)
-    except PySparkException as error:
-        raise PipelineFailedError(reason_of(error)) from error
-    finally:
-        if query.isActive:
-            query.stop()
+    with _interrupt_noted() as interrupt:
+        try:
+            while not query.awaitTermination(_LOOK_EVERY_S):
+                if tally.look(query) and on_progress is not None:
+                    on_progress(tally.progress)
+                if interrupt.is_set():
+                    raise KeyboardInterrupt
+        except PySparkException as error:
+            raise PipelineFailedError(reason_of(error)) from error
+        finally:
+            if query.isActive:
+                query.stop()
     if tally.look(query) and on_progress is not None:
         on_progress(tally.progress)
     return tally.progress
 
 
+@contextmanager
+def _interrupt_noted() -> Iterator[threading.Event]:
+    """Ctrl-C is looked at between calls to Java, for in the middle of one it would break the next; a second is not."""
+    noted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+
+    def note(*_: object) -> None:
+        if noted.is_set():
+            raise KeyboardInterrupt
+        noted.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
+
+
 def reason_of(error: PySparkException) -> str:
     """The sentence that matters among Spark's: ours, if one of ours was the cause."""
-    text = str(error)
-    found = _OUR_ERROR.findall(text)
-    return found[-1] if found else text.partition("\nJVM stacktrace")[0].strip()
+    # Of a commit that failed Spark says no more than that; why is in Java's trace (of Connect, in another one).
+    trace = getattr(error, "_stackTrace", None) or getattr(error, "_stacktrace", None) or ""
+    return reason_in(str(error), trace)
+
+
+def reason_in(text: str, trace: str = "") -> str:
+    """The same of an error that Spark only tells of."""
+    found = _OUR_ERROR.findall(text) or _OUR_ERROR.findall(trace)
+    return found[-1] if found else _PLAN_OR_TRACE.split(text)[0].strip()
 
 
 class _Tally:
@@ -76,25 +117,48 @@ class _Tally:
         fresh = [
             report
             for report in query.recentProgress
-            if report["batchId"] > self._batch_id and report["numInputRows"]
+            if report["batchId"] > self._batch_id and report.numInputRows
         ]
         if not fresh:
             return False
         self._batch_id = fresh[-1]["batchId"]
         self.progress = Progress(
             batches=self.progress.batches + len(fresh),
-            rows=self.progress.rows + sum(report["numInputRows"] for report in fresh),
-            rows_per_second=fresh[-1]["processedRowsPerSecond"],
+            rows=self.progress.rows + sum(map(_rows, fresh)),
+            rows_per_second=_rows(fresh[-1])
+            / max(fresh[-1].numInputRows, 1)
+            * fresh[-1].processedRowsPerSecond,
             entries_behind=_entries_behind(fresh[-1]["sources"]),
+            dropped=self.progress.dropped + sum(map(_dropped, fresh)),
         )
         return True
+
+
+def _rows(report: StreamingQueryProgress) -> int:
+    observed = [
+        _observed_rows(said)
+        for name, said in report["observedMetrics"].items()
+        if name == OBSERVATION or name.startswith(f"{OBSERVATION}/")
+    ]
+    return sum(observed) if observed else report.numInputRows
+
+
+def _observed_rows(said: Row) -> int:
+    """The one number that is observed. Through Connect, the row that has it is told of as JSON has it."""
+    rows = said["values"][0] if "values" in said else said["rows"]
+    return int(rows or 0)
+
+
+def _dropped(report: StreamingQueryProgress) -> int:
+    return sum(state["numRowsDroppedByWatermark"] for state in report["stateOperators"])
 
 
 def _entries_behind(sources: list[dict[str, object]]) -> int | None:
     behind = 0
     for source in sources:
         ends = [source[name] for name in ("endOffset", "latestOffset")]
-        if not all(isinstance(end, str) for end in ends):
+        # A micro-batch that is run again begins without asking how far the source is.
+        if not all(isinstance(end, str) and end != "null" for end in ends):
             return None
         end, latest = (
             stream_offset.decode(msgspec.json.decode(str(end), type=dict[str, list[int]]))

@@ -1,0 +1,120 @@
+"""Publishing to topics that are not kept: numbered and handed to their readers at once, or in line behind others.
+
+Only a compressed batch of several runs has to wait: it is unpacked off the loop, since readers may want some of its
+runs alone. Whatever comes meanwhile waits behind it, so that order holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from runnel.broker.gathering import Published
+from runnel.broker.live_reading import LiveReading
+from runnel.broker.live_topics import LiveTopics
+from runnel.errors import BusyError, RunnelError
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Codec
+from runnel.log.log import Appended, Level, Stored
+from runnel.log.tasks import OwnedTasks
+from runnel.world.clock import Clock
+from runnel.world.workers import Workers
+
+_LINE_BYTES_MAX: Final = 64 * 2**20
+
+
+class _InLine(NamedTuple):
+    batch: Batch
+    level: Level | None
+    answer: asyncio.Future[Published]
+
+
+class LivePublishing:
+    """See the module's first lines. `count_in` hears of every batch that is taken."""
+
+    def __init__(
+        self,
+        topics: LiveTopics,
+        reading: LiveReading,
+        clock: Clock,
+        workers: Workers,
+        *,
+        last_value_bytes_max: int,
+        count_in: Callable[[Batch], None],
+    ) -> None:
+        self._topics = topics
+        self._reading = reading
+        self._clock = clock
+        self._workers = workers
+        self._last_value_bytes_max = last_value_bytes_max
+        self._count_in = count_in
+        self._line: deque[_InLine] = deque()
+        self._line_bytes = 0
+        self._room: list[asyncio.Future[None]] = []
+        self.tasks = OwnedTasks()
+
+    def publish(self, batch: Batch, level: Level | None) -> asyncio.Future[Published]:
+        """Done when its readers have been sent it. BusyError: await `wait_room`, and call again."""
+        answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        if self._line or (batch.envelope.codec != Codec.NONE and batch.envelope.run_count > 1):
+            if self._line_bytes > _LINE_BYTES_MAX:
+                raise BusyError("batches wait to be unpacked; wait for room")
+            self._line.append(_InLine(batch, level, answer))
+            self._line_bytes += batch.envelope.body_bytes
+            if len(self._line) == 1:
+                self.tasks.start(self._work_off_line())
+        else:
+            answer.set_result(self._send(batch, level))
+        return answer
+
+    async def wait_room(self) -> None:
+        """Until there is room in the line."""
+        while self._line_bytes > _LINE_BYTES_MAX:
+            room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._room.append(room)
+            await room
+
+    async def _work_off_line(self) -> None:
+        """Undo compression off the loop; whatever comes meanwhile waits its turn."""
+        while self._line:
+            batch, level, answer = self._line[0]
+            size = batch.envelope.body_bytes
+            try:
+                if batch.envelope.codec != Codec.NONE and batch.envelope.run_count > 1:
+                    batch = await self._workers.submit(batch.uncompressed)
+                published = self._send(batch, level)
+            except RunnelError as error:
+                if not answer.done():
+                    answer.set_exception(error)
+            else:
+                if not answer.done():
+                    answer.set_result(published)
+            self._line.popleft()
+            self._line_bytes -= size
+            waiting, self._room = self._room, []
+            for room in waiting:
+                if not room.done():
+                    room.set_result(None)
+
+    def _send(self, batch: Batch, level: Level | None) -> Published:
+        reached = Level.NONE if level is Level.NONE else Level.RECEIVED
+        topics = self._topics.resolve(batch.envelope)
+        answers = self._reading.answers_live(topics)
+        self._count_in(batch)
+        now_ns = self._clock.time_ns()
+        if not any(topic.exists for topic in topics):
+            return Appended([0] * len(topics), 0, 0, now_ns, reached, receivers=0)
+        numbered, encoded = self._topics.number(batch, topics, now_ns)
+        stored = Stored(numbered, batch.body, encoded)
+        receivers = self._reading.spread_live(stored, answers)
+        self._topics.keep_last(stored, topics, self._last_value_bytes_max)
+        return Appended(
+            numbered.column64(numbered.base_offsets),
+            numbered.entry,
+            int.from_bytes(numbered.epochs[-8:], "little"),
+            now_ns,
+            reached,
+            receivers=receivers,
+        )

@@ -1,0 +1,159 @@
+"""`runnel pipeline stats`: messages counted and measured in windows of event time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from runnel.cli.connecting import DEFAULT_URL, Url
+from runnel.cli.pipeline.flags import (
+    DEFAULT_MASTER,
+    Checkpoint,
+    Conf,
+    Master,
+    needs_spark,
+    open_session,
+)
+from runnel.cli.pipeline.showing import ProgressLine, text_of
+from runnel.cli.tables import counted
+from runnel.cli.times import NS_PER_SECOND
+from runnel.config.units import parse_duration
+from runnel.errors import ClientFault
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def stats(
+    *,
+    topics: Annotated[
+        str | None, typer.Option(metavar="A,B,…", help="The topics, with commas between them.")
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Topics such as 'sensors/*'.")
+    ] = None,
+    window: Annotated[
+        str, typer.Option(metavar="TIME", help="How long each window of event time is.")
+    ] = "1m",
+    slide: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="How often a window begins; else when one ends."),
+    ] = None,
+    tags: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Tags whose values are counted apart."),
+    ] = None,
+    late: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="Messages received so long after their event count as late."
+        ),
+    ] = "10s",
+    to: Annotated[
+        str | None, typer.Option(metavar="TABLE", help="A Delta table to add the figures to.")
+    ] = None,
+    publish: Annotated[
+        str,
+        typer.Option(metavar="PREFIX", help="What the figures' topics begin with."),
+    ] = "!system/stats",
+    no_publish: Annotated[bool, typer.Option("--no-publish", help="Only into the table.")] = False,
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Tells apart several that run at once.")
+    ] = "main",
+    starting: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE", help="Where to begin the first time: earliest, latest, or a time."
+        ),
+    ] = "earliest",
+    once: Annotated[
+        bool, typer.Option("--once", help="Take what is there now, and end. Else: go on.")
+    ] = False,
+    every: Annotated[
+        str, typer.Option(metavar="TIME", help="How often it looks when it goes on.")
+    ] = "5s",
+    history: Annotated[
+        bool,
+        typer.Option(
+            "--history",
+            help="Count all that is stored, every window: into a new table, or printed as JSON.",
+        ),
+    ] = False,
+    path: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="With --history: of this data directory, or a copy of one."
+        ),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Count and measure messages in windows of event time: how many, how large, and how long they were under way.
+
+    Each window of a topic becomes a message of !system/stats/NAME/TOPIC, once it is complete; with --to, also a row of
+    a table. Watch them with `runnel sub '!system/stats/*' --from last`.
+    """
+    every_s = _seconds("--every", every)
+    what: dict[str, Any] = {
+        "topics": topics,
+        "pattern": pattern,
+        "window_s": _seconds("--window", window),
+        "slide_s": None if slide is None else _seconds("--slide", slide),
+        "tags": [] if tags is None else [tag.strip() for tag in tags.split(",")],
+        "late_s": _seconds("--late", late),
+    }
+    if topics is None and pattern is None:
+        raise ClientFault("which topics? --topics a,b or --pattern 'sensors/*'")
+    if history:
+        if once or checkpoint is not None:
+            raise ClientFault("--history counts from the beginning: without --once or --checkpoint")
+        what |= {"url": url} if path is None else {"path": path}
+        _count_history(open_session("stats", master, conf), what, to)
+        return
+    if path is not None:
+        raise ClientFault("--path is for --history: files do not tell of what comes")
+    with needs_spark():
+        from runnel.spark.pipelines.stats.running import Plan
+    plan = Plan.make(
+        **what,
+        table=to,
+        publish=None if no_publish else publish,
+        name=name,
+        checkpoint=checkpoint,
+        starting=starting,
+        every_s=None if once else every_s,
+        url=url,
+    )
+    session = open_session("stats", master, conf)
+    with ProgressLine("counted") as line:
+        done = plan.run(session, line)
+    typer.echo(f"counted {text_of(done)}", err=True)
+    if done.dropped:
+        typer.echo(
+            f"not counted: {counted(done.dropped, 'group')} of messages, read too long after what other journals "
+            "received at the same time; --history counts them",
+            err=True,
+        )
+
+
+def _count_history(session: SparkSession, what: Mapping[str, Any], table: str | None) -> None:
+    with needs_spark():
+        from runnel.spark.pipelines.stats.history import documents, stats_history, write_stats
+    rows = stats_history(session, **what)
+    if table is None:
+        for document in documents(rows):
+            typer.echo(msgspec.json.encode(document).decode())
+    else:
+        typer.echo(f"counted {counted(write_stats(rows, table), 'window')} into {table}", err=True)
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return parse_duration(text) / NS_PER_SECOND
+    except ValueError as error:
+        raise ClientFault(f"{option} {text!r}: {error}") from None

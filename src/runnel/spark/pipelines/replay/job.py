@@ -1,0 +1,289 @@
+"""A replay from its beginning to its end: what it comes to is settled and noted, then Spark's tasks send it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+
+from runnel.client.api import connect_blocking
+from runnel.errors import ClientFault
+from runnel.spark.connections import Address
+from runnel.spark.pipelines.replay.options import ReplayOptions, Time, check_options
+from runnel.spark.pipelines.replay.pacing import DUE, ByEventTime, ByRate, Timetable
+from runnel.spark.pipelines.replay.planning import Part, rows_by_task
+from runnel.spark.pipelines.replay.sending import TASK, TOLD, Sender
+from runnel.spark.pipelines.replay.settling import STORED_ORDER, settle, slots, with_due
+from runnel.spark.pipelines.replay.sources import SENT, Source
+from runnel.spark.pipelines.replay.state import State, StateDirectory
+from runnel.spark.pipelines.replay.watching import OnProgress, Watch
+from runnel.spark.pipelines.running import PipelineFailedError, reason_of
+
+_DEFAULT_DEADLINE_S: Final = 120.0
+_LOOK_EVERY_S: Final = 0.5
+
+
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay came to. `sent` and `already_there` are of this run, and make up all `messages`."""
+
+    messages: int
+    sent: int
+    already_there: int
+
+
+def replay(
+    spark: SparkSession,
+    *,
+    archive: str | None = None,
+    path: str | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    topics: str | Iterable[str] | None = None,
+    pattern: str | None = None,
+    since: Time | None = None,
+    until: Time | None = None,
+    offsets: Mapping[tuple[str, int], range] | None = None,
+    tags: Mapping[str, str] | None = None,
+    where: str | None = None,
+    rename: Mapping[str, str] | Iterable[str] = (),
+    into_url: str | None = None,
+    into_token: str | None = None,
+    into_existing: bool = False,
+    speed: float | None = None,
+    rate: float | None = None,
+    gap_max_s: float | None = None,
+    tasks: int | None = None,
+    checkpoint: str | None = None,
+    deadline_s: float = _DEFAULT_DEADLINE_S,
+    on_progress: OnProgress | None = None,
+) -> ReplayResult:
+    """Publish stored messages again: in order within each partition, with their own times, keys, tags and uids.
+
+    From an `archive`, from the files of a broker (`path`), or from the broker at `url`; into topics of the broker at
+    `into_url`, or else `url`. `since` and `until` are about receive times; `where` is a condition in SQL.
+
+    As fast as it goes, or at `speed` times the pace of event times (waiting `gap_max_s` at most), or at `rate` messages
+    a second. With a `checkpoint` directory, a replay that was ended is gone on with by the same call; one that is done
+    is not done again.
+    """
+    options = check_options(
+        archive=archive,
+        path=path,
+        url=url,
+        into_url=into_url,
+        topics=topics,
+        pattern=pattern,
+        since=since,
+        until=until,
+        offsets=offsets,
+        tags=tags,
+        where=where,
+        rename=rename,
+        speed=speed,
+        rate=rate,
+        gap_max_s=gap_max_s,
+    )
+    return run_replay(
+        spark,
+        options,
+        token=token,
+        into_token=token if into_url is None else into_token,
+        into_existing=into_existing,
+        tasks=tasks,
+        checkpoint=checkpoint,
+        deadline_s=deadline_s,
+        on_progress=on_progress,
+    )
+
+
+def run_replay(
+    spark: SparkSession,
+    options: ReplayOptions,
+    *,
+    token: str | None = None,
+    into_token: str | None = None,
+    into_existing: bool = False,
+    tasks: int | None = None,
+    checkpoint: str | None = None,
+    deadline_s: float = _DEFAULT_DEADLINE_S,
+    on_progress: OnProgress | None = None,
+) -> ReplayResult:
+    """The same, with options that were checked before there was a session."""
+    if tasks is not None and tasks < 1:
+        raise ClientFault(f"tasks is {tasks}: it must be a number from 1 on")
+    source = Source(options, token)
+    target = Address(options.into_url, into_token)
+    with _directory(checkpoint) as directory, _told_plainly():
+        state = directory.load(options)
+        if state is None:
+            # Connected first, or everything could be read for nothing.
+            with connect_blocking(target.url, token=target.token) as bus:
+                state = settle(
+                    spark,
+                    source,
+                    bus,
+                    tasks_max=tasks or slots(spark),
+                    into_existing=into_existing,
+                )
+            directory.begin(state)
+        if state.is_done:
+            return ReplayResult(messages=state.rows, sent=0, already_there=state.rows)
+        result = _send(spark, source, state, directory, target, deadline_s, on_progress)
+        directory.save(msgspec.structs.replace(state, is_done=True))
+        return result
+
+
+@contextmanager
+def _directory(checkpoint: str | None) -> Iterator[StateDirectory]:
+    if checkpoint is not None:
+        yield StateDirectory.at(checkpoint)
+        return
+    with tempfile.TemporaryDirectory(prefix="runnel-replay-") as temporary:
+        yield StateDirectory.at(temporary)
+
+
+@contextmanager
+def _told_plainly() -> Iterator[None]:
+    try:
+        yield
+    except PySparkException as error:
+        raise PipelineFailedError(reason_of(error)) from error
+
+
+# --- Sending what is settled ---
+
+
+def _send(
+    spark: SparkSession,
+    source: Source,
+    state: State,
+    directory: StateDirectory,
+    target: Address,
+    deadline_s: float,
+    on_progress: OnProgress | None,
+) -> ReplayResult:
+    task_rows = rows_by_task(state.parts)
+    timetables = _timetables(state, task_rows)
+    if timetables and (room := slots(spark)) < len(task_rows):
+        raise ClientFault(
+            f"this replay is paced by {len(task_rows)} tasks that run at once, and this session has room for {room}: "
+            "give Spark more cores, or begin anew in another directory"
+        )
+    sender = Sender(
+        address=target,
+        deadline_s=deadline_s,
+        replay_id=state.replay_id,
+        directory=directory,
+        timetables=timetables,
+    )
+    watch = Watch(state, directory, len(task_rows))
+
+    def look() -> None:
+        if on_progress is not None:
+            on_progress(watch.look())
+
+    sending = _in_order(spark, source, state, len(task_rows)).mapInArrow(
+        lambda rows: sender.send(rows), TOLD, barrier=bool(timetables)
+    )
+    told = _collected(spark, sending, look)
+    look()
+    rows = sum(row["rows"] for row in told)
+    if rows != state.rows:
+        raise PipelineFailedError(
+            f"{state.rows:,} messages were to be replayed, and {rows:,} were found: what is read has changed since "
+            "the replay began"
+        )
+    there = sum(row["rows_there"] for row in told)
+    return ReplayResult(messages=rows, sent=rows - there, already_there=there)
+
+
+def _timetables(state: State, task_rows: tuple[int, ...]) -> tuple[Timetable, ...]:
+    options = state.options
+    if options.speed is not None:
+        return (ByEventTime(state.first_ns, options.speed, state.cuts),) * len(task_rows)
+    if options.rate is not None:
+        # By share, so that all end together.
+        return tuple(ByRate(options.rate * rows / state.rows) for rows in task_rows)
+    return ()
+
+
+def _in_order(spark: SparkSession, source: Source, state: State, tasks: int) -> DataFrame:
+    """The rows of each task in one partition of Spark's, in an order that is always the same."""
+    due = (DUE,) if state.options.speed is not None else ()
+    rows = source.rows(spark, SENT, state.parts).join(
+        f.broadcast(_plan(spark, state.parts)), ["topic", "partition"]
+    )
+    rows = rows.where((f.col("offset") >= f.col("begin")) & (f.col("offset") < f.col("end")))
+    partition = (
+        f.when(f.col("keeps_partition"), f.col("partition"))
+        # Without a key, rows of one partition stay together, or they would lose their order.
+        .when(f.col("key").isNull(), f.col("partition") % f.col("into_partitions"))
+    )
+    return (
+        with_due(rows, state.options)
+        .repartitionById(tasks, f.col(TASK))
+        .sortWithinPartitions(*due, *STORED_ORDER)
+        .select(
+            TASK,
+            f.col("into").alias("topic"),
+            partition.alias("partition"),
+            *("key", "payload", "tags", "event_time_ns", "transmit_time_ns", "uid"),
+            *due,
+        )
+    )
+
+
+def _plan(spark: SparkSession, parts: Iterable[Part]) -> DataFrame:
+    rows = [
+        (
+            part.found.topic,
+            part.found.partition,
+            part.found.begin,
+            part.found.end,
+            part.task,
+            part.target.topic,
+            part.target.partitions,
+            part.target.keeps_partition,
+        )
+        for part in parts
+    ]
+    return spark.createDataFrame(
+        rows,
+        f"topic string, partition int, begin bigint, end bigint, {TASK} int, into string, into_partitions int, "
+        "keeps_partition boolean",
+    )
+
+
+def _collected(spark: SparkSession, frame: DataFrame, meanwhile: Callable[[], object]) -> list[Row]:
+    """What a query gives. `meanwhile` is called again and again; if it fails, or at Ctrl-C, the query is ended."""
+    name = f"runnel-replay-{uuid.uuid4().hex}"
+    # Of the two ways to end a job, each kind of session knows one.
+    is_remote = type(spark).__module__.startswith("pyspark.sql.connect")
+
+    def collect() -> list[Row]:
+        if is_remote:
+            spark.addTag(name)
+        else:
+            spark.sparkContext.setJobGroup(name, "replay", interruptOnCancel=True)
+        return frame.collect()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        collecting = thread.submit(collect)
+        try:
+            while not concurrent.futures.wait((collecting,), _LOOK_EVERY_S).done:
+                meanwhile()
+        except BaseException:
+            if is_remote:
+                spark.interruptTag(name)
+            else:
+                spark.sparkContext.cancelJobGroup(name)
+            raise
+        return collecting.result()

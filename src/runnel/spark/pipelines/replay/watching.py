@@ -1,0 +1,67 @@
+"""How far a replay is, added up from what its tasks tell of themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import msgspec
+
+from runnel.spark.pipelines.replay.state import State, StateDirectory
+
+_NS_PER_SECOND: Final = 10**9
+
+
+class ReplayProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a replay is."""
+
+    messages: int  # that the broker has, those of earlier runs included
+    messages_total: int
+    messages_per_second: float  # since it was last told
+    seconds_left: float | None  # by the timetable; None without one
+
+
+OnProgress: TypeAlias = Callable[[ReplayProgress], object]
+
+
+class Watch:
+    """Looks into the directory again and again."""
+
+    def __init__(self, state: State, directory: StateDirectory, tasks: int) -> None:
+        self._messages_total = state.rows
+        self._length_ns = _length_ns(state)
+        self._directory = directory
+        self._tasks = tasks
+        self._messages = 0
+        self._looked_at_s = time.monotonic()
+
+    def look(self) -> ReplayProgress:
+        told = [self._directory.progress(task) for task in range(self._tasks)]
+        messages = sum(each.rows for each in told)
+        now_s = time.monotonic()
+        passed_s = max(now_s - self._looked_at_s, 1e-9)
+        per_second = max(0, messages - self._messages) / passed_s
+        self._messages, self._looked_at_s = messages, now_s
+        left_s = None
+        if self._length_ns is not None:
+            reached_ns = max(each.reached_ns for each in told)
+            is_all = messages == self._messages_total
+            left_s = 0.0 if is_all else max(0.0, (self._length_ns - reached_ns) / _NS_PER_SECOND)
+        return ReplayProgress(
+            messages=messages,
+            messages_total=self._messages_total,
+            messages_per_second=per_second,
+            seconds_left=left_s,
+        )
+
+
+def _length_ns(state: State) -> float | None:
+    """Of the timetable; None without one."""
+    options = state.options
+    if options.rate is not None:
+        return state.rows / options.rate * _NS_PER_SECOND
+    if options.speed is None:
+        return None
+    left_out_ns = state.cuts[-1].earlier_ns if state.cuts else 0
+    return (state.last_ns - state.first_ns - left_out_ns) / options.speed

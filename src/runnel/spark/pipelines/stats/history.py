@@ -1,0 +1,84 @@
+"""`stats` of what is stored: all windows, counted by a plain query, as a table or as documents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from runnel.spark.options import batch_options
+from runnel.spark.pipelines.running import PipelineFailedError, reason_of
+from runnel.spark.pipelines.stats.documents import document
+from runnel.spark.pipelines.stats.places import place_of, source_options
+from runnel.spark.pipelines.stats.table import check_table, write_new
+from runnel.spark.pipelines.stats.windows import FIGURES, LATE_S, WINDOW_S, Windows, figures
+
+_ROWS_PER_GROUP: Final = 10_000
+
+
+def stats_history(
+    spark: SparkSession,
+    *,
+    topics: str | Sequence[str] | None = None,
+    pattern: str | None = None,
+    path: str | os.PathLike[str] | None = None,
+    window_s: float = WINDOW_S,
+    slide_s: float | None = None,
+    tags: Sequence[str] = (),
+    late_s: float = LATE_S,
+    url: str | None = None,
+    token: str | None = None,
+) -> DataFrame:
+    """The figures of all that a broker has stored, or of the journal files at `path`: every window there is.
+
+    Of an archive, or of some of the messages: `stats_of`, with what was read.
+    """
+    windows = Windows.of(window_s=window_s, slide_s=slide_s, tags=tags, late_s=late_s)
+    options = source_options(topics=topics, pattern=pattern, path=path, url=url, token=token)
+    batch_options(options, url="")  # what is wrong with them, in fewer words than Spark's
+    messages = spark.read.format("runnel").schema(windows.columns).options(**options).load()
+    return figures(messages, windows)
+
+
+def write_stats(rows: DataFrame, table: str | os.PathLike[str]) -> int:
+    """Make a Delta table of figures, at a path where there is none. How many rows it has."""
+    uri = place_of(rows.sparkSession, table)
+    check_table(uri, must_be_new=True)
+    written = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal written
+        for group in _groups(rows):
+            written += len(group)
+            yield pa.RecordBatch.from_pylist(group, schema=FIGURES)
+
+    write_new(uri, batches())
+    return written
+
+
+def documents(rows: DataFrame) -> Iterator[dict[str, Any]]:
+    """Figures as they would be published, oldest window first."""
+    in_order = rows.orderBy("window_end", "window_start", "topic", f.map_entries("tags"))
+    for group in _groups(in_order):
+        yield from map(document, group)
+
+
+def _groups(rows: DataFrame) -> Iterator[list[dict[str, Any]]]:
+    """Some thousands at a time, in the order of the rows: there may be more of them than fit into memory."""
+    # As numbers: Spark would make times of this machine's zone of them.
+    rows = rows.withColumns({name: f.unix_micros(name) for name in ("window_start", "window_end")})
+    group: list[dict[str, Any]] = []
+    try:
+        for row in rows.toLocalIterator():
+            group.append(row.asDict() | {"tags": list(row["tags"].items())})
+            if len(group) == _ROWS_PER_GROUP:
+                yield group
+                group = []
+    except PySparkException as error:
+        raise PipelineFailedError(reason_of(error)) from error
+    yield group
