@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pyspark and pandas, when they are first imported
         found = session(
@@ -35,6 +35,7 @@ def spark() -> Iterator[SparkSession]:
                 "spark.sql.shuffle.partitions": "2",
                 "spark.driver.memory": "1g",
                 "spark.sql.session.timeZone": "UTC",
+                "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             },
         )
         yield found

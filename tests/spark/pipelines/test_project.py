@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from pyspark.pipelines.cli import load_pipeline_spec
+from pyspark.sql import SparkSession
 
 from runnel.cli.main import run
 from runnel.errors import ClientFault
-from runnel.spark.pipelines.project import find_spec, init_project
+from runnel.spark.pipelines.project import find_spec, init_project, run_project
 from runnel.spark.pipelines.project_process import Problem, Request, Said, condensed, parse_line
 from runnel.spark.pipelines.statement import streamed_names
 
@@ -87,3 +88,12 @@ def test_events_are_told_in_one_line_without_plans() -> None:
         "Traceback (most recent call last):\nrunnel.errors.Unavailable: cannot connect to 127.0.0.1:1\n SQLSTATE: 38000"
     )
     assert condensed(failed) == "Flow 'x' has FAILED. cannot connect to 127.0.0.1:1"
+
+
+def test_a_project_leaves_a_session_alone_that_is_there_already(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    init_project(tmp_path / "mine")
+    with pytest.raises(ClientFault, match="has a Spark session already"):
+        run_project(tmp_path / "mine")
+    assert spark.range(3).count() == 3

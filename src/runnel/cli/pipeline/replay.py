@@ -137,18 +137,15 @@ def replay(
         gap_max_s=None if gap_max is None else _seconds("--gap-max", gap_max),
     )
     session = open_session("replay", master, conf)
-    try:
-        with ProgressLine("replayed") as line:
-            done = run_replay(
-                session,
-                options,
-                into_existing=into_existing,
-                tasks=tasks,
-                checkpoint=checkpoint,
-                on_progress=lambda progress: line.tell(text_of(progress)),
-            )
-    finally:
-        session.stop()
+    with ProgressLine("replayed") as line:
+        done = run_replay(
+            session,
+            options,
+            into_existing=into_existing,
+            tasks=tasks,
+            checkpoint=checkpoint,
+            on_progress=lambda progress: line.tell(text_of(progress)),
+        )
     if done.sent:
         there = f", {done.already_there:,} were there already" if done.already_there else ""
         typer.echo(f"replayed {counted(done.sent, 'message')}{there}", err=True)

@@ -23,6 +23,8 @@ from pathlib import Path
 from string import Template
 from typing import Final, TypeAlias
 
+from pyspark.sql import SparkSession
+
 from runnel.errors import ClientFault
 from runnel.spark.connections import usual_url
 from runnel.spark.pipelines import project_process
@@ -111,16 +113,16 @@ def run_project(
     if master.startswith(_CONNECT):
         _run(request, environment | {"SPARK_REMOTE": master}, on_event)
         return
+    if SparkSession.getActiveSession() is not None:
+        raise ClientFault(
+            "this process has a Spark session already, and a project needs one of its own: stop that one, or run the "
+            "project on a Connect server, master sc://HOST:PORT"
+        )
     token, port = secrets.token_hex(), _free_port()
     settings = catalogue_settings(spec.parent) | server_settings(port, token) | dict(conf or {})
     with _without_derby_log():
         spark = session(f"runnel {spec.parent.name}", master, settings)
     try:
-        if spark.conf.get("spark.connect.authenticate.token", None) != token:
-            raise ClientFault(
-                "this process has a Spark session already, and a project needs one of its own: stop that one, or run "
-                "the project on a Connect server, master sc://HOST:PORT"
-            )
         remote = {
             "SPARK_REMOTE": f"{_CONNECT}localhost:{port}",
             "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
