@@ -18,6 +18,8 @@ MESSAGES_PER_BATCH = 1000  # as many as a publisher gathers by itself
 _DISTINCT_BATCHES = 64
 _UNDER_WAY_MAX = 64
 _STEP_S = 0.01
+_SENSORS = 100
+_SITES = 10
 
 
 def random_payloads(count: int, seed: int = 1) -> list[bytes]:
@@ -25,14 +27,20 @@ def random_payloads(count: int, seed: int = 1) -> list[bytes]:
     return [chance.randbytes(PAYLOAD_BYTES) for _ in range(count)]
 
 
-def fill(url: str, topic: str, count: int) -> None:
-    """So many messages, in batches as a busy publisher would make them."""
+def fill(url: str, topic: str, count: int, *, has_tags: bool = False) -> None:
+    """So many messages, in batches as a busy publisher would make them; with a key and two tags each, if wanted."""
     assert count % MESSAGES_PER_BATCH == 0
     begin_ns = time.time_ns()
     batches = [
         Batch.from_messages(
             [
-                Message(topic, payload, event_time_ns=begin_ns + row)
+                Message(
+                    topic,
+                    payload,
+                    key=b"sensor-%d" % (row % _SENSORS) if has_tags else None,
+                    tags={"unit": "C", "site": f"site-{row % _SITES}"} if has_tags else {},
+                    event_time_ns=begin_ns + row,
+                )
                 for row, payload in enumerate(random_payloads(MESSAGES_PER_BATCH, seed))
             ]
         )

@@ -29,7 +29,7 @@ ROWS_PER_S: Final = 10_000
 STEP_S: Final = 0.02
 PAYLOAD_BYTES_MAX: Final = 200
 LOOK_EVERY_S: Final = 0.5
-WARM_UP_BATCHES: Final = 8
+WARM_UP_BATCHES: Final = 5
 CATCH_UP_SECONDS_MAX: Final = 60.0
 # Micro-batches differ in size, and with them what the allocator keeps.
 GROWTH_BYTES_MAX: Final = 24 * 2**20

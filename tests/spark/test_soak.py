@@ -14,5 +14,5 @@ from tests.soak.spark import watch_stream
 def test_a_stream_from_topics_to_a_topic_loses_nothing_and_does_not_grow(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    outcome = watch_stream(spark, tmp_path, 3.0, seed=1)
+    outcome = watch_stream(spark, tmp_path, 1.5, seed=1)
     assert outcome.workers

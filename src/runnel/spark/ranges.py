@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from pyspark import TaskContext
@@ -15,10 +16,13 @@ from pyspark.sql.datasource import InputPartition
 
 from runnel.client.bus import Bus
 from runnel.client.results import Gap
+from runnel.client.subscription import unpack_blocks
 from runnel.errors import ClientFault, OffsetAheadError, OffsetGoneError, UnknownTopicError
+from runnel.formats import wire
 from runnel.formats.batch import Batch
 from runnel.log.reading import OfflineLog, Selection, Stretch
 from runnel.spark.connections import Address, connection
+from runnel.spark.page_line import LineDownError, close_page_line, page_line
 from runnel.spark.pushdown import RowFilter
 
 logger = logging.getLogger("runnel.spark")
@@ -136,37 +140,92 @@ class _Page(NamedTuple):
     gaps: Sequence[Gap]
 
 
-# From an offset or entry on, so many bytes.
-_Fetch: TypeAlias = Callable[[int, int], Coroutine[Any, Any, _Page]]
+class _Pages(Protocol):
+    """How the pages of a range are asked for, from an offset or entry on and so many bytes: in two ways."""
+
+    def head(self, number: int, begin: int, bytes_max: int) -> wire.Head:
+        """The request of this number, for a line."""
+
+    def page(self, answer: wire.Answer, tail: memoryview) -> _Page:
+        """What a line brought."""
+
+    async def fetch(self, bus: Bus, begin: int, bytes_max: int) -> _Page:
+        """Through a client."""
 
 
-def _pages(bus: Bus, fetch: _Fetch, begin: int, end: int) -> Iterator[_Page]:
+def _read_pages(address: Address, pages: _Pages, begin: int, end: int) -> Iterator[_Page]:
     """Page after page; the next is on its way while this one is used."""
-    on_its_way = asyncio.run_coroutine_threadsafe(fetch(begin, _FIRST_PAGE_BYTES), bus.loop)
+    try:
+        for page in _over_line(address, pages, begin, end):
+            begin = page.next
+            yield page
+    except LineDownError as error:
+        logger.debug("a client goes on in the place of a line to %s: %s", address.url, error)
+    if begin < end:
+        yield from _through_client(address, pages, begin, end)
+
+
+def _over_line(address: Address, pages: _Pages, begin: int, end: int) -> Iterator[_Page]:
+    line = page_line(address)
+    line.ask(pages.head(line.next_number(), begin, _FIRST_PAGE_BYTES))
+    try:
+        while begin < end:
+            page = pages.page(*line.take())
+            begin = _advanced(page, begin, end)
+            if begin < end:
+                line.ask(pages.head(line.next_number(), begin, _PAGE_BYTES))
+            yield page
+    finally:
+        if not line.is_idle():
+            close_page_line(address)
+
+
+def _through_client(address: Address, pages: _Pages, begin: int, end: int) -> Iterator[_Page]:
+    bus = connection(address).bus
+
+    def ask(bytes_max: int) -> Future[_Page]:
+        return asyncio.run_coroutine_threadsafe(pages.fetch(bus, begin, bytes_max), bus.loop)
+
+    on_its_way = ask(_FIRST_PAGE_BYTES)
     try:
         while begin < end:
             page = on_its_way.result()
-            if page.next <= begin:
-                raise ClientFault(f"nothing follows {begin}, but {end - begin} more were promised")
-            begin = page.next
+            begin = _advanced(page, begin, end)
             if begin < end:
-                on_its_way = asyncio.run_coroutine_threadsafe(fetch(begin, _PAGE_BYTES), bus.loop)
+                on_its_way = ask(_PAGE_BYTES)
             yield page
     finally:
         on_its_way.cancel()
 
 
-def _read_topic(work: TopicRange) -> Iterator[Batch]:
-    bus = connection(work.address).bus
+def _advanced(page: _Page, begin: int, end: int) -> int:
+    if page.next <= begin:
+        raise ClientFault(f"nothing follows {begin}, but {end - begin} more were promised")
+    return page.next
 
-    async def fetch(offset: int, bytes_max: int) -> _Page:
-        page = await bus.fetch(work.topic, offset, partition=work.partition, bytes_max=bytes_max)
+
+class _TopicPages:
+    def __init__(self, work: TopicRange) -> None:
+        self._topic = work.topic
+        self._partition = work.partition
+
+    def head(self, number: int, begin: int, bytes_max: int) -> wire.Head:
+        return wire.Fetch(number, self._topic, self._partition, begin, bytes_max=bytes_max)
+
+    def page(self, answer: wire.Answer, tail: memoryview) -> _Page:
+        assert isinstance(answer, wire.Fetched)
+        return _Page(unpack_blocks(tail), answer.next_offset, answer.gaps)
+
+    async def fetch(self, bus: Bus, begin: int, bytes_max: int) -> _Page:
+        page = await bus.fetch(self._topic, begin, partition=self._partition, bytes_max=bytes_max)
         return _Page(page.batches, page.next_offset, page.gaps)
 
+
+def _read_topic(work: TopicRange) -> Iterator[Batch]:
     begin = work.begin
     while begin < work.end:
         try:
-            for page in _pages(bus, fetch, begin, work.end):
+            for page in _read_pages(work.address, _TopicPages(work), begin, work.end):
                 begin = page.next
                 for gap in page.gaps:
                     if gap.first_offset < work.end:
@@ -193,33 +252,58 @@ def _below(batch: Batch, end: int) -> Batch | None:
     return batch.slice(0, count) if count else None
 
 
-def _read_shard(work: ShardRange) -> Iterator[Batch]:
-    bus = connection(work.address).bus
-    begin, epoch = work.begin, work.epoch
+class _ShardPages:
+    def __init__(self, work: ShardRange, epoch: int) -> None:
+        self._work = work
+        self._epoch = epoch
 
-    async def fetch(entry: int, bytes_max: int) -> _Page:
-        # What is missing before and behind `settled` is judged differently, so no page has both.
-        end = work.settled if entry < work.settled < work.end else work.end
-        page = await bus.fetch_shard(
+    def head(self, number: int, begin: int, bytes_max: int) -> wire.Head:
+        work = self._work
+        return wire.FetchShard(
+            number,
             work.journal,
             work.shard,
-            entry,
-            end_entry=end,
-            patterns=work.patterns,
-            epoch=epoch,
+            begin,
+            self._end(begin),
+            work.patterns,
+            self._epoch,
+            bytes_max,
+        )
+
+    def page(self, answer: wire.Answer, tail: memoryview) -> _Page:
+        assert isinstance(answer, wire.ShardFetched)
+        return _Page(unpack_blocks(tail), answer.next_entry, answer.gaps)
+
+    async def fetch(self, bus: Bus, begin: int, bytes_max: int) -> _Page:
+        page = await bus.fetch_shard(
+            self._work.journal,
+            self._work.shard,
+            begin,
+            end_entry=self._end(begin),
+            patterns=self._work.patterns,
+            epoch=self._epoch,
             bytes_max=bytes_max,
         )
         return _Page(page.batches, page.next_entry, page.gaps)
 
+    def _end(self, begin: int) -> int:
+        """What is missing before and behind `settled` is judged differently, so no page has both."""
+        settled, end = self._work.settled, self._work.end
+        return settled if begin < settled < end else end
+
+
+def _read_shard(work: ShardRange) -> Iterator[Batch]:
+    begin, epoch = work.begin, work.epoch
     # In another epoch the shard may have begun at 1 again, so that the end lies before the beginning: the broker tells.
     is_checked = begin < work.end
     while begin < work.end or not is_checked:
         try:
             if not is_checked:
                 is_checked = True
-                asyncio.run_coroutine_threadsafe(fetch(begin, 1), bus.loop).result()
+                bus = connection(work.address)
+                bus.run(_ShardPages(work, epoch).fetch(bus.bus, begin, 1))
                 return
-            for page in _pages(bus, fetch, begin, work.end):
+            for page in _read_pages(work.address, _ShardPages(work, epoch), begin, work.end):
                 for gap in page.gaps:
                     if begin >= work.settled or gap.reason != "retention":
                         lost(work, _told(gap))
