@@ -139,8 +139,8 @@ def test_a_cache_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
 
 
 SHOW_SETTINGS = """
-from runnel.spark.session import _defaults, _said_elsewhere
-print(sorted({*_said_elsewhere()}))
+from runnel.spark.session import _defaults, said_elsewhere
+print(sorted({*said_elsewhere()}))
 print(sorted(_defaults("local[*]")))
 """
 

@@ -196,20 +196,22 @@ def chunks(incoming: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.Re
     held_rows = held_bytes = 0
     for arrived in incoming:
         rows = plain(arrived)
+        sizes = row_bytes(rows)
         held.append(rows)
         held_rows += rows.num_rows
-        held_bytes += int(row_bytes(rows).sum())
+        held_bytes += int(sizes.sum())
         if held_rows < CHUNK_ROWS_MAX and held_bytes <= bytes_max:
             continue  # what comes next may belong to the same chunk
-        joined = pa.concat_batches(held) if len(held) > 1 else rows
-        sizes = row_bytes(joined)
+        if len(held) > 1:
+            rows = pa.concat_batches(held)
+            sizes = row_bytes(rows)
         begin = 0
         for end in _full_ends(sizes, bytes_max):
-            yield joined.slice(begin, end - begin)
+            yield rows.slice(begin, end - begin)
             begin = end
-        held = [joined.slice(begin)]
-        held_rows = held[0].num_rows
+        held_rows = rows.num_rows - begin
         held_bytes = int(sizes[begin:].sum())
+        held = [rows.slice(begin)] if held_rows else []  # an empty one would be joined, by a copy
     if held_rows:
         yield pa.concat_batches(held)
 
@@ -267,25 +269,30 @@ def _in_runs(
     chunk: _Addressed, partitions: NDArray[np.int64], routes: Mapping[str, Route]
 ) -> tuple[pa.RecordBatch, list[_Run]]:
     """The rows, those of one topic and partition together, those of one shard together; and what these runs are."""
+    rows = chunk.rows
+
+    def run(topic: str, partition: int, count: int) -> _Run:
+        owner = routes[topic].owners[partition]
+        return _Run(
+            topic, partition, ShardKey(routes[topic].keep, owner.journal, owner.shard), count
+        )
+
+    first = int(partitions[0])
+    if len(chunk.topics) == 1 and not (partitions != first).any():
+        return rows, [run(chunk.topics[0], first, rows.num_rows)]
     several = int(partitions.max()) + 1
     places, where, counts = np.unique(
         chunk.codes * np.int64(several) + partitions, return_inverse=True, return_counts=True
     )
-    runs = []
-    for place, count in zip(places.tolist(), counts.tolist(), strict=True):
-        topic, partition = chunk.topics[place // several], place % several
-        owner = routes[topic].owners[partition]
-        key = ShardKey(routes[topic].keep, owner.journal, owner.shard)
-        runs.append(_Run(topic, partition, key, count))
-    rows = chunk.rows
-    if len(runs) == 1:
-        return rows, runs
-    order = sorted(
-        range(len(runs)), key=lambda run: runs[run].key
-    )  # stable: else as they first appear
+    runs = [
+        run(chunk.topics[place // several], place % several, count)
+        for place, count in zip(places.tolist(), counts.tolist(), strict=True)
+    ]
+    # Stable: else as they first appear.
+    order = sorted(range(len(runs)), key=lambda number: runs[number].key)
     rank = np.empty(len(runs), np.int64)
     rank[order] = np.arange(len(runs))
     ranks = rank[where]
     if (ranks[1:] < ranks[:-1]).any():
         rows = rows.take(pa.array(np.argsort(ranks, kind="stable")))
-    return rows, [runs[run] for run in order]
+    return rows, [runs[number] for number in order]

@@ -6,13 +6,18 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
@@ -22,6 +27,7 @@ from runnel.spark.shipping import ship
 
 _DEFAULT_MASTER: Final = "local[*]"
 _CONNECT: Final = "sc://"
+_MASTERS: Final = ("local", "spark://", "k8s://", "yarn")  # all that Spark's launcher takes
 
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -64,7 +70,11 @@ def session(
         return _configured(builder.remote(master), given).getOrCreate()
     if SparkSession.getActiveSession() is not None:
         return _configured(builder, given).getOrCreate()
-    said = {*given, *_said_elsewhere()}
+    if not master.startswith(_MASTERS):
+        raise ClientFault(
+            f"master {master!r}: Spark knows local[N], spark://HOST:PORT, k8s://URL, yarn, and sc://HOST:PORT"
+        )
+    said = {*given, *said_elsewhere()}
     _prepare_environment(said)
     builder = builder.appName(app)
     if _MASTER not in said or master != _DEFAULT_MASTER:
@@ -72,10 +82,43 @@ def session(
     defaults = {name: value for name, value in _defaults(master).items() if name not in said}
     if _DEFAULT_FILES in said:
         defaults.pop(_CHECKPOINTS, None)
-    made = _configured(builder, defaults | given).getOrCreate()
+    try:
+        with _interrupt_waits():
+            made = _configured(builder, defaults | given).getOrCreate()
+    except (PySparkException, Py4JError) as error:
+        raise ClientFault(f"Spark cannot be started, master {master}: {_cause(error)}") from error
     if not is_local(str(made.sparkContext.master)):
         ship(made)
     return made
+
+
+@contextmanager
+def _interrupt_waits() -> Iterator[None]:
+    """Ctrl-C waits until Java has started, some seconds: one that is left alone before that never ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    noted = threading.Event()
+
+    def note(*_: object) -> None:
+        noted.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is note:  # else it is Spark's by now
+            signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
+    if noted.is_set():
+        raise KeyboardInterrupt
+
+
+def _cause(error: Exception) -> str:
+    """The first line that says something: behind it are Java's traces."""
+    if isinstance(error, Py4JJavaError):
+        return str(error.java_exception.toString()).partition("\n")[0]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
 
 
 def _configured(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession.Builder:
@@ -102,7 +145,7 @@ def _defaults(master: str) -> dict[str, str]:
 # --- What the user said elsewhere ---
 
 
-def _said_elsewhere() -> Iterator[str]:
+def said_elsewhere() -> Iterator[str]:
     """Names of settings in Spark's own file, and on the command line that it starts the JVM with."""
     defaults = _conf_directory() / "spark-defaults.conf"
     if defaults.is_file():

@@ -259,6 +259,18 @@ def test_compaction_refuses_what_would_take_files_from_readers(table: ArchiveTab
         compact(table.path, target_bytes=0)
 
 
+def test_compaction_of_a_table_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    with pytest.raises(ClientFault, match="there is no archive in"):
+        compact(tmp_path / "misspelt")
+    assert not (tmp_path / "misspelt").exists()
+
+
+def test_a_table_that_cannot_be_made_is_told_of_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ClientFault, match=r"^the table '.*file/table' cannot be made: .*$"):
+        ArchiveTable.prepare(tmp_path / "file" / "table")
+
+
 # --- Layouts, and tables that are none of ours ---
 
 

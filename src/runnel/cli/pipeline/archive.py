@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -102,27 +102,34 @@ def archive(
             raise ClientFault("which topics? --topics a,b or --pattern 'sensors/*'")
         _compact(to, older_hours)
         return
+    if topics is not None and pattern is not None:
+        raise ClientFault("give --topics or --pattern, not both")
     if compact and not once:
         raise ClientFault("--compact is for --once, or alone; otherwise --compact-every 1h")
-    session = open_session("archive", master, conf)
     with needs_spark():
+        from runnel.spark.pipelines.archive.running import Plan
         from runnel.spark.pipelines.archive.running import archive as run
 
+    what: dict[str, Any] = {
+        "topics": None if topics is None else [one.strip() for one in topics.split(",")],
+        "pattern": pattern,
+        "url": url,
+        "name": name,
+        "checkpoint": checkpoint,
+        "starting": starting,
+        "rows_per_trigger_max": rows_max,
+        "fails_on_data_loss": fail_on_data_loss,
+    }
+    Plan.make(to, **what)  # what is wrong with it is told before Spark is started, which takes long
+    session = open_session("archive", master, conf, broker=url)
     with ProgressLine("archived") as line:
         done = run(
             session,
             to,
-            topics=None if topics is None else [one.strip() for one in topics.split(",")],
-            pattern=pattern,
-            url=url,
-            name=name,
-            checkpoint=checkpoint,
-            starting=starting,
+            **what,
             every_s=None if once else every_s,
-            rows_per_trigger_max=rows_max,
             compact_every_s=compact_every_s,
             vacuum_older_hours=older_hours,
-            fails_on_data_loss=fail_on_data_loss,
             on_progress=line,
         )
     typer.echo(f"archived {text_of(done)}", err=True)

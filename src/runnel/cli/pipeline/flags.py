@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from runnel.cli.connecting import run_connected
+from runnel.cli.pipeline.overheard import overheard
 from runnel.errors import ClientFault
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from runnel.client import Bus
+
 DEFAULT_MASTER: Final = "local[*]"
+_CONNECT: Final = "sc://"
+_WAREHOUSE: Final = "spark.sql.warehouse.dir"
+# Read by runnel.spark's log4j2.properties: the level of what Spark says of a query or task that fails.
+_TRACES: Final = "RUNNEL_SPARK_TRACES"
 
 Master = Annotated[
     str,
@@ -58,10 +71,51 @@ def spark_settings(conf: Sequence[str] | None) -> dict[str, str]:
     return settings
 
 
-def open_session(app: str, master: str, conf: Sequence[str] | None) -> SparkSession:
-    """A session as the flags say. ClientFault without the extra `spark`."""
+def open_session(
+    app: str, master: str, conf: Sequence[str] | None, *, broker: str | None = None
+) -> SparkSession:
+    """A session as the flags say. ClientFault without the extra `spark`.
+
+    A `broker` that is not there is told of before Spark is started, which takes long.
+    """
     settings = spark_settings(conf)
     with needs_spark():
-        from runnel.spark.session import session
+        from runnel.spark.session import said_elsewhere, session
 
-    return session(f"runnel {app}", master, settings)
+    if broker is not None and not master.startswith(_CONNECT):
+        run_connected(broker, _nothing)
+    quiet_failures()
+    if not master.startswith(_CONNECT) and _WAREHOUSE not in said_elsewhere():
+        # Spark makes this directory as soon as a table is named, else in the current one. Nothing is written there.
+        settings.setdefault(_WAREHOUSE, str(Path(tempfile.gettempdir()) / "runnel-spark-warehouse"))
+    typer.echo("starting Spark", err=True)
+    _quiet_interrupts()
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        with overheard():
+            return session(f"runnel {app}", master, settings)
+    finally:
+        # Spark's own handler calls Java, in the midst of whatever call to Java is under way, and both fail.
+        signal.signal(signal.SIGINT, on_interrupt)
+
+
+async def _nothing(_: Bus) -> None:
+    pass
+
+
+def quiet_failures() -> None:
+    """The command tells why it failed, in a sentence: Spark's traces beside it are for those who ask for them."""
+    os.environ.setdefault(_TRACES, "off")
+
+
+def _quiet_interrupts() -> None:
+    """What PySpark tells of calls and connections that Ctrl-C ends, with a trace each."""
+    from pyspark import accumulators
+
+    # What runs between Python and Java logs under its own name, and to the root logger itself.
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.addFilter(lambda record: record.name.partition(".")[0] not in ("py4j", "root"))
+    logging.root.addHandler(handler)
+    for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]

@@ -136,7 +136,7 @@ def replay(
         rate=rate,
         gap_max_s=None if gap_max is None else _seconds("--gap-max", gap_max),
     )
-    session = open_session("replay", master, conf)
+    session = open_session("replay", master, conf, broker=into or url)
     with ProgressLine("replayed") as line:
         done = run_replay(
             session,

@@ -10,7 +10,15 @@ from typing import Annotated
 import typer
 
 from runnel.cli.connecting import DEFAULT_URL, Url
-from runnel.cli.pipeline.flags import DEFAULT_MASTER, Conf, Master, needs_spark, spark_settings
+from runnel.cli.pipeline.flags import (
+    DEFAULT_MASTER,
+    Conf,
+    Master,
+    needs_spark,
+    quiet_failures,
+    spark_settings,
+)
+from runnel.cli.pipeline.overheard import overheard
 
 
 def run(
@@ -48,14 +56,16 @@ def run(
     def tell(event: str) -> None:
         print(f"{time.monotonic() - begun_s:5.0f}s  {event}", file=sys.stderr, flush=True)
 
+    quiet_failures()
     tell("starting Spark")
-    run_project(
-        directory,
-        master=master,
-        url=url,
-        conf=settings,
-        tables=table or (),
-        full_refresh=full_refresh,
-        dry_run=dry_run,
-        on_event=tell,
-    )
+    with overheard():
+        run_project(
+            directory,
+            master=master,
+            url=url,
+            conf=settings,
+            tables=table or (),
+            full_refresh=full_refresh,
+            dry_run=dry_run,
+            on_event=tell,
+        )

@@ -103,9 +103,14 @@ def sql(
     from_sources = pairs("--from", sources, "sensors=sensors/*")
     of_schemas = pairs("--json", schemas, "sensors=celsius double")
     of_options = pairs("--option", option, "maxRowsPerTrigger=10000")
-    spark = open_session("sql", master, conf)
     with needs_spark():
         from runnel.spark.pipelines.sql import sql as run_sql
+        from runnel.spark.pipelines.statement import check_query
+        from runnel.spark.pipelines.target import Target
+
+    check_query(statement)  # these two before Spark is started, which takes long
+    Target.parse(into)
+    spark = open_session("sql", master, conf, broker=url)
 
     with ProgressLine("sql") as line:
         done = run_sql(

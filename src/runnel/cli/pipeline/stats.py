@@ -113,7 +113,8 @@ def stats(
         if once or checkpoint is not None:
             raise ClientFault("--history counts from the beginning: without --once or --checkpoint")
         what |= {"url": url} if path is None else {"path": path}
-        _count_history(open_session("stats", master, conf), what, to)
+        session = open_session("stats", master, conf, broker=url if path is None else None)
+        _count_history(session, what, to)
         return
     if path is not None:
         raise ClientFault("--path is for --history: files do not tell of what comes")
@@ -129,7 +130,7 @@ def stats(
         every_s=None if once else every_s,
         url=url,
     )
-    session = open_session("stats", master, conf)
+    session = open_session("stats", master, conf, broker=url)
     with ProgressLine("counted") as line:
         done = plan.run(session, line)
     typer.echo(f"counted {text_of(done)}", err=True)

@@ -15,7 +15,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from runnel.errors import RunnelError
+from runnel import errors
+from runnel.errors import ClientFault, RunnelError, Unavailable
 from runnel.spark import stream_offset
 
 # Queries whose rows are not messages, or that read messages twice, observe how many `rows` they stand for: under this
@@ -23,9 +24,11 @@ from runnel.spark import stream_offset
 OBSERVATION: Final = "runnel"
 
 _LOOK_EVERY_S: Final = 1
+_STREAM_FAILED: Final = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
+_CONCURRENT: Final = "[CONCURRENT_STREAM_LOG_UPDATE]"
 _PLAN_OR_TRACE: Final = re.compile(r"\n=== Streaming Query ===|\nJVM stacktrace")
 # The last line of a Python worker's traceback, which Spark wraps in its own words and those of the JVM.
-_OUR_ERROR: Final = re.compile(r"^(?:\w+\.)*\w*(?:Error|Fault|Unavailable): (.+)$", re.MULTILINE)
+_OUR_ERROR: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Fault)|Unavailable): (.+)$", re.MULTILINE)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +51,16 @@ class PipelineFailedError(RunnelError):
     code = "pipeline_failed"
 
 
+class PipelineRefusedError(PipelineFailedError, ClientFault):
+    """What was asked of it cannot be: the same would fail again."""
+
+
+class PipelineUnavailableError(PipelineFailedError, Unavailable):
+    """Something that it needs is away, as the broker: the same may work later."""
+
+    code = "pipeline_failed"
+
+
 def run_query(query: StreamingQuery, on_progress: OnProgress | None = None) -> Progress:
     """Wait until a query has ended, by itself or because someone stopped it; Ctrl-C stops it and goes on up.
 
@@ -62,7 +75,7 @@ def run_query(query: StreamingQuery, on_progress: OnProgress | None = None) -> P
                 if interrupt.is_set():
                     raise KeyboardInterrupt
         except PySparkException as error:
-            raise PipelineFailedError(reason_of(error)) from error
+            raise failure_of(error) from error
         finally:
             if query.isActive:
                 query.stop()
@@ -91,17 +104,40 @@ def _interrupt_noted() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
 
 
+def failure_of(error: PySparkException) -> PipelineFailedError:
+    """What became of a pipeline that Spark ended, by whose fault it was."""
+    name, sentence = _cause_in(str(error), _trace_of(error))
+    kind = getattr(errors, name, RunnelError)
+    if issubclass(kind, ClientFault):
+        return PipelineRefusedError(sentence)
+    if issubclass(kind, Unavailable):
+        return PipelineUnavailableError(sentence)
+    return PipelineFailedError(sentence)
+
+
 def reason_of(error: PySparkException) -> str:
     """The sentence that matters among Spark's: ours, if one of ours was the cause."""
-    # Of a commit that failed Spark says no more than that; why is in Java's trace (of Connect, in another one).
-    trace = getattr(error, "_stackTrace", None) or getattr(error, "_stacktrace", None) or ""
-    return reason_in(str(error), trace)
+    return reason_in(str(error), _trace_of(error))
 
 
 def reason_in(text: str, trace: str = "") -> str:
     """The same of an error that Spark only tells of."""
-    found = _OUR_ERROR.findall(text) or _OUR_ERROR.findall(trace)
-    return found[-1] if found else _PLAN_OR_TRACE.split(text)[0].strip()
+    return _cause_in(text, trace)[1]
+
+
+def _trace_of(error: PySparkException) -> str:
+    """Of a commit that failed Spark says no more than that; why is in Java's trace (of Connect, in another one)."""
+    return getattr(error, "_stackTrace", None) or getattr(error, "_stacktrace", None) or ""
+
+
+def _cause_in(text: str, trace: str) -> tuple[str, str]:
+    """The name of the error's class, if it is one of Python's, and the sentence."""
+    if _CONCURRENT in text:
+        return errors.LockedError.__name__, "another query runs with this checkpoint: one at a time"
+    if found := _OUR_ERROR.findall(text) or _OUR_ERROR.findall(trace):
+        name, sentence = found[-1]
+        return name, sentence
+    return "", _STREAM_FAILED.sub("", _PLAN_OR_TRACE.split(text)[0]).strip()
 
 
 class _Tally:

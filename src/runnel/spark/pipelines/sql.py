@@ -26,8 +26,8 @@ from runnel.spark.connections import usual_url
 from runnel.spark.pipelines import results
 from runnel.spark.pipelines.running import (
     OnProgress,
-    PipelineFailedError,
     Progress,
+    failure_of,
     reason_of,
     run_query,
 )
@@ -181,7 +181,7 @@ class _Job:
         try:
             writer.options(**options).save()
         except PySparkException as error:
-            raise PipelineFailedError(reason_of(error)) from error
+            raise failure_of(error) from error
         return Progress(
             batches=1, rows=counted.get["rows"], rows_per_second=0.0, entries_behind=None
         )

@@ -212,11 +212,18 @@ def _prepare(path: str, columns: pa.Schema) -> None:
     """Make the table if it is not there; refuse rows that it has no place for, before any is read."""
     import pyarrow as pa
     from deltalake import DeltaTable, Schema
+    from deltalake.exceptions import DeltaError
 
+    if "://" not in path and Path(path).is_file():
+        raise ClientFault(f"table {path} is a file: it must be a directory")
     if not DeltaTable.is_deltatable(path):
         if "://" not in path and Path(path).is_dir() and any(Path(path).iterdir()):
             raise ClientFault(f"table {path}: the directory is there, and is no Delta table")
-        DeltaTable.create(path, Schema.from_arrow(columns), mode="ignore")
+        try:
+            DeltaTable.create(path, Schema.from_arrow(columns), mode="ignore")
+        except (DeltaError, OSError) as error:
+            said = " ".join(str(error).split())
+            raise ClientFault(f"the table {path} cannot be made: {said}") from None
     stored = pa.schema(DeltaTable(path).schema().to_arrow())
     there = {field.name: field.type for field in stored}
     here = {field.name: field.type for field in columns}

@@ -49,7 +49,8 @@ def compact(
             f"files are kept for at least {_VACUUM_OLDER_HOURS_MIN} hour after they were replaced, not "
             f"{vacuum_older_hours}: someone may be reading them"
         )
-    opened = ArchiveTable.prepare(table)
+    opened = ArchiveTable.open(table)  # one that is not there is a mistake, and not made
+    opened.bring_up_to_date()
     before = after = 0
     for step in _steps(groups(opened.files(), target_bytes)):
         if not is_wanted():

@@ -340,19 +340,23 @@ def _create(path: Path, layout: Layout) -> None:
         raise ClientFault(
             f"the directory {str(path)!r} is not empty and has no archive in it: choose another"
         )
-    DeltaTable.create(
-        str(path),
-        layout.schema,
-        mode="ignore",  # another process may make it at the same time
-        partition_by=list(PARTITION_COLUMNS),
-        name=path.name,
-        description="Messages archived by Runnel",
-        configuration={
-            PROPERTY: str(layout.version),
-            _STATISTICS_PROPERTY: ",".join((*STATISTICS, *TIMES)),
-        },
-        raise_if_key_not_exists=False,
-    )
+    try:
+        DeltaTable.create(
+            str(path),
+            layout.schema,
+            mode="ignore",  # another process may make it at the same time
+            partition_by=list(PARTITION_COLUMNS),
+            name=path.name,
+            description="Messages archived by Runnel",
+            configuration={
+                PROPERTY: str(layout.version),
+                _STATISTICS_PROPERTY: ",".join((*STATISTICS, *TIMES)),
+            },
+            raise_if_key_not_exists=False,
+        )
+    except (DeltaError, OSError) as error:
+        said = " ".join(str(error).split())
+        raise ClientFault(f"the table {str(path)!r} cannot be made: {said}") from None
 
 
 # --- To and from Delta's actions ---

@@ -25,7 +25,7 @@ from runnel.spark.pipelines.replay.settling import STORED_ORDER, settle, slots, 
 from runnel.spark.pipelines.replay.sources import SENT, Source
 from runnel.spark.pipelines.replay.state import State, StateDirectory
 from runnel.spark.pipelines.replay.watching import OnProgress, Watch
-from runnel.spark.pipelines.running import PipelineFailedError, reason_of
+from runnel.spark.pipelines.running import PipelineFailedError, failure_of
 
 _DEFAULT_DEADLINE_S: Final = 120.0
 _LOOK_EVERY_S: Final = 0.5
@@ -155,7 +155,7 @@ def _told_plainly() -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        raise PipelineFailedError(reason_of(error)) from error
+        raise failure_of(error) from error
 
 
 # --- Sending what is settled ---

@@ -10,6 +10,8 @@ import msgspec
 
 from runnel.spark.pipelines.replay.state import State, StateDirectory
 
+# Without news for so long, nothing is being sent.
+_SILENCE_S: Final = 5.0
 _NS_PER_SECOND: Final = 10**9
 
 
@@ -18,7 +20,7 @@ class ReplayProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: int  # that the broker has, those of earlier runs included
     messages_total: int
-    messages_per_second: float  # since it was last told
+    messages_per_second: float  # lately
     seconds_left: float | None  # by the timetable; None without one
 
 
@@ -33,16 +35,14 @@ class Watch:
         self._length_ns = _length_ns(state)
         self._directory = directory
         self._tasks = tasks
-        self._messages = 0
-        self._looked_at_s = time.monotonic()
+        self._messages: int | None = None  # what earlier runs sent is no part of the rate
+        self._per_second = 0.0
+        self._counted_at_s = time.monotonic()
 
     def look(self) -> ReplayProgress:
         told = [self._directory.progress(task) for task in range(self._tasks)]
         messages = sum(each.rows for each in told)
-        now_s = time.monotonic()
-        passed_s = max(now_s - self._looked_at_s, 1e-9)
-        per_second = max(0, messages - self._messages) / passed_s
-        self._messages, self._looked_at_s = messages, now_s
+        self._count(messages)
         left_s = None
         if self._length_ns is not None:
             reached_ns = max(each.reached_ns for each in told)
@@ -51,9 +51,19 @@ class Watch:
         return ReplayProgress(
             messages=messages,
             messages_total=self._messages_total,
-            messages_per_second=per_second,
+            messages_per_second=self._per_second,
             seconds_left=left_s,
         )
+
+    def _count(self, messages: int) -> None:
+        """Tasks tell less often than is looked: in between, the rate stays what it was."""
+        now_s = time.monotonic()
+        passed_s = now_s - self._counted_at_s
+        if messages == self._messages and passed_s < _SILENCE_S:
+            return
+        if self._messages is not None:
+            self._per_second = max(0, messages - self._messages) / max(passed_s, 1e-9)
+        self._messages, self._counted_at_s = messages, now_s
 
 
 def _length_ns(state: State) -> float | None:

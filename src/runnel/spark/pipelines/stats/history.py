@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from runnel.spark.options import batch_options
-from runnel.spark.pipelines.running import PipelineFailedError, reason_of
+from runnel.spark.pipelines.running import failure_of
 from runnel.spark.pipelines.stats.documents import document
 from runnel.spark.pipelines.stats.places import place_of, source_options
 from runnel.spark.pipelines.stats.table import check_table, write_new
@@ -80,5 +80,5 @@ def _groups(rows: DataFrame) -> Iterator[list[dict[str, Any]]]:
                 yield group
                 group = []
     except PySparkException as error:
-        raise PipelineFailedError(reason_of(error)) from error
+        raise failure_of(error) from error
     yield group

@@ -20,9 +20,8 @@ from runnel.spark.connections import Address
 from runnel.spark.options import stream_options
 from runnel.spark.pipelines.running import (
     OnProgress,
-    PipelineFailedError,
     Progress,
-    reason_of,
+    failure_of,
     run_query,
 )
 from runnel.spark.pipelines.stats.documents import USUAL_PREFIX, check_prefix
@@ -206,7 +205,7 @@ def _started(spark: SparkSession, writer: DataStreamWriter) -> StreamingQuery:
         try:
             return writer.start()
         except PySparkException as error:
-            raise PipelineFailedError(reason_of(error)) from error
+            raise failure_of(error) from error
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -22,6 +23,8 @@ logger = logging.getLogger("runnel.spark")
 
 def check_table(uri: str, *, must_be_new: bool = False) -> None:
     """ClientFault if there is a table that is not one of figures, or one at all where a new one is to be."""
+    if "://" not in uri and Path(uri).is_file():
+        raise ClientFault(f"the table {uri} is a file: it must be a directory")
     if not DeltaTable.is_deltatable(uri):
         return
     if must_be_new:
