@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from runnel.client.blocking import BlockingBus
+from runnel.spark.page_line import close_page_lines
 from runnel.spark.session import session
 from tests.conftest import running_children
 from tests.spark.serving import DiskBroker
@@ -55,6 +56,13 @@ def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     left = {pid: line for pid, line in running_children().items() if pid not in before}
     assert not left, f"processes still running after the module's tests: {left}"
+
+
+@pytest.fixture(autouse=True)
+def no_line_stays_open() -> Iterator[None]:
+    """Where a test does what tasks do, in its own process."""
+    yield
+    close_page_lines()
 
 
 @pytest.fixture
