@@ -6,6 +6,7 @@ that the table does not know.
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -51,6 +52,15 @@ _DICTIONARIES: Final = [
 _RISING: Final = ["offset", *TIMES, *(f"{name}_ns" for name in TIMES)]
 
 
+class Packing(enum.Enum):
+    """How a file's columns are packed. Both are read alike."""
+
+    # For what comes from the broker: about a quarter more rows a second (bench/spark.py, "archive").
+    QUICK = enum.auto()
+    # For files that are to stay.
+    DENSE = enum.auto()
+
+
 class _Key(NamedTuple):
     topic: str
     partition: int
@@ -60,8 +70,9 @@ class _Key(NamedTuple):
 class _OpenFile:
     """A file of one topic, partition and day. Rows are gathered until they make a row group."""
 
-    def __init__(self, table: Path, key: _Key) -> None:
+    def __init__(self, table: Path, key: _Key, packing: Packing) -> None:
         self._key = key
+        self._packing = packing
         self._date = str(np.datetime64(key.day, "D"))
         self._path = file_path(key.topic, self._date)
         self._table = table
@@ -114,11 +125,12 @@ class _OpenFile:
     def _open(self) -> pq.ParquetWriter:
         if self._writer is None:
             self.full_path.parent.mkdir(parents=True, exist_ok=True)
+            is_dense = self._packing is Packing.DENSE
             self._writer = pq.ParquetWriter(
                 self.full_path,
                 CURRENT.file_schema,
-                compression="zstd",
-                use_dictionary=_DICTIONARIES,
+                compression="zstd" if is_dense else "snappy",
+                use_dictionary=_DICTIONARIES if is_dense else False,
                 column_encoding=dict.fromkeys(_RISING, "DELTA_BINARY_PACKED"),
                 write_statistics=["topic", "partition", *_RISING],
                 store_schema=False,
@@ -140,8 +152,9 @@ def _bounds(found: pq.FileMetaData) -> dict[str, tuple[int, int]]:
 class FileWriter:
     """Writes rows into files of a table. Use it in a `with`: what an error leaves behind is removed."""
 
-    def __init__(self, table: str | Path) -> None:
+    def __init__(self, table: str | Path, packing: Packing = Packing.QUICK) -> None:
         self._table = Path(table)
+        self._packing = packing
         self._open: dict[_Key, _OpenFile] = {}
         self._done: list[ArchiveFile] = []
 
@@ -164,7 +177,7 @@ class FileWriter:
         for key, part in _parts(rows):
             file = self._open.get(key)
             if file is None:
-                file = self._open[key] = _OpenFile(self._table, key)
+                file = self._open[key] = _OpenFile(self._table, key, self._packing)
             file.add(part)
         if sum(file.held_bytes for file in self._open.values()) > _HELD_BYTES_MAX:
             self._close_all()
@@ -215,7 +228,7 @@ def _parts(rows: pa.RecordBatch) -> Iterator[tuple[_Key, pa.RecordBatch]]:
 
 def rewrite(table: str | Path, topic: str, paths: Iterable[str]) -> list[ArchiveFile]:
     """The rows of several files of one topic in as few as can be, one after the other."""
-    with FileWriter(table) as files:
+    with FileWriter(table, Packing.DENSE) as files:
         for path in paths:
             with pq.ParquetFile(Path(table) / path) as stored:
                 for rows in stored.iter_batches():
