@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 DEFAULT_MASTER: Final = "local[*]"
 _CONNECT: Final = "sc://"
 _WAREHOUSE: Final = "spark.sql.warehouse.dir"
-# Read by runnel.spark's log4j2.properties: the level of what Spark says of a query or task that fails.
-_TRACES: Final = "RUNNEL_SPARK_TRACES"
+# Read by runnel.spark's log4j2.properties: the level of what Spark says of a query or task that fails. (A name that
+# begins with RUNNEL_ would be a setting of the broker.)
+_TRACES: Final = "SPARK_RUNNEL_TRACES"
 
 Master = Annotated[
     str,
