@@ -14,13 +14,18 @@ from runnel.cli.pipeline.flags import (
     Checkpoint,
     Conf,
     Master,
+    Once,
+    Starting,
+    TopicPattern,
+    Topics,
+    duration_ns,
     needs_spark,
     open_session,
+    seconds,
 )
 from runnel.cli.pipeline.showing import ProgressLine, text_of
 from runnel.cli.tables import Table, counted, human_bytes
 from runnel.cli.times import NS_PER_SECOND, format_time
-from runnel.config.units import parse_duration
 from runnel.errors import ClientFault
 
 if TYPE_CHECKING:
@@ -33,15 +38,9 @@ _NS_PER_MS: Final = 10**6
 def archive(
     *,
     to: Annotated[str, typer.Option(metavar="TABLE", help="The table's directory.")],
-    topics: Annotated[
-        str | None, typer.Option(metavar="A,B,…", help="The topics, with commas between them.")
-    ] = None,
-    pattern: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Topics such as 'sensors/*'.")
-    ] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Take what is there now, and end. Else: go on.")
-    ] = False,
+    topics: Topics = None,
+    pattern: TopicPattern = None,
+    once: Once = False,
     every: Annotated[
         str, typer.Option(metavar="TIME", help="How often files are added when it goes on.")
     ] = "10s",
@@ -49,12 +48,7 @@ def archive(
         str,
         typer.Option(metavar="NAME", help="Tells apart several archives that fill one table."),
     ] = "main",
-    starting: Annotated[
-        str,
-        typer.Option(
-            metavar="PLACE", help="Where to begin the first time: earliest, latest, or a time."
-        ),
-    ] = "earliest",
+    starting: Starting = "earliest",
     checkpoint: Checkpoint = None,
     rows_max: Annotated[
         int | None, typer.Option(metavar="ROWS", help="Messages in one micro-batch, at most.")
@@ -87,9 +81,9 @@ def archive(
 
     Run again, it goes on where it was. Ctrl-C ends it; what it has not added yet, it adds the next time.
     """
-    every_s = _seconds("--every", every)
-    compact_every_s = None if compact_every is None else _seconds("--compact-every", compact_every)
-    older_hours = -(-_duration_ns("--vacuum-older", vacuum_older) // _NS_PER_HOUR)
+    every_s = seconds("--every", every)
+    compact_every_s = None if compact_every is None else seconds("--compact-every", compact_every)
+    older_hours = -(-duration_ns("--vacuum-older", vacuum_older) // _NS_PER_HOUR)
     if as_json and not status:
         raise ClientFault("--json is the form of --status")
     if status:
@@ -135,17 +129,6 @@ def archive(
     typer.echo(f"archived {text_of(done)}", err=True)
     if compact:
         _compact(to, older_hours)
-
-
-def _seconds(option: str, text: str) -> float:
-    return _duration_ns(option, text) / NS_PER_SECOND
-
-
-def _duration_ns(option: str, text: str) -> int:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise ClientFault(f"{option} {text!r}: {error}") from None
 
 
 def _compact(table: str, older_hours: int) -> None:

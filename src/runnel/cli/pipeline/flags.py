@@ -15,6 +15,8 @@ import typer
 
 from runnel.cli.connecting import run_connected
 from runnel.cli.pipeline.overheard import overheard
+from runnel.cli.times import NS_PER_SECOND
+from runnel.config.units import parse_duration
 from runnel.errors import ClientFault
 
 if TYPE_CHECKING:
@@ -40,12 +42,37 @@ Conf = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="A setting of Spark's. As often as you like."),
 ]
+Topics = Annotated[
+    str | None, typer.Option(metavar="A,B,…", help="The topics, with commas between them.")
+]
+TopicPattern = Annotated[
+    str | None, typer.Option(metavar="PATTERN", help="Topics such as 'sensors/*'.")
+]
+Starting = Annotated[
+    str,
+    typer.Option(
+        metavar="PLACE", help="Where to begin the first time: earliest, latest, or a time."
+    ),
+]
+Once = Annotated[bool, typer.Option("--once", help="Take what is there now, and end. Else: go on.")]
 Checkpoint = Annotated[
     str | None,
     typer.Option(
         metavar="DIR", help="Where the pipeline keeps how far it is, to go on from there."
     ),
 ]
+
+
+def seconds(option: str, text: str) -> float:
+    """A duration as people write it, of an option: 10s, 1h."""
+    return duration_ns(option, text) / NS_PER_SECOND
+
+
+def duration_ns(option: str, text: str) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise ClientFault(f"{option} {text!r}: {error}") from None
 
 
 @contextmanager

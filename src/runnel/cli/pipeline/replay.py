@@ -13,14 +13,14 @@ from runnel.cli.pipeline.flags import (
     Checkpoint,
     Conf,
     Master,
+    Topics,
     needs_spark,
     open_session,
+    seconds,
 )
 from runnel.cli.pipeline.showing import ProgressLine
 from runnel.cli.tables import counted
 from runnel.cli.tags import parse_tags
-from runnel.cli.times import NS_PER_SECOND
-from runnel.config.units import parse_duration
 from runnel.errors import ClientFault
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ def replay(
         str | None,
         typer.Option(metavar="DIR", help="Replay from this data directory, or a copy of one."),
     ] = None,
-    topics: Annotated[
-        str | None, typer.Option(metavar="A,B,…", help="The topics, with commas between them.")
-    ] = None,
+    topics: Topics = None,
     pattern: Annotated[
         str | None,
         typer.Option(metavar="PATTERN", help="Topics such as 'sensors/*'; else all of them."),
@@ -134,7 +132,7 @@ def replay(
         rename=rename or (),
         speed=speed,
         rate=rate,
-        gap_max_s=None if gap_max is None else _seconds("--gap-max", gap_max),
+        gap_max_s=None if gap_max is None else seconds("--gap-max", gap_max),
     )
     session = open_session("replay", master, conf, broker=into or url)
     with ProgressLine("replayed") as line:
@@ -179,10 +177,3 @@ def _offsets(text: str) -> tuple[tuple[str, int], range]:
             f"--offsets {text!r}: write TOPIC:PARTITION=FIRST..LAST, such as sensors/a:0=17..40, 17.. or ..40"
         )
     return (found[1], int(found[2])), chosen
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        return parse_duration(text) / NS_PER_SECOND
-    except ValueError as error:
-        raise ClientFault(f"{option} {text!r}: {error}") from None

@@ -14,13 +14,16 @@ from runnel.cli.pipeline.flags import (
     Checkpoint,
     Conf,
     Master,
+    Once,
+    Starting,
+    TopicPattern,
+    Topics,
     needs_spark,
     open_session,
+    seconds,
 )
 from runnel.cli.pipeline.showing import ProgressLine, text_of
 from runnel.cli.tables import counted
-from runnel.cli.times import NS_PER_SECOND
-from runnel.config.units import parse_duration
 from runnel.errors import ClientFault
 
 if TYPE_CHECKING:
@@ -29,12 +32,8 @@ if TYPE_CHECKING:
 
 def stats(
     *,
-    topics: Annotated[
-        str | None, typer.Option(metavar="A,B,…", help="The topics, with commas between them.")
-    ] = None,
-    pattern: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Topics such as 'sensors/*'.")
-    ] = None,
+    topics: Topics = None,
+    pattern: TopicPattern = None,
     window: Annotated[
         str, typer.Option(metavar="TIME", help="How long each window of event time is.")
     ] = "1m",
@@ -63,15 +62,8 @@ def stats(
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Tells apart several that run at once.")
     ] = "main",
-    starting: Annotated[
-        str,
-        typer.Option(
-            metavar="PLACE", help="Where to begin the first time: earliest, latest, or a time."
-        ),
-    ] = "earliest",
-    once: Annotated[
-        bool, typer.Option("--once", help="Take what is there now, and end. Else: go on.")
-    ] = False,
+    starting: Starting = "earliest",
+    once: Once = False,
     every: Annotated[
         str, typer.Option(metavar="TIME", help="How often it looks when it goes on.")
     ] = "5s",
@@ -98,14 +90,14 @@ def stats(
     Each window of a topic becomes a message of !system/stats/NAME/TOPIC, once it is complete; with --to, also a row of
     a table. Watch them with `runnel sub '!system/stats/*' --from last`.
     """
-    every_s = _seconds("--every", every)
+    every_s = seconds("--every", every)
     what: dict[str, Any] = {
         "topics": topics,
         "pattern": pattern,
-        "window_s": _seconds("--window", window),
-        "slide_s": None if slide is None else _seconds("--slide", slide),
+        "window_s": seconds("--window", window),
+        "slide_s": None if slide is None else seconds("--slide", slide),
         "tags": [] if tags is None else [tag.strip() for tag in tags.split(",")],
-        "late_s": _seconds("--late", late),
+        "late_s": seconds("--late", late),
     }
     if topics is None and pattern is None:
         raise ClientFault("which topics? --topics a,b or --pattern 'sensors/*'")
@@ -151,10 +143,3 @@ def _count_history(session: SparkSession, what: Mapping[str, Any], table: str | 
             typer.echo(msgspec.json.encode(document).decode())
     else:
         typer.echo(f"counted {counted(write_stats(rows, table), 'window')} into {table}", err=True)
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        return parse_duration(text) / NS_PER_SECOND
-    except ValueError as error:
-        raise ClientFault(f"{option} {text!r}: {error}") from None
