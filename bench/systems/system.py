@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -268,20 +268,29 @@ def _end_with_us() -> None:
 
 
 @contextmanager
-def serving(command: Sequence[str], port: int, scheme: str, directory: Path) -> Iterator[Served]:
+def serving(
+    command: Sequence[str],
+    port: int,
+    scheme: str,
+    directory: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    start_seconds_max: float = START_SECONDS_MAX,
+) -> Iterator[Served]:
     """Run a server until the block is left. What it printed is shown if it does not start."""
-    printed = directory / "printed"
+    printed = directory / f"printed-by-{scheme}"
     with printed.open("wb") as output:
         process = subprocess.Popen(
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=directory,
+            env=environment,
             stdin=subprocess.DEVNULL,
             preexec_fn=_end_with_us,
         )
     try:
-        _wait_listening(process, port, printed)
+        _wait_listening(process, port, printed, start_seconds_max)
         yield Served(f"{scheme}://127.0.0.1:{port}", process.pid)
         if process.poll() is not None:
             raise RoleError(_epitaph(process, printed, "ended by itself"))
@@ -294,8 +303,10 @@ def serving(command: Sequence[str], port: int, scheme: str, directory: Path) -> 
             process.wait()
 
 
-def _wait_listening(process: subprocess.Popen[bytes], port: int, printed: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS_MAX
+def _wait_listening(
+    process: subprocess.Popen[bytes], port: int, printed: Path, seconds_max: float
+) -> None:
+    deadline = time.monotonic() + seconds_max
     while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as trial:
             if trial.connect_ex(("127.0.0.1", port)) == 0:

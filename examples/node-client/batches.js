@@ -37,12 +37,17 @@ export function crc32c(...buffers) {
 // --- Reading ---
 
 /** The messages of all blocks in the tail of a frame, in their order. */
-export function readBlocks(tail) {
-  const messages = [];
+export const readBlocks = (tail) => readEachBlock(tail).flat();
+
+/** The same, the messages of each block apart. */
+export function readEachBlock(tail) {
+  const blocks = [];
   for (let position = 0; position < tail.length; ) {
+    const messages = [];
     position += readBlock(tail.subarray(position), messages);
+    blocks.push(messages);
   }
-  return messages;
+  return blocks;
 }
 
 /** Adds the messages of the first block to `messages`; returns the block's length. */

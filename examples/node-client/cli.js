@@ -6,6 +6,7 @@ import { connect } from "./runnel.js";
 
 const USAGE = `node cli.js publish TOPIC PAYLOAD… [--key KEY] [--tag NAME=VALUE]… [--level LEVEL]
 node cli.js subscribe PATTERN… [--start latest|last|earliest] [--count N]
+node cli.js consume SUBSCRIPTION [PATTERN]… [--mode shared|key_shared|multicast] [--count N]
 node cli.js fetch TOPIC [--offset N] [--count N]
 Each with [--host HOST] [--port PORT]. Several payloads are published as one batch.`;
 
@@ -40,6 +41,18 @@ const commands = {
     }
   },
 
+  async consume(bus, [subscription, ...patterns], { mode, count }) {
+    const onLate = (late) => print({ late });
+    const consumer = await bus.consume(subscription, patterns, { mode, onLate });
+    print({ consuming: subscription });
+    let left = Number(count);
+    for await (const message of consumer) {
+      printMessage(message);
+      consumer.ack(message);
+      if (--left === 0) break;
+    }
+  },
+
   async fetch(bus, [topic], { offset, count }) {
     const { messages, ...page } = await bus.fetch(topic, { offset, messagesMax: Number(count) });
     messages.forEach(printMessage);
@@ -55,6 +68,7 @@ const { values, positionals } = parseArgs({
     key: { type: "string" },
     tag: { type: "string", multiple: true, default: [] },
     level: { type: "string" },
+    mode: { type: "string" },
     start: { type: "string", default: "latest" },
     offset: { type: "string" },
     count: { type: "string", default: "0" },

@@ -1,24 +1,21 @@
-// A small client of Runnel's native protocol: connect, publish, subscribe, fetch. See docs/protocol.md.
+// A small client of Runnel's native protocol: connect, publish, subscribe, fetch, consume. See docs/protocol.md.
 
 import { connect as openSocket } from "node:net";
 
 import { decode, encode } from "@msgpack/msgpack";
 
 import { makeBlock, padding, readBlocks } from "./batches.js";
+import { Consumer } from "./consumer.js";
+import { RunnelError } from "./errors.js";
+
+export { RunnelError };
 
 const VERSION = 1;
 const PREFIX_BYTES = 8;
 const FRAME_BYTES_MAX = 64 * 2 ** 20;
 const WINDOW_BYTES = 2 ** 20; // how much of a subscription may be under way
+const CONSUMER_BYTES = 8 * 2 ** 20; // how much may be leased to a consumer
 const NOTHING = Buffer.alloc(0);
-
-/** What the broker answered instead: `code` for programs, and whether trying again may help. */
-export class RunnelError extends Error {
-  constructor(code, text, retriable, details = {}) {
-    super(text);
-    Object.assign(this, { code, retriable, details });
-  }
-}
 
 const connectionLost = (text) => new RunnelError("connection_lost", text, true);
 const nowNs = () => BigInt(Date.now()) * 1_000_000n;
@@ -37,6 +34,7 @@ class Bus {
   #nextId = 1;
   #waiting = new Map(); // by id: who waits for the answer
   #subscriptions = new Map(); // by number
+  #consumers = new Map(); // by number
   #pings;
   #failure = null;
 
@@ -106,6 +104,36 @@ class Bus {
     return subscription;
   }
 
+  /**
+   * Acknowledged work: `for await (const message of consumer) { …; consumer.ack(message); }`. Without
+   * patterns the subscription must exist. `onLate` hears of acknowledgements that came too late.
+   */
+  async consume(
+    subscription,
+    patterns = [],
+    { mode = "", member = "", windowMessages = 256, start = null, onLate = () => {} } = {},
+  ) {
+    const number = this.#nextId;
+    const consumer = new Consumer(onLate, {
+      flush: () => this.#ask("ack", [number]),
+      tell: (name, ...fields) => this.#failure || this.#send(name, [number, ...fields]),
+      ack: (...fields) => this.#failure || this.#send("ack", [0, number, ...fields]),
+      leave: () => this.#ask("leave", [number]).then(() => this.#consumers.delete(number)),
+    });
+    this.#consumers.set(number, consumer); // before the answer: work follows it closely
+    const window = [windowMessages, CONSUMER_BYTES];
+    const from = start === null ? null : [start].flat();
+    try {
+      const what = [subscription, [patterns].flat(), mode, ...window, member, from];
+      const { fields } = await this.#ask("consume", [number, ...what]);
+      consumer.begin(fields[4]);
+    } catch (error) {
+      this.#consumers.delete(number);
+      throw error;
+    }
+    return consumer;
+  }
+
   /** The broker's clock, in nanoseconds. */
   async ping() {
     return BigInt((await this.#ask("ping", [])).fields[0]);
@@ -159,7 +187,7 @@ class Bus {
   }
 
   #hear([name, ...fields], tail) {
-    const [number, ...rest] = fields; // an id, or the number of a subscription
+    const [number, ...rest] = fields; // an id, or the number of a subscription or a consumer
     switch (name) {
       case "deliver":
         return this.#subscriptions.get(number)?.add({ tail });
@@ -168,6 +196,15 @@ class Bus {
       case "ended":
         this.#subscriptions.get(number)?.end(new RunnelError(...rest));
         return this.#subscriptions.delete(number);
+      case "work":
+        return this.#consumers.get(number)?.add(rest[0], tail);
+      case "recall":
+        return this.#consumers.get(number)?.recall(rest[0]);
+      case "late":
+        return this.#consumers.get(number)?.late(rest[0]);
+      case "consumer_ended":
+        this.#consumers.get(number)?.end(new RunnelError(...rest));
+        return this.#consumers.delete(number);
       case "closing":
         return undefined; // the connection ends soon, and then everybody is told
       case "error":
@@ -187,8 +224,10 @@ class Bus {
     this.#socket.destroy();
     for (const { reject } of this.#waiting.values()) reject(error);
     for (const subscription of this.#subscriptions.values()) subscription.end(error);
+    for (const consumer of this.#consumers.values()) consumer.end(error);
     this.#waiting.clear();
     this.#subscriptions.clear();
+    this.#consumers.clear();
   }
 }
 

@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from runnel.client.api import connect, connect_blocking
+    from runnel.client.consumer import Consumer
+    from runnel.client.work import LateWork, Work, WorkBatch
     from runnel.config import Settings
     from runnel.embedded import Broker
     from runnel.errors import (
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
         DiskFullError,
         HandshakeError,
         InvalidNameError,
+        LateAckError,
         LimitExceededError,
+        MemberReplacedError,
         OffsetAheadError,
         OffsetGoneError,
         ProducerFencedError,
@@ -29,8 +33,10 @@ if TYPE_CHECKING:
         RunnelError,
         SettingsError,
         SlowReaderError,
+        SubscriptionDiffersError,
         TimeoutExpiredError,
         Unavailable,
+        UnknownSubscriptionError,
         UnknownTopicError,
     )
     from runnel.formats.batch import Batch
@@ -43,11 +49,15 @@ _PLACES = {
     "ClientFault": "runnel.errors",
     "ClosedError": "runnel.errors",
     "ConnectionLostError": "runnel.errors",
+    "Consumer": "runnel.client.consumer",
     "CorruptionError": "runnel.errors",
     "DiskFullError": "runnel.errors",
     "HandshakeError": "runnel.errors",
     "InvalidNameError": "runnel.errors",
+    "LateAckError": "runnel.errors",
+    "LateWork": "runnel.client.work",
     "LimitExceededError": "runnel.errors",
+    "MemberReplacedError": "runnel.errors",
     "Message": "runnel.formats.message",
     "OffsetAheadError": "runnel.errors",
     "OffsetGoneError": "runnel.errors",
@@ -57,9 +67,13 @@ _PLACES = {
     "Settings": "runnel.config",
     "SettingsError": "runnel.errors",
     "SlowReaderError": "runnel.errors",
+    "SubscriptionDiffersError": "runnel.errors",
     "TimeoutExpiredError": "runnel.errors",
     "Unavailable": "runnel.errors",
+    "UnknownSubscriptionError": "runnel.errors",
     "UnknownTopicError": "runnel.errors",
+    "Work": "runnel.client.work",
+    "WorkBatch": "runnel.client.work",
     "connect": "runnel.client.api",
     "connect_blocking": "runnel.client.api",
 }
@@ -71,11 +85,15 @@ __all__ = [
     "ClientFault",
     "ClosedError",
     "ConnectionLostError",
+    "Consumer",
     "CorruptionError",
     "DiskFullError",
     "HandshakeError",
     "InvalidNameError",
+    "LateAckError",
+    "LateWork",
     "LimitExceededError",
+    "MemberReplacedError",
     "Message",
     "OffsetAheadError",
     "OffsetGoneError",
@@ -85,9 +103,13 @@ __all__ = [
     "Settings",
     "SettingsError",
     "SlowReaderError",
+    "SubscriptionDiffersError",
     "TimeoutExpiredError",
     "Unavailable",
+    "UnknownSubscriptionError",
     "UnknownTopicError",
+    "Work",
+    "WorkBatch",
     "connect",
     "connect_blocking",
 ]

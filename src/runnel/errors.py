@@ -57,6 +57,30 @@ class UnknownTopicError(ClientFault):
     code = "unknown_topic"
 
 
+class UnknownSubscriptionError(ClientFault):
+    """Consuming from, or changing, a subscription or a member that does not exist."""
+
+    code = "unknown_subscription"
+
+
+class SubscriptionDiffersError(ClientFault):
+    """A subscription of this name exists, with another mode or other topics."""
+
+    code = "subscription_differs"
+
+
+class MemberReplacedError(ClientFault):
+    """Another consumer has taken this member's place in a multicast."""
+
+    code = "member_replaced"
+
+
+class LateAckError(ClientFault):
+    """Acknowledged after the lease had ended: the messages go, or went, to somebody again."""
+
+    code = "late_ack"
+
+
 class OffsetGoneError(ClientFault):
     """Reading before the first message there is: retention has passed, or the epoch is older."""
 

@@ -37,6 +37,8 @@ def completed(line: str) -> list[str]:
         ("runnel sub --format ", ["text", "json", "raw"]),
         ("runnel topics list --l", ["--long"]),
         ("runnel serve --log-format j", ["json"]),
+        ("runnel subscriptions re", ["resume", "remove-member"]),
+        ("runnel consume --mode ", ["shared", "key_shared", "multicast"]),
     ],
 )
 def test_shell_completes(line: str, found: list[str]) -> None:

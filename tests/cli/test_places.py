@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from runnel.cli.places import Place, Time, parse_cursor_place, parse_place
+from runnel.cli.places import (
+    STARTS,
+    Place,
+    Start,
+    Time,
+    parse_cursor_place,
+    parse_place,
+    parse_start,
+)
 from runnel.errors import ClientFault
 
 NOW_NS = 1_700_000_000 * 10**9
@@ -69,3 +77,23 @@ def test_cursor_place_names_topic_partition_and_offset(
 def test_what_is_no_cursor_place_is_refused(text: str) -> None:
     with pytest.raises(ClientFault, match="write TOPIC=OFFSET or TOPIC:PARTITION=OFFSET"):
         parse_cursor_place(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "patterns", "start"),
+    [
+        ("latest", (), "latest"),
+        ("17", ("a",), 17),
+        ("2h", ("a*", "b"), ("time", NOW_NS - 7200 * 10**9)),
+    ],
+)
+def test_start_is_what_the_client_takes(text: str, patterns: tuple[str, ...], start: Start) -> None:
+    assert parse_start("--start", text, patterns, NOW_NS, STARTS) == start
+
+
+@pytest.mark.parametrize(
+    ("patterns", "named"), [((), "none"), (("a*",), r"a\*"), (("a", "b"), "a b")]
+)
+def test_offset_needs_one_topic(patterns: tuple[str, ...], named: str) -> None:
+    with pytest.raises(ClientFault, match=f"--start 17 is an offset, .* not {named};"):
+        parse_start("--start", "17", patterns, NOW_NS, STARTS)

@@ -28,12 +28,18 @@ QUICK = ["--clients", "3", "--interval", "0.005", "--duration", "0.3"]
 def test_one_report_has_rates_and_tables(url: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["pub", "top/a", "x", "-q"]) == 0
     assert run(["cursors", "set", "watched", "top/a=1"]) == 0
+    assert run(["consume", "worker", "top/a", "--no-ack", "--count", "1"]) == 0
+    # From now on the broker's reports have it.
+    words = ["--from", "latest", "--count", "2", "--timeout", "20"]
+    assert run(["sub", "!system/metrics/work", *words]) == 0
+    capfd.readouterr()
     assert run(["top", "--once"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].startswith("node-1  up ")
     assert lines[1].startswith("in   ")
     assert "stored" in lines[3]
     assert any(line.split() == ["watched", "top/a[0]", "1"] for line in lines)
+    assert any(line.split()[:4] == ["worker", "top/a", "shared", "1"] for line in lines)
 
 
 def test_pipe_gets_a_line_at_each_interval(url: str) -> None:

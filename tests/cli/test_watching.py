@@ -79,6 +79,42 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
             }
         ],
     },
+    "work": {
+        "time_ns": 1_700_000_000 * 10**9,
+        "count": 2,
+        "subscriptions": [
+            {
+                "subscription": "billing",
+                "mode": "key_shared",
+                "patterns": ["orders/*"],
+                "pattern_count": 1,
+                "is_paused": False,
+                "members": 1,
+                "consumers": 4,
+                "backlog": 1500,
+                "in_flight": 256,
+                "delayed": 3,
+                "oldest_ns": (1_700_000_000 - 125) * 10**9,
+                "redelivered": 7,
+                "dead": 2,
+            },
+            {
+                "subscription": "news",
+                "mode": "multicast",
+                "patterns": ["a", "b", "c", "d"],
+                "pattern_count": 9,
+                "is_paused": True,
+                "members": 2,
+                "consumers": 1,
+                "backlog": 0,
+                "in_flight": 0,
+                "delayed": 0,
+                "oldest_ns": 0,
+                "redelivered": 0,
+                "dead": 0,
+            },
+        ],
+    },
 }  # fmt: skip
 
 
@@ -99,7 +135,9 @@ def test_head_tells_rates_totals_and_times(watched: Watched) -> None:
         "out  10 messages/s 0 B/s   12 in all",
         "2 connections, 1 subscription (1 behind), 1 kept topic, 1.0 MiB stored, "
         "0 B waiting to be written",
+        "2 acknowledged subscriptions, 1,500 not acknowledged, 256 in flight, 5 consumers",
         "p50/p99/max  sync 1.5 ms / 2 ms / 3 ms",
+        "WARNING: 2 dead letters; see `runnel dead list`",
     ]
 
 
@@ -122,8 +160,26 @@ def test_before_the_first_report_it_says_that_it_waits() -> None:
 def test_line_for_a_pipe_has_what_matters(watched: Watched) -> None:
     assert summary_line(watched) == (
         "2023-11-14T22:13:20Z  in 1,234 messages/s 2.0 KiB/s  out 10 messages/s 0 B/s  "
-        "2 connections  1 subscription  1 behind  sync p99 2 ms"
+        "2 connections  1 subscription  1 behind  sync p99 2 ms  1,500 not acknowledged"
     )
+
+
+def test_work_shows_what_is_not_acknowledged_and_for_how_long(watched: Watched) -> None:
+    assert tables(watched, 2)[1].lines() == [
+        "acknowledged  topics              mode        backlog  in flight  delayed  oldest"
+        "  redelivered  dead  consumers",
+        "billing       orders/*            key_shared    1,500        256        3    2m5s"
+        "            7     2          4",
+        "news PAUSED   a b c … and 6 more  multicast         0          0        0       -"
+        "            0     0          1",
+    ]
+
+
+def test_broker_without_acknowledged_subscriptions_says_nothing_of_them(watched: Watched) -> None:
+    document = {"time_ns": 0, "count": 0, "subscriptions": []}
+    watched.take("!system/metrics/work", msgspec.json.encode(document))
+    assert not any("acknowledged" in line for line in (*head_lines(watched), summary_line(watched)))
+    assert all(table.columns[0] != "acknowledged" for table in tables(watched, 2))
 
 
 def test_tables_show_the_first_rows_and_count_the_rest(watched: Watched) -> None:
@@ -131,7 +187,7 @@ def test_tables_show_the_first_rows_and_count_the_rest(watched: Watched) -> None
         CursorState("slow", [CursorPlace("a", 1, 5, lag=10)], 0),
         CursorState("slower", [CursorPlace(journal="main", patterns=("a*", "b"), lag=20)], 0),
     ]
-    topics, subscriptions, cursors, journals, connections = tables(watched, 2)
+    topics, _, subscriptions, cursors, journals, connections = tables(watched, 2)
     assert topics.lines() == [
         "topic             in/s  bytes in/s  out/s  bytes out/s",
         "t0               1,234     2.0 KiB     10          0 B",

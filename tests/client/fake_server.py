@@ -235,8 +235,9 @@ def refusing(code: str, *, retriable: bool) -> Callable[[Peer, wire.Request, mem
     """A reaction: every such request is refused."""
 
     def refuse(peer: Peer, request: wire.Request, tail: memoryview) -> None:
-        assert not isinstance(request, wire.Credit)
-        peer.say(wire.Error(request.id, code, f"refused with {code}", retriable=retriable))
+        number = getattr(request, "id", 0)
+        assert number, f"{request} is not answered"
+        peer.say(wire.Error(number, code, f"refused with {code}", retriable=retriable))
 
     return refuse
 

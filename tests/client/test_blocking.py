@@ -22,8 +22,8 @@ from tests.client.fake_server import FakeServer, Peer, refusing, stored_batch
 class ServerThread:
     """A fake server on a loop of its own, as another process would be."""
 
-    def __init__(self) -> None:
-        self.server = FakeServer()
+    def __init__(self, server: FakeServer | None = None) -> None:
+        self.server = server or FakeServer()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

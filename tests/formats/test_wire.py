@@ -47,6 +47,8 @@ def values_of(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return INT64
         case inspect.IntType():
             return st.integers(kind.ge, kind.le)
+        case inspect.FloatType():
+            return st.floats(allow_nan=False)
         case inspect.StrType():
             return TEXT
         case inspect.BytesType():

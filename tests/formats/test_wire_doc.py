@@ -13,11 +13,12 @@ from msgspec import inspect
 
 from runnel import errors
 from runnel.config import Settings
+from runnel.doors.native.requests import PARTS_MAX
 from runnel.errors import RunnelError
-from runnel.formats import wire
+from runnel.formats import heads, wire, work_heads
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import pack64
-from runnel.formats.frames import FrameReader
+from runnel.formats.frames import Frame, FrameReader
 from runnel.formats.message import Message
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX
 
@@ -29,10 +30,11 @@ HEADS: dict[str, type[wire.Head]] = {
 }
 VALUES: dict[str, type[msgspec.Struct]] = {
     kind.__name__: kind
-    for kind in vars(wire).values()
+    for module in (heads, wire, work_heads)
+    for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, msgspec.Struct)
-    and kind.__module__ == wire.__name__
+    and kind.__module__ == module.__name__
     and not issubclass(kind, wire.Head)
 }
 # Failures that no request over a connection meets.
@@ -64,6 +66,7 @@ def shown_type(kind: inspect.Type) -> str:
             return kind.cls.__name__
     names_of = {
         inspect.IntType: "int",
+        inspect.FloatType: "float",
         inspect.StrType: "str",
         inspect.BytesType: "bin",
         inspect.BoolType: "bool",
@@ -145,7 +148,20 @@ def test_the_details_of_errors_are_those_of_the_code(error: RunnelError) -> None
     assert re.findall(r"`(\w+)`", shown) == list(errors.details_of(error))
 
 
-# --- The exchange ---
+# --- The conversation and the exchange ---
+
+
+def test_the_conversation_is_made_of_heads_of_the_code() -> None:
+    (text,) = re.findall(r"```conversation\n(.*?)```", PAGE, re.DOTALL)
+    said = [
+        re.fullmatch(r"(client|broker)  (\[.*\])( +\+ 2 blocks)?", line)
+        for line in text.splitlines()
+    ]
+    for each in said:
+        assert each is not None
+        head = msgspec.msgpack.encode(msgspec.json.decode(each[2]))
+        decode = wire.decode_request if each[1] == "client" else wire.decode_answer
+        decode(Frame(memoryview(head), memoryview(b"")))
 
 
 def exchange() -> list[tuple[str, bytes]]:
@@ -202,14 +218,20 @@ def test_the_limits_are_those_of_the_code() -> None:
     native, broker = Settings().native, Settings().broker
     assert native.frame_bytes_max == 16 * 2**20
     assert native.subscriptions_max == PATTERNS_PER_SUBSCRIBER_MAX == 1024
+    assert native.consumers_max == 1000
+    assert PARTS_MAX == 100_000
     assert native.requests_max == 4096
     assert Settings().limits.cursor_places_max == 10_000
+    assert Settings().limits.durable_subscriptions_max == 10_000
     assert native.handshake_timeout_ns == 5 * 10**9
     assert native.idle_timeout_ns == broker.fetch_wait_max_ns == 60 * 10**9
     for shown in (
         "| 16 MiB, unless `native.frame_bytes_max`",
         "| 1,024, unless `native.subscriptions_max`",
         "| patterns of a subscription | 1,024 |",
+        "| 1,000, unless `native.consumers_max`",
+        "| 10,000, unless `limits.durable_subscriptions_max`",
+        "offsets in one `dead_settle` | 100,000 |",
         "| 4,096, unless `native.requests_max`",
         "| topics in one `routes` | 10,000 |",
         "| 10,000, unless `limits.cursor_places_max`",

@@ -22,6 +22,8 @@ from runnel.log.catalogue import (
     PartitionAt,
     Record,
     ShardAt,
+    SubscriptionRemoved,
+    SubscriptionSet,
     TopicDeleted,
     TopicMade,
 )
@@ -53,6 +55,8 @@ EVERY_KIND: list[Record] = [
     ),
     CursorRemoved("c"),
     LastValue("a", 0, b"\0block"),
+    SubscriptionSet("billing", b"\0definition"),
+    SubscriptionRemoved("billing"),
 ]
 
 

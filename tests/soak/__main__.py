@@ -22,6 +22,7 @@ examples:
   bin/soak log --seconds 600 --jobs 2     histories of the log on a disk that fails, for ten minutes
   bin/soak log --seed 4711                one history again, with its transcript
   bin/soak broker --seconds 600           histories of the broker: readers, restarts, retention
+  bin/soak subscriptions --seconds 600    histories of acknowledged work: consumers that crash, stall and nack
   bin/soak formats --seconds 60           mutated bytes for every decoder
   bin/soak door --seconds 300             rubbish, dawdlers and storms at the door of a real server
   bin/soak spark --seconds 600            the memory of Spark's Python workers, in a stream from topics to a topic"""
@@ -35,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="{log,broker,formats,door,spark}"
+        dest="command", required=True, metavar="{log,broker,subscriptions,formats,door,spark}"
     )
     for kind in HISTORIES:
         histories = commands.add_parser(

@@ -1,4 +1,4 @@
-"""Histories of the log or the broker in several processes, from one seed on, until time is up or one fails."""
+"""Histories of log, broker or subscriptions in several processes, from one seed on, until time is up or one fails."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Final
 
 from tests.broker.simulation import history as broker
 from tests.log.simulation import history as log
+from tests.subscriptions.simulation import history as subscriptions
 
 # Enough that handing them over costs nothing, few enough that progress moves.
 CHUNK = 10
@@ -49,11 +50,25 @@ def _broker_history(seed: int) -> tuple[Tally, tuple[str, ...]]:
     return tally, outcome.transcript
 
 
+def _subscriptions_history(seed: int) -> tuple[Tally, tuple[str, ...]]:
+    outcome = subscriptions.run_history(seed)
+    tally = Tally(
+        {
+            "histories": 1,
+            "messages": outcome.messages,
+            "deliveries": outcome.deliveries,
+            "restarts": outcome.restarts,
+        }
+    )
+    return tally, outcome.transcript
+
+
 HISTORIES: Final[Mapping[str, Callable[[int], tuple[Tally, tuple[str, ...]]]]] = {
     "log": _log_history,
     "broker": _broker_history,
+    "subscriptions": _subscriptions_history,
 }
-FAILURES: Final = (log.HistoryFailed, broker.HistoryFailed)
+FAILURES: Final = (log.HistoryFailed, broker.HistoryFailed, subscriptions.HistoryFailed)
 
 
 def replay_history(kind: str, seed: int) -> int:

@@ -62,6 +62,41 @@ from runnel.formats.wire import (
     Unsubscribe,
     Welcome,
 )
+from runnel.formats.work_heads import (
+    Ack,
+    Acked,
+    AckUpTo,
+    Attempt,
+    Consume,
+    ConsumerEnded,
+    Consuming,
+    DeadLetters,
+    DeadList,
+    DeleteSubscription,
+    Late,
+    Lease,
+    Leave,
+    ListSubscriptions,
+    MakeSubscription,
+    MemberState,
+    MoveSubscription,
+    Nack,
+    Part,
+    Picked,
+    PartitionWork,
+    PauseSubscription,
+    Recall,
+    Recalled,
+    RemoveMember,
+    Renew,
+    Settled,
+    SettleDead,
+    SubscriptionList,
+    SubscriptionState,
+    Window,
+    Work,
+    WorkOptions,
+)
 
 Vector = dict[str, Any]
 Told = tuple[Head, bytes]  # a head and the tail of its frame
@@ -69,6 +104,7 @@ Told = tuple[Head, bytes]  # a head and the tail of its frame
 T0 = 1_700_000_000_000_000_000
 UID = bytes.fromhex("0669F7EFB5A1CD34B5F99D1154FB6853345C9735")
 EXACT_MAX = 2**53  # above, readers of JSON round
+OPTIONS = WorkOptions(30_000, 3_600_000, 8, 1_000, 300_000, 2.0, 3_600_000)
 
 
 # --- Meanings ---
@@ -80,6 +116,8 @@ def meaning(value: object) -> object:
         case msgspec.Struct():
             return {name: meaning(getattr(value, name)) for name in value.__struct_fields__}
         case bool() | str() | None:
+            return value
+        case float():
             return value
         case int():
             return value if abs(value) <= EXACT_MAX else str(value)
@@ -175,11 +213,76 @@ def _by_clients() -> list[Told]:
         Statistics(22),
         Shards(23, ["sensors/*"], T0),
         FetchShard(24, "main", 0, 31, 40, ["sensors/*"], 2, 2**20),
+        *_by_consumers(),
         Ping(2**53),
     ]  # fmt: skip
     told: list[Told] = [(head, b"") for head in heads]
     told.insert(1, (Publish(2, "stored"), _block()))
     return told
+
+
+def _by_consumers() -> list[Head]:
+    return [
+        Consume(30, 1, "billing", ["orders/*"], "shared", 500, 2**20, "", Start("earliest"), OPTIONS),
+        Consume(31, 2, "caches", [], "", 256, 8 * 2**20, "node-7", None, WorkOptions(lease_ms=5_000)),
+        Window(1, 0, 0),
+        Ack(0, 1, [8], [Part(7, 1, 18)]),
+        Ack(32, 1, [7], []),
+        Ack(0, 1, [], [], [Picked(7, 18, b"\x05\x80")]),
+        AckUpTo(33, 1, "orders/eu", 0, 250),
+        Nack(1, [Part(7, 18, 19)], 5_000, "no such customer"),
+        Nack(1, [Part(2**63 - 1, 2**53, 2**63 - 1)], None, ""),
+        Renew(1, [7, 8], None),
+        Renew(1, [9], 600_000),
+        Recalled(2, [Part(7, 20, 21)]),
+        Leave(34, 1),
+        ListSubscriptions(35, None),
+        ListSubscriptions(36, "billing"),
+        MakeSubscription(37, "billing", ["orders/*"], "key_shared", Start("time", time_ns=T0), OPTIONS),
+        DeleteSubscription(38, "billing"),
+        PauseSubscription(39, "billing", True),
+        MoveSubscription(40, "billing", Start("offsets", [PartitionPlace("orders/eu", 0, 17)]), None),
+        MoveSubscription(41, "caches", Start("latest"), "node-7"),
+        RemoveMember(42, "caches", "node-7"),
+        DeadLetters(43, "billing", 5, 100),
+        SettleDead(44, "billing", True, [5, 6], False),
+        SettleDead(45, "billing", False, [], True),
+    ]  # fmt: skip
+
+
+def _to_consumers(stored: bytes) -> list[Told]:
+    leases = [
+        Lease(7, "orders/eu", 0, 1, 251),
+        Lease(8, "orders/us", 0, 12, 40, [Attempt(12, 1, T0), Attempt(13, 7, 0)]),
+    ]
+    billing = SubscriptionState(
+        "billing",
+        "shared",
+        ["orders/*"],
+        True,
+        T0,
+        OPTIONS,
+        [MemberState("", 4, 1_000, 250, 3, T0)],
+        17,
+        2,
+        [PartitionWork("", "orders/eu", 0, 18, 1_018, 12, 250)],
+    )
+    caches = SubscriptionState(
+        "caches", "multicast", ["prices"], False, T0, OPTIONS, [MemberState("node-7", 0, 9, 0, 0, T0, T0 + 5)], 0, 0
+    )  # fmt: skip
+    return [
+        (Consuming(30, 1, "billing", "shared", ["orders/*"], OPTIONS, ""), b""),
+        (Consuming(31, 2, "caches", "multicast", ["prices"], OPTIONS, "node-7"), b""),
+        (Work(1, leases), stored + stored),
+        (Recall(2, [Part(7, 20, 21), Part(8, 3, 5)]), b""),
+        (Late(1, [Part(7, 0, 0), Part(8, 12, 13)]), b""),
+        (ConsumerEnded(2, "member_replaced", "another took its place", False), b""),
+        (Acked(32, []), b""),
+        (Acked(33, [Part(7, 1, 18)]), b""),
+        (SubscriptionList(35, [billing, caches]), b""),
+        (DeadList(43, 0), stored),
+        (Settled(44, 2), b""),
+    ]
 
 
 def _by_brokers(stored: bytes) -> list[Told]:
@@ -212,6 +315,7 @@ def _by_brokers(stored: bytes) -> list[Told]:
         (TopicList(14, [described, TopicState("ticks", "none", "live", 4, 1_250, 1)], False), b""),
         (CursorList(20, [CursorState("archive", [CursorPlace("sensors/a", 0, 102, lag=3), wide], T0)]), b""),
         (StatisticsReport(22), b'{"messages_in": 105}'),
+        *_to_consumers(stored),
         (Pong(23, T0), b""),
         (Done(9), b""),
         (Error(24, "busy", "the shard main/0 has no room", True), b""),
@@ -247,6 +351,13 @@ def _short() -> list[tuple[Head, list[object]]]:
         (FetchShard(8, "main", 0, 1), ["fetch_shard", 8, "main", 0, 1]),
         (SetCursor(9, "c", [CursorPlace("t", 0, 5)]), ["cursor_set", 9, "c", [["t", 0, 5]]]),
         (Cursors(10), ["cursors", 10]),
+        (Consume(11, 1, "s"), ["consume", 11, 1, "s"]),
+        (Consume(12, 1, "s", ["*"], "shared"), ["consume", 12, 1, "s", ["*"], "shared"]),
+        (Ack(13, 1), ["ack", 13, 1]),
+        (Ack(0, 1, [7]), ["ack", 0, 1, [7]]),
+        (Nack(1, [Part(7, 18, 19)]), ["nack", 1, [[7, 18, 19]]]),
+        (Renew(1, [7]), ["renew", 1, [7]]),
+        (DeadLetters(14, "s"), ["dead", 14, "s"]),
     ]
 
 
@@ -260,6 +371,7 @@ def _longer() -> list[tuple[Head, list[object]]]:
             ["route_list", 3, [["t", "disk", [owner], True, 7]], "later"],
         ),
         (Done(4), ["done", 4, [[[]]]]),
+        (Acked(5, [Part(7, 1, 2)]), ["acked", 5, [[7, 1, 2, "later"]], 0]),
     ]
 
 

@@ -30,6 +30,7 @@ from runnel.broker.store_statistics import StoreStatistics
 from runnel.broker.stores import Stores
 from runnel.broker.terms import Terms
 from runnel.broker.topics import Topics
+from runnel.broker.work import Work
 from runnel.config import Settings
 from runnel.errors import BusyError, ClientFault, ClosedError, RunnelError
 from runnel.formats.batch import Batch
@@ -87,6 +88,7 @@ class Broker:
         self._topics: Topics
         self._cursors: Cursors
         self._reporter: Reporter
+        self.work: Work  # its verbs of acknowledged work
 
     @classmethod
     async def open(
@@ -141,6 +143,17 @@ class Broker:
         self._shard_reading = ShardReading(stores, self._index, self._workers, page_bytes_max)
         self._topics = Topics(stores, self._index, self._reading)
         self._cursors = Cursors(stores, settings.limits)
+        self.work = Work(
+            settings,
+            stores,
+            self._index,
+            clock,
+            self._workers,
+            self.metrics,
+            self.events,
+            self._publish_now,
+            self.wait_room,
+        )
         logs = {"disk": stores.disk, "memory": stores.memory}
         statistics = StoreStatistics(logs, clock)
         self._register(statistics)
@@ -152,6 +165,7 @@ class Broker:
             self._publish_document,
             connections=lambda: [row for rows in self.connection_rows for row in rows()],
             subscriptions=self._subscription_rows,
+            work=self.work.report,
         )
         house = Housekeeping(settings, clock, logs, statistics, self.events)
         loop = asyncio.get_running_loop()
@@ -159,6 +173,7 @@ class Broker:
             loop.create_task(self._reporter.run(), name="runnel-metrics"),
             loop.create_task(house.run(), name="runnel-housekeeping"),
         ]
+        self.work.start()
         self._is_open = True
         if isinstance(stores.disk, DiskLog):
             tell_recovered(self.events, "disk", stores.disk.recovered)
@@ -307,12 +322,14 @@ class Broker:
                 received_ns = int.from_bytes(stored.envelope.receive_times[-8:], "little")
                 self.metrics.delivery_time.observe(self.clock.time_ns() - received_ns)
             self._fetching.on_stored(stored.envelope)
+            self.work.on_stored(stored)
 
     def on_synced(self, shard: ShardId, took_ns: int) -> None:  # noqa: ARG002 - all shards together
         self.metrics.sync_time.observe(took_ns)
 
     def on_topic_made(self, topic: TopicInfo) -> None:
         self._index.add_topic(topic.name)
+        self.work.on_topic_made(topic)
         self.metrics.counters.topics_made += 1
         self.events.tell(
             EventKind.TOPIC_MADE,
@@ -324,6 +341,7 @@ class Broker:
 
     def on_topic_deleted(self, name: str) -> None:
         self._index.remove_topic(name)
+        self.work.on_topic_deleted(name)
         self.metrics.counters.topics_removed += 1
         self.events.tell(EventKind.TOPIC_DELETED, name)
 
@@ -442,6 +460,7 @@ class Broker:
         """Hide all messages that a topic has now."""
         self._check_open()
         await self._topics.purge(name)
+        self.work.on_topic_purged(name)
         self.events.tell(EventKind.TOPIC_PURGED, name)
 
     async def set_cursor(self, name: str, places: Sequence[CursorPlace]) -> None:
@@ -514,6 +533,7 @@ class Broker:
         if self._keepers:
             await asyncio.wait(self._keepers)
         await self._reading.close()
+        await self.work.close()
         await self._live.tasks.wait()
         await self._gatherings.tasks.wait()
         await self._stores.close()

@@ -48,6 +48,13 @@ class EventKind(enum.StrEnum):
     SHARD_READ_ONLY = "shard_read_only"  # the shard
     SHARD_REOPENED = "shard_reopened"
     SHARD_REOPEN_FAILED = "shard_reopen_failed"
+    SUBSCRIPTION_MADE = "subscription_made"  # the subscription, as for all that follow
+    SUBSCRIPTION_DELETED = "subscription_deleted"
+    MEMBER_ABSENT = "member_absent"
+    DEAD_LETTER = "dead_letter"
+    DEAD_LETTER_FAILED = "dead_letter_failed"
+    WORK_LOST = "work_lost"
+    WORK_UNREADABLE = "work_unreadable"
 
 
 _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
@@ -72,6 +79,22 @@ _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
     ),
     EventKind.SHARD_REOPENED: (logging.WARNING, "a shard takes messages again"),
     EventKind.SHARD_REOPEN_FAILED: (logging.WARNING, "a shard could not be reopened"),
+    EventKind.SUBSCRIPTION_MADE: (logging.INFO, "subscription made"),
+    EventKind.SUBSCRIPTION_DELETED: (logging.INFO, "subscription deleted"),
+    EventKind.MEMBER_ABSENT: (
+        logging.WARNING,
+        "a member was absent for too long, and is owed nothing any more",
+    ),
+    EventKind.DEAD_LETTER: (logging.WARNING, "a message failed too often: it is a dead letter now"),
+    EventKind.DEAD_LETTER_FAILED: (
+        logging.WARNING,
+        "a dead letter could not be stored; it is tried again",
+    ),
+    EventKind.WORK_LOST: (
+        logging.WARNING,
+        "MESSAGES ARE GONE BEFORE THEY WERE ACKNOWLEDGED",
+    ),
+    EventKind.WORK_UNREADABLE: (logging.WARNING, "messages cannot be read; it is tried again"),
 }
 
 

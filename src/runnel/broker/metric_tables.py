@@ -10,6 +10,7 @@ import msgspec
 
 from runnel.broker.store_statistics import JournalStatistics, Reading
 from runnel.broker.topic_traffic import OTHER_JOURNALS, Flow, OtherTopics, TrafficSample
+from runnel.formats.work_heads import SubscriptionState
 
 # A table has to fit into a message.
 _ROWS_MAX: Final = 100
@@ -168,5 +169,37 @@ def subscriptions_table(rows: Sequence[SubscriptionRow]) -> Table:
                 "missed": row.missed,
             }
             for row in shown
+        ],
+    }
+
+
+def work_table(states: Sequence[SubscriptionState]) -> Table:
+    """Acknowledged subscriptions, the largest backlog first."""
+
+    def backlog(state: SubscriptionState) -> int:
+        return sum(member.backlog for member in state.members)
+
+    shown = heapq.nlargest(_ROWS_MAX, states, key=backlog)
+    return {
+        "count": len(states),
+        "subscriptions": [
+            {
+                "subscription": state.name,
+                "mode": state.mode,
+                "patterns": list(state.patterns[:_PATTERNS_MAX]),
+                "pattern_count": len(state.patterns),
+                "is_paused": state.is_paused,
+                "members": len(state.members),
+                "consumers": sum(member.consumers for member in state.members),
+                "backlog": backlog(state),
+                "in_flight": sum(member.in_flight for member in state.members),
+                "delayed": sum(member.delayed for member in state.members),
+                "oldest_ns": min(
+                    [each.oldest_ns for each in state.members if each.oldest_ns], default=0
+                ),
+                "redelivered": state.redelivered,
+                "dead": state.dead,
+            }
+            for state in shown
         ],
     }

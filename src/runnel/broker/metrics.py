@@ -62,6 +62,11 @@ class Counters(msgspec.Struct, gc=False):
     connections_idle: Annotated[int, _counts("Connections closed for their silence.")] = 0
     protocol_errors: Annotated[int, _counts("Connections closed for what they sent.")] = 0
     topics_made: Annotated[int, _counts("Topics made.")] = 0
+    work_delivered: Annotated[int, _counts("Messages leased to consumers.")] = 0
+    work_acked: Annotated[int, _counts("Messages acknowledged, or passed over as gone.")] = 0
+    work_failed: Annotated[int, _counts("Deliveries that failed: nacks, ended leases, losses.")] = 0
+    work_late: Annotated[int, _counts("Acks and nacks that came too late.")] = 0
+    dead_letters: Annotated[int, _counts("Messages that became dead letters.")] = 0
     topics_removed: Annotated[int, _counts("Topics deleted, or gone with their readers.")] = 0
 
     @property

@@ -9,7 +9,7 @@ subscriptions   live subscriptions, the most behind first
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ from runnel.broker.sparing import Sparing
 from runnel.broker.store_statistics import StoreStatistics
 from runnel.config import Settings
 from runnel.errors import RunnelError
+from runnel.formats.work_heads import SubscriptionState
 from runnel.world.clock import Clock
 from runnel.world.diagnostics import get_logger
 
@@ -51,6 +52,7 @@ class Reporter:
         *,
         connections: Callable[[], Iterable[ConnectionRow]] = tuple,
         subscriptions: Callable[[], Iterable[SubscriptionRow]] = tuple,
+        work: Callable[[], Awaitable[Sequence[SubscriptionState]]] | None = None,
     ) -> None:
         self._interval_ns = settings.broker.metrics_interval_ns
         self._node = settings.node
@@ -62,6 +64,7 @@ class Reporter:
             Sparing(lambda: {row.id: row for row in connections()}, clock).value, clock
         )
         self._subscriptions = Sparing(lambda: list(subscriptions()), clock)
+        self._work = work
         self._began_ns = clock.monotonic_ns()
         self._sampled_ns = self._began_ns
         self._totals: Mapping[str, int] = metrics.totals()
@@ -116,6 +119,9 @@ class Reporter:
             self._head(interval_ns)
             | metric_tables.subscriptions_table(self._subscriptions.value()),
         )
+        if self._work is not None:
+            states = await self._work()
+            self._send("work", self._head(interval_ns) | metric_tables.work_table(states))
 
     def document(self) -> Table:
         """The broker as it is now. Rates, and the histograms' `interval`, are of the last whole interval.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import msgspec
 
 from runnel.cli.times import TIME_FORMS, parse_time
 from runnel.errors import ClientFault
+from runnel.topics.patterns import Pattern
 
 WORDS: Final = ("latest", "last", "earliest")
+STARTS: Final = ("earliest", "latest")  # of work that is acknowledged
 _OFFSET_MAX: Final = 2**63 - 1
 
 
@@ -21,6 +24,8 @@ class Time(msgspec.Struct, frozen=True):
 
 
 Place: TypeAlias = str | int | Time
+Start: TypeAlias = str | int | tuple[str, int]
+"""A place as the client's verbs take it."""
 
 
 def parse_place(option: str, text: str, now_ns: int, words: tuple[str, ...] = WORDS) -> Place:
@@ -39,6 +44,19 @@ def parse_place(option: str, text: str, now_ns: int, words: tuple[str, ...] = WO
         f"{option}: {text!r} is no place to begin; write {', '.join(words)}, an offset such as 17, "
         f"or a time: {TIME_FORMS}"
     )
+
+
+def parse_start(
+    option: str, text: str, patterns: Sequence[str], now_ns: int, words: tuple[str, ...] = WORDS
+) -> Start:
+    """Where reading of these topics begins. An offset needs one topic."""
+    place = parse_place(option, text, now_ns, words)
+    if isinstance(place, int) and (len(patterns) != 1 or not Pattern(patterns[0]).is_literal):
+        raise ClientFault(
+            f"{option} {place} is an offset, which needs one topic, not "
+            f"{' '.join(patterns) or 'none'}; a time or an age such as 2h goes with several"
+        )
+    return ("time", place.time_ns) if isinstance(place, Time) else place
 
 
 def parse_cursor_place(text: str) -> tuple[tuple[str, int], int]:

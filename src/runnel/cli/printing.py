@@ -29,6 +29,15 @@ class MessageOutput:
         await write_all(self._descriptor, self._print(messages))
 
 
+def check_count(came: int, count: int | None, timeout_s: float | None) -> None:
+    """Says so and ends with an exit code, if fewer messages came than were wanted."""
+    if count is None or came >= count:
+        return
+    waited = "" if timeout_s is None else f"; nothing for {timeout_s:g} s"
+    typer.echo(f"error: {counted(came, 'message')} of {count:,} came{waited}", err=True)
+    raise typer.Exit(1)
+
+
 def tell_gap(gap: GapState) -> None:
     """A line on standard error: messages that will not come, and why."""
     typer.echo(f"gap: {gap_text(gap)}", err=True)

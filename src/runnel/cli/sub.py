@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from runnel.cli.connecting import DEFAULT_URL, Url, run_connected
 from runnel.cli.messages import Format
-from runnel.cli.places import Place, Time, parse_place
-from runnel.cli.printing import MessageOutput, tell_gap
-from runnel.cli.tables import counted
-from runnel.errors import ClientFault
+from runnel.cli.places import parse_start
+from runnel.cli.printing import MessageOutput, check_count, tell_gap
 from runnel.topics.patterns import Pattern
 
 if TYPE_CHECKING:
@@ -60,27 +59,14 @@ def sub(
     """
     for text in pattern:
         Pattern(text)  # its error says where the pattern is wrong
-    place = parse_place("--from", begin, time.time_ns())
-    if isinstance(place, int) and (len(pattern) > 1 or not Pattern(pattern[0]).is_literal):
-        raise ClientFault(
-            f"--from {place} is an offset, which needs one topic, not {' '.join(pattern)}; a time or "
-            "an age such as 2h goes with several"
-        )
+    start = parse_start("--from", begin, pattern, time.time_ns())
     output = MessageOutput(form)
-    printed = run_connected(
-        url, lambda bus: _print_all(_subscription(bus, pattern, place), output, count, timeout)
-    )
-    if count is not None and printed < count:
-        typer.echo(
-            f"error: {counted(printed, 'message')} of {count:,} came; nothing for {timeout:g} s",
-            err=True,
-        )
-        raise typer.Exit(1)
 
+    def print_all(bus: Bus) -> Awaitable[int]:
+        subscription = bus.subscribe(*pattern, start=start, on_gap=tell_gap)
+        return _print_all(subscription, output, count, timeout)
 
-def _subscription(bus: Bus, patterns: list[str], place: Place) -> Subscription:
-    start = ("time", place.time_ns) if isinstance(place, Time) else place
-    return bus.subscribe(*patterns, start=start, on_gap=tell_gap)
+    check_count(run_connected(url, print_all), count, timeout)
 
 
 async def _print_all(

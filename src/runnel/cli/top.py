@@ -35,7 +35,7 @@ def top(
     ] = 1.0,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Watch a broker: rates in and out, topics, subscribers, lag, journals and their sync times.
+    """Watch a broker: rates in and out, topics, backlogs, subscribers, lag, journals and their sync times.
 
     Ctrl-C ends it. Where standard output is no terminal, a line is printed at each interval.
 

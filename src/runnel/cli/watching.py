@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from runnel.cli.subscription_tables import age, patterns_text
 from runnel.cli.tables import Table, counted, human_bytes, human_time
 from runnel.cli.times import format_time
 from runnel.config import format_duration
@@ -109,6 +110,29 @@ class SubscriptionsReport(msgspec.Struct, frozen=True):
     subscriptions: Sequence[SubscriptionRow]
 
 
+class WorkRow(msgspec.Struct, frozen=True):
+    """An acknowledged subscription, all of its members together."""
+
+    subscription: str
+    mode: str
+    patterns: Sequence[str]
+    pattern_count: int
+    is_paused: bool
+    consumers: int
+    backlog: int
+    in_flight: int
+    delayed: int
+    oldest_ns: int
+    redelivered: int
+    dead: int
+
+
+class WorkReport(msgspec.Struct, frozen=True):
+    time_ns: int
+    count: int
+    subscriptions: Sequence[WorkRow]
+
+
 class Watched(msgspec.Struct):
     """The newest report of each kind. A kind that this version does not know is passed over."""
 
@@ -117,6 +141,7 @@ class Watched(msgspec.Struct):
     journals: JournalsReport | None = None
     connections: ConnectionsReport | None = None
     subscriptions: SubscriptionsReport | None = None
+    work: WorkReport | None = None
     cursors: Sequence[CursorState] = ()
 
     def take(self, topic: str, payload: bytes) -> None:
@@ -131,6 +156,8 @@ class Watched(msgspec.Struct):
                 self.connections = msgspec.json.decode(payload, type=ConnectionsReport)
             case "subscriptions":
                 self.subscriptions = msgspec.json.decode(payload, type=SubscriptionsReport)
+            case "work":
+                self.work = msgspec.json.decode(payload, type=WorkReport)
 
     @property
     def is_complete(self) -> bool:
@@ -140,6 +167,7 @@ class Watched(msgspec.Struct):
             self.journals,
             self.connections,
             self.subscriptions,
+            self.work,
         )
 
 
@@ -176,11 +204,25 @@ def head_lines(watched: Watched) -> list[str]:
     ]
     if times:
         lines.append("p50/p99/max  " + "   ".join(times))
-    return lines + _warnings(broker)
+    if watched.work is not None and watched.work.count:
+        lines.insert(4, _work_line(watched.work))
+    return lines + _warnings(broker, watched.work)
 
 
-def _warnings(broker: BrokerReport) -> list[str]:
+def _work_line(work: WorkReport) -> str:
+    rows = work.subscriptions
+    return (
+        f"{counted(work.count, 'acknowledged subscription')}, "
+        f"{sum(row.backlog for row in rows):,} not acknowledged, "
+        f"{sum(row.in_flight for row in rows):,} in flight, "
+        f"{counted(sum(row.consumers for row in rows), 'consumer')}"
+    )
+
+
+def _warnings(broker: BrokerReport, work: WorkReport | None) -> list[str]:
     found = []
+    if dead := sum(row.dead for row in work.subscriptions) if work is not None else 0:
+        found.append(f"WARNING: {counted(dead, 'dead letter')}; see `runnel dead list`")
     if read_only := int(broker.gauges.get("read_only_shards", 0)):
         found.append(f"WARNING: {counted(read_only, 'shard')} read-only after a failed sync")
     if damage := int(broker.gauges.get("damage", 0)):
@@ -206,6 +248,9 @@ def summary_line(watched: Watched) -> str:
         f"{0 if subscriptions is None else subscriptions.behind:,} behind",
         f"sync p99 {human_time(sync.p99_ns)}" if sync.count else "no sync",
     ]
+    if watched.work is not None and watched.work.count:
+        backlog = sum(row.backlog for row in watched.work.subscriptions)
+        parts.append(f"{backlog:,} not acknowledged")
     return "  ".join(parts)
 
 
@@ -230,6 +275,7 @@ def tables(watched: Watched, rows_max: int) -> list[Table]:
     """What is worth a look, the busiest and the most behind first; a table without rows is left out."""
     made = [
         _topics(watched, rows_max),
+        _work(watched, rows_max),
         _subscriptions(watched, rows_max),
         _cursors(watched, rows_max),
         _journals(watched, rows_max),
@@ -253,7 +299,7 @@ def _subscriptions(watched: Watched, rows_max: int) -> Table:
     report = watched.subscriptions or SubscriptionsReport(0, 0, ())
     rows = [
         (
-            _patterns(row),
+            patterns_text(row.patterns, row.pattern_count),
             f"{row.peer}#{row.number}",
             row.state,
             f"{row.lag:,}",
@@ -266,9 +312,28 @@ def _subscriptions(watched: Watched, rows_max: int) -> Table:
     return Table(columns, rows, frozenset(columns[3:]))
 
 
-def _patterns(row: SubscriptionRow) -> str:
-    hidden = row.pattern_count - len(row.patterns)
-    return " ".join(row.patterns) + (f" … and {hidden} more" if hidden else "")
+def _work(watched: Watched, rows_max: int) -> Table:
+    report = watched.work or WorkReport(0, 0, ())
+    rows = [
+        (
+            row.subscription + (" PAUSED" if row.is_paused else ""),
+            patterns_text(row.patterns, row.pattern_count),
+            row.mode,
+            f"{row.backlog:,}",
+            f"{row.in_flight:,}",
+            f"{row.delayed:,}",
+            age(row.oldest_ns, report.time_ns),
+            f"{row.redelivered:,}",
+            f"{row.dead:,}",
+            f"{row.consumers:,}",
+        )
+        for row in report.subscriptions[:rows_max]
+    ]
+    columns = (
+        "acknowledged", "topics", "mode", "backlog", "in flight", "delayed", "oldest",
+        "redelivered", "dead", "consumers",
+    )  # fmt: skip
+    return Table(columns, rows, frozenset(columns[3:]))
 
 
 def _cursors(watched: Watched, rows_max: int) -> Table:

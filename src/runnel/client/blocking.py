@@ -17,7 +17,9 @@ from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
+from runnel.client.blocking_consumer import BlockingConsumer
 from runnel.client.bus import Bus
+from runnel.client.consumer import Consumer
 from runnel.client.gathering import Rows
 from runnel.client.intake import Intake
 from runnel.client.publisher import Publisher
@@ -95,7 +97,7 @@ def _blocking(
 
 
 class BlockingBus:
-    """Publish, subscribe, fetch: the verbs of `Bus`, from any thread. Get one with `runnel.connect_blocking`."""
+    """Publish, subscribe, fetch, consume: `Bus` without `await`, from any thread. Get one with `connect_blocking`."""
 
     def __init__(self, open_bus: Callable[[], Coroutine[Any, Any, Bus]]) -> None:
         self._thread = LoopThread()
@@ -134,7 +136,7 @@ class BlockingBus:
         self.close(is_flushing=error is None)
 
     def close(self, *, is_flushing: bool = True) -> None:
-        """Flush publishers that are still open, end subscriptions, disconnect, end the thread."""
+        """Flush publishers and consumers that are still open, end subscriptions, disconnect, end the thread."""
         if not self._is_closed:
             self._is_closed = True
             atexit.unregister(self._at_exit)
@@ -165,6 +167,17 @@ class BlockingBus:
     cursor = _blocking(Bus.cursor)
     set_cursor = _blocking(Bus.set_cursor)
     remove_cursor = _blocking(Bus.remove_cursor)
+    subscriptions = _blocking(Bus.subscriptions)
+    subscription = _blocking(Bus.subscription)
+    make_subscription = _blocking(Bus.make_subscription)
+    delete_subscription = _blocking(Bus.delete_subscription)
+    pause_subscription = _blocking(Bus.pause_subscription)
+    resume_subscription = _blocking(Bus.resume_subscription)
+    move_subscription = _blocking(Bus.move_subscription)
+    remove_member = _blocking(Bus.remove_member)
+    dead_letter_page = _blocking(Bus.dead_letter_page)
+    redrive = _blocking(Bus.redrive)
+    drop_dead = _blocking(Bus.drop_dead)
     ping = _blocking(Bus.ping)
     statistics = _blocking(Bus.statistics)
 
@@ -179,6 +192,23 @@ class BlockingBus:
             return self.bus.subscribe(*patterns, **options)
 
         return BlockingSubscription(self, self.run(subscribe()))
+
+    def consume(self, subscription: str, *patterns: str, **options: Any) -> BlockingConsumer:
+        """Take part in a subscription. Options as those of `Bus.consume`."""
+
+        async def consume() -> Consumer:
+            return self.bus.consume(subscription, *patterns, **options)
+
+        return BlockingConsumer(self, self.bus.loop, self.run(consume()))
+
+    def dead_letters(self, name: str, *, offset: int = 0) -> Iterator[Message]:
+        """Messages of a subscription that failed too often, oldest first."""
+        while True:
+            page = self.dead_letter_page(name, offset)
+            yield from page.messages
+            offset = page.next_offset
+            if not offset:
+                return
 
 
 def _close_at_exit(reference: weakref.ref[BlockingBus]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from runnel.client.checking import check_natural, check_time
+from runnel.client.consumer import Consumer
 from runnel.client.intake import as_bytes, check_tags, check_uid
 from runnel.client.places import OffsetMap, StartAt, partition_places, start_of, time_ns_of
 from runnel.client.publisher import Publisher, checked_level
@@ -21,6 +22,7 @@ from runnel.client.results import BatchReceipt, Gap, Page, Receipt, ShardPage
 from runnel.client.routing import Router
 from runnel.client.subscription import Subscription, unpack_blocks
 from runnel.client.timers import Deadline, Timers
+from runnel.client.work_verbs import WorkVerbs
 from runnel.errors import ClientFault, ClosedError, RunnelError, UnknownTopicError
 from runnel.formats import block, envelope, wire
 from runnel.formats.batch import Batch
@@ -34,16 +36,14 @@ _TOPICS_PER_REQUEST: Final = 1000
 _NOTHING_PUBLISHED: Final = wire.Published(0, (), 0, 0, 0, "none")
 
 
-class Bus:
-    """Publish, subscribe, fetch. Get one with `runnel.connect`, and close it.
+class Bus(WorkVerbs):
+    """Publish, subscribe, fetch, consume. Get one with `runnel.connect`, and close it.
 
     Every wait ends after `deadline_s` with an error that says what was waited for.
     """
 
     def __init__(self, router: Router, timers: Timers, *, deadline_s: float | None = 30) -> None:
-        self._router = router
-        self._timers = timers
-        self._deadline_s = deadline_s
+        super().__init__(router, timers, deadline_s=deadline_s)
         self.loop: Final = asyncio.get_running_loop()
         self._is_closed = False
         self._publishers: dict[Publisher, None] = {}
@@ -85,22 +85,23 @@ class Bus:
         await self.close(is_flushing=error is None)
 
     async def close(self, *, is_flushing: bool = True) -> None:
-        """Flush publishers that are still open, end subscriptions, disconnect."""
+        """Flush publishers and consumers that are still open, end subscriptions, disconnect."""
         if self._is_closed:
             return
         self._is_closed = True
         failures: list[RunnelError] = []
         try:
-            for publisher in list(self._publishers) if is_flushing else ():
+            flushed: tuple[Publisher | Consumer, ...] = (*self._publishers, *self._consumers)
+            for unclosed in flushed if is_flushing else ():
                 try:
-                    await publisher.close()
+                    await unclosed.close()
                 except RunnelError as error:
                     failures.append(error)
         finally:
             for publisher in list(self._publishers):
                 publisher.end(ClosedError("the bus has been closed"))
-            for subscription in list(self._subscriptions):
-                subscription.abandon()
+            for reader in (*self._subscriptions, *self._consumers):
+                reader.abandon()
             await self._router.close()
         if failures:
             raise failures[0]

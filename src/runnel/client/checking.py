@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from runnel.errors import ClientFault
@@ -20,3 +21,12 @@ def check_time(name: str, value: int | None) -> None:
     """None, or nanoseconds in 64 bits."""
     if value is not None and (type(value) is not int or not _INT64_MIN <= value <= _INT64_MAX):
         raise ClientFault(f"{name} is {value!r}: it must be nanoseconds in 64 bits")
+
+
+def milliseconds(name: str, seconds: float | None) -> int | None:
+    """Seconds as the wire has them; None stays so."""
+    if seconds is None:
+        return None
+    if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise ClientFault(f"{name} is {seconds!r}: it must be seconds from 0 on")
+    return round(seconds * 1000)

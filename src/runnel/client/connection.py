@@ -20,7 +20,7 @@ from runnel.errors import (
     Unavailable,
     from_details,
 )
-from runnel.formats import wire
+from runnel.formats import wire, work_heads
 from runnel.formats.frames import Frame, FrameReader
 
 Buffer: TypeAlias = bytes | memoryview
@@ -49,6 +49,18 @@ class Receiver(Protocol):
     def ended(self, error: RunnelError) -> None: ...
 
 
+class WorkReceiver(Protocol):
+    """Takes what the broker sends for a consumer. Each call only queues, or says something small in return."""
+
+    def leased(self, leases: Sequence[work_heads.Lease], tail: memoryview) -> None: ...
+
+    def recalled(self, parts: Sequence[work_heads.Part]) -> None: ...
+
+    def told_late(self, parts: Sequence[work_heads.Part]) -> None: ...
+
+    def ended(self, error: RunnelError) -> None: ...
+
+
 class ConnectionOwner(Protocol):
     """Is told when the connection takes more after it was full, and when it is gone."""
 
@@ -73,6 +85,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, peer: str, timers: Timers, owner: ConnectionOwner) -> None:
         self.peer: Final = peer
         self.receivers: Final[dict[int, Receiver]] = {}
+        self.consumers: Final[dict[int, WorkReceiver]] = {}
         self.is_open = False
         self.is_writable = True
         self.closed: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
@@ -237,6 +250,9 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(answer, wire.Deliver):
             if receiver := self.receivers.get(answer.subscription):
                 receiver.delivered(answer, frame.tail)
+        elif isinstance(answer, work_heads.Work):
+            if consumer := self.consumers.get(answer.consumer):
+                consumer.leased(answer.leases, frame.tail)
         elif isinstance(answer, wire.GapNotice):
             if receiver := self.receivers.get(answer.subscription):
                 receiver.missed(answer.gap)
@@ -247,8 +263,24 @@ class Connection(asyncio.BufferedProtocol):
             self._problem = f"the broker said that it is closing: {answer.text}"
         elif isinstance(answer, wire.Error):
             self._take_error(answer, frame.tail)
+        elif isinstance(answer, work_heads.Recall | work_heads.Late | work_heads.ConsumerEnded):
+            self._take_of_consumer(answer)
         elif on_answer := self._pending.pop(answer.id, None):
             on_answer(answer, frame.tail)
+
+    def _take_of_consumer(
+        self, answer: work_heads.Recall | work_heads.Late | work_heads.ConsumerEnded
+    ) -> None:
+        consumer = self.consumers.get(answer.consumer)
+        if consumer is None:
+            return
+        if isinstance(answer, work_heads.Recall):
+            consumer.recalled(answer.parts)
+        elif isinstance(answer, work_heads.Late):
+            consumer.told_late(answer.parts)
+        else:
+            del self.consumers[answer.consumer]
+            consumer.ended(_made_again(answer.code, answer.text, retriable=answer.retriable))
 
     def _take_error(self, answer: wire.Error, tail: memoryview) -> None:
         if not answer.id:

@@ -15,20 +15,13 @@ from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
-from runnel.client.connection import OnAnswer
-from runnel.client.link import Link, backoff_s
+from runnel.client.attached import Attached
+from runnel.client.connection import Connection, OnAnswer
 from runnel.client.places import Places
 from runnel.client.results import Gap
 from runnel.client.routing import Router
-from runnel.client.timers import Deadline, Handle, Timers
-from runnel.errors import (
-    ClientFault,
-    ConnectionLostError,
-    MalformedError,
-    MovedError,
-    RunnelError,
-    SlowReaderError,
-)
+from runnel.client.timers import Deadline, Timers
+from runnel.errors import ClientFault, MalformedError, RunnelError
 from runnel.formats import block, wire
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
@@ -62,7 +55,7 @@ def unpack_blocks(tail: memoryview) -> list[Batch]:
     return batches
 
 
-class Subscription:
+class Subscription(Attached):
     """Iterate it for messages, `batches()` for batches, `to_arrow()` for record batches.
 
     Entering it in an `async with`, or the first step of an iteration, waits until the broker has accepted it.
@@ -88,27 +81,17 @@ class Subscription:
             raise ClientFault(f"overflow {overflow!r} is unknown: {', '.join(OVERFLOWS)}")
         if buffer_bytes < 1:
             raise ClientFault(f"buffer_bytes is {buffer_bytes}: at least 1 is needed")
+        what = f"subscribing to {' '.join(patterns)}"
+        super().__init__(router, timers, what=what, deadline_s=deadline_s)
         self.patterns: Final = tuple(patterns)
         self.gaps: Final[deque[Gap]] = deque(maxlen=_GAPS_MAX)
-        self._router = router
-        self._timers = timers
         self._number = number
         self._overflow = overflow
         self._buffer_bytes = buffer_bytes
         self._on_gap = on_gap
         self._on_close = on_close
-        self._deadline_s = deadline_s
-        self._link: Link = router.home
-        self._loop = asyncio.get_running_loop()
         self._places = Places(self.patterns, start)
-        self._is_begun = False
-        self._is_subscribed = False
-        self._is_closed = False
         self._is_read = False  # somebody waits for the next batch
-        self._error: RunnelError | None = None
-        self._refusals = 0
-        self._retry: Handle | None = None
-        self._alarm: Handle | None = None
         self._arrived: deque[_Arrived] = deque()
         self._gaps_arrived = 0
         self._held_bytes = 0  # arrived, and credit not yet returned
@@ -116,7 +99,6 @@ class Subscription:
         self._unyielded_bytes = 0
         self._current: Iterator[Batch] = iter(())
         self._messages: Iterator[Message] = iter(())
-        self._waiting: set[asyncio.Future[None]] = set()
 
     def __repr__(self) -> str:
         return f"<Subscription to {' '.join(self.patterns)}, {self._state()}>"
@@ -129,22 +111,6 @@ class Subscription:
         return f"{self._held_bytes} bytes waiting, {self._link.state}"
 
     # --- Opening and closing ---
-
-    async def open(self) -> None:
-        """Wait until the broker has accepted it."""
-        self._begin()
-        deadline = Deadline(self._timers, self._deadline_s)
-        while not self._places.is_known and self._error is None and not self._is_closed:
-            await self._wait(deadline)
-        if self._error is not None:
-            await self.close()
-            raise self._error
-
-    def _begin(self) -> None:
-        if not self._is_begun and not self._is_closed:
-            self._is_begun = True
-            self._link.listeners[self] = None
-            self._subscribe()
 
     async def __aenter__(self) -> Self:
         try:
@@ -186,26 +152,17 @@ class Subscription:
         self._leave()
 
     def _leave(self) -> None:
-        self._is_closed = True
-        self._link.listeners.pop(self, None)
-        for timer in (self._retry, self._alarm):
-            if timer is not None:
-                timer.cancel()
         self._arrived.clear()
         self._current = iter(())
         self._messages = iter(())
-        self._wake()
+        self._detach()
         if self._on_close is not None:
             self._on_close(self)
 
     # --- Subscribing, and again after a loss ---
 
-    def _subscribe(self) -> None:
-        connection = self._link.connection
-        if connection is None:
-            self._watch()
-            return
-        if self._is_closed or self._error is not None or self._number in connection.receivers:
+    def _ask(self, connection: Connection) -> None:
+        if self._number in connection.receivers:
             return
         connection.receivers[self._number] = self
         number = self._link.next_number()
@@ -222,13 +179,8 @@ class Subscription:
 
     def _answered(self, answer: wire.Answer | RunnelError) -> None:
         if isinstance(answer, wire.Subscribed):
-            self._refusals = 0
-            self._is_subscribed = True
             self._places.begin(answer)
-            if self._alarm is not None:
-                self._alarm.cancel()
-                self._alarm = None
-            self._wake()
+            self._accepted()
         elif isinstance(answer, RunnelError):
             if connection := self._link.connection:
                 connection.receivers.pop(self._number, None)
@@ -236,54 +188,7 @@ class Subscription:
         else:
             self._fail(MalformedError("answer", f"{answer!r:.200} to a subscribe"))
 
-    def _refused(self, error: RunnelError) -> None:
-        if isinstance(error, ConnectionLostError):
-            return  # the link comes back, and so does the subscription
-        if isinstance(error, MovedError):
-            self._move(error)
-        elif not error.retriable or isinstance(error, SlowReaderError):
-            self._fail(error)
-            return
-        self._watch()
-        self._refusals += 1
-        if self._retry is None:
-            self._retry = self._timers.call_later(backoff_s(self._refusals), self._try_again)
-
-    def _try_again(self) -> None:
-        self._retry = None
-        if not self._is_closed:
-            self._subscribe()
-
-    def _move(self, error: MovedError) -> None:
-        self._router.learn(error.routes)
-        for route in error.routes:
-            assert isinstance(route, wire.Route)  # learn has looked
-            self._link.listeners.pop(self, None)
-            self._link = self._router.link(route.owners[0].address)
-            self._link.listeners[self] = None
-            return
-
-    def _fail(self, error: RunnelError) -> None:
-        self._error = error
-        self._wake()
-
-    def _watch(self) -> None:
-        """Without a subscription at the broker, give up after a while."""
-        if self._alarm is None and self._deadline_s is not None:
-            self._alarm = self._timers.call_later(self._deadline_s, self._give_up)
-
-    def _give_up(self) -> None:
-        deadline = Deadline(self._timers, self._deadline_s)
-        self._fail(self._link.expired(f"subscribing to {' '.join(self.patterns)}", deadline))
-
     # --- What the link and the connection tell ---
-
-    def link_up(self) -> None:
-        self._subscribe()
-
-    def link_down(self) -> None:
-        self._is_subscribed = False
-        self._watch()
 
     def link_writable(self) -> None:
         """Credit is small, and goes out whenever it is due."""
@@ -293,7 +198,7 @@ class Subscription:
         self._arrived.append(_Arrived(batches, len(tail)))
         self._held_bytes += len(tail)
         if self._waiting:
-            self._wake()
+            self.wake()
 
     def missed(self, gap: wire.GapState) -> None:
         self._places.missed(gap)
@@ -302,7 +207,7 @@ class Subscription:
             self._arrived.append(_Arrived((), 0, gap))
         else:  # nobody reads: those beyond are added up
             self._add_up(gap)
-        self._wake()
+        self.wake()
 
     def _add_up(self, gap: Gap) -> None:
         last = self._arrived[-1].gap
@@ -316,31 +221,16 @@ class Subscription:
         self._arrived.append(_Arrived((), 0, Gap(gap.reason, missed or gap.missed, text=text)))
 
     def ended(self, error: RunnelError) -> None:
-        self._is_subscribed = False
         self._refused(error)
 
     # --- Reading ---
-
-    def _wake(self) -> None:
-        for waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _wait(self, deadline: Deadline) -> None:
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.add(waiter)
-        what = f"subscribing to {' '.join(self.patterns)}"
-        try:
-            await deadline.wait(waiter, lambda: self._link.expired(what, deadline))
-        finally:
-            self._waiting.discard(waiter)
 
     def _return_credit(self) -> None:
         """In steps of a quarter of the buffer: a frame now and then, not one a batch."""
         if self._consumed_bytes * 4 >= self._buffer_bytes:
             credit_bytes, self._consumed_bytes = self._consumed_bytes, 0
             self._held_bytes -= credit_bytes
-            if self._is_subscribed:
+            if self._is_attached:
                 self._link.tell(wire.Credit(self._number, credit_bytes))
 
     def _take(self) -> Sequence[Batch]:

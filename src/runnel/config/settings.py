@@ -127,6 +127,7 @@ class LimitSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     producers_max: Count = 100_000
     cursors_max: Count = 10_000
     cursor_places_max: Count = 10_000
+    durable_subscriptions_max: Count = 10_000
     open_files_max: OpenFiles = 256
 
 
@@ -145,6 +146,7 @@ class LogSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     producer_age_max_ns: Duration = 30 * DAY_NS
     last_value_bytes_max: Size = MIB
     catalogue_log_bytes_max: Size = 16 * MIB
+    state_log_bytes_max: Size = 16 * MIB
     memory_journal_bytes_max: Size = 256 * MIB
 
 
@@ -169,6 +171,7 @@ class NativeSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     connections_max: Count = 10_000
     frame_bytes_max: Size = 16 * MIB
     subscriptions_max: Count = 1024
+    consumers_max: Count = 1000
     requests_max: Count = 4096
     handshake_timeout_ns: Interval = 5 * SECOND_NS
     idle_timeout_ns: Interval = 60 * SECOND_NS
@@ -204,6 +207,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "limits.producers_max": "Most named publishers that are remembered.",
     "limits.cursors_max": "Most named cursors.",
     "limits.cursor_places_max": "Most positions of one cursor.",
+    "limits.durable_subscriptions_max": "Most acknowledged subscriptions, connected or not.",
     "limits.open_files_max": "Most segment and index files held open for reading and writing.",
     "log.write_queue_bytes_max": "Bytes waiting to be written before publishers have to wait.",
     "log.write_queue_batches_max": "Batches waiting to be written before publishers have to wait.",
@@ -217,6 +221,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "log.producer_age_max": "A named publisher is forgotten this long after its last batch.",
     "log.last_value_bytes_max": "Largest message that is kept as a last value beyond retention.",
     "log.catalogue_log_bytes_max": "Size of the catalogue's log that leads to a new snapshot.",
+    "log.state_log_bytes_max": "Size of a state journal's log that leads to a new snapshot.",
     "log.memory_journal_bytes_max": "Most memory of one journal kept there; beyond, the oldest go.",
     "broker.subscriptions_max": "Most live subscriptions, of all connections together.",
     "broker.live_queue_bytes_max": "Bytes of topics not kept that wait for one slow subscription.",
@@ -230,7 +235,8 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "native.allow_remote": "Let listen name an address that other machines reach, unauthenticated.",
     "native.connections_max": "Most connections at a time.",
     "native.frame_bytes_max": "Largest frame that a client may send.",
-    "native.subscriptions_max": "Most subscriptions of one connection.",
+    "native.subscriptions_max": "Most live subscriptions of one connection.",
+    "native.consumers_max": "Most consumers of one connection.",
     "native.requests_max": "Most requests of one connection that are not answered yet.",
     "native.handshake_timeout": "Time for a new connection to say hello.",
     "native.idle_timeout": "A connection that sends nothing for so long is closed.",

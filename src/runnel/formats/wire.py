@@ -21,59 +21,25 @@ Everything here is data: what a field means for the broker is decided in `broker
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from runnel.errors import MalformedError
 from runnel.formats import frames
 from runnel.formats.frames import Frame
+from runnel.formats.heads import Head as Head
+from runnel.formats.heads import Id, Natural, Time
+from runnel.formats.heads import PartitionPlace as PartitionPlace
+from runnel.formats.heads import ShardPlace as ShardPlace
+from runnel.formats.heads import Start as Start
+from runnel.formats.work_heads import WorkAnswer, WorkRequest
 
 VERSION: Final = 1
 DEFAULT_PORT: Final = 7470
 
-_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-_Id = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-_Time = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-
-
-class Head(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="head"):
-    """What all heads have in common: nothing but their form."""
-
 
 # --- Values inside heads ---
-
-
-class PartitionPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A message number in a partition: the next one to read."""
-
-    topic: str
-    partition: _Natural
-    offset: _Natural
-    epoch: _Natural = 0
-
-
-class ShardPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A place in a shard's order: the next entry to read, and the row in it."""
-
-    journal: str
-    shard: _Natural
-    epoch: _Natural
-    entry: _Natural
-    row: _Natural = 0
-
-
-class Start(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a subscription begins: `kind` is latest, last, earliest, offsets, time, resume or resume_last.
-
-    `offsets` needs `partitions`; `time` needs `time_ns`; `resume` goes on from the places that a subscription
-    was told when it began and moved on by its deliveries, `resume_last` after last values that had not all come.
-    """
-
-    kind: str
-    partitions: Sequence[PartitionPlace] = ()
-    time_ns: _Time = 0
-    shards: Sequence[ShardPlace] = ()
 
 
 class Owner(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -98,13 +64,13 @@ class CursorPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Where a named cursor stands: in a topic-partition, or in a shard for some patterns."""
 
     topic: str | None = None
-    partition: _Natural = 0
-    offset: _Natural = 0
+    partition: Natural = 0
+    offset: Natural = 0
     journal: str | None = None
-    shard: _Natural = 0
-    epoch: _Natural = 0
-    entry: _Natural = 0
-    row: _Natural = 0
+    shard: Natural = 0
+    epoch: Natural = 0
+    entry: Natural = 0
+    row: Natural = 0
     patterns: Sequence[str] = ()
     lag: int = 0  # filled in by the broker: messages, or entries of a shard
 
@@ -169,7 +135,7 @@ class GapState(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Hello(Head, tag="hello", frozen=True, gc=False):
     """The first frame of a connection."""
 
-    id: _Id
+    id: Id
     version: int
     features: Sequence[str] = ()
     client: str = ""
@@ -179,22 +145,22 @@ class Hello(Head, tag="hello", frozen=True, gc=False):
 class Publish(Head, tag="publish", frozen=True, gc=False):
     """One batch, a block behind the head. Without a level: stored on disk topics, received on others."""
 
-    id: _Id
+    id: Id
     level: str | None = None
 
 
 class Send(Head, tag="send", frozen=True, gc=False):
     """One message without columns; the broker gathers these into batches. Without a partition: by its key."""
 
-    id: _Id
+    id: Id
     level: str | None
     topic: str
     payload: bytes
     key: bytes | None = None
     tags: dict[str, str] | None = None
-    event_time_ns: _Time = 0
-    transmit_time_ns: _Time = 0
-    partition: _Natural | None = None
+    event_time_ns: Time = 0
+    transmit_time_ns: Time = 0
+    partition: Natural | None = None
     partition_key: bytes | None = None
     uid: bytes | None = None
 
@@ -202,47 +168,47 @@ class Send(Head, tag="send", frozen=True, gc=False):
 class Subscribe(Head, tag="subscribe", frozen=True, gc=False):
     """Live reading. `subscription` is the client's number for it; `credit_bytes` what may be under way."""
 
-    id: _Id
-    subscription: _Id
+    id: Id
+    subscription: Id
     patterns: Sequence[str]
     start: Start
-    credit_bytes: _Natural
+    credit_bytes: Natural
     overflow: str = "drop_oldest"  # for topics that are not kept: or newest_per_topic, disconnect
 
 
 class Credit(Head, tag="credit", frozen=True, gc=False):
     """So many more bytes of blocks may be sent. Not answered."""
 
-    subscription: _Id
-    credit_bytes: _Natural
+    subscription: Id
+    credit_bytes: Natural
 
 
 class Unsubscribe(Head, tag="unsubscribe", frozen=True, gc=False):
     """After its `done` no more is delivered."""
 
-    id: _Id
-    subscription: _Id
+    id: Id
+    subscription: Id
 
 
 class Fetch(Head, tag="fetch", frozen=True, gc=False):
     """Messages from an offset, or from a time where no offset is given. Waits for the first up to `wait_ms`."""
 
-    id: _Id
+    id: Id
     topic: str
-    partition: _Natural | None = None
-    offset: _Natural | None = None
-    time_ns: _Time | None = None
-    messages_max: _Natural = 0  # 0: as many as fit
-    bytes_max: _Natural = 2**20
-    wait_ms: _Natural = 0
+    partition: Natural | None = None
+    offset: Natural | None = None
+    time_ns: Time | None = None
+    messages_max: Natural = 0  # 0: as many as fit
+    bytes_max: Natural = 2**20
+    wait_ms: Natural = 0
 
 
 class Shards(Head, tag="shards", frozen=True, gc=False):
     """In which shards do topics lie that match, and which entries have they?"""
 
-    id: _Id
+    id: Id
     patterns: Sequence[str]
-    time_ns: _Time | None = None
+    time_ns: Time | None = None
 
 
 class FetchShard(Head, tag="fetch_shard", frozen=True, gc=False):
@@ -252,85 +218,85 @@ class FetchShard(Head, tag="fetch_shard", frozen=True, gc=False):
     are gone; 0: whichever there is.
     """
 
-    id: _Id
+    id: Id
     journal: str
-    shard: _Natural
-    entry: _Natural
-    end_entry: _Natural = 0
+    shard: Natural
+    entry: Natural
+    end_entry: Natural = 0
     patterns: Sequence[str] = ("*",)
-    epoch: _Natural = 0
-    bytes_max: _Natural = 2**20
+    epoch: Natural = 0
+    bytes_max: Natural = 2**20
 
 
 class Routes(Head, tag="routes", frozen=True, gc=False):
     """Where do the messages of these topics go? Makes none of them."""
 
-    id: _Id
+    id: Id
     topics: Sequence[str]
 
 
 class Producer(Head, tag="producer", frozen=True, gc=False):
     """A new term for a named publisher: it fences whoever had the name before."""
 
-    id: _Id
+    id: Id
     name: str
 
 
 class Topics(Head, tag="topics", frozen=True, gc=False):
     """Topics that match a pattern, in order of their names, from behind `after` on."""
 
-    id: _Id
+    id: Id
     pattern: str = "*"
     after: str = ""
-    limit: _Natural = 1000
+    limit: Natural = 1000
 
 
 class DescribeTopic(Head, tag="topic", frozen=True, gc=False):
-    id: _Id
+    id: Id
     name: str
 
 
 class DeleteTopic(Head, tag="topic_delete", frozen=True, gc=False):
-    id: _Id
+    id: Id
     name: str
 
 
 class PurgeTopic(Head, tag="topic_purge", frozen=True, gc=False):
-    id: _Id
+    id: Id
     name: str
 
 
 class SetCursor(Head, tag="cursor_set", frozen=True, gc=False):
-    id: _Id
+    id: Id
     name: str
     places: Sequence[CursorPlace]
 
 
 class RemoveCursor(Head, tag="cursor_remove", frozen=True, gc=False):
-    id: _Id
+    id: Id
     name: str
 
 
 class Cursors(Head, tag="cursors", frozen=True, gc=False):
     """All named cursors, or the one of this name."""
 
-    id: _Id
+    id: Id
     name: str | None = None
 
 
 class Statistics(Head, tag="statistics", frozen=True, gc=False):
-    id: _Id
+    id: Id
 
 
 class Ping(Head, tag="ping", frozen=True, gc=False):
-    id: _Id
+    id: Id
 
 
 # --- Answers, and what the broker says by itself ---
 
 
 class Welcome(Head, tag="welcome", frozen=True, gc=False):
-    id: _Id
+    id: Id
     version: int
     features: Sequence[str]
     cluster: str
@@ -345,7 +311,7 @@ class Welcome(Head, tag="welcome", frozen=True, gc=False):
 class Published(Head, tag="published", frozen=True, gc=False):
     """`base_offsets`: of each run. `level`: what was reached. `receivers`: who got it, of topics not kept."""
 
-    id: _Id
+    id: Id
     base_offsets: Sequence[int]
     entry: int
     epoch: int
@@ -358,8 +324,8 @@ class Published(Head, tag="published", frozen=True, gc=False):
 class Subscribed(Head, tag="subscribed", frozen=True, gc=False):
     """Where it begins, by partition or by shard: what a reconnecting client gives back as `resume`."""
 
-    id: _Id
-    subscription: _Id
+    id: Id
+    subscription: Id
     partitions: Sequence[PartitionPlace] = ()
     shards: Sequence[ShardPlace] = ()
 
@@ -370,7 +336,7 @@ class Deliver(Head, tag="deliver", frozen=True, gc=False):
     Without blocks: all last values have been sent.
     """
 
-    subscription: _Id
+    subscription: Id
     journal: str
     shard: int
     epoch: int
@@ -380,14 +346,14 @@ class Deliver(Head, tag="deliver", frozen=True, gc=False):
 class GapNotice(Head, tag="gap", frozen=True, gc=False):
     """A subscription misses something. It comes before what is delivered after the gap."""
 
-    subscription: _Id
+    subscription: Id
     gap: GapState
 
 
 class Ended(Head, tag="ended", frozen=True, gc=False):
     """The broker has ended a subscription."""
 
-    subscription: _Id
+    subscription: Id
     code: str
     text: str
     retriable: bool
@@ -396,7 +362,7 @@ class Ended(Head, tag="ended", frozen=True, gc=False):
 class Fetched(Head, tag="fetched", frozen=True, gc=False):
     """Blocks behind the head; the next fetch begins at `next_offset`."""
 
-    id: _Id
+    id: Id
     next_offset: int
     first_offset: int  # of the partition, now
     end_offset: int  # the partition's next message, now
@@ -404,14 +370,14 @@ class Fetched(Head, tag="fetched", frozen=True, gc=False):
 
 
 class ShardList(Head, tag="shard_list", frozen=True, gc=False):
-    id: _Id
+    id: Id
     shards: Sequence[ShardState]
 
 
 class ShardFetched(Head, tag="shard_fetched", frozen=True, gc=False):
     """Blocks behind the head, perhaps none; the next fetch begins at `next_entry`."""
 
-    id: _Id
+    id: Id
     epoch: int
     next_entry: int
     first_entry: int  # of the shard, now
@@ -420,49 +386,49 @@ class ShardFetched(Head, tag="shard_fetched", frozen=True, gc=False):
 
 
 class RouteList(Head, tag="route_list", frozen=True, gc=False):
-    id: _Id
+    id: Id
     routes: Sequence[Route]
 
 
 class Term(Head, tag="term", frozen=True, gc=False):
-    id: _Id
+    id: Id
     term: int
 
 
 class TopicList(Head, tag="topic_list", frozen=True, gc=False):
-    id: _Id
+    id: Id
     topics: Sequence[TopicState]
     is_complete: bool
 
 
 class CursorList(Head, tag="cursor_list", frozen=True, gc=False):
-    id: _Id
+    id: Id
     cursors: Sequence[CursorState]
 
 
 class StatisticsReport(Head, tag="statistics_report", frozen=True, gc=False):
     """JSON in the tail: the same document as on `!system/metrics/broker`."""
 
-    id: _Id
+    id: Id
 
 
 class Pong(Head, tag="pong", frozen=True, gc=False):
-    id: _Id
+    id: Id
     time_ns: int
 
 
 class Done(Head, tag="done", frozen=True, gc=False):
-    id: _Id
+    id: Id
 
 
 class Error(Head, tag="error", frozen=True, gc=False):
     """A request failed (id 0: the connection, which is then closed). `details` by code, as in docs/protocol.md."""
 
-    id: _Id
+    id: Id
     code: str
     text: str
     retriable: bool
-    details: dict[str, str | int] = {}
+    details: dict[str, str | int] = {}  # noqa: RUF012 - msgspec copies it
     routes: Sequence[Route] = ()  # of `moved`: where it is now
 
 
@@ -494,6 +460,7 @@ Request: TypeAlias = (
     | Cursors
     | Statistics
     | Ping
+    | WorkRequest
 )
 Answer: TypeAlias = (
     Welcome
@@ -514,6 +481,7 @@ Answer: TypeAlias = (
     | Done
     | Error
     | Closing
+    | WorkAnswer
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from runnel.log import catalogue as records
 from runnel.log.catalogue import Record, ShardAt
 from runnel.log.cursors import CursorTable
+from runnel.log.definitions import DefinitionTable
 from runnel.log.last_values import LastValues
 from runnel.log.log import ShardId
 from runnel.log.topic_table import Topic, TopicTable
@@ -14,7 +15,7 @@ from runnel.topics.policies import FixedPolicy, Policies
 
 
 class CatalogueState:
-    """Topics, cursors and last values as recorded; where each shard stood; the newest epoch."""
+    """Topics, cursors, subscriptions and last values as recorded; where each shard stood; the newest epoch."""
 
     def __init__(
         self,
@@ -22,11 +23,13 @@ class CatalogueState:
         topics: TopicTable,
         cursors: CursorTable,
         last_values: LastValues,
+        subscriptions: DefinitionTable,
     ) -> None:
         self._policies = policies
         self.topics = topics
         self.cursors = cursors
         self.last_values = last_values
+        self.subscriptions = subscriptions
         self.epoch = 0
         self.is_closed = False  # in good order: nothing was recorded since
         self.checkpoints: dict[ShardId, list[ShardAt]] = {}
@@ -61,6 +64,10 @@ class CatalogueState:
                 self.cursors.put(cursor)
             case records.CursorRemoved(name):
                 self.cursors.remove(name)
+            case records.SubscriptionSet(name, content):
+                self.subscriptions.put(name, content)
+            case records.SubscriptionRemoved(name):
+                self.subscriptions.remove(name)
             case records.LastValue(topic, partition, block):
                 self.last_values.put((topic, partition), block)
             case records.Closed():
@@ -83,6 +90,7 @@ class CatalogueState:
                 found.append(records.TopicDeleted(topic.name))
         found += shards
         found += [records.CursorSet(cursor) for cursor in self.cursors.all()]
+        found += [records.SubscriptionSet(*item) for item in self.subscriptions.all().items()]
         found += [records.LastValue(*key, value) for key, value in self.last_values.items()]
         return found
 

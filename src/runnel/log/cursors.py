@@ -18,6 +18,7 @@ class CursorTable:
         self._cursors_max = cursors_max
         self._shard_of = shard_of
         self._cursors: dict[str, Cursor] = {}
+        self.version = 0  # rises when what they claim may have changed
 
     def make(self, name: str, positions: Sequence[CursorPosition], now_ns: int) -> Cursor:
         """A cursor that may be put into the table, which the caller does once it is recorded."""
@@ -36,9 +37,11 @@ class CursorTable:
 
     def put(self, cursor: Cursor) -> None:
         self._cursors[cursor.name] = cursor
+        self.version += 1
 
     def remove(self, name: str) -> None:
         self._cursors.pop(name, None)
+        self.version += 1
 
     def all(self) -> list[Cursor]:
         return list(self._cursors.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from os import PathLike
@@ -16,6 +17,7 @@ from runnel.log import paths
 from runnel.log.catalogue import Catalogue, Record
 from runnel.log.catalogue_state import CatalogueState, made
 from runnel.log.cursors import CursorTable
+from runnel.log.definitions import DefinitionTable
 from runnel.log.files import Files
 from runnel.log.index import Key
 from runnel.log.last_values import LastValues, fits, only, singles
@@ -36,11 +38,14 @@ from runnel.log.log import (
     TopicInfo,
     Trimmed,
 )
+from runnel.log.pins import ShardPins
 from runnel.log.producers import ProducerTable
 from runnel.log.recovery import Recovered, Recovery, checked_directory, claim
+from runnel.log.retention import Claims
 from runnel.log.scan import Damage
 from runnel.log.segments import IndexCache, SegmentFolder, write_whole
 from runnel.log.shard import Shard
+from runnel.log.state_journal import StateJournal, StateJournals
 from runnel.log.tasks import OwnedTasks
 from runnel.log.topic_table import (
     Partition,
@@ -85,8 +90,12 @@ class DiskLog:
         self._topics = TopicTable(policies, settings.limits.topics_max, self._on_topic_made)
         self._shards: dict[ShardId, Shard] = {}
         self._made_folders: set[ShardId] = set()
+        self._making_folders = threading.Lock()
         self._cursors = CursorTable(settings.limits.cursors_max, self._shard_of)
         self._last_values = LastValues()
+        self._subscriptions = DefinitionTable(settings.limits.durable_subscriptions_max)
+        # What acknowledged subscriptions owe, told by whoever runs them; None: retention asks nobody.
+        self.claims: Claims | None = None
         self._catalogue = Catalogue(
             disk,
             workers,
@@ -94,7 +103,16 @@ class DiskLog:
             bytes_max=settings.log.catalogue_log_bytes_max,
             snapshot=self._snapshot,
         )
-        self._state = CatalogueState(policies, self._topics, self._cursors, self._last_values)
+        self._state = CatalogueState(
+            policies, self._topics, self._cursors, self._last_values, self._subscriptions
+        )
+        self._states = StateJournals(
+            disk,
+            workers,
+            self._directory,
+            bytes_max=settings.log.state_log_bytes_max,
+            make_shard_folder=self._make_folder,
+        )
         self._made: list[Topic] = []  # by the call that is under way
         # Topics on their way to the catalogue.
         self._unrecorded: dict[str, asyncio.Future[None]] = {}
@@ -158,6 +176,7 @@ class DiskLog:
             self._state,
             loaded,
             self._shard,
+            self._states,
         )
         self._state.epoch += 1
         found = await submit(recovery.find_shards)
@@ -214,24 +233,30 @@ class DiskLog:
             self._cache,
             producers(),
             producers(),
-            make_folder=lambda: self._make_folder(shard_id, folder),
+            make_folder=lambda: self._make_folder(shard_id),
             find=self._find_partition,
-            holds=lambda: self._cursors.holds_on(shard_id),
+            pins=ShardPins(shard_id, self._cursors, lambda: self.claims),
             before_removal=self._keep_last_values,
             on_damage=self._on_damage,
         )
 
-    def _make_folder(self, shard_id: ShardId, folder: str) -> None:
-        """In a worker: the journal's folder, with its real name in a file, before its first segment."""
-        if shard_id in self._made_folders:
-            return
-        journal = paths.journal_folder(self._directory, shard_id.journal)
-        self._disk.make_directory(journal)
-        if paths.NAME_FILE not in self._disk.list(journal):
-            write_whole(self._disk, f"{journal}/{paths.NAME_FILE}", shard_id.journal.encode())
-        self._disk.sync_directory(journal)  # also for one who was killed before he could
-        self._disk.make_directory(folder)
-        self._made_folders.add(shard_id)
+    def _make_folder(self, shard_id: ShardId) -> None:
+        """In a worker: the journal's folder, with its real name in a file, before anything is in it.
+
+        The first segment and the first state may want it at the same time.
+        """
+        with self._making_folders:
+            if shard_id in self._made_folders:
+                return
+            journal = paths.journal_folder(self._directory, shard_id.journal)
+            self._disk.make_directory(journal)
+            if paths.NAME_FILE not in self._disk.list(journal):
+                write_whole(self._disk, f"{journal}/{paths.NAME_FILE}", shard_id.journal.encode())
+            self._disk.sync_directory(journal)  # also for one who was killed before he could
+            self._disk.make_directory(
+                paths.shard_folder(self._directory, shard_id.journal, shard_id.shard)
+            )
+            self._made_folders.add(shard_id)
 
     # --- Appending ---
 
@@ -492,6 +517,33 @@ class DiskLog:
     def cursors(self) -> list[Cursor]:
         return self._cursors.all()
 
+    # --- Subscriptions ---
+
+    async def set_subscription(self, name: str, content: bytes) -> None:
+        """Store the definition of a durable subscription, or another one in its place."""
+        self._check_open()
+        self._subscriptions.check(name)
+        await self._catalogue.add(
+            records.SubscriptionSet(name, content),
+            apply=lambda: self._subscriptions.put(name, content),
+        )
+
+    async def remove_subscription(self, name: str) -> None:
+        self._check_open()
+        await self._catalogue.add(
+            records.SubscriptionRemoved(name), apply=lambda: self._subscriptions.remove(name)
+        )
+
+    def subscriptions(self) -> dict[str, bytes]:
+        """Definitions by name."""
+        return self._subscriptions.all()
+
+    def state(self, shard: ShardId) -> StateJournal:
+        """Where subscriptions write down what they have done in this shard."""
+        return self._states.of(shard)
+
+    # --- Where partitions live ---
+
     def _shard_of(self, key: Key) -> ShardId | None:
         partition = self._find_partition(key)
         return None if partition is None else partition.shard
@@ -550,7 +602,9 @@ class DiskLog:
                 shard.writer.refuse(ClosedError("the log is closed"))
             # All of them before any failure is told: nobody may be left without an answer.
             outcomes = await asyncio.gather(
-                *(shard.close() for shard in self._shards.values()), return_exceptions=True
+                *(shard.close() for shard in self._shards.values()),
+                self._states.close(),
+                return_exceptions=True,
             )
             await self._tasks.wait()
             failure = next((item for item in outcomes if item is not None), None)
@@ -562,6 +616,7 @@ class DiskLog:
 
     def _let_go(self) -> None:
         self._catalogue.let_go()
+        self._states.let_go()
         self._files.close()
         if self._lock is not None:
             self._lock.release()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from runnel.formats import block
 from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
+from runnel.log.acked import Range, length, within
 from runnel.log.index import Key
 from runnel.log.log import Found
 
@@ -40,6 +41,29 @@ class StoredBatch:
         is_all = runs is None or len(runs) == self.envelope.run_count
         return Found(memoryview(self.packed), self.batch(), None if is_all else runs)
 
+    def cut(self, runs: Sequence[int]) -> StoredBatch:
+        """These runs alone."""
+        return StoredBatch(self.batch().cut(runs), [self.keys[run] for run in runs])
+
+    def taken(
+        self, places: Mapping[Key, Place], ranges: Mapping[Key, Sequence[Range]]
+    ) -> StoredBatch:
+        """Of these places, the messages whose offsets lie in some ranges."""
+        head = self.envelope
+        starts, bases = head.run_starts().tolist(), head.column64(head.base_offsets)
+        counts = head.column32(head.counts)
+        rows: list[int] = []
+        for run, key in enumerate(self.keys):
+            if key in places:
+                shift = starts[run] - bases[run]
+                for begin, end in within(ranges[key], bases[run], bases[run] + counts[run]):
+                    rows.extend(range(begin + shift, end + shift))
+        batch = self.batch().take(rows)
+        head = batch.envelope
+        return StoredBatch(
+            batch, list(zip(head.topics, head.column32(head.partitions), strict=True))
+        )
+
     def places(self) -> dict[Key, Place]:
         """For each key its runs in this batch."""
         places: dict[Key, Place] = {}
@@ -48,19 +72,35 @@ class StoredBatch:
         for run, (key, (base, count)) in enumerate(zip(self.keys, spans, strict=True)):
             place = places.get(key)
             if place is None:
-                places[key] = Place(self, base, base + count, (run,))
+                places[key] = Place(self, base, base + count, count, (run,))
             else:
-                places[key] = Place(self, place.base_offset, base + count, (*place.runs, run))
+                first, messages = place.base_offset, place.messages + count
+                places[key] = Place(self, first, base + count, messages, (*place.runs, run))
         return places
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A key's messages in one batch: its runs, which follow each other."""
+    """A key's messages in one batch: its runs in order. Where some were acknowledged and went, there are holes."""
 
     stored: StoredBatch
     base_offset: int
     next_offset: int
+    messages: int
     runs: tuple[int, ...]
+
+    def has(self, offset: int) -> bool:
+        return self.count_in([(offset, offset + 1)]) > 0
+
+    def count_in(self, ranges: Sequence[Range]) -> int:
+        """How many of its messages lie in some ranges."""
+        first, end = self.base_offset, self.next_offset
+        if self.messages == end - first:
+            return length(within(ranges, first, end))
+        head = self.stored.envelope
+        bases, counts = head.column64(head.base_offsets), head.column32(head.counts)
+        return sum(
+            length(within(ranges, bases[run], bases[run] + counts[run])) for run in self.runs
+        )
 
 
 class Row(Generic[T]):

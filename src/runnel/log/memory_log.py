@@ -13,6 +13,7 @@ from runnel.config import Keep, Settings
 from runnel.errors import ClientFault, ClosedError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.log.cursors import CursorTable
+from runnel.log.definitions import DefinitionTable
 from runnel.log.index import Key
 from runnel.log.last_values import LastValues, fits, messages_of, only
 from runnel.log.log import (
@@ -33,7 +34,10 @@ from runnel.log.log import (
     Trimmed,
 )
 from runnel.log.memory_shard import MemoryShard
+from runnel.log.pins import ShardPins
 from runnel.log.producers import ProducerTable
+from runnel.log.retention import Claims
+from runnel.log.state_journal import MemoryState
 from runnel.log.topic_table import Partition, Topic, TopicTable, check_append, check_offset
 from runnel.topics.policies import Policies, Policy
 from runnel.world.clock import Clock
@@ -62,6 +66,10 @@ class MemoryLog:
         self._shards: dict[ShardId, MemoryShard] = {}
         self._cursors = CursorTable(settings.limits.cursors_max, self._shard_of)
         self._last_values = LastValues()
+        self._subscriptions = DefinitionTable(settings.limits.durable_subscriptions_max)
+        self._states: dict[ShardId, MemoryState] = {}
+        # What acknowledged subscriptions owe, told by whoever runs them; None: retention asks nobody.
+        self.claims: Claims | None = None
         self._is_closed = False
 
     def _on_topic_made(self, topic: Topic) -> None:
@@ -88,7 +96,7 @@ class MemoryLog:
                 settings.log,
                 self.epoch,
                 find=self._find_partition,
-                holds=lambda: self._cursors.holds_on(shard_id),
+                pins=ShardPins(shard_id, self._cursors, lambda: self.claims),
                 keep_last=self._keep_last,
                 listener=self._listener,
             )
@@ -273,6 +281,26 @@ class MemoryLog:
 
     def cursors(self) -> list[Cursor]:
         return self._cursors.all()
+
+    # --- Subscriptions ---
+
+    async def set_subscription(self, name: str, content: bytes) -> None:
+        """Keep the definition of a subscription, or another one in its place."""
+        self._check_open()
+        self._subscriptions.check(name)
+        self._subscriptions.put(name, content)
+
+    async def remove_subscription(self, name: str) -> None:
+        self._check_open()
+        self._subscriptions.remove(name)
+
+    def subscriptions(self) -> dict[str, bytes]:
+        """Definitions by name."""
+        return self._subscriptions.all()
+
+    def state(self, shard: ShardId) -> MemoryState:
+        """Where subscriptions would write down what they have done in this shard, if anything were kept."""
+        return self._states.setdefault(shard, MemoryState())
 
     # --- Keeping house ---
 

@@ -13,11 +13,12 @@ from typing import Final
 
 import msgspec
 
-from runnel.config import LogSettings
+from runnel.config import LogSettings, Until
 from runnel.errors import OffsetAheadError, OffsetGoneError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
-from runnel.log import retention
+from runnel.log import acked, retention
+from runnel.log.acked import Range
 from runnel.log.index import Key
 from runnel.log.log import (
     Appended,
@@ -36,8 +37,9 @@ from runnel.log.log import (
     Trimmed,
 )
 from runnel.log.memory_batches import Place, Row, StoredBatch
+from runnel.log.pins import ShardPins
 from runnel.log.producers import ProducerTable, check_same_batch
-from runnel.log.retention import Hold, IsServed, SegmentFacts, passed_runs, served_runs
+from runnel.log.retention import Holds, IsServed, SegmentFacts, passed_runs, served_runs
 from runnel.log.topic_table import Partition, number_runs
 from runnel.topics.policies import JournalPolicy
 from runnel.world.clock import Clock
@@ -62,8 +64,12 @@ def _place_time(place: Place) -> int:
     return place.stored.time_ns
 
 
+def _place_entry(place: Place) -> int:
+    return place.stored.entry
+
+
 class MemoryShard:
-    """See the module's first lines. `find` finds a partition, `holds` tells what cursors claim here."""
+    """See the module's first lines. `find` finds a partition, `pins` tells what readers claim here."""
 
     def __init__(
         self,
@@ -75,7 +81,7 @@ class MemoryShard:
         epoch: int,
         *,
         find: Callable[[Key], Partition | None],
-        holds: Callable[[], Sequence[Hold]],
+        pins: ShardPins,
         keep_last: Callable[[Batch, Sequence[Partition]], None],
         listener: Listener,
     ) -> None:
@@ -85,7 +91,7 @@ class MemoryShard:
         self._producers = producers
         self._epoch = epoch
         self._find = find
-        self._holds = holds
+        self._pins = pins
         self._keep_last = keep_last
         # Pins may hold more than `retain.bytes`, but never more than there is room for.
         bytes_max = policy.retain.bytes_max or settings.memory_journal_bytes_max
@@ -104,6 +110,8 @@ class MemoryShard:
         self._last_time_ns = 0
         self._has_hidden = False  # purged messages may lie here
         self._is_sparse = False  # and have not been looked for yet
+        # When acknowledged messages were last looked for: the version of the pins, and the next entry then.
+        self._looked_at: tuple[tuple[int, int], int] | None = None
         self._entries = self._messages = self._bytes = 0  # since the log was made
         # What was shed between two rounds of retention, told by the next.
         self._shed_batches = self._shed_bytes = 0
@@ -172,7 +180,7 @@ class MemoryShard:
             self._clock.time_ns(),
             self._policy,
             floor_of=self._floor_of if self._has_hidden else None,
-            holds=self._holds,
+            holds=self._pins.holds,
         )
 
     def _floor_of(self, key: Key) -> int | None:
@@ -301,7 +309,7 @@ class MemoryShard:
         starts, bases = head.run_starts(), head.vector64(head.base_offsets)
         rows: list[int] = []
         for key, place in places.items():
-            # A key's runs follow each other, so the last that begins before the message has it.
+            # Of a key's runs, the last that begins before the message has it.
             run = max(run for run in place.runs if bases[run] <= wanted[key])
             rows.append(int(starts[run] + wanted[key] - bases[run]))
         return (Chosen(stored.batch(), sorted(rows)),)
@@ -311,7 +319,7 @@ class MemoryShard:
         if row is None:
             return None
         place = next(row.from_number(row.number_above(offset, _place_end)), None)
-        return place if place is not None and place.base_offset <= offset else None
+        return place if place is not None and place.has(offset) else None
 
     # --- Retention ---
 
@@ -321,8 +329,9 @@ class MemoryShard:
         if row is None:
             return
         self._has_hidden = self._is_sparse = True
+        self._looked_at = None
         while row and row.first.next_offset <= partition.floor:
-            row.first.stored.messages -= row.first.next_offset - row.first.base_offset
+            row.first.stored.messages -= row.first.messages
             row.drop_first()
         if not row:
             del self._places[partition.key]
@@ -331,7 +340,8 @@ class MemoryShard:
 
     def trim(self) -> Trimmed:
         """One round of retention, and what was shed since the last."""
-        holds = self._holds()
+        acknowledged = self._trim_acked()
+        holds = Holds(self._pins.holds())
         decision = retention.decide(
             (self._facts(stored, holds) for stored in self._row),
             self._stored_bytes,
@@ -351,17 +361,13 @@ class MemoryShard:
         )
         self._shed_batches = self._shed_bytes = 0
         self._shed_pins.clear()
-        return trimmed
+        return Trimmed.of([acknowledged, trimmed])
 
-    def _facts(self, stored: StoredBatch, holds: Sequence[Hold]) -> SegmentFacts:
+    def _facts(self, stored: StoredBatch, holds: Holds) -> SegmentFacts:
         held_by: set[str] = set()
         if holds:
             for key, place in stored.places().items():
-                held_by |= {
-                    hold.cursor
-                    for hold in holds
-                    if hold.holds(key, place.next_offset, stored.entry)
-                }
+                held_by |= holds.holders(key, place.next_offset, stored.entry)
         size = len(stored.packed)
         return SegmentFacts(stored.entry, size, stored.time_ns, frozenset(held_by))
 
@@ -396,12 +402,20 @@ class MemoryShard:
             if not row:
                 del self._places[key]
 
-    def _hand_over_last(self, stored: StoredBatch) -> None:
-        """A batch leaves: the last messages of partitions that are in it may be kept beyond retention."""
+    def _hand_over_last(
+        self, stored: StoredBatch, left: Mapping[Key, Sequence[Range]] | None = None
+    ) -> None:
+        """A batch leaves: the last messages of partitions that are in it may be kept beyond retention.
+
+        If some of it stays, `left` tells what does.
+        """
         partitions = []
         for key in dict.fromkeys(stored.keys):
             partition, row = self._find(key), self._places.get(key)
-            if partition is not None and row and row.last.stored is stored:
+            if partition is None or not row or row.last.stored is not stored:
+                continue
+            end = partition.visible_next
+            if left is None or not acked.within(left[key], end - 1, end):
                 partitions.append(partition)
         if partitions:
             self._keep_last(stored.batch(), partitions)
@@ -414,7 +428,7 @@ class MemoryShard:
 
     def _shed(self) -> None:
         """Too much: the oldest go at once, all but the newest batch if need be."""
-        holds = self._holds()
+        holds = Holds(self._pins.holds())
         target = self._bytes_cap - self._bytes_cap // _SHED_PART
         bytes_before, batches_before = self._stored_bytes, len(self._row)
         while self._stored_bytes > target and len(self._row) > 1:
@@ -426,18 +440,24 @@ class MemoryShard:
     def _rewrite_sparse(self) -> int:
         """Cut the purged messages out of batches of which they are half or more."""
         self._is_sparse = False
+        cut: dict[int, StoredBatch] = {}
+        for stored in self._row:
+            if stored.messages * 2 <= stored.envelope.message_count:
+                places = self._left_of(stored).values()
+                cut[stored.entry] = stored.cut(sorted(run for at in places for run in at.runs))
+        self._replace(cut)
+        return len(cut)
+
+    def _replace(self, cut: Mapping[int, StoredBatch]) -> None:
+        """Put these in the place of the batches with their entries."""
         former, self._row, self._places = self._row, Row(), {}
         self._stored_bytes = 0
-        rewritten = 0
         for stored in former:
-            places = self._left_of(stored)
-            if stored.messages * 2 <= stored.envelope.message_count:
-                runs = sorted(run for place in places.values() for run in place.runs)
-                stored = StoredBatch(stored.batch().cut(runs), [stored.keys[run] for run in runs])
-                places = stored.places()
-                rewritten += 1
-            self._add(stored, places)
-        return rewritten
+            new = cut.get(stored.entry)
+            if new is None:
+                self._add(stored, self._left_of(stored))
+            else:
+                self._add(new, new.places())
 
     def _left_of(self, stored: StoredBatch) -> dict[Key, Place]:
         """What has not been purged of a batch."""
@@ -446,6 +466,52 @@ class MemoryShard:
             for key, place in stored.places().items()
             if (floor := self._floor_of(key)) is not None and place.next_offset > floor
         }
+
+    # --- What subscriptions have acknowledged ---
+
+    def _trim_acked(self) -> Trimmed:
+        """Remove batches of which nothing is wanted any more; cut those of which half or less is."""
+        version = self._pins.version() if self._policy.retain.until is Until.ACKED else None
+        if version is None or self._looked_at == (version, self._next_entry):
+            return Trimmed()
+        self._looked_at = (version, self._next_entry)
+        left = self._wanted()
+        unwanted: dict[StoredBatch, int] = {}
+        for key, ranges in left.items():
+            for place in self._places[key]:
+                lost = place.messages - place.count_in(ranges)
+                if lost:
+                    unwanted[place.stored] = unwanted.get(place.stored, 0) + lost
+        gone: set[int] = set()
+        cut: dict[int, StoredBatch] = {}
+        for stored, lost in unwanted.items():
+            if lost == stored.messages:
+                gone.add(stored.entry)
+            elif (stored.messages - lost) * 2 <= stored.envelope.message_count:
+                self._hand_over_last(stored, left)
+                cut[stored.entry] = stored.taken(self._left_of(stored), left)
+        bytes_before, removed = self._stored_bytes, len(gone)
+        self._remove(gone)
+        bytes_removed = bytes_before - self._stored_bytes
+        if cut:
+            self._replace(cut)
+        return Trimmed(removed, bytes_removed, len(cut))
+
+    def _wanted(self) -> dict[Key, list[Range]]:
+        """What is owed, not passed by a cursor, or covered by no subscription, of every partition."""
+        holds = self._pins.cursors()
+        wanted: dict[Key, list[Range]] = {}
+        for key, row in self._places.items():
+            begin, end = row.first.base_offset, row.last.next_offset
+            partition = self._find(key)
+            wanted[key] = acked.left_of(
+                begin,
+                end,
+                owed=self._pins.owed(key, begin, end),
+                held_from=_held_from(holds, key, row),
+                floor=1 if partition is None else partition.floor,
+            )
+        return wanted
 
     # --- Telling ---
 
@@ -465,6 +531,17 @@ class MemoryShard:
             failed_batches=0,
             is_read_only=False,
         )
+
+
+def _held_from(holds: Holds, key: Key, row: Row[Place]) -> int | None:
+    """From which offset on cursors hold a partition."""
+    offset, entry = holds.lowest_offset(key), holds.lowest_entry(key)
+    if entry is None:
+        return offset
+    place = next(row.from_number(row.number_from(entry, _place_entry)), None)
+    if place is None:
+        return offset
+    return place.base_offset if offset is None else min(offset, place.base_offset)
 
 
 def _answer(stored: StoredBatch, level: Level) -> Appended:

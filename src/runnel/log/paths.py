@@ -6,6 +6,7 @@
     journals/<journal>/name          the journal's real name
     journals/<journal>/<shard>/00000000000000000001-0.segment    number and generation
     journals/<journal>/<shard>/00000000000000000001-0.index
+    journals/<journal>/<shard>/state/00000000000000000003        the newest is the one in use
 
 A journal's folder is its name with every character outside a-z 0-9 _ - written as %XX of its UTF-8 bytes, so that
 no two names meet, on file systems that fold case neither. A long one is cut and ends in ~ and a hash of the whole.
@@ -25,6 +26,7 @@ LOCK_FILE: Final = "lock"
 CATALOGUE: Final = "catalogue"
 JOURNALS: Final = "journals"
 NAME_FILE: Final = "name"
+STATE: Final = "state"
 SEGMENT_SUFFIX: Final = ".segment"
 INDEX_SUFFIX: Final = ".index"
 # Files being written: a crash leaves them, opening removes them.
@@ -54,6 +56,11 @@ def journal_folder(directory: str, journal: str) -> str:
 
 def shard_folder(directory: str, journal: str, shard: int) -> str:
     return f"{journal_folder(directory, journal)}/{shard}"
+
+
+def state_folder(shard_folder: str) -> str:
+    """Of the journal of what subscriptions have done in a shard."""
+    return f"{shard_folder}/{STATE}"
 
 
 def segment_path(folder: str, number: int, generation: int) -> str:

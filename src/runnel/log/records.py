@@ -1,4 +1,4 @@
-"""Small checksummed records, one behind another in a file: the form of the catalogue.
+"""Small checksummed records, one behind another in a file: the form of the catalogue and of state journals.
 
     0   4   magic             "RNR" 0x01
     4   4   size              u32, of the content
@@ -58,15 +58,20 @@ def _read_record(view: memoryview, position: int) -> Unit[bytes]:
 
 
 class RecordFile:
-    """A file of records, open for appending. All methods block: they are for workers."""
+    """A file of records, for appending. All methods block: they are for workers.
 
-    def __init__(self, file: File, end: int) -> None:
-        self._file = file
+    It may be closed to give its descriptor back, and then has to be reopened before it is appended to.
+    """
+
+    def __init__(self, disk: Disk, path: str, file: File, end: int) -> None:
+        self._disk = disk
+        self._path = path
+        self._file: File | None = file
         self.end = end
 
     @classmethod
     def create(cls, disk: Disk, path: str) -> RecordFile:
-        return cls(disk.open(path, Access.CREATE), 0)
+        return cls(disk, path, disk.open(path, Access.CREATE), 0)
 
     @classmethod
     def recover(cls, disk: Disk, path: str) -> tuple[RecordFile, list[bytes], Scanned]:
@@ -76,20 +81,28 @@ class RecordFile:
         if file.size() > scanned.end:
             file.truncate(scanned.end)
         store_again(file, scanned)
-        return cls(file, scanned.end), contents, scanned
+        return cls(disk, path, file, scanned.end), contents, scanned
 
     def append(self, content: bytes) -> None:
-        """Returns once it is stored. After an OSError nothing of it is left, or `is_broken`."""
+        """Returns once it is stored. After an OSError `cut_back` has to remove what may be left of it."""
+        assert self._file is not None
         self._file.write(self.end, _pack(content, self.end), sync=True)
         self.end += _HEADER_BYTES + len(content) + -len(content) % 8
 
     def cut_back(self) -> None:
         """Remove what a failed `append` may have left, durably, so that no scan can find it."""
+        assert self._file is not None
         self._file.truncate(self.end)
         self._file.sync()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def reopen(self) -> None:
+        if self._file is None:
+            self._file = self._disk.open(self._path, Access.WRITE)
 
 
 def read_records(file: File) -> tuple[list[bytes], Scanned]:

@@ -26,6 +26,7 @@ from runnel.log.log import ShardId
 from runnel.log.scan import Damage
 from runnel.log.segments import Opened, SegmentFolder, write_whole
 from runnel.log.shard import Shard
+from runnel.log.state_journal import StateJournals
 from runnel.log.topic_table import Partition
 from runnel.topics.policies import Difference, FixedPolicy, Policies
 from runnel.world.disk import Access, Disk, DiskLock
@@ -113,6 +114,7 @@ class Recovery:
         state: CatalogueState,
         loaded: Loaded,
         shard: Callable[[ShardId], Shard],
+        states: StateJournals,
     ) -> None:
         self._directory = directory
         self._disk = disk
@@ -120,6 +122,7 @@ class Recovery:
         self._policies = policies
         self._state = state
         self._shard = shard
+        self._states = states
         self._was_clean = state.is_closed or not loaded.records
         # A record at the end that rots looks like one that was torn; a file may be missing altogether.
         self.is_incomplete = bool(loaded.damage or loaded.torn or not loaded.records)
@@ -127,7 +130,7 @@ class Recovery:
         self._damage = [str(item) for item in loaded.damage]
 
     def find_shards(self) -> list[tuple[ShardId, list[Opened]]]:
-        """In a worker: every shard on disk, its last segment mended if a crash cut it."""
+        """In a worker: every shard on disk, its last segment mended if a crash cut it, and its state."""
         recorded = {paths.folder_name(topic.policy.journal): topic for topic in self._state.topics}
         found = []
         root = f"{self._directory}/{paths.JOURNALS}"
@@ -154,6 +157,9 @@ class Recovery:
                     opened = shard.open_all(is_clean=self._state.is_closed)
                     self._damage += map(str, shard.missing)
                     found.append((ShardId(journal, int(child)), opened))
+        for state in self._states.open_found([shard_id for shard_id, _ in found]):
+            self._torn += [str(state.torn)] if state.torn else []
+            self._damage += map(str, state.damage)
         return found
 
     def load(self, found: Sequence[tuple[ShardId, list[Opened]]]) -> list[Record]:

@@ -1,13 +1,15 @@
 """What may go, and what is served until then: pure decisions over segments, pins and the time.
 
-`age` and `bytes` remove whole segments. A pin (a named cursor, later an acknowledged subscription) holds what its
-reader has not passed, up to a ceiling of its own; beyond that it is passed over, and its reader will meet a gap.
+`age` and `bytes` remove whole segments. A pin (a named cursor, an acknowledged subscription) holds what its reader has
+not passed, up to a ceiling of its own; beyond that it is passed over, and its reader will meet a gap. What
+`until = "acked"` lets go before that is decided in `acked`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import msgspec
 
@@ -23,9 +25,9 @@ IsServed = Callable[[Key, int, int, int], bool]
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """One cursor's claim on a shard: a partition from an offset on, or patterns from an entry on."""
+    """One reader's claim on a shard: a partition from an offset on, or patterns from an entry on."""
 
-    cursor: str
+    cursor: str  # its name; of a subscription, "subscription NAME"
     key: Key | None
     offset: int
     entry: int
@@ -38,6 +40,65 @@ class Hold(msgspec.Struct, frozen=True):
         return last_entry >= self.entry and any(
             _pattern(text).matches(key[0]) for text in self.patterns
         )
+
+
+class Claims(Protocol):
+    """What acknowledged subscriptions claim of a log. Asked on the loop; must not wait."""
+
+    @property
+    def version(self) -> int:
+        """Rises when less may be owed, or other partitions be covered, than before."""
+        ...
+
+    def holds(self, shard: ShardId) -> Sequence[Hold]:
+        """For each subscription and partition, from the lowest offset that it owes on."""
+        ...
+
+    def owed(self, key: Key, begin: int, end: int) -> Sequence[tuple[int, int]] | None:
+        """Of these offsets, the ranges [begin, end) that any subscription has not acknowledged, in order.
+
+        None: no subscription covers this partition.
+        """
+        ...
+
+
+class Holds:
+    """Claims on a shard, to be asked about many messages: it does not matter how many partitions are claimed."""
+
+    def __init__(self, holds: Iterable[Hold]) -> None:
+        self._by_key: dict[Key, list[Hold]] = {}
+        self._by_pattern: list[Hold] = []
+        for hold in holds:
+            if hold.key is None:
+                self._by_pattern.append(hold)
+            else:
+                self._by_key.setdefault(hold.key, []).append(hold)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_key or self._by_pattern)
+
+    def holders(self, key: Key, next_offset: int, last_entry: int) -> set[str]:
+        """Who holds messages of this key that end before `next_offset`, in `last_entry`."""
+        return {hold.cursor for hold in self._holding(key, next_offset, last_entry)}
+
+    def is_held(self, key: Key, next_offset: int, last_entry: int) -> bool:
+        return next(self._holding(key, next_offset, last_entry), None) is not None
+
+    def _holding(self, key: Key, next_offset: int, last_entry: int) -> Iterator[Hold]:
+        for holds in (self._by_key.get(key, ()), self._by_pattern):
+            for hold in holds:
+                if hold.holds(key, next_offset, last_entry):
+                    yield hold
+
+    def lowest_offset(self, key: Key) -> int | None:
+        """From which offset on a partition is held by offsets."""
+        return min((hold.offset for hold in self._by_key.get(key, ())), default=None)
+
+    def lowest_entry(self, key: Key) -> int | None:
+        """From which entry on a partition is held by patterns."""
+        endless = 2**63
+        entries = (hold.entry for hold in self._by_pattern if hold.holds(key, 0, endless))
+        return min(entries, default=None)
 
 
 @lru_cache(maxsize=4096)
@@ -75,7 +136,7 @@ def served_at(
     age_ns, pin_age_ns = policy.retain.age_ns, policy.pin.age_ns
     oldest_ns = now_ns - age_ns if age_ns is not None else None
     oldest_held_ns = now_ns - pin_age_ns if pin_age_ns is not None else None
-    known_holds: Sequence[Hold] | None = None
+    known_holds: Holds | None = None
 
     def is_served(key: Key, next_offset: int, time_ns: int, entry: int) -> bool:
         nonlocal known_holds
@@ -88,8 +149,8 @@ def served_at(
         if oldest_held_ns is not None and time_ns < oldest_held_ns:
             return False
         if known_holds is None:
-            known_holds = holds()
-        return any(hold.holds(key, next_offset, entry) for hold in known_holds)
+            known_holds = Holds(holds())
+        return known_holds.is_held(key, next_offset, entry)
 
     return is_served
 

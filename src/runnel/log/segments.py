@@ -128,6 +128,7 @@ class SegmentFolder:
         ]
         # Their indexes stay, to be told of until somebody removes them.
         wanted |= {paths.index_path(lost.path) for lost in self.missing}
+        wanted.add(paths.state_folder(self.folder))
         unwanted = [name for name in names if f"{self.folder}/{name}" not in wanted]
         if names and (unwanted or not is_clean):
             # A process that was killed may not have come to make these names durable; what is stored in

@@ -25,9 +25,10 @@ from runnel.log.log import (
     Trimmed,
 )
 from runnel.log.picking import Picking
+from runnel.log.pins import ShardPins
 from runnel.log.producers import ProducerTable, check_same_batch
 from runnel.log.reader import ShardReader, StaleIndexError
-from runnel.log.retention import Hold, IsServed
+from runnel.log.retention import IsServed
 from runnel.log.rewriting import KeepOffsets
 from runnel.log.scan import Damage
 from runnel.log.segments import IndexCache, Opened, Segment, SegmentFolder
@@ -40,7 +41,7 @@ _READ_ATTEMPTS = 3
 
 
 class Shard:
-    """See the module's first line. `holds` tells what cursors claim here; `find` finds a partition."""
+    """See the module's first line. `pins` tells what readers claim here; `find` finds a partition."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Shard:
         *,
         make_folder: Callable[[], None],
         find: Callable[[Key], Partition | None],
-        holds: Callable[[], Sequence[Hold]],
+        pins: ShardPins,
         before_removal: Callable[[Sequence[Partition]], Awaitable[None]],
         on_damage: Callable[[Damage], None],
     ) -> None:
@@ -65,7 +66,7 @@ class Shard:
         self._parts = parts
         self._folder = folder
         self._find = find
-        self._holds = holds
+        self._pins = pins
         self._segments: list[Segment] = []
         self.writer = ShardWriter(
             shard, parts, policy, folder, self._segments, producers, stored_producers, make_folder
@@ -83,7 +84,7 @@ class Shard:
             self.writer,
             self._reader,
             find=find,
-            holds=holds,
+            pins=pins,
             before_removal=before_removal,
             on_damage=on_damage,
             on_removed=self._forget_first_offsets,
@@ -245,7 +246,7 @@ class Shard:
             now_ns,
             self.policy,
             floor_of=self._floor_of if self.has_hidden else None,
-            holds=self._holds,
+            holds=self._pins.holds,
         )
 
     def _floor_of(self, key: Key) -> int | None:

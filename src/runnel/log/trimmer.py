@@ -5,19 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import Final
 
+from runnel.config import Until
 from runnel.errors import Unavailable
-from runnel.log import retention
+from runnel.log import acked, retention
+from runnel.log.acked import Left, Span
 from runnel.log.index import Index, Key
 from runnel.log.log import ShardId, Trimmed
+from runnel.log.pins import ShardPins
 from runnel.log.reader import ShardReader
-from runnel.log.retention import Decision, Hold, IsServed, SegmentFacts
+from runnel.log.retention import Decision, Holds, IsServed, SegmentFacts
 from runnel.log.rewriting import KeepOffsets, Rewritten, rewrite
 from runnel.log.scan import Damage
 from runnel.log.segments import IndexCache, Segment, SegmentFolder
 from runnel.log.topic_table import Partition
 from runnel.log.writer import Parts, ShardWriter
 from runnel.topics.policies import JournalPolicy
+
+# What is looked up of so many partitions at a time keeps nobody else waiting.
+_PARTITIONS_AT_ONCE: Final = 100
+# Of a segment with more partitions it is not remembered which offsets of each it holds.
+_SPANS_KEPT_MAX: Final = 1000
 
 
 class ShardTrimmer:
@@ -35,7 +44,7 @@ class ShardTrimmer:
         reader: ShardReader,
         *,
         find: Callable[[Key], Partition | None],
-        holds: Callable[[], Sequence[Hold]],
+        pins: ShardPins,
         before_removal: Callable[[Sequence[Partition]], Awaitable[None]],
         on_damage: Callable[[Damage], None],
         on_removed: Callable[[], None],
@@ -49,18 +58,22 @@ class ShardTrimmer:
         self._writer = writer
         self._reader = reader
         self._find = find
-        self._holds = holds
+        self._pins = pins
         self._before_removal = before_removal  # of the last messages of these partitions
         self._on_damage = on_damage
         self._on_removed = on_removed
         self._may_be_sparse = False  # messages have been hidden
         self._compact: set[str] = set()  # segments in which little is hidden
+        # Segments as they were last looked at for acknowledged messages: the version of the pins; end and spans.
+        self._looked_at: dict[str, tuple[int, int]] = {}
+        self._spans: dict[str, tuple[int, Sequence[Span]]] = {}
         self.at_work = asyncio.Lock()
 
     def look_again(self) -> None:
         """More messages have been hidden: segments may have become sparse."""
         self._may_be_sparse = True
         self._compact.clear()
+        self._looked_at.clear()
 
     async def trim(self, served_at: Callable[[int], IsServed]) -> Trimmed:
         """One round: end what is old, remove what may go, rewrite what is mostly gone."""
@@ -70,11 +83,18 @@ class ShardTrimmer:
                 await self._end_old_active(now_ns)
             for segment in list(self._writer.unsealed):
                 await self._writer.seal(segment)
-            return await self._trim(now_ns, served_at(now_ns))
+            acknowledged, sparse = await self._remove_acked()
+            trimmed = await self._trim(now_ns, served_at(now_ns))
+            # At the end: on a full disk, what is removed makes the room that this needs.
+            rewritten = await self._rewrite_acked(sparse)
+            return Trimmed.of([acknowledged, trimmed, Trimmed(segments_rewritten=rewritten)])
+
+    def _sealed(self) -> list[Segment]:
+        return [segment for segment in self._segments if segment.growing is None]
 
     async def _trim(self, now_ns: int, is_served: IsServed) -> Trimmed:
-        sealed = [segment for segment in self._segments if segment.growing is None]
-        holds = self._holds()
+        sealed = self._sealed()
+        holds = Holds(self._pins.holds())
         decision = await self._decide(sealed, holds, now_ns)
         removed = removed_bytes = rewritten = 0
         for segment in sealed:
@@ -89,9 +109,7 @@ class ShardTrimmer:
                 rewritten += await self._rewrite_sparse(segment, is_served, held)
         return Trimmed(removed, removed_bytes, rewritten, sorted(decision.pins_passed))
 
-    async def _decide(
-        self, sealed: Sequence[Segment], holds: Sequence[Hold], now_ns: int
-    ) -> Decision:
+    async def _decide(self, sealed: Sequence[Segment], holds: Holds, now_ns: int) -> Decision:
         """What may go. Indexes are looked into for pins only if something would go without them."""
         policy = self._policy
         total_bytes = sum(segment.end for segment in self._segments)
@@ -115,28 +133,119 @@ class ShardTrimmer:
         if is_past or (age_ns is not None and active.last_time_ns < now_ns - age_ns):
             await self._writer.end_active()
 
-    async def _held_facts(self, segment: Segment, holds: Sequence[Hold]) -> SegmentFacts:
+    async def _held_facts(self, segment: Segment, holds: Holds) -> SegmentFacts:
         held_by: set[str] = set()
         index = await self._reader.index(segment)
         for key in index.keys():  # noqa: SIM118 - not a dict
             end = index.next_offset(key)
-            held_by |= {hold.cursor for hold in holds if hold.holds(key, end, segment.last_entry)}
+            held_by |= holds.holders(key, end, segment.last_entry)
         return SegmentFacts(segment.number, segment.end, segment.last_time_ns, frozenset(held_by))
 
     async def _remove(self, segment: Segment) -> None:
         await self._before_removal(_ending(await self._reader.index(segment), self._find))
         self._segments.remove(segment)
+        await self._let_go(segment)
+
+    async def _let_go(self, segment: Segment) -> None:
+        """It is no longer the shard's."""
         self._cache.drop(segment.path)
+        self._looked_at.pop(segment.path, None)
+        self._spans.pop(segment.path, None)
         self._on_removed()
         await self._parts.workers.submit(self._folder.remove, segment)
 
+    # --- What subscriptions have acknowledged ---
+
+    async def _remove_acked(self) -> tuple[Trimmed, list[tuple[Segment, Left]]]:
+        """Remove segments of which nothing is wanted any more; of those with little left, tell what."""
+        removed = removed_bytes = 0
+        sparse: list[tuple[Segment, Left]] = []
+        version = self._pins.version() if self._policy.retain.until is Until.ACKED else None
+        if version is None:
+            return Trimmed(), []
+        holds = self._pins.cursors()
+        for segment in self._sealed():
+            if self._looked_at.get(segment.path) == version:
+                continue
+            left = await self._left_of(segment, holds)
+            if left.is_nothing:
+                with suppress(Unavailable):  # no room for its last values: the others may make some
+                    await self._remove(segment)
+                    removed += 1
+                    removed_bytes += segment.end
+            elif left.is_sparse:
+                sparse.append((segment, left))
+            else:
+                self._looked_at[segment.path] = version
+        return Trimmed(removed, removed_bytes), sparse
+
+    async def _rewrite_acked(self, sparse: Sequence[tuple[Segment, Left]]) -> int:
+        rewritten = 0
+        for segment, left in sparse:
+            if segment in self._segments:  # it was neither removed nor rewritten for other reasons
+                await self._rewrite(segment, left.keep)
+                rewritten += 1
+        return rewritten
+
+    async def _left_of(self, segment: Segment, holds: Holds) -> Left:
+        """What is owed, not passed by a cursor, or covered by no subscription."""
+        messages = total = 0
+        ranges: dict[Key, list[acked.Range]] = {}
+        for number, span in enumerate(await self._spans_of(segment), 1):
+            if number % _PARTITIONS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            key, first, end, count = span
+            partition = self._find(key)
+            if partition is None and self._may_be_sparse:
+                left = []  # deleted
+            else:
+                left = acked.left_of(
+                    first,
+                    end,
+                    owed=self._pins.owed(key, first, end),
+                    held_from=await self._held_from(segment, key, holds),
+                    floor=1 if partition is None else partition.floor,
+                )
+            ranges[key] = left
+            total += count
+            messages += (
+                await self._count(segment, left, key) if span.has_holes else acked.length(left)
+            )
+        return Left(messages, total, ranges)
+
+    async def _spans_of(self, segment: Segment) -> Sequence[Span]:
+        end, spans = self._spans.get(segment.path, (0, ()))
+        if end != segment.end:
+            index = await self._reader.index(segment)
+            spans = acked.spans_of(index.run_table(lambda _: True))
+            if len(spans) <= _SPANS_KEPT_MAX:
+                self._spans[segment.path] = (segment.end, spans)
+        return spans
+
+    async def _held_from(self, segment: Segment, key: Key, holds: Holds) -> int | None:
+        """From which offset on cursors hold a partition in this segment."""
+        offset, entry = holds.lowest_offset(key), holds.lowest_entry(key)
+        if entry is None:
+            return offset
+        index = await self._reader.index(segment)
+        place = index.first_run_from_block(key, index.first_block_from_entry(entry))
+        if place is None:
+            return offset
+        return place.base_offset if offset is None else min(offset, place.base_offset)
+
+    async def _count(self, segment: Segment, ranges: Sequence[acked.Range], key: Key) -> int:
+        index = await self._reader.index(segment)
+        return acked.count_there(ranges, index.run_table(lambda found: found == key))
+
+    # --- Rewriting ---
+
     async def _rewrite_sparse(
-        self, segment: Segment, is_served: IsServed, holds: Sequence[Hold] | None
+        self, segment: Segment, is_served: IsServed, holds: Holds | None
     ) -> int:
         """Rewrite a segment if less than half of it is wanted: served, and held if it is there for that."""
 
         def is_wanted(key: Key, next_offset: int, time_ns: int, entry: int) -> bool:
-            if holds is not None and not any(hold.holds(key, next_offset, entry) for hold in holds):
+            if holds is not None and not holds.is_held(key, next_offset, entry):
                 return False
             return is_served(key, next_offset, time_ns, entry)
 
@@ -162,7 +271,7 @@ class ShardTrimmer:
     async def rewrite(self, keep: KeepOffsets) -> int:
         """Rewrite every sealed segment, keeping only these offsets; how many segments changed."""
         async with self.at_work:
-            sealed = [segment for segment in self._segments if segment.growing is None]
+            sealed = self._sealed()
             for segment in sealed:
                 await self._rewrite(segment, keep)
             return len(sealed)
@@ -187,9 +296,7 @@ class ShardTrimmer:
             self._on_damage(damage)
         place = self._segments.index(segment)
         self._segments[place : place + 1] = [rewritten.segment] if rewritten.segment else []
-        self._cache.drop(segment.path)
-        self._on_removed()
-        await parts.workers.submit(self._folder.remove, segment)
+        await self._let_go(segment)
 
 
 def _ending(index: Index, find: Callable[[Key], Partition | None]) -> list[Partition]:

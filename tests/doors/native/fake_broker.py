@@ -22,6 +22,7 @@ from runnel.broker.metrics import Metrics
 from runnel.formats import wire
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
+from tests.doors.native.fake_work import FakeWork
 from tests.fakes.clock import VirtualClock
 
 
@@ -80,6 +81,7 @@ class FakeBroker:
         self.may_delete = asyncio.Event()
         self.may_delete.set()
         self.failure: Exception | None = None  # raised by the verbs that just answer
+        self.work = FakeWork()
 
     @property
     def as_broker(self) -> Broker:

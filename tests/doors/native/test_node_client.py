@@ -75,11 +75,14 @@ class Node:
 
     @asynccontextmanager
     async def running(self, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+        async with self._node("cli.js", *arguments, f"--port={self._port}") as process:
+            yield process
+
+    @asynccontextmanager
+    async def _node(self, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
         process = await asyncio.create_subprocess_exec(
             "node",
-            "cli.js",
             *arguments,
-            f"--port={self._port}",
             cwd=self._folder,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -93,6 +96,14 @@ class Node:
 
     async def lines(self, *arguments: str) -> list[Line]:
         async with self.running(*arguments) as process:
+            output, problem = await process.communicate()
+        assert process.returncode == 0, problem.decode()
+        return [json.loads(line) for line in output.splitlines()]
+
+    async def script_lines(self, script: str) -> list[Any]:
+        """What a program of its own prints; it is given the port."""
+        words = ("--input-type=module", "--eval", script, str(self._port))
+        async with self._node(*words) as process:
             output, problem = await process.communicate()
         assert process.returncode == 0, problem.decode()
         return [json.loads(line) for line in output.splitlines()]
@@ -171,6 +182,66 @@ def test_node_subscribes_from_the_past_into_the_present(client: Path, tmp_path: 
 
 
 @pytest.mark.slow
+def test_node_consumes_and_what_it_acknowledged_does_not_come_again(
+    client: Path, tmp_path: Path
+) -> None:
+    async def scenario(node: Node, server: Server) -> None:
+        for number in range(3):
+            await server.broker.send(Message("orders/eu", b"%d" % number, key=b"k"))
+        first = await node.lines("consume", "billing", "orders/*", "--count", "2")
+        assert first[0] == {"consuming": "billing"}
+        assert told(first[1:], "offset", "payload", "failures") == [[1, "0", 0], [2, "1", 0]]
+        await server.broker.send(Message("orders/us", b"new"))
+        rest = await node.lines("consume", "billing", "--count", "2")
+        assert sorted(told(rest[1:], "topic", "offset", "failures")) == [
+            ["orders/eu", 3, 0],
+            ["orders/us", 1, 0],
+        ]
+        (state,) = await server.broker.work.subscriptions("billing")
+        assert (state.mode, state.members[0].backlog) == ("shared", 0)
+
+    run(client, tmp_path / "data", scenario)
+
+
+# Refuses the first message of a key once: it and the later one, recalled, come again in order.
+REFUSING = """
+import { connect } from "./runnel.js";
+
+const bus = await connect({ port: Number(process.argv[1]) });
+const consumer = await bus.consume("billing", "orders/*", { mode: "key_shared" });
+let left = 4;
+for await (const message of consumer) {
+  console.log(JSON.stringify([message.offset, Buffer.from(message.key).toString(), message.failures]));
+  if (message.offset === 1 && message.failures === 0) {
+    consumer.nack(message, { delayMs: 100, reason: "not yet" });
+    await bus.ping(); // the recall comes before the answer
+  } else {
+    consumer.renew();
+    consumer.ack(message);
+    if (--left === 0) break;
+  }
+}
+await bus.close();
+"""
+
+
+@pytest.mark.slow
+def test_node_refuses_a_message_and_gets_its_key_again_in_order(
+    client: Path, tmp_path: Path
+) -> None:
+    async def scenario(node: Node, server: Server) -> None:
+        for key in (b"a", b"b", b"a", b"b"):
+            await server.broker.send(Message("orders/eu", b"x", key=key))
+        lines = await node.script_lines(REFUSING)
+        assert [line for line in lines if line[1] == "a"] == [[1, "a", 0], [1, "a", 1], [3, "a", 0]]
+        assert [line for line in lines if line[1] == "b"] == [[2, "b", 0], [4, "b", 0]]
+        (state,) = await server.broker.work.subscriptions("billing")
+        assert state.members[0].backlog == 0
+
+    run(client, tmp_path / "data", scenario)
+
+
+@pytest.mark.slow
 def test_node_reads_more_than_its_credit(client: Path, tmp_path: Path) -> None:
     async def scenario(node: Node, server: Server) -> None:
         for number in range(40):
@@ -187,6 +258,7 @@ def test_node_is_told_what_was_wrong(client: Path, tmp_path: Path) -> None:
         assert (await node.refused("fetch", "nowhere")).startswith("unknown_topic: ")
         assert (await node.refused("publish", "bad\nname", "x")).startswith("invalid_name: ")
         assert (await node.refused("subscribe", "[")).startswith("invalid_name: ")
+        assert (await node.refused("consume", "nobody")).startswith("unknown_subscription: ")
 
     run(client, tmp_path / "data", scenario)
 

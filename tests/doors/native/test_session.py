@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from runnel.broker.broker import Fetched, Level
-from runnel.config import NativeSettings, Settings
-from runnel.doors.native.session import LARGE_ANSWERS_MAX, Session
+from runnel.config import NativeSettings
+from runnel.doors.native.session import LARGE_ANSWERS_MAX
 from runnel.errors import (
     BusyError,
     DiskFullError,
@@ -26,10 +26,9 @@ from runnel.formats import wire
 from runnel.formats.batch import Batch
 from runnel.formats.frames import pack_head
 from runnel.formats.message import Message
-from tests.doors.native.fake_broker import FakeBroker
+from tests.doors.native.scene import Scene
 from tests.doors.native.talking import (
     HELLO,
-    Recorder,
     frames_of,
     in_loop,
     packed,
@@ -38,39 +37,6 @@ from tests.doors.native.talking import (
     turn,
     until,
 )
-
-
-class Scene:
-    """A session that has been greeted, with a broker and an output to look at."""
-
-    def __init__(self, native: NativeSettings | None = None, *, greets: bool = True) -> None:
-        self.broker = FakeBroker()
-        self.output = Recorder()
-        settings = Settings(native=native or NativeSettings())
-        self.session = Session(self.broker.as_broker, settings, self.output)
-        if greets:
-            self.say(packed(HELLO))
-            self.output.take()
-
-    def say(self, *frames: bytes) -> None:
-        self.session.receive(frames_of(b"".join(frames)))
-
-    def hear(self) -> list[wire.Answer]:
-        return self.output.take()
-
-    def ask(self, *frames: bytes | wire.Head) -> list[wire.Answer]:
-        self.say(*(packed(each) if isinstance(each, wire.Head) else each for each in frames))
-        return self.hear()
-
-    @property
-    def is_held_back(self) -> bool:
-        return self.output.is_input_paused and self.session.is_held_back
-
-    async def ask_later(self, *frames: bytes | wire.Head) -> list[wire.Answer]:
-        first = self.ask(*frames)
-        await turn()
-        return first + self.hear()
-
 
 # --- Greeting ---
 
@@ -177,15 +143,24 @@ async def test_a_fetch_brings_its_batches_as_blocks() -> None:
     assert bytes(frame.tail) == b"".join(batch.pack() for batch in batches)
 
 
-@pytest.mark.parametrize("head", [wire.Ping(3), wire.Credit(1, 1), wire.Fetch(3, "a")])
+@pytest.mark.parametrize("head", [wire.Ping(3), wire.Fetch(3, "a")])
 @in_loop
 async def test_bytes_behind_a_head_that_has_none_are_an_error(head: wire.Head) -> None:
     scene = Scene()
     (error,) = scene.ask(packed(head, b"12345678"))
     assert isinstance(error, wire.Error)
-    assert error.code == "malformed"
+    assert (error.id, error.code) == (3, "malformed")
     assert "8 bytes behind" in error.text
     assert not scene.output.is_closed
+
+
+@in_loop
+async def test_a_mistake_in_what_has_no_answer_is_told_and_ends_the_connection() -> None:
+    scene = Scene()
+    (error,) = scene.ask(packed(wire.Credit(1, 1), b"12345678"), wire.Ping(2))
+    assert isinstance(error, wire.Error)
+    assert (error.id, error.code) == (0, "malformed")
+    assert scene.output.is_closed
 
 
 # --- Errors ---

@@ -9,6 +9,7 @@ history     this: the frame, and processes that begin and end      plan      wha
 operations  what it does                                           traffic   batches sent and answered
 model       what the log has promised                              checking  reading everything, for the model
 clients     named publishers                                       damage    one flipped bit, as the last act
+acknowledging   a subscription
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import Any, TypeVar
 
 from runnel.errors import RunnelError, Unavailable
 from runnel.log.disk_log import DiskLog
+from runnel.log.log import ShardId
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.power import PowerLoss
 from tests.fakes.workers import SimulatedWorkers
 from tests.log.simulation import operations
+from tests.log.simulation.acknowledging import Subscription, attach
 from tests.log.simulation.checking import check_everything
 from tests.log.simulation.damage import damage_something
 from tests.log.simulation.facts import Violation
@@ -90,7 +93,10 @@ class History:
         self.plan = plan
         self.random = random
         self.transcript: list[str] = []
-        self.model = Model(plan.policies)
+        self.subscription = Subscription(
+            plan.covered, lambda topic: ShardId(plan.policies.for_topic(topic).journal)
+        )
+        self.model = Model(plan.policies, self.subscription)
         self.clock = VirtualClock()
         self.disk = FakeDisk(Random(random.getrandbits(32)))
         self.workers = self._new_workers()
@@ -258,6 +264,7 @@ class History:
             raise Violation(f"damage was found that nobody did: {list(recovered.damage)}")
         self.model.check_topics(info.name for info in self.log.topics())
         self.model.check_cursors(self.log.cursors())
+        attach(self)
 
     async def close(self) -> None:
         await self.finish_beside()

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from runnel.config import Until
 from runnel.formats.message import Message
 from runnel.log.log import Appended, Bounds, Cursor, Level, ShardId
 from runnel.topics.patterns import Pattern
 from runnel.topics.policies import Policies
+from tests.log.simulation.acknowledging import Subscription
 from tests.log.simulation.facts import (
     Dropping,
     Fate,
@@ -32,8 +34,9 @@ from tests.log.simulation.facts import (
 class Model:
     """See the module's first lines."""
 
-    def __init__(self, policies: Policies) -> None:
+    def __init__(self, policies: Policies, subscription: Subscription) -> None:
         self.policies = policies
+        self.subscription = subscription
         self.sent: list[Sent] = []
         self.topics: dict[str, TopicModel] = {}
         self.partitions: dict[Key, PartitionModel] = {}
@@ -255,6 +258,14 @@ class Model:
             return False
         if policy.pin.bytes_max is not None and self.bytes_sent[shard] > policy.pin.bytes_max:
             return False
+        lowest_owed = self.subscription.lowest_owed(key)
+        if lowest_owed is not None and offset >= lowest_owed:
+            return True
+        return self._is_held(key, offset, known)
+
+    def _is_held(self, key: Key, offset: int, known: Known) -> bool:
+        """Whether a cursor surely holds this message."""
+        shard = self.shard_of(key[0])
         return any(
             all(value is not None and _holds(value, shard, key, offset, known) for value in values)
             for values in self.cursors.values()
@@ -273,7 +284,14 @@ class Model:
             and shard in self.trimmed
             and self.bytes_sent[shard] > retain.bytes_max
         )
-        return (is_old or is_over) and not self._is_pinned(key, offset, known, now_ns)
+        if (is_old or is_over) and not self._is_pinned(key, offset, known, now_ns):
+            return True
+        return (
+            retain.until is Until.ACKED
+            and shard in self.trimmed
+            and self.subscription.has_acked(key, offset)
+            and not self._is_held(key, offset, known)
+        )
 
     # --- Reading ---
 
@@ -308,7 +326,10 @@ class Model:
         if age_ns is None or known.time_ns >= now_ns - age_ns:
             return
         shard = self.shard_of(key[0])
+        lowest_owed = self.subscription.lowest_owed(key)
         # A hold on any message of a run holds the run: be generous by a batch's length.
+        if lowest_owed is not None and lowest_owed <= offset + 100:
+            return
         if not any(
             value is not None and _holds(value, shard, key, offset + 100, known)
             for values in self.cursors.values()

@@ -8,11 +8,14 @@ from typing import Any, Final
 import pytest
 
 from runnel.formats import block
+from runnel.log import paths
 from runnel.log.catalogue import Catalogue
 from runnel.log.cursors import CursorTable
 from runnel.log.disk_log import DiskLog
+from runnel.log.index import Key
+from runnel.log.pins import ShardPins
 from runnel.log.producers import ProducerTable
-from runnel.log.retention import Hold
+from runnel.log.retention import Hold, Holds
 from runnel.log.shard import Shard
 from runnel.log.topic_table import Partition
 from runnel.log.writer import ShardWriter
@@ -60,7 +63,7 @@ def snapshots_forget_the_newest_records(patch: Patch) -> None:
     begin_file = Catalogue._begin_file
 
     def begin_with_snapshot_alone(catalogue: Catalogue, records: Sequence[Any]) -> None:
-        begin_file(catalogue, catalogue._snapshot() if records else ())
+        begin_file(catalogue, list(catalogue._snapshot()) if records else ())
 
     patch.setattr(Catalogue, "_begin_file", begin_with_snapshot_alone)
 
@@ -74,6 +77,31 @@ def cursors_hold_nothing(patch: Patch) -> None:
         return []
 
     patch.setattr(CursorTable, "holds_on", no_holds)
+
+
+def owed_messages_go(patch: Patch) -> None:
+    owed = ShardPins.owed
+
+    def owed_but_one(pins: ShardPins, key: Key, begin: int, end: int) -> object:
+        ranges = owed(pins, key, begin, end)
+        return ranges and ranges[1:]
+
+    patch.setattr(ShardPins, "owed", owed_but_one)
+
+
+def acknowledged_messages_go_before_cursors_have_passed_them(patch: Patch) -> None:
+    patch.setattr(ShardPins, "cursors", lambda pins: Holds(()))
+
+
+def states_are_not_synced(patch: Patch) -> None:
+    write = FakeFile.write
+
+    def write_unsynced(
+        file: FakeFile, position: int, buffers: Sequence[bytes], *, sync: bool
+    ) -> None:
+        write(file, position, buffers, sync=sync and f"/{paths.STATE}/" not in file.path)
+
+    patch.setattr(FakeFile, "write", write_unsynced)
 
 
 def bodies_are_not_verified(patch: Patch) -> None:
@@ -93,5 +121,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     snapshots_forget_the_newest_records,
     purges_are_not_recovered,
     cursors_hold_nothing,
+    owed_messages_go,
+    acknowledged_messages_go_before_cursors_have_passed_them,
+    states_are_not_synced,
     bodies_are_not_verified,
 )

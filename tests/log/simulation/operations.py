@@ -20,6 +20,7 @@ from runnel.errors import (
 from runnel.log.log import Cursor, CursorPosition, Position
 from tests.fakes.disk import Kind
 from tests.fakes.power import PowerLoss
+from tests.log.simulation.acknowledging import acknowledge
 from tests.log.simulation.checking import check_everything, take_in
 from tests.log.simulation.facts import Fate, Key, Violation, drops
 from tests.log.simulation.plan import SECOND_NS, Trouble
@@ -433,6 +434,7 @@ _PLAIN: Final[tuple[tuple[Operation, int], ...]] = (
     (delete, 2),
     (set_cursor, 4),
     (remove_cursor, 1),
+    (acknowledge, 6),
     (check_everything, 3),
 )
 _BESIDE: Final[tuple[tuple[Operation, int], ...]] = (

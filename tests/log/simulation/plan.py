@@ -6,7 +6,16 @@ import enum
 from dataclasses import dataclass
 from random import Random
 
-from runnel.config import LimitSettings, LogSettings, Pin, Retain, Rotate, Settings, TopicRule
+from runnel.config import (
+    LimitSettings,
+    LogSettings,
+    Pin,
+    Retain,
+    Rotate,
+    Settings,
+    TopicRule,
+    Until,
+)
 from runnel.topics.policies import Policies
 
 SECOND_NS = 1_000_000_000
@@ -28,6 +37,7 @@ class Plan:
     settings: Settings
     policies: Policies
     topics: tuple[str, ...]
+    covered: tuple[str, ...]  # topics of a subscription
     producers: tuple[str, ...]
     steps: int
     worker_turns_max: int
@@ -61,6 +71,7 @@ def draw(random: Random) -> Plan:
             index_cache_bytes_max=random.choice((1, 2_000, 1 << 20)),
             segment_runs_max=random.choice((4, 30, 10_000)),
             catalogue_log_bytes_max=random.choice((1, 300, 2_000, 1 << 20)),
+            state_log_bytes_max=random.choice((1, 100, 1_000)),
         ),
         topics=rules,
     )
@@ -68,6 +79,7 @@ def draw(random: Random) -> Plan:
         settings=settings,
         policies=Policies(rules),
         topics=topics,
+        covered=tuple(topic for topic in topics if random.random() < 0.6),
         producers=("p", "q"),
         steps=random.choice((8, 20, 32)),
         worker_turns_max=random.choice((0, 1, 4)),
@@ -80,6 +92,7 @@ def _rule(random: Random, match: str, journal: str) -> TopicRule:
     retain = Retain(
         age_ns=random.choice((None, 60 * SECOND_NS)),
         bytes_max=random.choice((None, None, 4_000)),
+        until=random.choice((None, Until.ACKED)),
     )
     pin = Pin(
         age_ns=random.choice((None, 300 * SECOND_NS)), bytes_max=random.choice((None, None, 9_000))

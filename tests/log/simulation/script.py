@@ -6,25 +6,47 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from runnel.config import LimitSettings, LogSettings, Rotate, Settings, TopicRule
+from runnel.config import (
+    LimitSettings,
+    LogSettings,
+    Retain,
+    Rotate,
+    Settings,
+    TopicRule,
+    Until,
+)
 from runnel.topics.policies import Policies
 from tests.fakes.disk import FakeDisk
 from tests.fakes.power import PowerLoss
 from tests.log.simulation import operations
+from tests.log.simulation.acknowledging import acknowledge
 from tests.log.simulation.checking import check_everything
 from tests.log.simulation.history import History
 from tests.log.simulation.plan import Plan
 
-_RULES = (TopicRule(match="*", journal="all", rotate=Rotate(bytes_max=3_000, every_ns=None)),)
+_RULES = (
+    TopicRule(
+        match="*",
+        journal="all",
+        rotate=Rotate(bytes_max=3_000, every_ns=None),
+        retain=Retain(until=Until.ACKED),
+    ),
+)
 PLAN = Plan(
     settings=Settings(
         data="data",
         limits=LimitSettings(open_files_max=16),
-        log=LogSettings(allocate_bytes=512, disk_reserve_bytes=0, catalogue_log_bytes_max=900),
+        log=LogSettings(
+            allocate_bytes=512,
+            disk_reserve_bytes=0,
+            catalogue_log_bytes_max=900,
+            state_log_bytes_max=40,
+        ),
         topics=_RULES,
     ),
     policies=Policies(_RULES),
     topics=("a", "b", "c"),
+    covered=("a", "b"),
     producers=("p",),
     steps=0,
     worker_turns_max=0,
@@ -36,7 +58,7 @@ EndProcess = Callable[[FakeDisk], None]
 
 
 class Script(History):
-    """Append, rotate, trim, rewrite, purge, delete, close, open; then once more over what is there.
+    """Append, rotate, acknowledge, trim, rewrite, purge, delete, close, open; then once more over what is there.
 
     `end` is called with the disk of the process of that number, 0 or 1, and says how it ends.
     """
@@ -68,6 +90,7 @@ class Script(History):
             await operations.append_named(self)
             await operations.sync(self)
         await operations.set_cursor(self)
+        await acknowledge(self)
         await operations.trim(self)
         await operations.rewrite(self)
         await operations.purge(self)

@@ -11,7 +11,7 @@ from tests.log.simulation.mutants import MUTANTS, Mutant, segments_are_not_synce
 
 HISTORIES = 2_000
 CHUNK = 50
-# Each mistake has to show within so many histories; when this was written the rarest took the 52nd.
+# Each mistake has to show within so many histories; when this was written the rarest took the 80th.
 SEEDS_FOR_A_MUTANT = 120
 
 

@@ -51,6 +51,19 @@ async def test_cursor_set_in_the_write_that_leads_to_a_snapshot_survives() -> No
 
 
 @played
+async def test_definitions_of_subscriptions_survive_crashes_and_snapshots() -> None:
+    disk = FakeDisk(1)
+    log = await open_log(disk, catalogue_log_bytes_max=300)
+    await log.set_subscription("removed", b"gone")
+    for number in range(40):
+        await log.set_subscription(f"work {number % 3}", b"%d" % number)
+    await log.remove_subscription("removed")
+    disk.crash()
+    log = await open_log(disk.restart())
+    assert log.subscriptions() == {"work 0": b"39", "work 1": b"37", "work 2": b"38"}
+
+
+@played
 async def test_purge_and_deletion_survive_the_snapshots_that_they_lead_to() -> None:
     disk = FakeDisk(1)
     log = await open_log(disk, catalogue_log_bytes_max=1)

@@ -1,16 +1,31 @@
-"""What an error looks like on the wire: the one table from failures to the native protocol."""
+"""What publishes and failures look like on the wire: for errors the one table to the native protocol."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from runnel.broker.broker import Published
 from runnel.errors import MovedError, RunnelError, details_of
 from runnel.formats import wire
+from runnel.formats.work_heads import ConsumerEnded
 
 # Some errors quote what they refuse, and that may be as long as a frame.
 _TEXT_CHARACTERS_MAX: Final = 1000
 
 INTERNAL_TEXT: Final = "an internal error of the broker; its diagnostics say more"
+
+
+def published_answer(request_id: int, published: Published) -> wire.Published:
+    return wire.Published(
+        request_id,
+        published.base_offsets,
+        published.entry,
+        published.epoch,
+        published.receive_time_ns,
+        published.level,
+        published.is_repeated,
+        published.receivers,
+    )
 
 
 def error_answer(request_id: int, error: BaseException) -> wire.Error:
@@ -34,6 +49,11 @@ def error_answer(request_id: int, error: BaseException) -> wire.Error:
 def ended_notice(subscription: int, error: RunnelError) -> wire.Ended:
     """A subscription is over, and this is why."""
     return wire.Ended(subscription, error.code, shortened(str(error)), error.retriable)
+
+
+def consumer_ended_notice(consumer: int, error: RunnelError) -> ConsumerEnded:
+    """The same of a consumer."""
+    return ConsumerEnded(consumer, error.code, shortened(str(error)), error.retriable)
 
 
 def shortened(text: str) -> str:

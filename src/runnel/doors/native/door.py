@@ -155,6 +155,7 @@ class Door:
         if self.rows in self.broker.connection_rows:
             self.broker.connection_rows.remove(self.rows)
         for connection in self._all():
+            connection.session.consumers.close(is_clean=True)  # it is not they who failed
             connection.abort()
         await self._empty.wait()
         self.tasks.cancel()

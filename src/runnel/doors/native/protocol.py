@@ -238,12 +238,12 @@ class Connection(asyncio.BufferedProtocol):
             self.peer,
             session.client,
             self._connected_ns,
-            len(session.subscriptions),
+            len(session.subscriptions) + len(session.consumers),
             self._pending_bytes + self._transport.get_write_buffer_size(),
             Flow(
                 session.messages_in,
                 self._bytes_in,
-                session.messages_fetched + session.subscriptions.messages_out,
+                session.messages_out,
                 self._bytes_out,
             ),
         )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from runnel.errors import MalformedError
+from typing import Final
+
+from runnel.errors import LimitExceededError, MalformedError
 from runnel.formats import block, wire
 from runnel.formats.batch import Batch
 from runnel.formats.message import NO_TAGS, Message
+from runnel.formats.work_heads import Nack, Recalled, Renew, Window
+
+# Deliveries, parts of them, or dead letters that one frame may name.
+PARTS_MAX: Final = 100_000
 
 
 def id_of(request: wire.Request) -> int:
     """The id to answer to; 0, the connection's, for a request that has none."""
-    return 0 if isinstance(request, wire.Credit) else request.id
+    return 0 if isinstance(request, wire.Credit | Window | Nack | Renew | Recalled) else request.id
 
 
 def name_of(request: wire.Request) -> str:
@@ -21,6 +27,14 @@ def check_no_tail(request: wire.Request, tail: memoryview) -> None:
     if tail:
         raise MalformedError(
             "frame tail", f"{len(tail)} bytes behind {name_of(request)!r}, which has no tail"
+        )
+
+
+def check_count(request: wire.Request, count: int) -> None:
+    """Of what a request names: taking it must not hold up everybody else for long."""
+    if count > PARTS_MAX:
+        raise LimitExceededError(
+            f"{name_of(request)} names {count:,} things; at most {PARTS_MAX:,} fit into one frame"
         )
 
 

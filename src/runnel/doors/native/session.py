@@ -11,30 +11,33 @@ import asyncio
 import enum
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache, partial
-from importlib import metadata
+from functools import partial
 from typing import Final
 
 from runnel.broker.broker import Broker, Level, Published
 from runnel.config import Settings
 from runnel.doors.native import verbs
-from runnel.doors.native.answers import error_answer
+from runnel.doors.native.answers import error_answer, published_answer
+from runnel.doors.native.consumers import Consumers
+from runnel.doors.native.greeting import checked_hello, welcome_to
 from runnel.doors.native.large_answers import LargeAnswer, LargeAnswers
 from runnel.doors.native.output import Output, say
-from runnel.doors.native.requests import check_no_tail, id_of, message_of, name_of, only_batch
+from runnel.doors.native.requests import check_no_tail, id_of, message_of, only_batch
 from runnel.doors.native.subscriptions import Subscriptions
 from runnel.doors.native.tasks import Tasks
 from runnel.doors.native.turns import Turns
 from runnel.errors import BusyError, ClosedError, HandshakeError, MalformedError, RunnelError
 from runnel.formats import wire
+from runnel.formats import work_heads as work
 from runnel.formats.frames import Frame
 from runnel.world.diagnostics import get_logger
 
 logger = get_logger("runnel.native")
 
-_NS_PER_MS: Final = 1_000_000
 # Fetches and lists of one connection that are being read, or wait for the transport to take them.
 LARGE_ANSWERS_MAX: Final = 8
+# Several deliveries of work share a frame up to so much; a client is told what frames to expect.
+_WORK_BYTES_MAX: Final = 4 * 2**20
 
 # Why no further request is begun at the moment: bits of `_holds`, which is looked at for every frame.
 _ROOM: Final = 1  # the log's queue is full
@@ -61,6 +64,7 @@ class Session:
         "_idle",
         "_is_input_paused",
         "_large_answers",
+        "_messages_fetched",
         "_output",
         "_settings",
         "_stage",
@@ -69,7 +73,7 @@ class Session:
         "_unanswered",
         "_waiting_fetches",
         "client",
-        "messages_fetched",
+        "consumers",
         "messages_in",
         "subscriptions",
     )
@@ -89,8 +93,10 @@ class Session:
         self._tasks = Tasks() if tasks is None else tasks
         self._turns = Turns() if turns is None else turns
         self.subscriptions = Subscriptions(broker, output)
+        tail_bytes_max = min(settings.native.frame_bytes_max // 2, _WORK_BYTES_MAX)
+        self.consumers = Consumers(broker, output, tail_bytes_max=tail_bytes_max)
         self.client = ""  # what it calls itself
-        self.messages_in = self.messages_fetched = 0
+        self.messages_in = self._messages_fetched = 0
         self._stage = _Stage.GREETING
         self._frames: deque[Frame] = deque()  # that have come and are not begun
         self._holds = 0
@@ -111,6 +117,13 @@ class Session:
         """Whether the client has to wait for the broker, so that its silence means nothing."""
         return bool(self._holds & ~_OUTPUT)
 
+    @property
+    def messages_out(self) -> int:
+        """However they were read."""
+        return (
+            self._messages_fetched + self.subscriptions.messages_out + self.consumers.messages_out
+        )
+
     # --- What the connection says ---
 
     def receive(self, frames: Sequence[Frame]) -> None:
@@ -130,11 +143,14 @@ class Session:
         self._hold(_OUTPUT)
         self._large_answers.pause()
         self.subscriptions.pause()
+        self.consumers.pause()
 
     def resume_output(self) -> None:
         self._holds &= ~_OUTPUT
         self._large_answers.resume()
         self.subscriptions.resume()  # which may fill it again
+        if not self._holds & _OUTPUT and self._stage is _Stage.OPEN:
+            self.consumers.resume()
         self._go_on()
 
     def drain(self, within_ms: int) -> None:
@@ -145,6 +161,7 @@ class Session:
             self._stage = _Stage.DRAINING
             closing = wire.Closing("the broker is shutting down; connect again later", within_ms)
             say(self._output, closing)
+            self.consumers.pause()  # what they would begin now, they could hardly acknowledge
             for task in self._waiting_fetches:
                 task.cancel()
 
@@ -168,6 +185,7 @@ class Session:
 
     def lost(self) -> None:
         """The connection is gone. What it changes is finished; what it waited for is not."""
+        self._close_consumers()
         self._stage = _Stage.CLOSED
         self._frames.clear()
         self.subscriptions.close()
@@ -176,6 +194,10 @@ class Session:
             task.cancel()
         if self._idle is not None:
             self._idle.set()
+
+    def _close_consumers(self) -> None:
+        # Of a broker that goes, what was being worked on comes back without counting as failed.
+        self.consumers.close(is_clean=self._stage is _Stage.DRAINING)
 
     # --- Frames become requests ---
 
@@ -228,36 +250,19 @@ class Session:
             else:
                 self._obey(request, frame.tail)
         except RunnelError as error:
-            self._say_error(id_of(request), error)
+            if request_id := id_of(request):
+                self._say_error(request_id, error)
+            else:
+                self.fail(error)  # there is no request to answer: it is the connection that is told
         except Exception as error:  # noqa: BLE001 - the boundary: a bug costs one connection
             self._break_down(id_of(request), error)
 
     def _greet(self, request: wire.Request, tail: memoryview) -> None:
-        if not isinstance(request, wire.Hello):
-            raise HandshakeError(f"the first frame must be hello; this one is {name_of(request)!r}")
-        check_no_tail(request, tail)
-        if request.version != wire.VERSION:
-            raise HandshakeError(
-                f"the client speaks version {request.version} of the native protocol; "
-                f"this broker speaks version {wire.VERSION}"
-            )
+        hello = checked_hello(request, tail)
         self._stage = _Stage.OPEN
-        self.client = request.client
+        self.client = hello.client
         self._broker.metrics.counters.connections_opened += 1
-        settings = self._settings
-        welcome = wire.Welcome(
-            request.id,
-            wire.VERSION,
-            (),
-            settings.cluster,
-            settings.node,
-            _server_name(),
-            settings.native.frame_bytes_max,
-            settings.limits.batch_bytes_max,
-            settings.limits.message_bytes_max,
-            settings.native.idle_timeout_ns // _NS_PER_MS,
-        )
-        say(self._output, welcome)
+        say(self._output, welcome_to(hello, self._settings))
 
     def _obey(self, request: wire.Request, tail: memoryview) -> None:
         if isinstance(request, wire.Publish):
@@ -267,6 +272,12 @@ class Session:
         match request:
             case wire.Credit():
                 self.subscriptions.grant(request.subscription, request.credit_bytes)
+            case work.Ack() | work.AckUpTo():
+                answering = self.consumers.ack(request)
+                if answering is not None:
+                    self._start(request.id, answering)
+            case work.Nack() | work.Renew() | work.Recalled() | work.Window() | work.Leave():
+                self.consumers.hear(request)
             case wire.Send():
                 self._send(request)
             case wire.Subscribe():
@@ -276,6 +287,10 @@ class Session:
                 self._start(request.id, partial(self.subscriptions.open, request))
             case wire.Unsubscribe():
                 self.subscriptions.unsubscribe(request)
+            case work.Consume():
+                self._check_open()
+                self.consumers.prepare(request.consumer, self._settings.native.consumers_max)
+                self._start(request.id, partial(self.consumers.open, request))
             case wire.FetchShard():
                 self._check_open()
                 self._start(request.id, partial(self._reply_at_length, request))
@@ -285,21 +300,21 @@ class Session:
                 if request.wait_ms:
                     self._waiting_fetches.add(task)
                     task.add_done_callback(self._waiting_fetches.discard)
-            case wire.Topics() | wire.Shards():
-                self._start(request.id, partial(self._reply_at_length, request))
-            case (
-                wire.DescribeTopic()
-                | wire.DeleteTopic()
-                | wire.PurgeTopic()
-                | wire.SetCursor()
-                | wire.RemoveCursor()
-            ):
-                self._start(request.id, partial(self._reply_later, request))
             case wire.Hello():
                 raise HandshakeError("hello was said already; it is the first frame and no other")
             case _:
-                reply = verbs.reply_to(self._broker, request)
-                say(self._output, reply.head, reply.tail)
+                self._answer(request)
+
+    def _answer(
+        self, request: verbs.PromptRequest | verbs.ListRequest | verbs.SmallRequest
+    ) -> None:
+        if isinstance(request, verbs.PromptRequest):
+            reply = verbs.reply_to(self._broker, request)
+            say(self._output, reply.head, reply.tail)
+        elif isinstance(request, verbs.ListRequest):
+            self._start(request.id, partial(self._reply_at_length, request))
+        else:
+            self._start(request.id, partial(self._reply_later, request))
 
     def _check_open(self) -> None:
         if self._stage is _Stage.DRAINING:
@@ -383,17 +398,7 @@ class Session:
             self._say_error(request_id, ClosedError("the broker was closed before it was stored"))
         elif (error := published.exception()) is None:
             if level is not Level.NONE:
-                done = published.result()
-                head = wire.Published(
-                    request_id,
-                    done.base_offsets,
-                    done.entry,
-                    done.epoch,
-                    done.receive_time_ns,
-                    done.level,
-                    done.is_repeated,
-                    done.receivers,
-                )
+                head = published_answer(request_id, published.result())
                 self._output.queue(wire.encode(head))
         elif isinstance(error, RunnelError):
             self._say_error(request_id, error)
@@ -422,7 +427,7 @@ class Session:
             self._say_error(request_id, _shutting_down())
         self._settle()
 
-    async def _reply_later(self, request: verbs.WaitingRequest) -> None:
+    async def _reply_later(self, request: verbs.SmallRequest) -> None:
         reply = await verbs.wait_reply_to(self._broker, request)
         say(self._output, reply.head, reply.tail)
 
@@ -430,7 +435,7 @@ class Session:
         async with LargeAnswer(self._large_answers) as turn:
             if self._stage is not _Stage.CLOSED:
                 reply = await verbs.wait_reply_to(self._broker, request, turn.aside)
-                self.messages_fetched += reply.messages
+                self._messages_fetched += reply.messages
                 say(self._output, reply.head, reply.tail)
 
     def _count_unanswered(self) -> None:
@@ -447,7 +452,11 @@ class Session:
             self._check_idle()
 
     def _check_idle(self) -> None:
-        if self._unanswered or self._frames:
+        if self._frames:
+            return
+        if self._ends_when_idle:
+            self._close_consumers()  # they can say no more, whatever answers are still to come
+        if self._unanswered:
             return
         if self._idle is not None:
             self._idle.set()
@@ -474,11 +483,6 @@ class Session:
             self._broker.metrics.counters.requests_failed += 1
             say(self._output, error_answer(request_id, error))
             self.close()
-
-
-@cache
-def _server_name() -> str:
-    return f"runnel/{metadata.version('runnel')}"
 
 
 def _shutting_down() -> ClosedError:

@@ -13,23 +13,42 @@ import msgspec
 
 from runnel.broker.broker import Broker, ShardId
 from runnel.doors.native.output import Buffer
+from runnel.doors.native.requests import check_count
 from runnel.formats import block, wire
 from runnel.formats import envelope as envelopes
+from runnel.formats import work_heads as work
 from runnel.formats.batch import Batch
 
-PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Producer | wire.Cursors | wire.Statistics
 WhileWaiting: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
-WaitingRequest: TypeAlias = (
-    wire.Fetch
-    | wire.Shards
-    | wire.FetchShard
-    | wire.Topics
-    | wire.DescribeTopic
+
+PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Producer | wire.Cursors | wire.Statistics
+# Their answers may be large: the session lets few of them be prepared at a time.
+ListRequest: TypeAlias = wire.Topics | wire.Shards | work.ListSubscriptions | work.DeadLetters
+FetchRequest: TypeAlias = wire.Fetch | wire.FetchShard
+SmallRequest: TypeAlias = (
+    wire.DescribeTopic
     | wire.DeleteTopic
     | wire.PurgeTopic
     | wire.SetCursor
     | wire.RemoveCursor
+    | work.MakeSubscription
+    | work.DeleteSubscription
+    | work.PauseSubscription
+    | work.MoveSubscription
+    | work.RemoveMember
+    | work.SettleDead
 )
+_WorkRequest: TypeAlias = (
+    work.ListSubscriptions
+    | work.DeadLetters
+    | work.SettleDead
+    | work.MakeSubscription
+    | work.DeleteSubscription
+    | work.PauseSubscription
+    | work.MoveSubscription
+    | work.RemoveMember
+)
+WaitingRequest: TypeAlias = FetchRequest | ListRequest | SmallRequest
 
 # A list of topics goes into one frame; whoever wants more asks again from behind the last.
 _TOPICS_LISTED_MAX: Final = 10_000
@@ -91,6 +110,44 @@ async def wait_reply_to(
             await broker.set_cursor(request.name, request.places)
         case wire.RemoveCursor():
             await broker.remove_cursor(request.name)
+        case _:
+            return await _wait_work_reply(broker, request)
+    return Reply(wire.Done(request.id))
+
+
+async def _wait_work_reply(broker: Broker, request: _WorkRequest) -> Reply:
+    """Of subscriptions and their dead letters."""
+    match request:
+        case work.ListSubscriptions():
+            subscriptions = await broker.work.subscriptions(request.name)
+            return Reply(work.SubscriptionList(request.id, subscriptions))
+        case work.DeadLetters():
+            batches, next_offset = await broker.work.dead_letters(
+                request.subscription, request.offset, request.messages_max
+            )
+            blocks = [part for batch in batches for part in _block_of(batch)]
+            return Reply(work.DeadList(request.id, next_offset), blocks, sum(map(len, batches)))
+        case work.SettleDead():
+            check_count(request, len(request.offsets))
+            settled = await broker.work.settle_dead(
+                request.subscription,
+                request.offsets,
+                is_all=request.is_all,
+                is_redriven=request.is_redriven,
+            )
+            return Reply(work.Settled(request.id, settled))
+        case work.MakeSubscription():
+            await broker.work.make_subscription(
+                request.name, request.patterns, request.mode, request.start, request.options
+            )
+        case work.DeleteSubscription():
+            await broker.work.delete_subscription(request.name)
+        case work.PauseSubscription():
+            await broker.work.pause_subscription(request.name, is_paused=request.is_paused)
+        case work.MoveSubscription():
+            await broker.work.move_subscription(request.name, request.start, member=request.member)
+        case work.RemoveMember():
+            await broker.work.remove_member(request.name, request.member)
     return Reply(wire.Done(request.id))
 
 

@@ -10,6 +10,7 @@ from runnel.log import catalogue as records
 from runnel.log.catalogue import Loaded
 from runnel.log.catalogue_state import CatalogueState
 from runnel.log.cursors import CursorTable
+from runnel.log.definitions import DefinitionTable
 from runnel.log.index import Key
 from runnel.log.last_values import LastValues
 from runnel.log.log import Cursor
@@ -58,6 +59,7 @@ def read_catalogue(disk: Disk, folder: str, report: Report) -> Catalogued:
         TopicTable(_POLICIES, _UNLIMITED),
         CursorTable(_UNLIMITED, lambda _: None),
         LastValues(),
+        DefinitionTable(_UNLIMITED),
     )
     state.apply_all(loaded.records)
     return Catalogued(

@@ -2,7 +2,8 @@
 
 Checked of a segment: its header, each block's header, envelope, body and padding against their checksums, whether the
 body's columns can be decoded, that entries rise, receive times do not go back and offsets of a topic-partition go
-forward (holes are what rewriting leaves), and its index against one made anew. Of the catalogue: each record.
+forward (holes are what rewriting leaves), and its index against one made anew. Of the catalogue and of what
+subscriptions have done in each shard: each record.
 
 A tail that was never known to be synced is no damage: a crash leaves such, and recovery cuts it off.
 """
@@ -32,6 +33,7 @@ from runnel.log.reading.report import torn_note
 from runnel.log.scan import Damage, Scanned, Window
 from runnel.log.segment import HEADER_BYTES, StoredBlock
 from runnel.log.segments import SEARCH_BYTES
+from runnel.log.state_journal import read_state
 from runnel.world.disk import Disk, File
 
 _SCANS_MAX: Final = 4
@@ -92,6 +94,7 @@ class _Verification:
         for journal in journals:
             self._note_leftovers(journal, names[journal.folder])
             for shard in journal.shards:
+                self._check_state(f"{journal.folder}/{shard}")
                 self._check_shard(
                     [name for name in names[journal.folder] if name.shard == shard], sizes
                 )
@@ -132,12 +135,28 @@ class _Verification:
                     place = f"last value of {record.topic!r}[{record.partition}]: {error}"
                     self._log.report.add_damage(Damage(folder, 0, len(record.block), place))
 
+    def _check_state(self, shard_folder: str) -> None:
+        """Beside a writer, again until it finds the same twice."""
+        loaded = read_state(self._disk, shard_folder)
+        for _ in range(_SCANS_MAX - 1):
+            if loaded is None or not loaded.damage or not self._log.is_live():
+                break
+            former, loaded = loaded, read_state(self._disk, shard_folder)
+            if loaded is not None and loaded.damage == former.damage:
+                break
+        if loaded is None:
+            return
+        self._log.report.add_damage(*loaded.damage)
+        if loaded.torn is not None and not self._log.is_live():
+            self._notes.append(torn_note(loaded.torn))
+
     def _note_leftovers(self, journal: JournalInfo, names: list[SegmentName]) -> None:
         if self._log.is_live():
             return  # files come and go
         wanted = {name.path for name in names} | {name.index_path for name in names}
         for shard in journal.shards:
             folder = f"{journal.folder}/{shard}"
+            wanted.add(paths.state_folder(folder))
             listed = self._disk.list(folder)
             orphans = paths.orphaned_indexes(listed)  # told as damage already
             for file_name in listed:

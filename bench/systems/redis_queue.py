@@ -1,0 +1,85 @@
+"""Redis Streams as a queue: a consumer group that four processes share, with redis-py and hiredis.
+
+- The blocking client, RESP2. Publishing: pipelines of 2,500 XADD; 1,000 and 5,000 came out the same or a little slower.
+- Consuming: XREADGROUP of up to 1,000 entries, one XACK for all of them, and the next XREADGROUP in the same pipeline
+  while there is more than one read can take.
+- The stream keeps what was acknowledged, as Runnel's topic and JetStream's stream do here.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from bench.processes import Gate, Report
+from bench.systems import redis_system
+from bench.systems.system import payloads
+from bench.systems.work import SUBSCRIPTION, TOPIC, Tally, WorkPlan
+
+absence, serve, version = redis_system.absence, redis_system.serve, redis_system.version
+
+_XADDS_MAX = 2500
+_ENTRIES_PER_READ = 1000
+_BLOCK_MS = 50
+
+
+def _connect(plan: WorkPlan) -> Any:
+    import redis
+
+    return redis.Redis.from_url(plan.url, protocol=2)
+
+
+def produce(plan: WorkPlan, gate: Gate) -> Report:
+    client, data = _connect(plan), payloads()
+    client.ping()
+    gate.ready()
+    gate.wait_go()
+    begin_ns = time.time_ns()
+    for begin in range(0, plan.count, _XADDS_MAX):
+        with client.pipeline(transaction=False) as pipeline:
+            for number in range(begin, min(begin + _XADDS_MAX, plan.count)):
+                pipeline.xadd(TOPIC, {b"m": data[number % len(data)]})
+            pipeline.execute()
+    return Report(begin_ns, time.time_ns(), plan.count)
+
+
+def consume(plan: WorkPlan, gate: Gate) -> Report:
+    import redis
+
+    client = _connect(plan)
+    try:
+        client.xgroup_create(TOPIC, SUBSCRIPTION, id="0", mkstream=True)
+    except redis.ResponseError as error:
+        if "BUSYGROUP" not in str(error):  # another consumer was first
+            raise
+    with Tally(plan.tally, plan.place) as tally:
+        gate.ready()
+        ids: list[bytes] = []
+        while not gate.is_over():
+            with client.pipeline(transaction=False) as pipeline:
+                if ids:
+                    pipeline.xack(TOPIC, SUBSCRIPTION, *ids)
+                pipeline.xreadgroup(
+                    SUBSCRIPTION,
+                    str(plan.place),
+                    {TOPIC: ">"},
+                    count=_ENTRIES_PER_READ,
+                    block=_BLOCK_MS,
+                )
+                answers = pipeline.execute()
+            if ids:
+                tally.add(answers[0])
+            ids = [entry for _, entries in answers[-1] for entry, _ in entries]
+            if 0 < len(ids) < _ENTRIES_PER_READ:  # the next read may have to wait: not with these
+                tally.add(client.xack(TOPIC, SUBSCRIPTION, *ids))
+                ids = []
+        return tally.report()
+
+
+def audit(plan: WorkPlan, gate: Gate) -> Report:
+    """What the server says is acknowledged. XREADGROUP delivers nothing twice unless it is told to."""
+    client = _connect(plan)
+    gate.ready()
+    (group,) = client.xinfo_groups(TOPIC)
+    is_read = group["last-delivered-id"] == client.xinfo_stream(TOPIC)["last-generated-id"]
+    return Report(messages=client.xlen(TOPIC) - group["pending"] if is_read else 0)

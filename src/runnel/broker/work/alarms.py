@@ -1,0 +1,45 @@
+"""One clock for all leases and delays: whoever wants to be woken says when, and one task waits for the earliest."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+from runnel.world.clock import Clock
+
+
+class Alarms:
+    """Calls back at times of the monotonic clock. A call that is no longer wanted finds nothing to do."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = count()
+        self._earlier = asyncio.Event()
+
+    def set(self, time_ns: int, call: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (time_ns, next(self._order), call))
+        if self._heap[0][0] == time_ns:
+            self._earlier.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._earlier.clear()
+            self._ring()
+            waits: list[asyncio.Task[object]] = [asyncio.create_task(self._earlier.wait())]
+            if self._heap:
+                left_ns = self._heap[0][0] - self._clock.monotonic_ns()
+                waits.append(asyncio.create_task(self._clock.sleep(left_ns / 1e9)))
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+
+    def _ring(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        while self._heap and self._heap[0][0] <= now_ns:
+            heapq.heappop(self._heap)[2]()

@@ -1,0 +1,199 @@
+"""Dead letters looked at and settled: those of a subscription that nobody has sent back or dropped yet.
+
+Which are settled is kept like acknowledgements, under a member that no client can have. To send one back makes its
+subscription owe the message again, and no other one; if the log has lost it since, its copy is published anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from runnel.broker.feeds import KeptLog
+from runnel.broker.stores import Stores
+from runnel.broker.work.burying import (
+    OFFSET_TAG,
+    OWN_TAGS,
+    PARTITION_TAG,
+    TOPIC_TAG,
+    Burying,
+    dead_topic,
+)
+from runnel.broker.work.reading import read_runs
+from runnel.broker.work.state import WorkState
+from runnel.broker.work.subscriptions import WorkSubscription, WorkSubscriptions
+from runnel.errors import ClientFault, UnknownSubscriptionError
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.log.index import Key
+from runnel.subscriptions.ack_set import AckSet
+from runnel.subscriptions.records import FailedRecord
+from runnel.topics.names import DEAD_LETTER_PREFIX, check_topic
+from runnel.world.workers import Workers
+
+_MEMBER: Final = "!dead"
+_PAGE_BYTES: Final = 2**20
+_LISTED_MAX: Final = 1000
+
+
+class DeadLetters:
+    """See the module's first lines."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        state: WorkState,
+        subscriptions: WorkSubscriptions,
+        burying: Burying,
+        workers: Workers,
+    ) -> None:
+        self._stores = stores
+        self._state = state
+        self._subscriptions = subscriptions
+        self._burying = burying
+        self._workers = workers
+
+    def count(self, subscription: WorkSubscription) -> int:
+        """How many are open."""
+        key = (dead_topic(subscription.definition.name), 0)
+        log = self._stores.log_of(key[0])
+        if log is None:
+            return 0
+        settled = self._settled(subscription, key)
+        return max(0, log.next_offset(*key) - settled.floor - settled.count_above)
+
+    def _settled(self, subscription: WorkSubscription, key: Key) -> AckSet:
+        state = self._state.find(subscription.definition.id, _MEMBER, key)
+        return AckSet(1) if state is None else state.acked
+
+    async def list(self, name: str, offset: int, messages_max: int) -> tuple[Sequence[Batch], int]:
+        """Open letters from an offset of the dead topic on, and where the next page begins; 0: there is none."""
+        subscription = self._subscriptions.get(name)
+        key, log = self._place(subscription)
+        if log is None:
+            return (), 0
+        settled = self._settled(subscription, key)
+        offset = max(offset, settled.floor)
+        left = max(1, min(messages_max, _LISTED_MAX))
+        batches: list[Batch] = []
+        while left and offset < log.next_offset(*key):
+            read = await read_runs(log, key, offset, _PAGE_BYTES, self._workers)
+            for run in read.runs:
+                rows = [
+                    at - run.base
+                    for at in range(max(offset, run.base), run.end)
+                    if at not in settled
+                ][:left]
+                if rows:
+                    batches.append(run.batch.take(rows))
+                    left -= len(rows)
+                    offset = run.base + rows[-1] + 1
+                if not left:
+                    break
+            else:
+                ends = [run.end for run in read.runs] + [gap.end for gap in read.missing]
+                offset = max([offset + 1, *ends])
+        return batches, offset if offset < log.next_offset(*key) else 0
+
+    async def settle(
+        self, name: str, offsets: Sequence[int], *, is_all: bool, is_redriven: bool
+    ) -> int:
+        """Send letters back, or drop them; how many."""
+        subscription = self._subscriptions.get(name)
+        key, log = self._place(subscription)
+        if log is None:
+            return 0
+        if not is_all:
+            return await self._settle(subscription, key, offsets, is_redriven=is_redriven)
+        settled, offset = 0, 1
+        end = log.next_offset(*key)  # those that come meanwhile are for another time
+        while offset:
+            batches, offset = await self.list(name, offset, _LISTED_MAX)
+            found = [message.offset for batch in batches for message in batch]
+            wanted = [at for at in found if at < end]
+            settled += await self._settle(subscription, key, wanted, is_redriven=is_redriven)
+            if len(wanted) < len(found):
+                break
+        return settled
+
+    async def _settle(
+        self,
+        subscription: WorkSubscription,
+        key: Key,
+        offsets: Sequence[int],
+        *,
+        is_redriven: bool,
+    ) -> int:
+        log = self._stores.existing(key[0])
+        settled = self._settled(subscription, key)
+        wanted = sorted({at for at in offsets if at not in settled})
+        for at in wanted:
+            if not 1 <= at < log.next_offset(*key):
+                raise ClientFault(
+                    f"{key[0]} has no dead letter {at}; those there are begin at {settled.floor}"
+                )
+        if is_redriven:
+            for at in wanted:
+                await self._send_back(subscription, key, at)
+        for at in wanted:
+            self._state.of(key).note_acked(subscription.definition.id, _MEMBER, key, at, at + 1)
+        await self._state.of(key).wait_stored()
+        return len(wanted)
+
+    async def _send_back(self, subscription: WorkSubscription, key: Key, at: int) -> None:
+        letter = await self._burying.message_at(key, at)
+        if letter is None:
+            return  # retention has passed it
+        origin = _origin(letter)
+        if origin is None:
+            raise ClientFault(f"{key[0]}@{at} does not say which message it was: drop it instead")
+        original, offset = origin
+        if await self._burying.message_at(original, offset) is not None:
+            await self._reopen(subscription, original, offset)
+        else:
+            await self._burying.store(_copy(letter, original))
+
+    async def _reopen(self, subscription: WorkSubscription, key: Key, offset: int) -> None:
+        shard = self._state.of(key)
+        for member in subscription.members:
+            crew = subscription.crews.get(member)
+            if crew is not None and crew.acked(key) is not None:
+                crew.reopen(key, offset)
+            else:
+                owed_again = FailedRecord(
+                    subscription.definition.id, member, *key, offset, 0, 0, 0, ""
+                )
+                shard.note(owed_again)
+        await shard.wait_stored()
+
+    def _place(self, subscription: WorkSubscription) -> tuple[Key, KeptLog | None]:
+        key = (dead_topic(subscription.definition.name), 0)
+        return key, self._stores.log_of(key[0])
+
+
+def _origin(letter: Message) -> tuple[Key, int] | None:
+    tags = letter.tags
+    try:
+        key = (tags[TOPIC_TAG], int(tags[PARTITION_TAG]))
+        return key, int(tags[OFFSET_TAG])
+    except (KeyError, ValueError):
+        return None
+
+
+def _copy(letter: Message, original: Key) -> Message:
+    """The message as it was, to be published anew."""
+    topic, partition = original
+    check_topic(topic)
+    if topic.startswith(DEAD_LETTER_PREFIX):
+        raise UnknownSubscriptionError(f"{topic!r} holds dead letters: nothing is sent back there")
+    return Message(
+        topic,
+        letter.payload,
+        letter.key,
+        {name: value for name, value in letter.tags.items() if name not in OWN_TAGS},
+        letter.event_time_ns,
+        letter.transmit_time_ns,
+        partition=partition,
+        uid=letter.uid,
+        partition_key=letter.partition_key,
+    )

@@ -1,0 +1,120 @@
+"""Stored runs that consumers are about to get, or may get again: held for a while, read from the log otherwise.
+
+What was stored a moment ago is delivered from here, and a batch that several consumers or subscriptions share is read
+once. It is a cache and nothing more: whatever is missing is read again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from runnel.formats import block, envelope
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Codec
+from runnel.log.index import Key
+from runnel.log.log import Stored
+
+# What a run takes beside its body, about.
+_RUN_BYTES: Final = 512
+
+
+class StoredRun:
+    """Messages of one partition with consecutive offsets, as a batch of their own."""
+
+    __slots__ = ("_block", "_row_keys", "base", "batch", "count", "size")
+
+    def __init__(
+        self, batch: Batch, base: int, count: int, packed: Sequence[bytes | memoryview] | None
+    ) -> None:
+        self.batch = batch
+        self.base = base
+        self.count = count
+        self.size = len(batch.body) + _RUN_BYTES
+        self._block = packed
+        self._row_keys: Sequence[bytes | None] | None = None
+
+    @property
+    def end(self) -> int:
+        return self.base + self.count
+
+    def row_keys(self) -> Sequence[bytes | None]:
+        """The key of each message. It is looked up once: several offers may ask."""
+        if self._row_keys is None:
+            self._row_keys = self.batch.columns.keys.to_optional_list(self.count)
+        return self._row_keys
+
+    def block_of(self, begin: int, mask: int) -> Sequence[bytes | memoryview]:
+        """The block of the messages at `begin + i` for every bit i of the mask: as it lies, if that is all of them."""
+        first = begin - self.base
+        width = mask.bit_length()
+        is_gapless = mask & (mask + 1) == 0
+        if is_gapless and not first and width == self.count:
+            if self._block is None:
+                self._block = _packed(self.batch)
+            return self._block
+        if is_gapless:
+            return _packed(self.batch.slice(first, first + width))
+        bits = bin(mask)[:1:-1]  # lowest first
+        return _packed(self.batch.take([first + at for at, bit in enumerate(bits) if bit == "1"]))
+
+
+def _packed(batch: Batch) -> Sequence[bytes | memoryview]:
+    return block.pack(envelope.encode(batch.envelope), batch.body)
+
+
+class Larder:
+    """Runs by partition and offset, the latest of them, up to so many bytes."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._runs: OrderedDict[tuple[Key, int], StoredRun] = OrderedDict()
+        self._bases: dict[Key, list[int]] = {}
+
+    def find(self, key: Key, offset: int) -> StoredRun | None:
+        """The run that has this message, if it is here."""
+        bases = self._bases.get(key)
+        if bases is None:
+            return None
+        place = bisect_right(bases, offset) - 1
+        if place < 0:
+            return None
+        run = self._runs[key, bases[place]]
+        return run if offset < run.end else None
+
+    def put(self, key: Key, run: StoredRun) -> None:
+        known = self._runs.pop((key, run.base), None)
+        if known is None:
+            insort(self._bases.setdefault(key, []), run.base)
+        else:
+            self._bytes -= known.size
+        self._runs[key, run.base] = run
+        self._bytes += run.size
+        while self._bytes > self._bytes_max and len(self._runs) > 1:
+            (old_key, base), old = self._runs.popitem(last=False)
+            self._bytes -= old.size
+            self._forget_base(old_key, base)
+
+    def forget(self, topic: str) -> None:
+        """It was deleted or purged."""
+        for key in [key for key in self._bases if key[0] == topic]:
+            for base in self._bases.pop(key):
+                self._bytes -= self._runs.pop((key, base)).size
+
+    def _forget_base(self, key: Key, base: int) -> None:
+        bases = self._bases[key]
+        bases.remove(base)
+        if not bases:
+            del self._bases[key]
+
+
+def run_of(stored: Stored) -> StoredRun | None:
+    """What was just stored, if it is one run that need not be unpacked first."""
+    head = stored.envelope
+    if head.run_count != 1 or head.codec != Codec.NONE:
+        return None
+    base = int.from_bytes(head.base_offsets, "little")
+    return StoredRun(Batch(head, stored.body), base, head.message_count, stored.block())

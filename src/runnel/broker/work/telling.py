@@ -1,0 +1,173 @@
+"""Subscriptions as people see them: backlog, in flight, the oldest that waits, and by whom it is owed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from runnel.broker.feeds import KeptLog
+from runnel.broker.work.crew import Crew
+from runnel.broker.work.dead import DeadLetters
+from runnel.broker.work.reading import read_runs
+from runnel.broker.work.state import WorkState
+from runnel.broker.work.subscriptions import WorkSubscription, WorkSubscriptions
+from runnel.errors import RunnelError
+from runnel.formats.work_heads import MemberState, PartitionWork, SubscriptionState
+from runnel.log.index import Key
+from runnel.subscriptions.ack_set import AckSet
+from runnel.subscriptions.definition import Mode
+from runnel.world.clock import Clock
+from runnel.world.workers import Workers
+
+# Of one member: looking for its oldest message reads the log.
+_OLDEST_LOOKED_AT: Final = 16
+_PARTITIONS_TOLD_MAX: Final = 10_000
+# Reporting takes at most one part in so many of the time.
+_SHARE: Final = 50
+
+
+class _Standing(msgspec.Struct):
+    """Where a member stands in a partition."""
+
+    key: Key
+    log: KeptLog
+    acked: AckSet
+    next_offset: int
+
+    @property
+    def backlog(self) -> int:
+        return max(0, self.next_offset - self.acked.floor - self.acked.count_above)
+
+
+class Telling:
+    """Looks when it is asked: nothing is counted on the way of a message."""
+
+    def __init__(
+        self,
+        state: WorkState,
+        subscriptions: WorkSubscriptions,
+        dead: DeadLetters,
+        workers: Workers,
+        clock: Clock,
+    ) -> None:
+        self._clock = clock
+        self._reported: Sequence[SubscriptionState] = ()
+        self._report_again_ns = 0  # of the monotonic clock
+        self._state = state
+        self._subscriptions = subscriptions
+        self._dead = dead
+        self._workers = workers
+
+    async def states(self, name: str | None = None) -> list[SubscriptionState]:
+        """All of them in order of their names, or one with its partitions."""
+        if name is not None:
+            return [await self._state_of(self._subscriptions.get(name), with_partitions=True)]
+        known = sorted(self._subscriptions.all(), key=lambda each: each.definition.name)
+        return [await self._state_of(each, with_partitions=False) for each in known]
+
+    async def report(self) -> Sequence[SubscriptionState]:
+        """All of them, looked at sparingly: at most a fiftieth of the time goes into it."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= self._report_again_ns:
+            self._reported = await self.states()
+            done_ns = self._clock.monotonic_ns()
+            self._report_again_ns = done_ns + (done_ns - now_ns) * _SHARE
+        return self._reported
+
+    async def _state_of(
+        self, subscription: WorkSubscription, *, with_partitions: bool
+    ) -> SubscriptionState:
+        definition = subscription.definition
+        names = list(subscription.members)
+        names += [crew.member for crew in subscription.crews.values() if not crew.is_durable]
+        members: list[MemberState] = []
+        partitions: list[PartitionWork] = []
+        covered = [found async for found in self._subscriptions.partitions(subscription)]
+        for member in names:
+            crew = subscription.crews.get(member)
+            standings = self._standings(subscription, member, crew, covered)
+            members.append(await self._member(subscription, member, crew, standings))
+            if with_partitions:
+                partitions += [_told(member, crew, each) for each in standings]
+        return SubscriptionState(
+            definition.name,
+            definition.mode,
+            definition.patterns,
+            definition.is_paused,
+            definition.made_ns,
+            definition.options.to_wire(),
+            members,
+            sum(crew.group.releases for crew in subscription.crews.values()),
+            self._dead.count(subscription),
+            partitions[:_PARTITIONS_TOLD_MAX],
+        )
+
+    def _standings(
+        self,
+        subscription: WorkSubscription,
+        member: str,
+        crew: Crew | None,
+        covered: Sequence[tuple[Key, KeptLog]],
+    ) -> list[_Standing]:
+        standings = []
+        for key, log in covered:
+            acked = None if crew is None else crew.acked(key)
+            try:
+                if acked is None:
+                    state = self._state.find(subscription.definition.id, member, key)
+                    acked = AckSet(1) if state is None else state.acked
+                standings.append(_Standing(key, log, acked, log.next_offset(*key)))
+            except RunnelError:
+                continue  # deleted meanwhile
+        return standings
+
+    async def _member(
+        self,
+        subscription: WorkSubscription,
+        member: str,
+        crew: Crew | None,
+        standings: Sequence[_Standing],
+    ) -> MemberState:
+        definition = subscription.definition
+        absent_ns = 0
+        if definition.mode is Mode.MULTICAST:
+            absent_ns = next(
+                (each.absent_since_ns for each in definition.members if each.name == member), 0
+            )
+        return MemberState(
+            member,
+            0 if crew is None else crew.consumers,
+            sum(each.backlog for each in standings),
+            0 if crew is None else crew.group.in_flight,
+            0 if crew is None else crew.group.delayed,
+            await self._oldest_ns(standings),
+            absent_ns,
+        )
+
+    async def _oldest_ns(self, standings: Sequence[_Standing]) -> int:
+        """When the oldest message that is owed was received, by the partitions looked at; 0: none is."""
+        oldest = 0
+        behind = [each for each in standings if each.backlog]
+        for standing in behind[:_OLDEST_LOOKED_AT]:
+            offset = standing.acked.first_missing(standing.acked.floor)
+            try:
+                read = await read_runs(standing.log, standing.key, offset, 1, self._workers)
+            except (RunnelError, OSError):
+                continue  # gone meanwhile, or unreadable: delivering tells of that
+            for run in read.runs[:1]:
+                received_ns = int.from_bytes(run.batch.envelope.receive_times[:8], "little")
+                oldest = received_ns if not oldest else min(oldest, received_ns)
+        return oldest
+
+
+def _told(member: str, crew: Crew | None, standing: _Standing) -> PartitionWork:
+    return PartitionWork(
+        member,
+        *standing.key,
+        standing.acked.floor,
+        standing.next_offset,
+        standing.acked.count_above,
+        0 if crew is None else crew.group.partition_in_flight(standing.key),
+    )

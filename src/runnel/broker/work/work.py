@@ -1,0 +1,156 @@
+"""The broker's verbs of acknowledged work, and everything they need put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from runnel.broker.events import Events
+from runnel.broker.live_subscription import LiveSubscription
+from runnel.broker.metrics import Metrics
+from runnel.broker.stores import Stores
+from runnel.broker.turns import Turns
+from runnel.broker.work.alarms import Alarms
+from runnel.broker.work.burying import Burying, Publish, WaitRoom
+from runnel.broker.work.claims import WorkClaims
+from runnel.broker.work.consumer import WorkConsumer
+from runnel.broker.work.crew import CrewParts
+from runnel.broker.work.dead import DeadLetters
+from runnel.broker.work.larder import Larder
+from runnel.broker.work.sink import WorkSink
+from runnel.broker.work.state import WorkState
+from runnel.broker.work.subscriptions import WorkSubscriptions
+from runnel.broker.work.telling import Telling
+from runnel.config import Settings
+from runnel.formats.batch import Batch
+from runnel.formats.heads import Start
+from runnel.formats.work_heads import Consume, SubscriptionState, WorkOptions
+from runnel.log.log import Stored, TopicInfo
+from runnel.log.tasks import OwnedTasks
+from runnel.topics.pattern_index import PatternIndex
+from runnel.world.clock import Clock
+from runnel.world.workers import Workers
+
+_LARDER_BYTES_MAX: Final = 32 * 2**20
+# Pages that are read at a time for all crews.
+_READS_AT_ONCE: Final = 4
+
+
+class Work:
+    """What `Broker` offers of acknowledged work."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stores: Stores,
+        index: PatternIndex[LiveSubscription],
+        clock: Clock,
+        workers: Workers,
+        metrics: Metrics,
+        events: Events,
+        publish: Publish,
+        wait_room: WaitRoom,
+    ) -> None:
+        alarms = Alarms(clock)
+        larder = Larder(_LARDER_BYTES_MAX)
+        state = WorkState(stores, clock, alarms)
+        burying = Burying(
+            stores, larder, workers, clock, events, settings.limits, publish, wait_room
+        )
+        parts = CrewParts(
+            stores=stores,
+            state=state,
+            larder=larder,
+            alarms=alarms,
+            clock=clock,
+            workers=workers,
+            turns=Turns(_READS_AT_ONCE),
+            tasks=OwnedTasks(),
+            metrics=metrics,
+            events=events,
+            burying=burying,
+        )
+        self._alarms = alarms
+        self._subscriptions = WorkSubscriptions(parts, index)
+        self._dead = DeadLetters(stores, state, self._subscriptions, burying, workers)
+        self._telling = Telling(state, self._subscriptions, self._dead, workers, clock)
+        self._keepers: list[asyncio.Task[None]] = []
+        self._subscriptions.open()
+        claims = WorkClaims(stores, state, self._subscriptions)
+        for log in stores.kept:
+            log.claims = claims
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._keepers = [
+            loop.create_task(self._alarms.run(), name="runnel-leases"),
+            loop.create_task(self._subscriptions.run(), name="runnel-subscriptions"),
+        ]
+
+    async def close(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        if self._keepers:
+            await asyncio.wait(self._keepers)
+        await self._subscriptions.close()
+
+    # --- What the logs tell ---
+
+    def on_stored(self, stored: Stored) -> None:
+        self._subscriptions.on_stored(stored)
+
+    def on_topic_made(self, info: TopicInfo) -> None:
+        self._subscriptions.on_topic_made(info)
+
+    def on_topic_deleted(self, name: str) -> None:
+        self._subscriptions.on_topic_deleted(name)
+
+    def on_topic_purged(self, name: str) -> None:
+        self._subscriptions.on_topic_purged(name)
+
+    # --- Verbs ---
+
+    async def consume(self, number: int, sink: WorkSink, request: Consume) -> WorkConsumer:
+        return await self._subscriptions.consume(number, sink, request)
+
+    async def make_subscription(
+        self,
+        name: str,
+        patterns: Sequence[str],
+        mode: str,
+        start: Start | None,
+        options: WorkOptions | None,
+    ) -> None:
+        await self._subscriptions.make(name, patterns, mode, start, options)
+
+    async def delete_subscription(self, name: str) -> None:
+        await self._subscriptions.delete(name)
+
+    async def pause_subscription(self, name: str, *, is_paused: bool) -> None:
+        await self._subscriptions.pause(name, is_paused=is_paused)
+
+    async def move_subscription(self, name: str, start: Start, member: str | None = None) -> None:
+        await self._subscriptions.move(name, start, member)
+
+    async def remove_member(self, name: str, member: str) -> None:
+        await self._subscriptions.remove_member(name, member)
+
+    async def report(self) -> Sequence[SubscriptionState]:
+        """All subscriptions as of a moment ago: with many of them they are not looked at every time."""
+        return await self._telling.report()
+
+    async def subscriptions(self, name: str | None = None) -> list[SubscriptionState]:
+        return await self._telling.states(name)
+
+    async def dead_letters(
+        self, subscription: str, offset: int, messages_max: int
+    ) -> tuple[Sequence[Batch], int]:
+        return await self._dead.list(subscription, offset, messages_max)
+
+    async def settle_dead(
+        self, subscription: str, offsets: Sequence[int], *, is_all: bool, is_redriven: bool
+    ) -> int:
+        return await self._dead.settle(
+            subscription, offsets, is_all=is_all, is_redriven=is_redriven
+        )

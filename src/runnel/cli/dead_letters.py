@@ -1,0 +1,105 @@
+"""Dead letters as people and programs see them: what they were, and why they failed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from runnel.cli.messages import as_document, escaped, text_of
+from runnel.cli.tables import Table, human_bytes
+from runnel.cli.times import format_time
+from runnel.formats.message import Message
+from runnel.formats.work_heads import SubscriptionState
+
+# The tags of a letter by which the broker says what it was.
+ERROR_TAG: Final = "dead.error"
+TOPIC_TAG: Final = "dead.topic"
+PARTITION_TAG: Final = "dead.partition"
+OFFSET_TAG: Final = "dead.offset"
+DELIVERIES_TAG: Final = "dead.deliveries"
+FROM_TAG: Final = "dead.from"
+LETTER_TAGS: Final = frozenset(
+    {ERROR_TAG, TOPIC_TAG, PARTITION_TAG, OFFSET_TAG, DELIVERIES_TAG, FROM_TAG}
+)
+
+_ERROR_SHOWN_CHARS: Final = 100  # in a table
+
+
+def count_table(states: Iterable[SubscriptionState]) -> Table:
+    rows = [(state.name, f"{state.dead:,}") for state in states]
+    return Table(("subscription", "dead letters"), rows, frozenset(("dead letters",)))
+
+
+def letter_table(letters: Sequence[Message]) -> Table:
+    return Table(
+        ("offset", "since", "was", "deliveries", "error"),
+        [
+            (
+                str(letter.offset),
+                _since(letter),
+                _origin(letter),
+                letter.tags.get(DELIVERIES_TAG, "?"),
+                _shortened(letter.tags.get(ERROR_TAG, "")),
+            )
+            for letter in letters
+        ],
+        frozenset(("offset", "deliveries")),
+    )
+
+
+def letter_lines(subscription: str, letter: Message) -> list[str]:
+    """Everything but the payload."""
+    tags = message_tags(letter)
+    facts = {
+        "subscription": subscription,
+        "offset": str(letter.offset),
+        "since": _since(letter),
+        "was": _origin(letter),
+        "deliveries": letter.tags.get(DELIVERIES_TAG, "?"),
+        "error": letter.tags.get(ERROR_TAG, ""),
+        "key": "none" if letter.key is None else text_of(letter.key),
+        "tags": " ".join(f"{name}={value}" for name, value in tags.items()) or "none",
+        "event time": format_time(letter.event_time_ns),
+        "size": human_bytes(letter.size),
+    }
+    return [f"{name + ':':<13} {escaped(value)}" for name, value in facts.items()]
+
+
+def document(letter: Message) -> dict[str, Any]:
+    """The letter as stored, but that what the broker says of it stands apart from its own tags."""
+    tags = letter.tags
+    said = {
+        "subscription": tags.get(FROM_TAG),
+        "topic": tags.get(TOPIC_TAG),
+        "partition": _number(tags.get(PARTITION_TAG)),
+        "offset": _number(tags.get(OFFSET_TAG)),
+        "deliveries": _number(tags.get(DELIVERIES_TAG)),
+        "error": tags.get(ERROR_TAG),
+    }
+    return {**as_document(letter), "tags": message_tags(letter), "dead": said}
+
+
+def message_tags(letter: Message) -> dict[str, str]:
+    """Those that the message had before it failed."""
+    return {name: value for name, value in letter.tags.items() if name not in LETTER_TAGS}
+
+
+def _origin(letter: Message) -> str:
+    tags = letter.tags
+    return f"{tags.get(TOPIC_TAG, '?')}[{tags.get(PARTITION_TAG, '?')}]@{tags.get(OFFSET_TAG, '?')}"
+
+
+def _number(text: str | None) -> int | str | None:
+    """Whoever may publish to the system's topics may have written anything."""
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def _since(letter: Message) -> str:
+    return f"{format_time(letter.receive_time_ns)[:19]}Z"
+
+
+def _shortened(text: str) -> str:
+    shown = escaped(text)
+    if len(shown) <= _ERROR_SHOWN_CHARS:
+        return shown
+    return f"{shown[: _ERROR_SHOWN_CHARS - 1]}…"

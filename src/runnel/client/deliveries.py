@@ -1,0 +1,224 @@
+"""A delivery as its consumer holds it: which of its messages wait, are worked on, or are done. Pure.
+
+Each message has a state, a byte at the place of its offset, so that what concerns many of them is one step:
+
+    WAITING ── handed out ──▶ BEGUN ── acked ──▶ ACKED ── told ──▶ GONE
+       │                        ├───── nacked ─▶ NACKED ─ told ──▶ GONE
+       │ recalled               │ recalled
+       ▼                        ▼
+    DROPPED ─ told ─▶ GONE   RECALLED ─ acked or nacked ─▶ GIVEN_UP ─ told ─▶ GONE
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Protocol, TypeAlias
+
+from runnel.errors import MalformedError
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.formats.work_heads import Attempt, Lease, Part, Picked
+
+Range: TypeAlias = tuple[int, int]  # offsets, the second not included
+
+GONE: Final = 0  # or never there: acknowledged before, by whomever
+WAITING: Final = 1
+BEGUN: Final = 2
+RECALLED: Final = 3
+ACKED: Final = 4
+NACKED: Final = 5
+DROPPED: Final = 6
+GIVEN_UP: Final = 7
+
+# One delivery lies in what the broker read at once; a span beyond this is nonsense, not work.
+_SPAN_MAX: Final = 2**24
+# Fewer messages that lie scattered are told as ranges, which then take no more room than bits.
+_PICKED_MIN: Final = 8
+_NO_ATTEMPTS: Final[Mapping[int, Attempt]] = {}
+_STRETCHES: Final = {
+    state: re.compile(re.escape(bytes((state,))) + b"+")
+    for state in (WAITING, ACKED, NACKED, DROPPED, GIVEN_UP)
+}
+
+
+def _turning(changes: Mapping[int, int]) -> bytes:
+    """A table for `translate`: states that are not named stay."""
+    return bytes(changes.get(state, state) for state in range(256))
+
+
+ACKING: Final = _turning({WAITING: ACKED, BEGUN: ACKED, RECALLED: GIVEN_UP})
+NACKING: Final = _turning({WAITING: NACKED, BEGUN: NACKED, RECALLED: GIVEN_UP})
+RECALLING: Final = _turning({WAITING: DROPPED, BEGUN: RECALLED})
+BEGINNING: Final = _turning({WAITING: BEGUN})
+DROPPING: Final = _turning({WAITING: DROPPED})
+TELLING: Final = _turning({ACKED: GONE})
+_DIGITS: Final = bytes(ord("1") if state == ACKED else ord("0") for state in range(256))
+# Whoever is not connected any more cannot be told: what is worked on stays, to be late.
+LOSING: Final = _turning({WAITING: GONE, RECALLED: BEGUN})
+
+
+class Leased(Protocol):
+    """Messages of one delivery, as consumers give them back: one, or a batch of them."""
+
+    @property
+    def delivery(self) -> Delivery: ...
+
+    def ranges(self) -> Sequence[Range]: ...
+
+    def first_of_keys(self) -> Iterable[Message]: ...
+
+    def ack_in(self, books: Books) -> None: ...
+
+
+class Books(Protocol):
+    """Where acks are written down. The first is for a message that is worked on, and says if it was one."""
+
+    def ack_begun(self, delivery: Delivery, offset: int) -> bool: ...
+
+    def ack_range(self, delivery: Delivery, begin: int, end: int) -> None: ...
+
+
+class Holder(Protocol):
+    """The consumer, as its work sees it."""
+
+    async def ack(self, *items: Leased, stored: bool = False) -> None: ...
+
+    async def nack(
+        self, *items: Leased, delay_s: float | None = None, reason: str = ""
+    ) -> None: ...
+
+    async def extend(self, item: Leased, seconds: float) -> None: ...
+
+
+def is_concerned(item: Leased, part: Part) -> bool:
+    """Whether messages of an item are in a part; one without offsets is a whole delivery."""
+    return part.delivery == item.delivery.id and (
+        part.begin >= part.end
+        or any(begin < part.end and part.begin < end for begin, end in item.ranges())
+    )
+
+
+class Delivery:
+    """A stretch of one partition, leased to one consumer."""
+
+    __slots__ = (
+        "arrived_ns",
+        "arrived_time_ns",
+        "attempts",
+        "batch",
+        "begin",
+        "begun_ns",
+        "count",
+        "deadline_ns",
+        "end",
+        "holder",
+        "id",
+        "is_lapsed",
+        "left",
+        "loss",
+        "partition",
+        "states",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        lease: Lease,
+        batch: Batch,
+        holder: Holder,
+        *,
+        now_ns: int,
+        time_ns: int,
+        lease_ns: int,
+    ) -> None:
+        self.id: Final = lease.delivery
+        self.topic: Final = lease.topic
+        self.partition: Final = lease.partition
+        self.begin: Final = lease.begin
+        self.end: Final = lease.end
+        self.attempts: Final = (
+            {attempt.offset: attempt for attempt in lease.attempts}
+            if lease.attempts
+            else _NO_ATTEMPTS
+        )
+        self.batch: Final = batch
+        self.holder: Final = holder
+        self.count: Final = len(batch)
+        self.arrived_ns: Final = now_ns
+        self.arrived_time_ns: Final = time_ns  # by the wall's clock
+        self.deadline_ns = now_ns + lease_ns  # the broker's may be a little earlier
+        self.is_lapsed = False  # the lease has ended, as far as can be known here
+        self.loss = (
+            ""  # why nobody can be told of it any more: its connection is gone, or its consumer
+        )
+        self.left = self.count  # neither acked nor nacked nor dropped
+        self.begun_ns: Final[
+            dict[int, int]
+        ] = {}  # by offset, in the order in which they were begun
+        self.states: Final = self._marked()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Delivery {self.id} of {self.topic}[{self.partition}]@{self.begin}…{self.end - 1}, "
+            f"{self.left} of {self.count} left>"
+        )
+
+    def _marked(self) -> bytearray:
+        if not 0 <= self.end - self.begin <= _SPAN_MAX:
+            raise MalformedError("work", f"a delivery from offset {self.begin} to {self.end}")
+        states = bytearray(self.end - self.begin)
+        for run in self.batch.runs():
+            first = run.base_offset - self.begin
+            if (run.topic, run.partition) != (self.topic, self.partition) or not (
+                0 <= first <= len(states) - run.count
+            ):
+                raise MalformedError("work", f"{run!r:.200} in {self!r}")
+            states[first : first + run.count] = bytes((WAITING,)) * run.count
+        return states
+
+    def state(self, offset: int) -> int:
+        return self.states[offset - self.begin]
+
+    def turn(self, begin: int, end: int, table: bytes) -> None:
+        """Change the states of these offsets, as far as they are of this delivery."""
+        first = max(begin, self.begin) - self.begin
+        last = min(end, self.end) - self.begin
+        if first < last:
+            self.states[first:last] = self.states[first:last].translate(table)
+
+    def take(self, state: int) -> list[Part]:
+        """All messages in a state, which are gone then: as ranges, to be told."""
+        found = [match.span() for match in _STRETCHES[state].finditer(self.states)]
+        for first, last in found:
+            self.states[first:last] = bytes(last - first)
+        return [Part(self.id, self.begin + first, self.begin + last) for first, last in found]
+
+    def take_acked(self) -> list[Part] | Picked:
+        """The same for those that are acked; where they lie scattered, as bits."""
+        states = self.states
+        first, last = states.find(ACKED), states.rfind(ACKED) + 1
+        acked = states.count(ACKED)
+        if last - first == acked:  # none, or one stretch
+            states[first:last] = bytes(acked)
+            return [Part(self.id, self.begin + first, self.begin + last)] if acked else []
+        if acked < _PICKED_MIN:
+            return self.take(ACKED)
+        mask = int(states[first:last].translate(_DIGITS)[::-1], 2)
+        states[first:last] = states[first:last].translate(TELLING)
+        return Picked(self.id, self.begin + first, mask.to_bytes((last - first + 7) // 8, "little"))
+
+    def stretches(self, state: int) -> list[Range]:
+        """Where the messages in a state are, by offsets."""
+        return [
+            (self.begin + match.start(), self.begin + match.end())
+            for match in _STRETCHES[state].finditer(self.states)
+        ]
+
+    def end_work(self, begin: int, end: int) -> None:
+        """Nobody works on these any more."""
+        if begin <= self.begin and end >= self.end:
+            self.begun_ns.clear()
+        else:
+            for offset in range(max(begin, self.begin), min(end, self.end)):
+                self.begun_ns.pop(offset, None)

@@ -1,0 +1,330 @@
+"""The bus's verbs of acknowledged work: consuming, subscriptions, dead letters."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from runnel.client.checking import check_natural, milliseconds
+from runnel.client.consumer import Consumer
+from runnel.client.places import StartAt, start_of
+from runnel.client.routing import Router
+from runnel.client.subscription import unpack_blocks
+from runnel.client.timers import Deadline, Timers
+from runnel.client.work import LateWork
+from runnel.errors import ClientFault, UnknownSubscriptionError
+from runnel.formats import wire, work_heads
+from runnel.formats.message import Message
+from runnel.formats.work_heads import SubscriptionState, WorkOptions
+
+_Wanted = TypeVar("_Wanted", bound=wire.Head)
+Offsets: TypeAlias = Iterable[int] | Literal["all"]
+
+MODES: Final = ("shared", "key_shared", "multicast")
+_DEAD_LETTERS_PER_PAGE: Final = 100
+
+
+class DeadLetterPage(msgspec.Struct, frozen=True):
+    """Dead letters as they are stored in `!dead/…`; the next page begins at `next_offset`, 0 behind the last."""
+
+    messages: list[Message]
+    next_offset: int
+
+
+class WorkVerbs(ABC):
+    """What `Bus` can do about work that is acknowledged."""
+
+    def __init__(self, router: Router, timers: Timers, *, deadline_s: float | None) -> None:
+        self._router = router
+        self._timers = timers
+        self._deadline_s = deadline_s
+        self._consumers: dict[Consumer, None] = {}
+        self._consumer_numbers = itertools.count(1)
+
+    @abstractmethod
+    def _deadline(self, deadline_s: float | None = None, *, extra_s: float = 0) -> Deadline: ...
+
+    @abstractmethod
+    async def _ask(
+        self,
+        kind: type[_Wanted],
+        make: Callable[[int], wire.Head],
+        what: str,
+        *,
+        is_repeatable: bool = True,
+    ) -> tuple[_Wanted, memoryview]: ...
+
+    @abstractmethod
+    async def _do(self, make: Callable[[int], wire.Head], what: str) -> None: ...
+
+    # --- Consuming ---
+
+    def consume(
+        self,
+        subscription: str,
+        *patterns: str,
+        mode: str | None = None,
+        member: str | None = None,
+        start: StartAt | None = None,
+        window_messages: int = 256,
+        window_bytes: int = 8 * 2**20,
+        lease_s: float | None = None,
+        processing_max_s: float | None = None,
+        deliveries_max: int | None = None,
+        retry_delay_s: float | None = None,
+        retry_delay_max_s: float | None = None,
+        backoff: float | None = None,
+        absent_max_s: float | None = None,
+        on_late: Callable[[LateWork], object] | None = None,
+    ) -> Consumer:
+        """Take part in a subscription: `async with bus.consume("billing", "orders/*") as consumer`.
+
+        With patterns it is made on first use: its `mode` is shared unless said otherwise, it begins at `start`
+        (the earliest message) and has these options. Without, it must exist. No more than the window is leased to
+        the consumer at once. `member`: who this is, in a multicast; `on_late` hears of acks that came too late.
+        """
+        self._deadline()  # refuses when closed
+        _check_patterns(subscription, patterns)
+        for name, value in (("window_messages", window_messages), ("window_bytes", window_bytes)):
+            check_natural(name, value)
+            if not value:
+                raise ClientFault(f"{name} is 0: nothing could be delivered")
+        if mode is None and patterns:
+            mode = MODES[0]
+        number = next(self._consumer_numbers)
+        request = work_heads.Consume(
+            0,
+            number,
+            subscription,
+            patterns,
+            "" if mode is None else _checked_mode(mode),
+            window_messages,
+            window_bytes,
+            member or "",
+            None if start is None else start_of(start, patterns),
+            _options(
+                lease_s,
+                processing_max_s,
+                deliveries_max,
+                retry_delay_s,
+                retry_delay_max_s,
+                backoff,
+                absent_max_s,
+            ),
+        )
+        consumers = self._consumers
+        consumer = Consumer(
+            self._router,
+            self._timers,
+            request,
+            on_late=on_late,
+            deadline_s=self._deadline_s,
+            on_close=lambda closed: consumers.pop(closed, None),
+        )
+        consumers[consumer] = None
+        return consumer
+
+    # --- Subscriptions ---
+
+    async def subscriptions(self) -> list[SubscriptionState]:
+        """All subscriptions, with what their members have before them."""
+        answer, _ = await self._ask(
+            work_heads.SubscriptionList, work_heads.ListSubscriptions, "listing subscriptions"
+        )
+        return list(answer.subscriptions)
+
+    async def subscription(self, name: str) -> SubscriptionState:
+        """One subscription, with where it stands in each partition."""
+        answer, _ = await self._ask(
+            work_heads.SubscriptionList,
+            lambda number: work_heads.ListSubscriptions(number, name),
+            f"describing subscription {name!r}",
+        )
+        if not answer.subscriptions:
+            raise UnknownSubscriptionError(f"there is no subscription {name!r}")
+        return answer.subscriptions[0]
+
+    async def make_subscription(
+        self,
+        name: str,
+        *patterns: str,
+        mode: str = "shared",
+        start: StartAt | None = None,
+        lease_s: float | None = None,
+        processing_max_s: float | None = None,
+        deliveries_max: int | None = None,
+        retry_delay_s: float | None = None,
+        retry_delay_max_s: float | None = None,
+        backoff: float | None = None,
+        absent_max_s: float | None = None,
+    ) -> None:
+        """Make a subscription before anybody consumes from it. The same as what exists already is no error."""
+        if not patterns:
+            raise ClientFault(f"subscription {name!r} needs at least one pattern of topics")
+        _check_patterns(name, patterns)
+        mode = _checked_mode(mode)
+        begin = None if start is None else start_of(start, patterns)
+        options = _options(
+            lease_s,
+            processing_max_s,
+            deliveries_max,
+            retry_delay_s,
+            retry_delay_max_s,
+            backoff,
+            absent_max_s,
+        )
+        await self._ask(
+            wire.Done,
+            lambda number: work_heads.MakeSubscription(
+                number, name, patterns, mode, begin, options
+            ),
+            f"making subscription {name!r}",
+        )
+
+    async def delete_subscription(self, name: str) -> None:
+        """Forget it, with what it owes. Its consumers end, its dead letters stay."""
+        await self._do(
+            lambda number: work_heads.DeleteSubscription(number, name),
+            f"deleting subscription {name!r}",
+        )
+
+    async def pause_subscription(self, name: str) -> None:
+        """Deliver nothing more for now. What is leased may be finished."""
+        await self._pause(name, is_paused=True)
+
+    async def resume_subscription(self, name: str) -> None:
+        await self._pause(name, is_paused=False)
+
+    async def _pause(self, name: str, *, is_paused: bool) -> None:
+        await self._ask(
+            wire.Done,
+            lambda number: work_heads.PauseSubscription(number, name, is_paused),
+            f"{'pausing' if is_paused else 'resuming'} subscription {name!r}",
+        )
+
+    async def move_subscription(
+        self, name: str, start: StartAt, *, member: str | None = None
+    ) -> None:
+        """Let it go on elsewhere: what lies before is acknowledged, what lies behind is delivered, again perhaps.
+
+        `start`: "earliest", "latest", a time, or a map of topics or (topic, partition) to offsets, which moves
+        those alone. `member` of a multicast: this one alone.
+        """
+        if type(start) is int:
+            raise ClientFault(
+                f"start={start} is an offset: give a map of topics, or (topic, partition), to offsets"
+            )
+        begin = start_of(start, ())
+        await self._do(
+            lambda number: work_heads.MoveSubscription(number, name, begin, member),
+            f"moving subscription {name!r}",
+        )
+
+    async def remove_member(self, name: str, member: str) -> None:
+        """A member of a multicast is owed nothing any more."""
+        await self._do(
+            lambda number: work_heads.RemoveMember(number, name, member),
+            f"removing member {member!r} of subscription {name!r}",
+        )
+
+    # --- Dead letters ---
+
+    async def dead_letters(self, name: str, *, offset: int = 0) -> AsyncIterator[Message]:
+        """Messages of a subscription that failed too often, oldest first; their tags say why and where they were.
+
+        Their offsets are those of the topic `!dead/…`: what `redrive` and `drop_dead` go by.
+        """
+        while True:
+            page = await self.dead_letter_page(name, offset)
+            for message in page.messages:
+                yield message
+            offset = page.next_offset
+            if not offset:
+                return
+
+    async def dead_letter_page(
+        self, name: str, offset: int = 0, *, messages_max: int = _DEAD_LETTERS_PER_PAGE
+    ) -> DeadLetterPage:
+        """Some of them, from an offset on."""
+        check_natural("offset", offset)
+        check_natural("messages_max", messages_max)
+        answer, tail = await self._ask(
+            work_heads.DeadList,
+            lambda number: work_heads.DeadLetters(number, name, offset, messages_max),
+            f"listing dead letters of {name!r}",
+        )
+        messages = [message for batch in unpack_blocks(tail) for message in batch.messages()]
+        return DeadLetterPage(messages, answer.next_offset)
+
+    async def redrive(self, name: str, offsets: Offsets) -> int:
+        """Send dead letters back to their subscription, these or "all", as if they had never failed: how many."""
+        return await self._settle_dead(name, offsets, is_redriven=True)
+
+    async def drop_dead(self, name: str, offsets: Offsets) -> int:
+        """Give dead letters up, these or "all": how many."""
+        return await self._settle_dead(name, offsets, is_redriven=False)
+
+    async def _settle_dead(self, name: str, offsets: Offsets, *, is_redriven: bool) -> int:
+        chosen = _checked_offsets(offsets)
+        is_all = chosen is None
+        answer, _ = await self._ask(
+            work_heads.Settled,
+            lambda number: work_heads.SettleDead(number, name, is_redriven, chosen or (), is_all),
+            f"{'sending back' if is_redriven else 'dropping'} dead letters of {name!r}",
+            is_repeatable=False,
+        )
+        return answer.messages
+
+
+def _check_patterns(name: str, patterns: tuple[str, ...]) -> None:
+    if not isinstance(name, str) or not name:
+        raise ClientFault(f"{name!r} is no name of a subscription: it must be text")
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise ClientFault(f"{patterns!r}: patterns of topics are text")
+
+
+def _checked_mode(mode: str) -> str:
+    if mode not in MODES:
+        raise ClientFault(f"mode {mode!r} is unknown: {', '.join(MODES)}")
+    return mode
+
+
+def _checked_offsets(offsets: Offsets) -> tuple[int, ...] | None:
+    """None: all."""
+    if isinstance(offsets, str):
+        if offsets != "all":
+            raise ClientFault(f"{offsets!r} are no offsets: give numbers, or 'all'")
+        return None
+    chosen = tuple(offsets)
+    for offset in chosen:
+        check_natural("an offset", offset)
+    return chosen
+
+
+def _options(
+    lease_s: float | None,
+    processing_max_s: float | None,
+    deliveries_max: int | None,
+    retry_delay_s: float | None,
+    retry_delay_max_s: float | None,
+    backoff: float | None,
+    absent_max_s: float | None,
+) -> WorkOptions | None:
+    """As the wire has them; None if none is said."""
+    check_natural("deliveries_max", deliveries_max)
+    if backoff is not None and not (isinstance(backoff, int | float) and 1 <= backoff < 1e6):
+        raise ClientFault(f"backoff is {backoff!r}: it must be a factor from 1 on")
+    options = WorkOptions(
+        milliseconds("lease_s", lease_s),
+        milliseconds("processing_max_s", processing_max_s),
+        deliveries_max,
+        milliseconds("retry_delay_s", retry_delay_s),
+        milliseconds("retry_delay_max_s", retry_delay_max_s),
+        None if backoff is None else float(backoff),
+        milliseconds("absent_max_s", absent_max_s),
+    )
+    return None if options == WorkOptions() else options

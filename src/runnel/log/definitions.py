@@ -1,0 +1,33 @@
+"""Definitions of durable subscriptions by name, as bytes: what is in them is their owner's business. No files here."""
+
+from __future__ import annotations
+
+from runnel.errors import LimitExceededError
+from runnel.topics.names import Label, check_label
+
+
+class DefinitionTable:
+    """All durable subscriptions of a store."""
+
+    def __init__(self, subscriptions_max: int) -> None:
+        self._subscriptions_max = subscriptions_max
+        self._contents: dict[str, bytes] = {}
+
+    def check(self, name: str) -> None:
+        """Whether it may be put into the table, which the caller does once it is recorded."""
+        check_label(Label.SUBSCRIPTION, name)
+        if name not in self._contents and len(self._contents) >= self._subscriptions_max:
+            raise LimitExceededError(
+                f"subscription {name!r} would be one more than "
+                f"limits.durable_subscriptions_max = {self._subscriptions_max}"
+            )
+
+    def put(self, name: str, content: bytes) -> None:
+        self._contents[name] = content
+
+    def remove(self, name: str) -> None:
+        self._contents.pop(name, None)
+
+    def all(self) -> dict[str, bytes]:
+        """A copy, made in one step."""
+        return self._contents.copy()

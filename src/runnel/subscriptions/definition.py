@@ -1,0 +1,179 @@
+"""What a subscription is: its name, topics, mode and options, and how the catalogue keeps them."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Final
+
+import msgspec
+
+from runnel.errors import ClientFault, MalformedError
+from runnel.formats.work_heads import WorkOptions
+
+_MS: Final = 1_000_000
+_SECOND: Final = 1_000_000_000
+
+LEASE_NS_MIN: Final = 100 * _MS
+"""Below this a consumer could not renew its leases in time."""
+
+DURATION_NS_MAX: Final = 10 * 365 * 86_400 * _SECOND
+"""No option is longer: ten years, which in nanoseconds still fit into 64 bits many times."""
+
+
+class Mode(enum.StrEnum):
+    """To whom a message goes."""
+
+    SHARED = "shared"  # to any consumer with room
+    KEY_SHARED = "key_shared"  # a key's messages to one consumer at a time, in order
+    MULTICAST = "multicast"  # to each member
+
+    @classmethod
+    def checked(cls, text: str) -> Mode:
+        try:
+            return cls(text)
+        except ValueError:
+            raise ClientFault(
+                f"mode {text!r} is none of {', '.join(mode.value for mode in cls)}"
+            ) from None
+
+
+class Options(msgspec.Struct, frozen=True, gc=False):
+    """How a subscription treats what it delivers."""
+
+    lease_ns: int = 30 * _SECOND
+    processing_ns_max: int = 3_600 * _SECOND
+    deliveries_max: int = 8  # 0: no limit, nothing becomes a dead letter
+    retry_delay_ns: int = 1 * _SECOND
+    retry_delay_ns_max: int = 300 * _SECOND
+    backoff: float = 2.0  # each further delay is so many times the one before
+    absent_ns_max: int = 3_600 * _SECOND
+
+    def __post_init__(self) -> None:
+        for name in (
+            "lease_ns",
+            "processing_ns_max",
+            "retry_delay_ns",
+            "retry_delay_ns_max",
+            "absent_ns_max",
+        ):
+            value = getattr(self, name)
+            if not 0 <= value <= DURATION_NS_MAX:
+                raise ClientFault(f"{_spoken(name)} of {_ms(value)} is not within 0 and 10 years")
+        if self.lease_ns < LEASE_NS_MIN:
+            raise ClientFault(
+                f"lease of {_ms(self.lease_ns)} is too short to be renewed in time: "
+                f"{_ms(LEASE_NS_MIN)} or more"
+            )
+        if self.processing_ns_max < self.lease_ns:
+            raise ClientFault(
+                f"processing_max of {_ms(self.processing_ns_max)} is shorter than the lease of "
+                f"{_ms(self.lease_ns)}: it must be at least as long"
+            )
+        if self.retry_delay_ns_max < self.retry_delay_ns:
+            raise ClientFault(
+                f"retry_delay_max of {_ms(self.retry_delay_ns_max)} is shorter than the retry_delay of "
+                f"{_ms(self.retry_delay_ns)}: it must be at least as long"
+            )
+        if not 0 <= self.deliveries_max < 2**31:
+            raise ClientFault(
+                f"deliveries_max of {self.deliveries_max} is no count: 1 or more, or 0 for no limit"
+            )
+        if not math.isfinite(self.backoff) or self.backoff < 1:
+            raise ClientFault(
+                f"backoff of {self.backoff} would make delays shrink: it must be 1 or more"
+            )
+
+    def delay_ns(self, failures: int) -> int:
+        """How long a message waits after so many failures."""
+        try:
+            delay = self.retry_delay_ns * self.backoff ** (max(failures, 1) - 1)
+        except OverflowError:
+            return self.retry_delay_ns_max if self.retry_delay_ns else 0
+        return int(min(delay, self.retry_delay_ns_max))
+
+    @classmethod
+    def of(cls, wire: WorkOptions | None) -> Options:
+        """Options as a client gave them; what it left out is the default.
+
+        A ceiling that was left out gives way to a lease or delay that is longer.
+        """
+        usual = cls()
+        if wire is None:
+            return usual
+        lease_ns = _given(wire.lease_ms, usual.lease_ns)
+        retry_delay_ns = _given(wire.retry_delay_ms, usual.retry_delay_ns)
+        return cls(
+            lease_ns=lease_ns,
+            processing_ns_max=_given(
+                wire.processing_ms_max, max(usual.processing_ns_max, lease_ns)
+            ),
+            deliveries_max=(
+                usual.deliveries_max if wire.deliveries_max is None else wire.deliveries_max
+            ),
+            retry_delay_ns=retry_delay_ns,
+            retry_delay_ns_max=_given(
+                wire.retry_delay_ms_max, max(usual.retry_delay_ns_max, retry_delay_ns)
+            ),
+            backoff=usual.backoff if wire.backoff is None else wire.backoff,
+            absent_ns_max=_given(wire.absent_ms_max, usual.absent_ns_max),
+        )
+
+    def to_wire(self) -> WorkOptions:
+        return WorkOptions(
+            lease_ms=self.lease_ns // _MS,
+            processing_ms_max=self.processing_ns_max // _MS,
+            deliveries_max=self.deliveries_max,
+            retry_delay_ms=self.retry_delay_ns // _MS,
+            retry_delay_ms_max=self.retry_delay_ns_max // _MS,
+            backoff=self.backoff,
+            absent_ms_max=self.absent_ns_max // _MS,
+        )
+
+
+class MemberRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A named member of a multicast: since when it owes, and since when nobody is there for it (0: somebody is)."""
+
+    name: str
+    since_ns: int
+    absent_since_ns: int = 0
+
+
+class Definition(msgspec.Struct, frozen=True, array_like=True):
+    """A subscription as the catalogue keeps it. The id is never given to another."""
+
+    id: int
+    name: str
+    patterns: tuple[str, ...]
+    mode: Mode
+    options: Options
+    is_paused: bool = False
+    made_ns: int = 0
+    members: tuple[MemberRecord, ...] = ()
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Definition)
+
+
+def encode(definition: Definition) -> bytes:
+    return _encoder.encode(definition)
+
+
+def decode(content: bytes) -> Definition:
+    try:
+        return _decoder.decode(content)
+    except (msgspec.DecodeError, ClientFault) as error:
+        raise MalformedError("subscription definition", str(error)) from error
+
+
+def _given(value_ms: int | None, default_ns: int) -> int:
+    return default_ns if value_ms is None else value_ms * _MS
+
+
+def _spoken(field: str) -> str:
+    return field.replace("_ns", "")
+
+
+def _ms(duration_ns: int) -> str:
+    return f"{duration_ns / _MS:g} ms"

@@ -1,0 +1,55 @@
+"""Subscriptions as a log knows them: which partitions each covers, and what it has acknowledged. Naive on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runnel.log.index import Key
+from runnel.log.log import ShardId
+from runnel.log.retention import Hold
+
+_ENDLESS = 2**62
+
+
+class Acknowledged:
+    """One subscription: everything of its partitions is owed that it has not acknowledged."""
+
+    def __init__(self, *keys: Key) -> None:
+        self.acked: dict[Key, set[int]] = {key: set() for key in keys}
+
+    def owes(self, key: Key, offset: int) -> bool:
+        return key in self.acked and offset not in self.acked[key]
+
+    def first_owed(self, key: Key) -> int:
+        return next(offset for offset in range(1, _ENDLESS) if self.owes(key, offset))
+
+
+class FakeClaims:
+    """What some subscriptions owe. All partitions are taken to live in the shard that is asked about."""
+
+    def __init__(self, **subscriptions: Acknowledged) -> None:
+        self.subscriptions = subscriptions
+        self.version = 0
+        self.questions = 0
+
+    def ack(self, name: str, key: Key, offsets: Iterable[int]) -> None:
+        self.subscriptions[name].acked[key].update(offsets)
+        self.version += 1
+
+    def holds(self, shard: ShardId) -> list[Hold]:
+        return [
+            Hold(f"subscription {name}", key, subscription.first_owed(key), 0, ())
+            for name, subscription in self.subscriptions.items()
+            for key in subscription.acked
+        ]
+
+    def owed(self, key: Key, begin: int, end: int) -> list[tuple[int, int]] | None:
+        self.questions += 1
+        covering = [each for each in self.subscriptions.values() if key in each.acked]
+        if not covering:
+            return None
+        return [
+            (offset, offset + 1)
+            for offset in range(begin, end)
+            if any(subscription.owes(key, offset) for subscription in covering)
+        ]

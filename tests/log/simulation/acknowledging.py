@@ -1,0 +1,130 @@
+"""A subscription as a history plays it: what it acknowledges, what it owes, and what it writes down of that.
+
+It covers some topics from the first message on, and outlives the processes of the log. What it has written down, and
+was told is stored, has to be found by the next process; what it never wrote down must not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from runnel.errors import RunnelError
+from runnel.log.log import ShardId
+from runnel.log.retention import Hold
+from tests.log.simulation.facts import Key, Violation
+
+if TYPE_CHECKING:
+    from tests.log.simulation.history import History
+
+_ENDLESS = 2**62
+
+
+class Subscription:
+    """The claims of the log, and its state journals' user."""
+
+    def __init__(self, covered: Collection[str], shard_of: Callable[[str], ShardId]) -> None:
+        self.covered = covered
+        self.version = 0
+        self._shard_of = shard_of
+        self._acked: dict[Key, set[int]] = {}
+        self._stored: dict[Key, set[int]] = {}
+
+    def ack(self, key: Key, offsets: Iterable[int]) -> bytes:
+        """The content to write down."""
+        new = sorted(offsets)
+        self._acked.setdefault(key, set()).update(new)
+        self.version += 1
+        return _content(key, new)
+
+    def stored(self, key: Key, offsets: Iterable[int]) -> None:
+        self._stored.setdefault(key, set()).update(offsets)
+
+    def has_acked(self, key: Key, offset: int) -> bool:
+        return offset in self._acked.get(key, ())
+
+    def lowest_owed(self, key: Key) -> int | None:
+        """None: it does not cover this partition."""
+        if key[0] not in self.covered:
+            return None
+        return next(offset for offset in range(1, _ENDLESS) if not self.has_acked(key, offset))
+
+    # --- For the log ---
+
+    def holds(self, shard: ShardId) -> list[Hold]:
+        return [
+            Hold("subscription", key, lowest, 0, ())
+            for key in {(topic, partition) for topic in self.covered for partition in range(3)}
+            if self._shard_of(key[0]) == shard and (lowest := self.lowest_owed(key)) is not None
+        ]
+
+    def owed(self, key: Key, begin: int, end: int) -> list[tuple[int, int]] | None:
+        if key[0] not in self.covered:
+            return None
+        offsets = range(begin, end)
+        return [(offset, offset + 1) for offset in offsets if not self.has_acked(key, offset)]
+
+    def snapshot(self, shard: ShardId) -> list[bytes]:
+        ours = [key for key in self._acked if self._shard_of(key[0]) == shard]
+        return [_content(key, sorted(self._acked[key])) for key in ours]
+
+    def check_state(self, shard: ShardId, contents: Sequence[bytes], *, is_damaged: bool) -> None:
+        """A process found these in the shard's state journal."""
+        found: dict[Key, set[int]] = {}
+        for content in contents:
+            key, offsets = _parsed(content)
+            if self._shard_of(key[0]) != shard:
+                raise Violation(f"state of {key} was found in {shard}")
+            found.setdefault(key, set()).update(offsets)
+        for key, offsets in found.items():
+            if unknown := offsets - self._acked.get(key, set()):
+                raise Violation(f"{key}: {sorted(unknown)} were never acknowledged, but are stored")
+        for key, stored in self._stored.items():
+            missing = stored - found.get(key, set())
+            if missing and self._shard_of(key[0]) == shard and not is_damaged:
+                raise Violation(f"{key}: stored acknowledgements are lost: {sorted(missing)}")
+
+
+def _content(key: Key, offsets: Sequence[int]) -> bytes:
+    return "\t".join((key[0], str(key[1]), *map(str, offsets))).encode()
+
+
+def _parsed(content: bytes) -> tuple[Key, set[int]]:
+    topic, partition, *offsets = content.decode().split("\t")
+    return (topic, int(partition)), set(map(int, offsets))
+
+
+def attach(history: History) -> None:
+    """A process of the log has begun."""
+    history.log.claims = history.subscription
+    for topic in history.subscription.covered:
+        shard = history.model.shard_of(topic)
+        state = history.log.state(shard)
+        if state.snapshot is None:
+            history.subscription.check_state(shard, state.contents, is_damaged=history.is_damaged)
+            state.contents.clear()
+            state.snapshot = lambda shard=shard: history.subscription.snapshot(shard)
+
+
+async def acknowledge(history: History) -> None:
+    """Some messages of a partition, or all but a few of them."""
+    random, model, subscription = history.random, history.model, history.subscription
+    keys = [
+        key
+        for key, part in model.partitions.items()
+        if part.known and key[0] in subscription.covered
+    ]
+    if not keys:
+        return
+    key = random.choice(sorted(keys))
+    known = sorted(model.partition(key).known)
+    share = random.choice((0.2, 0.9, 1.0))
+    offsets = [offset for offset in known if random.random() < share]
+    history.say(f"acknowledge {key[0]}[{key[1]}] {offsets} …")
+    content = subscription.ack(key, offsets)
+    try:
+        await history.patiently(history.log.state(model.shard_of(key[0])).add(content), "ack")
+    except (OSError, RunnelError) as error:
+        history.accept_failure(error)
+    else:
+        subscription.stored(key, offsets)

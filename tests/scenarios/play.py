@@ -1,0 +1,206 @@
+"""Plays scenarios: text files that say what happens, each line followed by what comes of it.
+
+    # What does not begin with a blank is done; what does is what happened, and is compared.
+    publish orders[0] a b
+        0.000  published orders[0] @1 b'a', @2 b'b' (1 bytes each)
+
+`python -m tests.scenarios.play FILE…` writes down what happens now; read the difference before you keep it.
+The first line that is done says who plays the file: `subscription` begins one of acknowledged work.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from runnel.config.units import parse_duration
+from runnel.subscriptions.definition import Mode, Options
+from tests.subscriptions.history import Event, Place, Restarted, Stored, Stretch, Wanted, seconds
+from tests.subscriptions.stage import Stage
+
+FOLDER = Path(__file__).parent
+
+
+class Player(Protocol):
+    """Does what the lines of a file say."""
+
+    def do(self, words: list[str]) -> Iterable[str]:
+        """What came of it, line by line."""
+
+
+class SubscriptionPlayer:
+    """Acknowledged work: groups of consumers on a stage, and the checker sees all of it.
+
+    subscription MODE [OPTION=VALUE …]      publish orders[0] KEY …         ("-": none)
+    join CONSUMER [MESSAGES [BYTES]]        window CONSUMER MESSAGES        leave | lose CONSUMER
+    deliver                                 wait DURATION                   (and look at the clock)
+    ack CONSUMER 7 | 7@18 | 7@18-20 …       up-to CONSUMER orders[0]@20
+    nack CONSUMER 7@18 … [delay=DURATION]   renew CONSUMER 7 …              give-back CONSUMER 7@18 …
+    bury | fail-to-bury orders[0]@18        send-back orders[0]@18          move orders[0]@18
+    pause | resume                          store                           crash
+    finish                                  (nothing is owed)
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        mode, *given = words
+        options = dict(word.split("=") for word in given)
+        self._stage = Stage(_options(options), is_keyed=Mode.checked(mode) is Mode.KEY_SHARED)
+        self._stage.make_group()
+        self._told = 0
+        self._commands: dict[str, Callable[[list[str]], None]] = {
+            "publish": self._publish,
+            "join": lambda words: self._stage.join("", *self._window(words)),
+            "window": lambda words: self._stage.resize("", *self._window(words)),
+            "leave": lambda words: self._stage.leave("", int(words[0]), is_clean=True),
+            "lose": lambda words: self._stage.leave("", int(words[0]), is_clean=False),
+            "deliver": self._deliver,
+            "wait": self._wait,
+            "ack": self._ack,
+            "up-to": lambda words: self._stage.ack_up_to("", int(words[0]), *_message(words[1])),
+            "nack": self._nack,
+            "renew": lambda words: self._stage.renew("", int(words[0]), [*map(int, words[1:])]),
+            "give-back": lambda words: self._stage.give_back("", int(words[0]), _parts(words[1:])),
+            "bury": lambda words: self._stage.bury("", *_message(words[0]), is_stored=True),
+            "fail-to-bury": lambda words: self._stage.bury(
+                "", *_message(words[0]), is_stored=False
+            ),
+            "send-back": lambda words: self._stage.reopen("", *_message(words[0])),
+            "move": lambda words: self._stage.move("", *_message(words[0])),
+            "pause": lambda words: self._stage.pause(is_paused=True),
+            "resume": lambda words: self._stage.pause(is_paused=False),
+            "store": lambda words: self._stage.store(),
+            "crash": lambda words: self._stage.restart(_Loser()),
+            "finish": lambda words: self._stage.finish(),
+        }
+
+    def do(self, words: list[str]) -> Iterable[str]:
+        self._commands[words[0]](words[1:])
+        events = self._stage.checker.history[self._told :]
+        self._told += len(events)
+        return [_told(event) for event in events if not isinstance(event, Wanted)]
+
+    def _publish(self, words: list[str]) -> None:
+        place = _place(words[0])
+        if place not in self._stage.log.ends:
+            self._stage.make_place(place)
+            self._stage.begin("", place, 1)
+            self._told = self._stage.checker.number
+        self._stage.publish(place, [None if word == "-" else word.encode() for word in words[1:]])
+
+    def _window(self, words: list[str]) -> tuple[int, int, int]:
+        messages = int(words[1]) if len(words) > 1 else 100
+        return int(words[0]), messages, int(words[2]) if len(words) > 2 else 1_000_000
+
+    def _deliver(self, words: list[str]) -> None:
+        """Until the group wants nothing more."""
+        self._stage.extend("")
+        while (want := self._stage.want("")) is not None:
+            run = self._stage.read("", want)
+            if run is not None:
+                self._stage.offer("", want.key, run)
+        self._stage.rest("")
+
+    def _wait(self, words: list[str]) -> None:
+        self._stage.pass_time(parse_duration(words[0]))
+        self._stage.expire("")
+
+    def _ack(self, words: list[str]) -> None:
+        deliveries = [int(word) for word in words[1:] if "@" not in word]
+        parts = _parts([word for word in words[1:] if "@" in word])
+        self._stage.ack("", int(words[0]), deliveries, parts)
+
+    def _nack(self, words: list[str]) -> None:
+        delays = [word.removeprefix("delay=") for word in words if word.startswith("delay=")]
+        parts = _parts([word for word in words[1:] if "@" in word])
+        delay_ns = parse_duration(delays[0]) if delays else None
+        self._stage.nack("", int(words[0]), parts, delay_ns)
+
+
+class _Loser(Random):
+    """The worst crash: nothing that was not stored is kept, and the clock begins anew."""
+
+    def randint(self, a: int, b: int) -> int:
+        return a
+
+    def random(self) -> float:
+        return 0.0
+
+
+PLAYERS: dict[str, Callable[[list[str]], Player]] = {"subscription": SubscriptionPlayer}
+
+
+def play(text: str) -> str:
+    """A scenario's text, with what happens now."""
+    player: Player | None = None
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(" "):
+            continue
+        lines.append(line)
+        words = line.split()
+        if not words or line.startswith("#"):
+            continue
+        if player is None:
+            player = PLAYERS[words[0]](words[1:])
+            continue
+        try:
+            lines += [f"    {told}" for told in player.do(words)]
+        except Exception as error:
+            error.add_note("\n".join(lines))
+            raise
+    return "\n".join(lines) + "\n"
+
+
+def _told(event: Event) -> str:
+    # Lines have no numbers here; a crash is always the worst one.
+    if isinstance(event, Stored):
+        return f"{seconds(event.at_ns)}  what was told so far is stored"
+    if isinstance(event, Restarted):
+        return f"{seconds(event.at_ns)}  the broker starts again, with what was stored"
+    return str(event).strip()
+
+
+# --- Words ---
+
+
+def _options(given: dict[str, str]) -> Options:
+    durations = {
+        f"{name}_ns"
+        if not name.endswith("_max")
+        else f"{name.removesuffix('_max')}_ns_max": parse_duration(value)
+        for name, value in given.items()
+        if name in ("lease", "retry_delay", "retry_delay_max")
+    }
+    return Options(
+        deliveries_max=int(given.get("deliveries_max", "8")),
+        backoff=float(given.get("backoff", "2")),
+        **durations,
+    )
+
+
+def _place(word: str) -> Place:
+    topic, _, partition = word.removesuffix("]").partition("[")
+    return topic, int(partition)
+
+
+def _message(word: str) -> tuple[Place, int]:
+    place, offset = word.split("@")
+    return _place(place), int(offset)
+
+
+def _parts(words: Iterable[str]) -> list[Stretch]:
+    parts = []
+    for word in words:
+        delivery, offsets = word.split("@")
+        begin, _, last = offsets.partition("-")
+        parts.append(Stretch(int(delivery), int(begin), int(last or begin) + 1))
+    return parts
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text(play(path.read_text()))

@@ -1,0 +1,274 @@
+"""What a history has established so far: messages, who holds them, what is done, how often each failed.
+
+Facts follow from events and from the promises alone. Those that have to outlive a restart (what is done, failures,
+where a partition begins) can be taken back event by event, for a restart keeps only what was stored.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from tests.subscriptions.history import Place
+
+
+class LogFacts:
+    """The messages of one partition, which every group sees alike."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.first = self.end = 1
+        self.lanes: dict[bytes, list[int]] = defaultdict(list)
+        self._bases: list[int] = []
+        self._costs_bytes: list[int] = []
+        self._keys: list[bytes | None] = []
+
+    def publish(self, base: int, keys: list[bytes | None], cost_bytes: int) -> None:
+        if not self._keys:
+            self.first = self.end = base
+        assert base == self.end, f"the history itself leaves out messages before {base}"
+        self._bases.append(base)
+        self._costs_bytes.append(cost_bytes)
+        self._keys += keys
+        self.end = base + len(keys)
+        for offset, key in enumerate(keys, base):
+            if key is not None:
+                self.lanes[key].append(offset)
+
+    def key(self, offset: int) -> bytes | None:
+        return self._keys[offset - self.first] if self.first <= offset < self.end else None
+
+    @property
+    def cost_bytes_max(self) -> int:
+        return max(self._costs_bytes, default=0)
+
+    def cost_bytes(self, offset: int) -> int:
+        return self._costs_bytes[bisect_right(self._bases, offset) - 1]
+
+
+class Lease:
+    """A delivery: what of it is still being worked on, and what was asked back but is not back yet."""
+
+    __slots__ = ("consumer", "deadline_ns", "delivery", "offsets", "place", "recalled")
+
+    def __init__(self, delivery: int, consumer: int, place: Place, deadline_ns: int) -> None:
+        self.delivery = delivery
+        self.consumer = consumer
+        self.place = place
+        self.deadline_ns = deadline_ns
+        self.offsets: set[int] = set()
+        self.recalled: set[int] = set()
+
+
+class Count(NamedTuple):
+    """How often a message failed, when it may come again, and when it was first delivered."""
+
+    failures: int
+    not_before_ns: int
+    first_delivery_ns: int
+
+
+class Consumer:
+    __slots__ = ("bytes", "messages", "window_bytes", "window_messages")
+
+    def __init__(self, window_messages: int, window_bytes: int) -> None:
+        self.window_messages = window_messages
+        self.window_bytes = window_bytes
+        self.messages = 0  # with it at the moment, recalled ones too
+        self.bytes = 0
+
+    def has_room(self, cost_bytes: int) -> bool:
+        if self.messages >= self.window_messages:
+            return False
+        return self.messages == 0 or self.bytes + cost_bytes <= self.window_bytes
+
+
+class PartitionFacts:
+    """What one group owes of one partition, and who works on it."""
+
+    def __init__(self, log: LogFacts, floor: int) -> None:
+        self.log = log
+        self.floor = floor
+        self.done: dict[int, str] = {}  # how: acknowledged, buried, gone
+        self.counts: dict[int, Count] = {}
+        self.held: dict[int, Lease] = {}
+        self.recalled: dict[int, Lease] = {}
+        self.burying: set[int] = set()  # a dead letter is being stored
+        self.bury_again_ns: dict[int, int] = {}  # one has to be, at this time
+        self.first_delivery_ns: dict[int, int] = {}
+        # Until when a delay holds a key, even if the message with the delay is gone.
+        self.key_held_ns: dict[bytes, int] = {}
+        # Sent back from among the dead letters: until they fail again, they have no place in the order of their keys.
+        self.reopened: set[int] = set()
+
+    @property
+    def place(self) -> Place:
+        return self.log.place
+
+    def lane(self, offset: int) -> Sequence[int]:
+        """All messages of the same key, in order; none for one without a key."""
+        key = self.log.key(offset)
+        return () if key is None else self.log.lanes[key]
+
+    def is_owed(self, offset: int) -> bool:
+        return offset >= self.floor and offset not in self.done
+
+    def owed(self) -> Iterator[int]:
+        return (offset for offset in range(self.floor, self.log.end) if offset not in self.done)
+
+    def is_waiting(self, offset: int) -> bool:
+        """Owed, with nobody, and not about to become a dead letter."""
+        return (
+            self.is_owed(offset)
+            and offset not in self.held
+            and offset not in self.recalled
+            and offset not in self.burying
+            and offset not in self.bury_again_ns
+        )
+
+    def is_due(self, offset: int, looked_ns: int) -> bool:
+        """No delay is in its way, as of when the group last looked at the clock."""
+        count = self.counts.get(offset)
+        return count is None or count.not_before_ns <= looked_ns
+
+    def hold_key(self, offset: int, until_ns: int) -> None:
+        """A delay of a message holds all of its key."""
+        key = self.log.key(offset)
+        if key is not None:
+            self.key_held_ns[key] = max(until_ns, self.key_held_ns.get(key, 0))
+
+    def forget_leases(self) -> None:
+        """As after a restart: what was only in memory is gone."""
+        self.held.clear()
+        self.recalled.clear()
+        self.burying.clear()
+        self.bury_again_ns.clear()
+        self.first_delivery_ns.clear()
+        self.key_held_ns.clear()
+        self.reopened.clear()
+
+
+class GroupFacts:
+    """One group: its partitions, consumers, deliveries."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.partitions: dict[Place, PartitionFacts] = {}
+        self.consumers: dict[int, Consumer] = {}
+        self.leases: dict[int, Lease] = {}
+        self.last_delivery = 0
+        self.looked_ns = -1  # when the group last looked at the clock: delays end by that
+        # How to take back what is not known to be stored, with the number of the event that led to it.
+        self._undo: list[tuple[int, Callable[[], None]]] = []
+
+    def stored(self, events: int) -> None:
+        self._undo = [(number, undo) for number, undo in self._undo if number > events]
+
+    def restart(self, events: int) -> None:
+        for number, undo in reversed(self._undo):
+            if number > events:
+                undo()
+        self._undo.clear()
+        self.consumers.clear()
+        self.leases.clear()
+        self.looked_ns = -1
+        for partition in self.partitions.values():
+            partition.forget_leases()
+
+    # --- Leases ---
+
+    def lease(self, lease: Lease, offset: int) -> None:
+        partition = self.partitions[lease.place]
+        lease.offsets.add(offset)
+        partition.held[offset] = lease
+        consumer = self.consumers[lease.consumer]
+        consumer.messages += 1
+        consumer.bytes += partition.log.cost_bytes(offset)
+
+    def release(self, lease: Lease, offset: int) -> None:
+        """Of a message that is held: it is no longer."""
+        partition = self.partitions[lease.place]
+        lease.offsets.remove(offset)
+        del partition.held[offset]
+        self._let_go(lease, offset)
+
+    def recall(self, lease: Lease, offset: int) -> None:
+        """Of a message that is held: its consumer is to stop, and counts as having it until it says that it has."""
+        partition = self.partitions[lease.place]
+        lease.offsets.remove(offset)
+        lease.recalled.add(offset)
+        partition.recalled[offset] = partition.held.pop(offset)
+
+    def give_back(self, lease: Lease, offset: int) -> None:
+        """Of a message that was recalled: its consumer is done with it."""
+        lease.recalled.remove(offset)
+        del self.partitions[lease.place].recalled[offset]
+        self._let_go(lease, offset)
+
+    def _let_go(self, lease: Lease, offset: int) -> None:
+        consumer = self.consumers[lease.consumer]
+        consumer.messages -= 1
+        consumer.bytes -= self.partitions[lease.place].log.cost_bytes(offset)
+        if not lease.offsets and not lease.recalled:
+            self.leases.pop(lease.delivery, None)
+
+    def end_leases(self, partition: PartitionFacts) -> None:
+        for offset, lease in list(partition.held.items()):
+            self.release(lease, offset)
+        for offset, lease in list(partition.recalled.items()):
+            self.give_back(lease, offset)
+
+    # --- What outlives a restart, once it is stored ---
+
+    def settle(self, partition: PartitionFacts, offset: int, how: str, number: int) -> None:
+        partition.done[offset] = how
+        count = partition.counts.pop(offset, None)
+
+        def undo() -> None:
+            del partition.done[offset]
+            if count is not None:
+                partition.counts[offset] = count
+
+        self._undo.append((number, undo))
+
+    def count(self, partition: PartitionFacts, offset: int, count: Count, number: int) -> None:
+        before = partition.counts.get(offset)
+        partition.counts[offset] = count
+
+        def undo() -> None:
+            if before is None:
+                partition.counts.pop(offset, None)
+            else:
+                partition.counts[offset] = before
+
+        self._undo.append((number, undo))
+
+    def reopen(self, partition: PartitionFacts, offset: int, number: int) -> None:
+        floor = partition.floor
+        how = partition.done.pop(offset, None)
+        if offset < floor:
+            # Everything else before the floor stays done.
+            partition.floor = offset
+            for other in range(offset + 1, floor):
+                partition.done[other] = "passed"
+
+        def undo() -> None:
+            for other in range(offset + 1, floor):
+                del partition.done[other]
+            partition.floor = floor
+            if how is not None:
+                partition.done[offset] = how
+
+        self._undo.append((number, undo))
+
+    def move(self, partition: PartitionFacts, floor: int, number: int) -> None:
+        before = (partition.floor, partition.done, partition.counts)
+        partition.floor, partition.done, partition.counts = floor, {}, {}
+        partition.forget_leases()
+
+        def undo() -> None:
+            partition.floor, partition.done, partition.counts = before
+
+        self._undo.append((number, undo))
