@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,6 +164,16 @@ def test_command_gets_the_payload_and_learns_what_it_is(
     assert backlog("told", capfd) == 0
 
 
+def test_message_without_a_key_leaves_that_variable_unset(
+    url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESSAGE_KEY", "of another message")
+    publish("keyless", "1")
+    command = "echo ${MESSAGE_KEY-none}"
+    assert run(["consume", "keyless", "keyless", "--exec", command, *upto(1)]) == 0
+    assert capfd.readouterr().out == "none\n"
+
+
 def test_command_need_not_read_its_payload(url: str, capfd: pytest.CaptureFixture[str]) -> None:
     publish("unread", "x" * 100_000)
     assert run(["consume", "unread", "unread", "--exec", "true", *upto(1)]) == 0
@@ -184,8 +195,19 @@ def test_failed_command_gives_its_last_word_as_reason(
     assert (letter["error"], letter["deliveries"]) == ("no such customer", 2)
 
 
+def test_options_that_are_changed_hold_from_then_on(
+    url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    publish("changed", "1", "2")
+    make("changed")
+    assert consumed("changed", capfd, 1) == ["1"]
+    make("changed", "--deliveries-max", "1")
+    assert run(["consume", "changed", "--exec", "exit 1", *upto(1)]) == 0
+    assert dead_letter("changed", capfd)["deliveries"] == 1
+
+
 @pytest.mark.parametrize(
-    ("command", "reason"), [("exit 4", "exit code 4"), ("kill -9 $$", "ended by SIGKILL")]
+    ("command", "reason"), [("exit 4", "exit code 4"), ("kill -9 $$", "ended by signal 9 (Killed)")]
 )
 def test_silent_failure_is_named_by_how_it_ended(
     command: str, reason: str, url: str, capfd: pytest.CaptureFixture[str]
@@ -248,6 +270,7 @@ def waiting_command(name: str, url: str, gate: Path) -> Iterator[Running]:
 
 def told_to_wait(consumer: Running) -> None:
     assert consumer.process.stderr is not None
+    assert select.select([consumer.process.stderr], [], [], 30)[0]
     line = consumer.process.stderr.readline()
     assert line == b"waiting for 1 command; Ctrl-C again ends it\n"
 

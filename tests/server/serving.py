@@ -28,7 +28,7 @@ class Server:
     def __init__(self, directory: Path, port: int, settings: tuple[str, ...]) -> None:
         self.url = f"runnel://127.0.0.1:{port}"
         self.port = port
-        self._directory = directory
+        self.directory = directory
         self._words = ["--data", str(directory / "data"), "--listen", f"127.0.0.1:{port}"]
         for setting in settings:
             self._words += ["--set", setting]
@@ -47,14 +47,14 @@ class Server:
     @property
     def told(self) -> str:
         """Everything that it has said on standard error, in all its lives."""
-        path = self._directory / "stderr"
+        path = self.directory / "stderr"
         return path.read_text() if path.exists() else ""
 
     def spawn(self) -> None:
         """Begin to start it, and do not wait."""
         assert self._process is None or self._process.poll() is not None, "one is running"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RUNNEL_")}
-        with (self._directory / "stderr").open("ab") as stderr:
+        with (self.directory / "stderr").open("ab") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "runnel", "serve", *self._words],
                 env=environment,

@@ -45,6 +45,7 @@ class Worker:
     def __init__(self, style: str, process: Process) -> None:
         self.style = style
         self.notes: list[Note] = []
+        self.is_ending = False
         self._process = process
         self._reading: asyncio.Task[None] | None = None
 
@@ -64,12 +65,14 @@ class Worker:
         return bool(self.notes)
 
     @property
-    def has_ended(self) -> bool:
-        return self._process.returncode is not None
+    def has_failed(self) -> bool:
+        """Whether it ended by itself."""
+        return self._process.returncode is not None and not self.is_ending
 
     async def end(self, number: signal.Signals) -> int:
         """Send it a signal, and hear the last of it: its exit code."""
         assert self._reading is not None
+        self.is_ending = True
         if self._process.returncode is None:
             self._process.send_signal(number)
         await self._reading
@@ -90,7 +93,7 @@ class Workforce:
 
     @property
     def running(self) -> list[Worker]:
-        return [worker for worker in self.workers if not worker.has_ended]
+        return [worker for worker in self.workers if not worker.is_ending]
 
     async def start(self, style: str) -> Worker:
         """Begin to start one, and do not wait."""
@@ -117,8 +120,8 @@ class Workforce:
 
     def check_running(self) -> None:
         """One that failed is told now rather than at the end."""
-        ended = [worker.style for worker in self.workers if worker.has_ended]
-        assert len(ended) == self.kills, f"ended by themselves are some of {ended}"
+        failed = [worker.style for worker in self.workers if worker.has_failed]
+        assert not failed, failed
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
         """Let everybody work until something has come about."""
@@ -186,7 +189,6 @@ class Feed:
 
     async def _let_them_work(self, sent: int) -> None:
         while not self._is_ending and sent - len(self._workforce.done) > _AHEAD_MAX:
-            self._workforce.check_running()
             await asyncio.sleep(0.001)
 
     def _settle(self, sent: deque[tuple[str, asyncio.Future[Receipt]]]) -> None:

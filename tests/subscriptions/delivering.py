@@ -106,7 +106,7 @@ def _check_order(partition: PartitionFacts, offset: int, event: Delivered) -> No
             )
         if not partition.is_owed(other):
             continue  # done, or gone while somebody has it
-        if other < offset and held is None and other not in partition.reopened:
+        if other < offset and held is None:
             state = "is about to be buried" if other in partition.burying else "waits"
             raise Violation(f"{what} before @{other} of its key, which {state}", about)
         if other > offset and held is not None and offset not in partition.reopened:

@@ -100,7 +100,7 @@ class PartitionFacts:
         self.first_delivery_ns: dict[int, int] = {}
         # Until when a delay holds a key, even if the message with the delay is gone.
         self.key_held_ns: dict[bytes, int] = {}
-        # Sent back from among the dead letters: until they fail again, they have no place in the order of their keys.
+        # Sent back from among the dead letters: later ones of their keys may be out already.
         self.reopened: set[int] = set()
 
     @property

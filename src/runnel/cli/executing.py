@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from asyncio.subprocess import Process
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -42,7 +43,7 @@ class Outcome(msgspec.Struct, frozen=True):
     def how(self) -> str:
         if self.code >= 0:
             return f"exit code {self.code}"
-        return f"ended by {signal.Signals(-self.code).name}"
+        return f"ended by signal {-self.code} ({signal.strsignal(-self.code)})"
 
 
 class Executor:
@@ -90,10 +91,10 @@ class Executor:
         if self.interrupts > 1:
             for process in self._running:
                 _end(process, signal.SIGTERM if self.interrupts == 2 else signal.SIGKILL)
-        elif self._running:
-            commands = counted(len(self._running), "command")
-            them = "it" if len(self._running) == 1 else "them"
-            typer.echo(f"waiting for {commands}; Ctrl-C again ends {them}", err=True)
+        elif self._busy:
+            them = "it" if self._busy == 1 else "them"
+            told = f"waiting for {counted(self._busy, 'command')}; Ctrl-C again ends {them}"
+            typer.echo(told, err=True)
 
     async def _do(self, work: Work) -> None:
         if self._problem is not None or self._begun == self._count:
@@ -106,10 +107,8 @@ class Executor:
         try:
             outcome = await self._run(work)
         except OSError as error:
-            if (
-                error.errno == errno.E2BIG
-            ):  # its key or its tags are more than a command can be told
-                raise
+            if error.errno == errno.E2BIG:
+                raise  # its key or its tags are more than a command can be told
             self._problem = error
             await _leave_undone()
         else:
@@ -122,6 +121,8 @@ class Executor:
     async def _run(self, work: Work) -> Outcome:
         process = await start_command(self._command, work)
         self._running.add(process)
+        if self.interrupts > 1:  # it came while the command was being started
+            _end(process, signal.SIGTERM)
         try:
             return await wait_ended(process)
         except BaseException:
@@ -174,7 +175,7 @@ async def start_command(command: str, work: Work) -> Process:
             command,
             stdin=payload,
             stderr=asyncio.subprocess.PIPE,
-            env=os.environ | variables(work),
+            env=variables(work, os.environ),
             # Ctrl-C at the terminal is for us: the command shall finish what it has begun.
             start_new_session=True,
         )
@@ -193,15 +194,17 @@ def _end(process: Process, number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-def variables(work: Work) -> dict[str, str]:
+def variables(work: Work, inherited: Mapping[str, str]) -> dict[str, str]:
     """What a command learns of its message besides the payload. No variable can hold a key with a zero byte."""
     found = {
+        **inherited,
         "MESSAGE_TOPIC": work.topic,
         "MESSAGE_PARTITION": str(work.partition),
         "MESSAGE_OFFSET": str(work.offset),
         "MESSAGE_ATTEMPT": str(work.delivery_count),
         "MESSAGE_TAGS": msgspec.json.encode(dict(work.tags)).decode(),
     }
+    found.pop("MESSAGE_KEY", None)  # of another message, if we are such a command ourselves
     if work.key is not None and b"\0" not in work.key:
         found["MESSAGE_KEY"] = os.fsdecode(work.key)
     return found

@@ -102,7 +102,7 @@ def member_table(state: SubscriptionState, now_ns: int) -> Table:
 
 
 def partition_table(state: SubscriptionState) -> Table:
-    """Where it stands: everything before `acked up to` is done, `beyond` counts what is done behind it."""
+    """Where it stands: everything before `next to ack` is done, and some that lie beyond it."""
     is_multicast = state.mode == "multicast"
     columns = ("topic", "partition", "next to ack", "acked beyond", "end", "backlog", "in flight")
     rows = [

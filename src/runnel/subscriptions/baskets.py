@@ -66,7 +66,11 @@ class Baskets:
         basket.offsets.append(offset)
         basket.room -= 1
         if not basket.room:
-            self._desk.consumers.pass_over(basket.lease.consumer)
+            self.full(basket)
+
+    def full(self, basket: Basket) -> None:
+        """It takes no more."""
+        self._desk.consumers.pass_over(basket.lease.consumer)
 
     def deliver(self, attempts: Attempts) -> list[Delivery]:
         return [

@@ -26,6 +26,8 @@ from runnel.subscriptions.windows import Consumer
 
 # How far ahead a lane is looked at for more to read along with its first.
 _AHEAD_MAX: Final = 256
+# So many turns has each consumer in one offer, if it has enough keys.
+_TURNS: Final = 8
 
 _Ended: TypeAlias = dict[int, Lease]
 """Messages of a lane that their leases have let go of, by offset."""
@@ -177,6 +179,8 @@ class KeyedWork(PartitionWork):
         if offset < base:
             return
         done = self.acked.mask(base, end)
+        if not done and not self.failures and offset == base:
+            offset = self._offer_plain(base, rows, baskets)
         owed = f"{~done & ((1 << len(rows)) - 1):b}"[::-1].ljust(len(rows), "0") if done else ""
         changed: dict[Lane, None] = {}
         lanes, failures, consumers = self._lanes, self.failures, self._desk.consumers
@@ -217,6 +221,42 @@ class KeyedWork(PartitionWork):
         for lane in changed:
             self._lanes.show(lane)
 
+    def _offer_plain(self, base: int, rows: Sequence[bytes | None], baskets: Baskets) -> int:
+        """Deliver as many as can be delivered at once; the first that cannot is returned (bench/queue.py, "work").
+
+        Of many keys a few in a row go to one consumer before it is the next one's turn.
+        """
+        get, new, held, of = self._lanes.get, self._lanes.new, self._held, baskets.of
+        turn = 1 + len(set(rows)) // (_TURNS * max(self._desk.consumers.ready_count, 1))
+        basket: Basket | None = None
+        left = 0
+        for offset, row_key in enumerate(rows, base):
+            if row_key is None:
+                return offset
+            lane = get(row_key)
+            if lane is None:
+                if not left or basket is None or not basket.room:
+                    basket, left = baskets.of_anybody(), turn
+                    if basket is None:
+                        return offset
+                left -= 1
+                lane, taker = new(row_key), basket
+                lane.holder = taker.lease.consumer
+            elif lane.waiting or lane.holder is None or not lane.is_open:
+                return offset
+            else:
+                holders = of(lane.holder)
+                if holders is None:
+                    return offset
+                taker = holders
+            lane.flight[offset] = taker.lease
+            held[offset] = lane
+            taker.offsets.append(offset)
+            taker.room -= 1
+            if not taker.room:
+                baskets.full(taker)
+        return base + len(rows)
+
     def _offer_failed(
         self, row_key: bytes | None, offset: int, now_ns: int, changed: dict[Lane, None]
     ) -> bool:
@@ -252,12 +292,17 @@ class KeyedWork(PartitionWork):
 
     def acknowledge(self, lease: Lease, mask: int, effects: Effects) -> None:
         super().acknowledge(lease, mask, effects)
+        pop, show, end = self._held.pop, self._lanes.show, self._lanes.end
         for offset in masks.offsets(lease.base, mask):
-            lane = self._held.pop(offset, None)
+            lane = pop(offset, None)
             if lane is not None:
-                del lane.flight[offset]
-                if not lane.flight:
-                    self._lanes.show(lane)
+                flight = lane.flight
+                del flight[offset]
+                if not flight:
+                    if lane.is_plain:
+                        end(lane)
+                    else:
+                        show(lane)
 
     def give_back(self, returned: Sequence[tuple[Lease, int]]) -> None:
         keyless, by_lane = self._sort(returned)

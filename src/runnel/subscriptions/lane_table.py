@@ -7,6 +7,7 @@ among what is due for anybody, or, if the lane has a holder, among the heads of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from runnel.subscriptions.desk import Desk
 from runnel.subscriptions.effects import Key
@@ -22,18 +23,20 @@ class LaneTable:
         self._due = due
         self._desk = desk
         self._lanes: dict[bytes, Lane] = {}
+        self.get: Final = self._lanes.get
         self.waiting: dict[int, Lane] = {}
         self.dying: dict[int, Lane] = {}
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes.values())
 
-    def get(self, row_key: bytes) -> Lane | None:
-        return self._lanes.get(row_key)
-
     def new(self, row_key: bytes) -> Lane:
         lane = self._lanes[row_key] = Lane(row_key)
         return lane
+
+    def end(self, lane: Lane) -> None:
+        """Nothing of its key is on its way."""
+        del self._lanes[lane.key]
 
     def close(self) -> None:
         self._desk.waiting -= len(self.waiting)

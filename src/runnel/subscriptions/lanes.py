@@ -48,6 +48,11 @@ class Lane:
         return not (self.unconfirmed or self.dying or self.held_until_ns)
 
     @property
+    def is_plain(self) -> bool:
+        """Nothing but what is in flight is to be remembered of it."""
+        return not (self.waiting or self.unconfirmed or self.dying or self.held_until_ns)
+
+    @property
     def is_empty(self) -> bool:
         return not (self.flight or self.waiting or self.unconfirmed or self.dying)
 

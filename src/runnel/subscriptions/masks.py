@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import compress
 from typing import Final
 
 SHIFT: Final = 12
@@ -17,6 +18,7 @@ LOW: Final = BLOCK - 1
 FULL: Final = (1 << BLOCK) - 1
 """All of a block. One object for all full blocks, however many."""
 
+_BITS: Final = bytes(int(chr(digit) == "1") for digit in range(256))
 _ONES: Final = re.compile("1+")
 
 
@@ -46,7 +48,8 @@ def offsets(base: int, mask: int) -> list[int]:
     """The offsets of a mask, in order."""
     if not mask & (mask - 1):
         return [base + mask.bit_length() - 1] if mask else []
-    return [offset for begin, end in runs(base, mask) for offset in range(begin, end)]
+    digits = f"{mask:b}"[::-1].encode().translate(_BITS)
+    return list(compress(range(base, base + len(digits)), digits))
 
 
 def lowest(mask: int, count: int) -> int:

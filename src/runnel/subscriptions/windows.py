@@ -127,6 +127,10 @@ class Consumers:
     # --- Turns ---
 
     @property
+    def ready_count(self) -> int:
+        return len(self._ready)
+
+    @property
     def is_anybody_ready(self) -> bool:
         return bool(self._ready)
 

@@ -61,7 +61,8 @@ class AsksNoQuestions(Group):
         now_ns: int,
         picked: Sequence[Picked] = (),
     ) -> Effects:
-        named = [*deliveries, *(part.delivery for part in (*parts, *picked))]
+        named = [*deliveries, *(part.delivery for part in parts)]
+        named += [part.delivery for part in picked]
         holder = self._holders.get(named[0], consumer) if named else consumer
         return super().ack(holder, deliveries, parts, now_ns, picked)
 

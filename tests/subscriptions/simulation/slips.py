@@ -14,7 +14,7 @@ import pytest
 from runnel.subscriptions import records
 from runnel.subscriptions.ack_set import AckSet
 from runnel.subscriptions.baskets import Basket, Baskets
-from runnel.subscriptions.effects import Failure
+from runnel.subscriptions.effects import Effects, Failure
 from runnel.subscriptions.keyed_work import KeyedWork
 from runnel.subscriptions.lanes import Lane
 from runnel.subscriptions.leases import Lease, LeaseTable
@@ -118,6 +118,17 @@ def what_is_sent_back_stays_done(patch: Patch) -> None:
     patch.setattr(StateTable, "apply", passing_over)
 
 
+def scattered_acks_are_not_stored(patch: Patch) -> None:
+    """Those that are acknowledged bit by bit are not told."""
+    acknowledge = PartitionWork.acknowledge
+
+    def secretive(work: PartitionWork, lease: Lease, mask: int, effects: Effects) -> None:
+        acknowledge(work, lease, mask, effects)
+        effects.picked.clear()
+
+    patch.setattr(PartitionWork, "acknowledge", secretive)
+
+
 SLIPS: Final[tuple[Slip, ...]] = (
     delays_do_not_hold_keys,
     burials_do_not_hold_keys,
@@ -131,4 +142,5 @@ SLIPS: Final[tuple[Slip, ...]] = (
     snapshots_forget_failures,
     floor_swallows_what_lies_above_it,
     what_is_sent_back_stays_done,
+    scattered_acks_are_not_stored,
 )

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from runnel.formats import block, envelope
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
@@ -57,8 +59,9 @@ class StoredRun:
             return self._block
         if is_gapless:
             return _packed(self.batch.slice(first, first + width))
-        bits = bin(mask)[:1:-1]  # lowest first
-        return _packed(self.batch.take([first + at for at, bit in enumerate(bits) if bit == "1"]))
+        bits = np.frombuffer(mask.to_bytes((width + 7) // 8, "little"), np.uint8)
+        rows = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + first
+        return _packed(self.batch.take(rows))
 
 
 def _packed(batch: Batch) -> Sequence[bytes | memoryview]:

@@ -2,7 +2,8 @@
 
 Each shard has a table and notes. Notes gather while a write runs; then the table takes them and they are written
 together. So the table is ahead of the journal by the write that is under way, and a snapshot, made from the table,
-misses nothing. Notes that could not be stored are written again with the next ones.
+misses nothing. Notes that could not be stored are written again after a while, or when somebody asks for them, together
+with those that have come since.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class ShardState:
         self._notes: list[Record] = []
         self._is_writing = False
         self._is_due = False
+        self._is_held = False  # the last write failed: not every further note tries another
         self._waiting: list[asyncio.Future[None]] = []  # for notes that are not being written yet
         self._under_way: list[asyncio.Future[None]] = []
         self.version = 0  # goes up whenever the table changes
@@ -96,6 +98,7 @@ class ShardState:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._acked or self._notes:
             self._waiting.append(future)
+            self._begin_soon()  # whatever failed before: whoever asks is told how it is now
         elif self._is_writing:
             self._under_way.append(future)
         else:
@@ -109,6 +112,10 @@ class ShardState:
         self._acked = {}
 
     def _write_soon(self) -> None:
+        if not self._is_held:
+            self._begin_soon()
+
+    def _begin_soon(self) -> None:
         if not self._is_due and not self._is_writing:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._write)
@@ -138,16 +145,25 @@ class ShardState:
             error = done.exception()
         if error is not None:
             self._notes = written + self._notes
-            self._retry(self._write_soon)
+            if not self._is_held:
+                self._is_held = True
+                self._retry(self._try_again)
             for future in waiting:
                 if not future.done():
                     future.set_exception(error)
                     future.exception()  # seen: whoever still waits gets it, and nobody need
+            if self._waiting:  # they came while it was written
+                self._begin_soon()
             return
+        self._is_held = False
         for future in waiting:
             if not future.done():
                 future.set_result(None)
         self._write()
+
+    def _try_again(self) -> None:
+        self._is_held = False
+        self._write_soon()
 
 
 class WorkState:
