@@ -7,8 +7,6 @@ import re
 
 import pytest
 
-from runnel.broker.work import burying
-from runnel.cli import dead_letters
 from runnel.cli.dead_letters import letter_lines, letter_table
 from runnel.cli.main import run
 from runnel.cli.subscription_tables import (
@@ -107,12 +105,6 @@ def test_dead_letter_says_what_it_was_without_steering_the_terminal() -> None:
         "event time:   2023-11-14T22:13:20.000000000Z",
         "size:         3 B",
     ]
-
-
-def test_letters_are_read_as_the_broker_writes_them() -> None:
-    assert dead_letters.LETTER_TAGS == burying.OWN_TAGS
-    for name in ("ERROR", "TOPIC", "PARTITION", "OFFSET", "DELIVERIES", "FROM"):
-        assert getattr(dead_letters, f"{name}_TAG") == getattr(burying, f"{name}_TAG")
 
 
 # --- Subscriptions ---

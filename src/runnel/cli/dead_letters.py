@@ -8,19 +8,17 @@ from typing import Any, Final
 from runnel.cli.messages import as_document, escaped, text_of
 from runnel.cli.tables import Table, human_bytes
 from runnel.cli.times import format_time
+from runnel.formats.dead_letters import (
+    DELIVERIES_TAG,
+    ERROR_TAG,
+    FROM_TAG,
+    LETTER_TAGS,
+    OFFSET_TAG,
+    PARTITION_TAG,
+    TOPIC_TAG,
+)
 from runnel.formats.message import Message
 from runnel.formats.work_heads import SubscriptionState
-
-# The tags of a letter by which the broker says what it was.
-ERROR_TAG: Final = "dead.error"
-TOPIC_TAG: Final = "dead.topic"
-PARTITION_TAG: Final = "dead.partition"
-OFFSET_TAG: Final = "dead.offset"
-DELIVERIES_TAG: Final = "dead.deliveries"
-FROM_TAG: Final = "dead.from"
-LETTER_TAGS: Final = frozenset(
-    {ERROR_TAG, TOPIC_TAG, PARTITION_TAG, OFFSET_TAG, DELIVERIES_TAG, FROM_TAG}
-)
 
 _ERROR_SHOWN_CHARS: Final = 100  # in a table
 

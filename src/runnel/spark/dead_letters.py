@@ -16,14 +16,11 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from runnel.formats.dead_letters import ERROR_TAG, FROM_TAG, TOPIC_TAG
 from runnel.formats.table import TAGS_MAX, UID_BYTES
 from runnel.spark.outgoing import TIME_US_MAX
 from runnel.spark.row_faults import Limits
 from runnel.topics.names import NAME_BYTES_MAX
-
-ERROR_TAG: Final = "dead.error"
-TOPIC_TAG: Final = "dead.topic"
-FROM_TAG: Final = "dead.from"
 
 _ERROR_CHARACTERS_MAX: Final = 1000
 _TAG_BYTES_MAX: Final = 32 * 1024  # of the row's own

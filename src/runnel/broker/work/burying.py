@@ -1,11 +1,7 @@
 """Dead letters: what a subscription gave up, stored as messages of `!dead/<subscription>` that say what they were.
 
-    dead.error       why it failed the last time
-    dead.topic       where it was, with dead.partition and dead.offset
-    dead.deliveries  how often it was tried
-    dead.from        the subscription
-
-The message's own key, payload, times and tags stand beside these; own tags go without where there is no room for all.
+The message's own key, payload, times and tags stand beside the letter's (`formats/dead_letters.py`); own tags go
+without where there is no room for all.
 """
 
 from __future__ import annotations
@@ -21,6 +17,14 @@ from runnel.broker.work.reading import read_runs
 from runnel.config import LimitSettings
 from runnel.errors import BusyError, RunnelError, UnknownTopicError
 from runnel.formats.batch import Batch
+from runnel.formats.dead_letters import (
+    DELIVERIES_TAG,
+    ERROR_TAG,
+    FROM_TAG,
+    OFFSET_TAG,
+    PARTITION_TAG,
+    TOPIC_TAG,
+)
 from runnel.formats.message import Message
 from runnel.formats.table import TAGS_MAX
 from runnel.log.index import Key
@@ -29,16 +33,6 @@ from runnel.subscriptions.effects import Burial
 from runnel.topics.names import DEAD_LETTER_PREFIX
 from runnel.world.clock import Clock
 from runnel.world.workers import Workers
-
-ERROR_TAG: Final = "dead.error"
-TOPIC_TAG: Final = "dead.topic"
-PARTITION_TAG: Final = "dead.partition"
-OFFSET_TAG: Final = "dead.offset"
-DELIVERIES_TAG: Final = "dead.deliveries"
-FROM_TAG: Final = "dead.from"
-OWN_TAGS: Final = frozenset(
-    {ERROR_TAG, TOPIC_TAG, PARTITION_TAG, OFFSET_TAG, DELIVERIES_TAG, FROM_TAG}
-)
 
 _ERROR_CHARACTERS_MAX: Final = 1000
 

@@ -11,19 +11,13 @@ from typing import Final
 
 from runnel.broker.feeds import KeptLog
 from runnel.broker.stores import Stores
-from runnel.broker.work.burying import (
-    OFFSET_TAG,
-    OWN_TAGS,
-    PARTITION_TAG,
-    TOPIC_TAG,
-    Burying,
-    dead_topic,
-)
+from runnel.broker.work.burying import Burying, dead_topic
 from runnel.broker.work.reading import read_runs
 from runnel.broker.work.state import WorkState
 from runnel.broker.work.subscriptions import WorkSubscription, WorkSubscriptions
 from runnel.errors import ClientFault, UnknownSubscriptionError
 from runnel.formats.batch import Batch
+from runnel.formats.dead_letters import LETTER_TAGS, OFFSET_TAG, PARTITION_TAG, TOPIC_TAG
 from runnel.formats.message import Message
 from runnel.log.index import Key
 from runnel.subscriptions.ack_set import AckSet
@@ -190,7 +184,7 @@ def _copy(letter: Message, original: Key) -> Message:
         topic,
         letter.payload,
         letter.key,
-        {name: value for name, value in letter.tags.items() if name not in OWN_TAGS},
+        {name: value for name, value in letter.tags.items() if name not in LETTER_TAGS},
         letter.event_time_ns,
         letter.transmit_time_ns,
         partition=partition,

@@ -55,6 +55,13 @@ class WorkSubscription:
         self.patterns: Final = tuple(Pattern(text) for text in definition.patterns)
         self.matches: Final = any_of(self.patterns)
         self.crews: Final[dict[str, Crew]] = {}
+        self.redelivered_before = 0  # by crews that are no more
+
+    @property
+    def redelivered(self) -> int:
+        """Messages that were delivered again, since the broker started."""
+        awake = sum(crew.group.releases for crew in self.crews.values())
+        return self.redelivered_before + awake
 
     @property
     def members(self) -> list[str]:
@@ -113,8 +120,13 @@ class WorkSubscriptions:
         return self._covering.subscribers(topic)
 
     @property
+    def definition_changes(self) -> int:
+        """Goes up when a definition comes, changes or goes."""
+        return self._changes
+
+    @property
     def changes(self) -> int:
-        """Goes up when a definition comes, changes or goes, and when something is stored of one."""
+        """Goes up with those, and when something is stored of one."""
         return self._changes + self._parts.state.version
 
     # --- Definitions ---
@@ -415,6 +427,7 @@ class WorkSubscriptions:
             self._crews_of.clear()
         if not crew.is_durable:
             subscription.crews.pop(crew.member, None)
+            subscription.redelivered_before += crew.group.releases
             self._changes += 1
 
     def _end(self, subscription: WorkSubscription, crew: Crew, error: RunnelError) -> None:
@@ -483,6 +496,7 @@ class WorkSubscriptions:
                 for member, crew in list(subscription.crews.items()):
                     if crew.is_at_rest and crew not in self._awake:
                         del subscription.crews[member]
+                        subscription.redelivered_before += crew.group.releases
                 if subscription.definition.mode is Mode.MULTICAST:
                     async with self._changing:
                         await self._look_for_absent(subscription)

@@ -99,7 +99,7 @@ class Telling:
             definition.made_ns,
             definition.options.to_wire(),
             members,
-            sum(crew.group.releases for crew in subscription.crews.values()),
+            subscription.redelivered,
             self._dead.count(subscription),
             partitions[:_PARTITIONS_TOLD_MAX],
         )

@@ -77,7 +77,7 @@ class Work:
         self._telling = Telling(state, self._subscriptions, self._dead, workers, clock)
         self._keepers: list[asyncio.Task[None]] = []
         self._subscriptions.open()
-        claims = WorkClaims(stores, state, self._subscriptions)
+        claims = WorkClaims(stores, state, self._subscriptions, clock)
         for log in stores.kept:
             log.claims = claims
 

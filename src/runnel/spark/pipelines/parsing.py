@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
-from runnel.spark.dead_letters import ERROR_TAG, FROM_TAG, TOPIC_TAG
+from runnel.formats.dead_letters import ERROR_TAG, FROM_TAG, TOPIC_TAG
 
 VALUE: Final = "value"
 _UNPARSED: Final = "__unparsed"  # has the text of what did not parse, and is null otherwise
