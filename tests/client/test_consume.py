@@ -19,7 +19,17 @@ from runnel.errors import (
     UnknownSubscriptionError,
 )
 from runnel.formats import wire, work_heads
-from runnel.formats.work_heads import Ack, Attempt, Consume, Leave, Nack, Part, Renew, WorkOptions
+from runnel.formats.work_heads import (
+    Ack,
+    Attempt,
+    Consume,
+    Leave,
+    Nack,
+    Part,
+    Picked,
+    Renew,
+    WorkOptions,
+)
 from tests.client.fake_server import Peer, refusing, silent, stored_batch
 from tests.client.running import FakeTimers, in_both_loops, until
 from tests.client.work_server import OPTIONS, WorkServer, with_hole
@@ -235,13 +245,30 @@ async def test_many_acks_of_one_wake_up_do_not_wait_for_its_end() -> None:
 
 
 @in_both_loops
-async def test_no_frame_names_more_than_a_thousand_parts() -> None:
+async def test_no_frame_names_more_than_a_thousand_deliveries() -> None:
     async with consuming() as (server, _, consumer):
-        server.lease(*[b"x"] * 5000)
-        works = await take(consumer, 5000)
+        for _ in range(2500):
+            server.lease(b"x")
+        works = await take(consumer, 2500)
+        await consumer.ack(*works)
+        await consumer.flush()
+        assert [len(ack.deliveries) for ack in server.asked(Ack)] == [1000, 1000, 500]
+
+
+@in_both_loops
+async def test_acks_that_lie_scattered_are_told_as_bits() -> None:
+    async with consuming() as (server, _, consumer):
+        server.lease(*[b"x"] * 20)
+        works = await take(consumer, 20)
+        await consumer.ack(*works[1::2])
+        await consumer.flush()
+        (ack,) = server.asked(Ack)
+        assert (ack.deliveries, ack.parts) == ([], [])
+        assert ack.picked == [Picked(1, 2, b"\x55\x55\x05")]
         await consumer.ack(*works[::2])
         await consumer.flush()
-        assert [len(ack.parts) for ack in server.asked(Ack)] == [1000, 1000, 500, 0]
+        assert server.asked(Ack)[-1].picked == [Picked(1, 1, b"\x55\x55\x05")]
+        assert consumer.statistics.leased == 0
 
 
 @in_both_loops
@@ -319,10 +346,11 @@ async def test_flush_waits_until_all_acks_are_stored_and_is_free_when_they_are()
 @in_both_loops
 async def test_a_late_one_among_many_that_are_to_be_stored_is_told_in_whichever_frame() -> None:
     async with consuming() as (server, _, consumer):
-        server.lease(*[b"x"] * 2500)
+        for _ in range(2500):
+            server.lease(b"x")
 
         def react(peer: Peer, request: Ack, tail: memoryview) -> None:
-            if not request.id and request.parts[0].begin == 1:
+            if not request.id and 1 in request.deliveries:
                 server.say_late(Part(1, 1, 2))
             server.react_usually(peer, request, tail)
 

@@ -12,7 +12,9 @@ import msgspec
 import pytest
 
 from runnel.client.bus import Bus
+from runnel.client.consumer import Consumer
 from runnel.client.subscription import Subscription
+from runnel.client.work import Work
 from runnel.config import BrokerSettings, LogSettings, NativeSettings, Settings, TopicRule
 from runnel.formats.message import Message
 from runnel.testing import VirtualClock
@@ -88,6 +90,11 @@ async def take_payloads(subscription: Subscription, count: int) -> list[bytes]:
     return [message.payload for message in await take(subscription, count)]
 
 
+async def take_work(consumer: Consumer, count: int) -> list[Work]:
+    """The next so many messages that are leased to it."""
+    return [await anext(consumer) for _ in range(count)]
+
+
 async def until(look: Callable[[], Awaitable[T]], is_right: Callable[[T], bool]) -> T:
     """Ask again and again until the answer is right. Every asking lets the broker work."""
     while True:
@@ -96,15 +103,19 @@ async def until(look: Callable[[], Awaitable[T]], is_right: Callable[[T], bool])
             return answer
 
 
-async def nothing_more(stage: Stage, subscription: Subscription) -> None:
+async def nothing_more(stage: Stage, reader: Subscription | Consumer) -> None:
     """Whatever was under way has arrived, and it was nothing: the broker's answers come in order."""
-    waiting = asyncio.ensure_future(anext(subscription))
+    waiting: asyncio.Future[object] = asyncio.ensure_future(_next_of(reader))
     for _ in range(3):
         await stage.bus.ping()
     if waiting.done():
         pytest.fail(f"there was one more: {waiting.result()!r}")
     waiting.cancel()
     await asyncio.wait({waiting})
+
+
+async def _next_of(reader: Subscription | Consumer) -> object:
+    return await anext(reader)
 
 
 Verb = Callable[[Stage], Awaitable[None]]

@@ -64,7 +64,9 @@ def test_acknowledging_goes_on_while_there_is_no_room_to_publish(tmp_path: Path)
         async with serving(tmp_path) as server, connect(server.url) as bus:
             async with bus.consume("s") as consumer:
                 letter: list[bytes] = []
-                while not letter:  # it is the only one that is owed, and buried now that there is room
+                while (
+                    not letter
+                ):  # it is the only one that is owed, and buried now that there is room
                     letter = [each.payload async for each in bus.dead_letters("s")]
             assert letter == [b"2"]
             assert (await bus.subscription("s")).members[0].backlog == 0

@@ -188,8 +188,9 @@ class Feed:
             assert not sent
 
     async def _let_them_work(self, sent: int) -> None:
-        while not self._is_ending and sent - len(self._workforce.done) > _AHEAD_MAX:
-            await asyncio.sleep(0.001)
+        await self._workforce.wait_for(
+            lambda: self._is_ending or sent - len(self._workforce.done) <= _AHEAD_MAX
+        )
 
     def _settle(self, sent: deque[tuple[str, asyncio.Future[Receipt]]]) -> None:
         while sent and sent[0][1].done():

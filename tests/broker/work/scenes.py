@@ -40,6 +40,7 @@ class Worker:
     recalls: list[Part] = field(default_factory=list)
     lates: list[Part] = field(default_factory=list)
     error: RunnelError | None = None
+    on_delivery: Callable[[], None] = lambda: None
     consumer: WorkConsumer = field(init=False)
 
     def deliver_work(self, consumer: int, deliveries: Sequence[WorkDelivery]) -> None:
@@ -58,6 +59,7 @@ class Worker:
                 self.parts[place] = Part(lease.delivery, message.offset, message.offset + 1)
             for attempt in lease.attempts:
                 self.attempts[lease.topic, attempt.offset] = attempt
+        self.on_delivery()
 
     def recall(self, consumer: int, parts: Sequence[Part]) -> None:
         self.recalls += parts

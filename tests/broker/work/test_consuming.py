@@ -12,7 +12,9 @@ from runnel.errors import (
     SubscriptionDiffersError,
     UnknownSubscriptionError,
 )
+from runnel.formats.batch import Batch
 from runnel.formats.heads import PartitionPlace, Start
+from runnel.formats.message import Message
 from runnel.formats.work_heads import WorkOptions
 from tests.broker.scenes import Store
 from tests.broker.work.scenes import Scene, scene
@@ -404,3 +406,41 @@ async def test_a_deleted_topic_leaves_its_subscription_in_peace(at: Scene) -> No
     await at.until(lambda: worker.offsets("t/2") == [1])
     await at.publish("t/1", b"again")
     await at.until(lambda: worker.offsets("t/1") == [1, 2])
+
+
+@scene()
+async def test_a_batch_of_many_topics_is_delivered_topic_by_topic(at: Scene) -> None:
+    worker = await at.consume("t/*", mode="key_shared")
+    messages = [Message(f"t/{number}", b"%d" % number, b"k") for number in range(50)]
+    await at.broker.publish(Batch.from_messages(messages))
+    await at.until(lambda: len(worker.messages) == 50)
+    assert sorted(worker.payloads()) == sorted(message.payload for message in messages)
+    assert (
+        worker.consumer.ack([delivery.lease.delivery for delivery in worker.deliveries], ()) == []
+    )
+    assert await at.backlog() == 0
+
+
+@scene()
+async def test_nothing_overtakes_when_a_connection_becomes_full_while_it_is_sent_to(
+    at: Scene,
+) -> None:
+    keys = [b"k%d" % number for number in range(8)]
+    workers = [await at.consume("a", mode="key_shared", window_messages=20) for _ in range(2)]
+    for worker in workers:
+        worker.on_delivery = worker.consumer.pause
+    for round_number in range(10):
+        batch = [Message("a", b"%d" % round_number, key) for key in keys]
+        await at.broker.publish(Batch.from_messages(batch))
+    for _ in range(200):
+        for worker in workers:
+            worker.consumer.resume()
+            worker.ack(*worker.offsets())
+        await at.settle()
+        if not await at.backlog():
+            break
+    assert await at.backlog() == 0
+    for worker in workers:
+        for key in keys:
+            offsets = [message.offset for message in worker.messages if message.key == key]
+            assert offsets == sorted(offsets)

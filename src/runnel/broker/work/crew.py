@@ -91,6 +91,7 @@ class Crew:
         self._alarm_ns: int | None = None
         self._is_reading = False
         self._is_turn_due = False
+        self._is_delivering = False
         self._is_closed = False
 
     def acked(self, key: Key) -> AckSet | None:
@@ -165,10 +166,9 @@ class Crew:
             self._apply(self.group.reopen(key, offset))
             self.wake()
 
-    def on_stored(self, key: Key, end: int) -> None:
-        """Hot: messages of a covered partition have become visible."""
+    def extend(self, key: Key, end: int) -> None:
+        """Hot: messages of a covered partition have become visible. Whoever says so wakes it."""
         self.group.extend(key, end)
-        self.wake()
 
     # --- Consumers ---
 
@@ -352,11 +352,31 @@ class Crew:
         """Deliver what can be delivered at once, and see to it that the rest is read."""
         if self._is_closed or not self._seats:
             return
-        self._expire_due()
-        self._set_alarm()
-        if self._is_reading or self._is_turn_due or self.definition.is_paused:
+        if self._is_delivering:  # a connection that has just become full, or has room again
+            self._take_turn_soon()
             return
+        self._expire_due()
+        if not (self._is_reading or self._is_turn_due or self.definition.is_paused):
+            self._is_delivering = True
+            try:
+                self._deliver()
+            finally:
+                self._is_delivering = False
+        self._set_alarm()
+
+    def _take_turn_soon(self) -> None:
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._is_turn_due = False
+        self.wake()
+
+    def _deliver(self) -> None:
+        """Offer what is in the larder, a few runs at a time; then send, so that nothing overtakes what was decided."""
         group, larder, clock = self.group, self._parts.larder, self._parts.clock
+        decided: dict[int, list[WorkDelivery]] = {}
         for _ in range(_OFFERS_AT_ONCE):
             now_ns = clock.monotonic_ns()
             want = group.next_want(now_ns)
@@ -367,24 +387,18 @@ class Crew:
                 self._is_reading = True
                 self._parts.tasks.start(self._read(want.key, want.begin, want.bytes_max))
                 break
-            self._offer(want.key, run, now_ns)
+            row_keys = run.row_keys() if self.definition.mode is Mode.KEY_SHARED else None
+            offer = group.offer(want.key, run.base, run.count, run.size, now_ns, row_keys)
+            for delivery in offer:
+                decided.setdefault(delivery.consumer, []).append(self._packed(delivery, run))
         else:
-            self._is_turn_due = True
-            asyncio.get_running_loop().call_soon(self._take_turn)
-        self._set_alarm()
+            self._take_turn_soon()
+        for number, deliveries in decided.items():
+            seat = self._seats[number]
+            seat.sink.deliver_work(seat.number, deliveries)
 
-    def _take_turn(self) -> None:
-        self._is_turn_due = False
-        self.wake()
-
-    def _offer(self, key: Key, run: StoredRun, now_ns: int) -> None:
-        row_keys = run.row_keys() if self.definition.mode is Mode.KEY_SHARED else None
-        for delivery in self.group.offer(key, run.base, run.count, run.size, now_ns, row_keys):
-            self._send(delivery, run)
-
-    def _send(self, delivery: Delivery, run: StoredRun) -> None:
+    def _packed(self, delivery: Delivery, run: StoredRun) -> WorkDelivery:
         """Hot: once a delivery."""
-        seat = self._seats[delivery.consumer]
         topic, partition = delivery.key
         attempts: Sequence[Attempt] = ()
         if delivery.attempts:
@@ -402,7 +416,7 @@ class Crew:
         counters.messages_out += delivery.count
         counters.work_delivered += delivery.count
         counters.bytes_out += size
-        seat.sink.deliver_work(seat.number, [WorkDelivery(lease, buffers, size, delivery.count)])
+        return WorkDelivery(lease, buffers, size, delivery.count)
 
     async def _read(self, key: Key, offset: int, bytes_max: int) -> None:
         """Bring a page of a partition into the larder, then go on."""

@@ -26,17 +26,31 @@ _RUN_BYTES: Final = 512
 class StoredRun:
     """Messages of one partition with consecutive offsets, as a batch of their own."""
 
-    __slots__ = ("_block", "_row_keys", "base", "batch", "count", "size")
+    __slots__ = ("_batch", "_block", "_row_keys", "_run", "base", "count", "size")
 
     def __init__(
-        self, batch: Batch, base: int, count: int, packed: Sequence[bytes | memoryview] | None
+        self,
+        batch: Batch,
+        base: int,
+        count: int,
+        packed: Sequence[bytes | memoryview] | None = None,
+        *,
+        run: int | None = None,
     ) -> None:
-        self.batch = batch
+        """`run`: it is this one of several in the batch, and is cut out of it once it is wanted."""
         self.base = base
         self.count = count
-        self.size = len(batch.body) + _RUN_BYTES
+        self.size = len(batch.body) // batch.envelope.run_count + _RUN_BYTES
+        self._batch = batch
+        self._run = run
         self._block = packed
         self._row_keys: Sequence[bytes | None] | None = None
+
+    @property
+    def batch(self) -> Batch:
+        if self._run is not None:
+            self._batch, self._run = self._batch.cut([self._run]), None
+        return self._batch
 
     @property
     def end(self) -> int:

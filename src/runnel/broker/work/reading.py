@@ -9,7 +9,6 @@ import msgspec
 from runnel.broker.feeds import KeptLog
 from runnel.broker.work.larder import StoredRun
 from runnel.errors import OffsetGoneError
-from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.log.index import Key
 from runnel.log.log import Found
@@ -75,9 +74,9 @@ def _cut(found: Found) -> Sequence[StoredRun]:
             batch = batch.uncompressed()
         base = int.from_bytes(head.base_offsets, "little")
         return [StoredRun(batch, base, head.message_count, packed)]
-    return [_run(batch.cut([number])) for number in range(head.run_count)]
-
-
-def _run(batch: Batch) -> StoredRun:
-    base = int.from_bytes(batch.envelope.base_offsets, "little")
-    return StoredRun(batch, base, len(batch), None)
+    if head.codec != Codec.NONE:
+        batch = batch.uncompressed()
+    return [
+        StoredRun(batch, run.base_offset, run.count, run=number)
+        for number, run in enumerate(batch.runs())
+    ]

@@ -19,7 +19,7 @@ from runnel.broker.feeds import KeptLog
 from runnel.broker.live_subscription import LiveSubscription
 from runnel.broker.work.consumer import WorkConsumer
 from runnel.broker.work.crew import Crew, CrewParts
-from runnel.broker.work.larder import run_of
+from runnel.broker.work.larder import StoredRun, run_of
 from runnel.broker.work.sink import WorkSink
 from runnel.errors import (
     ClientFault,
@@ -29,6 +29,8 @@ from runnel.errors import (
     UnknownSubscriptionError,
     UnknownTopicError,
 )
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Codec
 from runnel.formats.heads import Start
 from runnel.formats.work_heads import Consume, WorkOptions
 from runnel.log.index import Key
@@ -452,13 +454,28 @@ class WorkSubscriptions:
                 if run is not None:
                     self._parts.larder.put(key, run)
                 for crew in crews:
-                    crew.on_stored(key, end)
+                    crew.extend(key, end)
+                    crew.wake()
             return
+        self._on_stored_runs(stored)
+
+    def _on_stored_runs(self, stored: Stored) -> None:
+        """The same for a batch of several runs: everybody is woken once."""
+        head = stored.envelope
+        batch = Batch(head, stored.body) if head.codec == Codec.NONE else None
+        woken: dict[Crew, None] = {}
         bases = head.column64(head.base_offsets)
         counts = head.column32(head.counts)
         for number, key in enumerate(zip(head.topics, head.column32(head.partitions), strict=True)):
-            for crew in self._crews(key[0]):
-                crew.on_stored(key, bases[number] + counts[number])
+            crews = self._crews(key[0])
+            if crews and batch is not None:
+                run = StoredRun(batch, bases[number], counts[number], run=number)
+                self._parts.larder.put(key, run)
+            for crew in crews:
+                crew.extend(key, bases[number] + counts[number])
+                woken[crew] = None
+        for crew in woken:
+            crew.wake()
 
     def _crews(self, topic: str) -> tuple[Crew, ...]:
         crews = self._crews_of.get(topic)
