@@ -136,6 +136,7 @@ async def test_nacked_message_comes_again_after_its_delay_and_counts(stage: Stag
         assert (work.payload, work.failures, work.delivery_count) == (b"1", 1, 2)
         assert work.first_delivery_ns == first_ns
         await work.nack()
+        await stage.bus.ping()
         stage.advance(14)
         await nothing_more(stage, consumer)
         work = await take_after(stage, 1, consumer)

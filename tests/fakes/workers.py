@@ -67,6 +67,11 @@ class SimulatedWorkers:
             self._later(loop, call)
         return future
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything waits for its turn. Answers may still be on their way."""
+        return bool(self._waiting)
+
     def close(self) -> None:
         """Run what still waits, in any order, right now; the answers come later all the same."""
         self._closed = True

@@ -40,18 +40,6 @@ async def kill_broker(server: Server) -> Outage:
     return Outage(begin_ns, now_ns())
 
 
-async def some_work(workforce: Workforce, random: Random) -> None:
-    """Until so much more is done, and everybody takes part: a moment that nothing in particular happens at."""
-    wanted = len(workforce.done) + random.randint(DONE_MIN, DONE_MAX)
-    await workforce.wait_for(
-        lambda: (
-            len(workforce.done) >= wanted and all(worker.is_ready for worker in workforce.running)
-        )
-    )
-    for _ in range(random.randrange(50)):
-        await asyncio.sleep(0)
-
-
 async def all_settled(url: str) -> None:
     """Until nothing is owed any more."""
     async with asyncio.timeout(60), connect(url) as bus:
@@ -81,7 +69,9 @@ def test_killed_consumers_and_brokers_lose_nothing_and_stored_acks_hold(
                 rounds = ["worker", "broker", "worker", "both", "broker"]
                 random.shuffle(rounds)
                 for victim in rounds:
-                    await some_work(workforce, random)
+                    await workforce.work_on(random.randint(DONE_MIN, DONE_MAX))
+                    for _ in range(random.randrange(50)):
+                        await asyncio.sleep(0)
                     worker = random.choice(workforce.running)
                     if victim != "broker":
                         await workforce.kill(worker)
@@ -89,12 +79,13 @@ def test_killed_consumers_and_brokers_lose_nothing_and_stored_acks_hold(
                         outages.append(await kill_broker(server))
                     if victim != "broker":  # another of its kind takes its place
                         await workforce.start(worker.style)
-                await some_work(workforce, random)
+                await workforce.work_on(DONE_MIN)
                 await feed.end()
                 await workforce.wait_for(lambda: workforce.done >= feed.stored.keys())
                 await all_settled(server.url)
                 await workforce.stop()
             finally:
+                await feed.discard()
                 await workforce.discard()
             await server.stop()
         assert "Traceback" not in server.told, server.told

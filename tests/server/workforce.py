@@ -18,7 +18,7 @@ from runnel.client import connect
 from runnel.client.results import Receipt
 from tests.server import notes
 from tests.server.load import DEADLINE_S, TOPICS
-from tests.server.notes import Begun, Done, Failed, Note, Stored, Where
+from tests.server.notes import Begun, Done, Failed, Note, Ready, Stored, Where
 
 STYLES: Final = ("loop", "process", "batches")
 
@@ -130,6 +130,13 @@ class Workforce:
                 self.check_running()
                 await asyncio.sleep(0.001)
 
+    async def work_on(self, messages: int) -> None:
+        """Until so many more are done, and everybody takes part."""
+        wanted = len(self.done) + messages
+        await self.wait_for(
+            lambda: len(self.done) >= wanted and all(worker.is_ready for worker in self.running)
+        )
+
     async def kill(self, worker: Worker) -> None:
         """No warning, nothing finished."""
         self.kills += 1
@@ -164,6 +171,12 @@ class Feed:
         self._is_ending = True
         async with asyncio.timeout(DEADLINE_S):
             await self._running
+
+    async def discard(self) -> None:
+        """It is gone afterwards, whatever happened."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
 
     async def _run(self) -> None:
         random = self._random
@@ -223,7 +236,7 @@ def check_stored_acks_hold(workers: Sequence[Worker]) -> None:
     for worker in workers:
         for begun in _of(worker, Begun):
             late_ns = begun.at_ns - stored_ns.get(begun.where, begun.at_ns)
-            assert late_ns <= 0, f"{late_ns} ns after its ack was stored: {worker.style}, {begun}"
+            assert late_ns <= 0, f"after its ack was stored:\n{_story(workers, begun.where)}"
 
 
 def check_failures_are_counted(workforce: Workforce) -> None:
@@ -310,6 +323,22 @@ def _under_lease(
         if begin_ns < outage.begin_ns:
             end_ns = min(end_ns, outage.begin_ns)
     yield where, begin_ns, end_ns
+
+
+def _story(workers: Sequence[Worker], where: Where) -> str:
+    """All that was told of a message, in its order: for whoever has to find out what happened."""
+    told: list[tuple[int, str]] = []
+    for number, worker in enumerate(workers):
+        who = f"worker {number} ({worker.style})"
+        told.append((worker.notes[-1].at_ns, f"{who} was last heard of"))
+        for note in worker.notes:
+            if isinstance(note, Stored):
+                if where in note.places:
+                    told.append((note.at_ns, f"{who} Stored, with {len(note.places)}"))
+            elif not isinstance(note, Ready) and note.where == where:
+                told.append((note.at_ns, f"{who} {note}"))
+    told.sort()
+    return "\n".join(f"{(at_ns - told[0][0]) / 1e6:10.3f} ms  {what}" for at_ns, what in told)
 
 
 def _disorder(order: Sequence[Where]) -> tuple[Where, Where]:

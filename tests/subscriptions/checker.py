@@ -27,7 +27,14 @@ from typing import Any
 
 from tests.subscriptions import delivering, failing
 from tests.subscriptions.delivering import named
-from tests.subscriptions.facts import Consumer, GroupFacts, Lease, LogFacts, PartitionFacts
+from tests.subscriptions.facts import (
+    Consumer,
+    GroupFacts,
+    Lease,
+    LogFacts,
+    PartitionFacts,
+    count_of,
+)
 from tests.subscriptions.failing import Message, bury, end
 from tests.subscriptions.history import (
     Acked,
@@ -38,6 +45,7 @@ from tests.subscriptions.history import (
     Event,
     Expired,
     Finished,
+    Forgotten,
     GaveBack,
     Gone,
     Joined,
@@ -47,6 +55,7 @@ from tests.subscriptions.history import (
     Paused,
     Place,
     Published,
+    Recovered,
     Removed,
     Renewed,
     Reopened,
@@ -89,6 +98,7 @@ class Checker:
             Published: self._published,
             Began: self._began,
             Removed: self._removed,
+            Forgotten: self._forgotten,
             Joined: self._joined,
             Resized: self._resized,
             Left: self._left,
@@ -107,10 +117,15 @@ class Checker:
             Paused: self._paused,
             Stored: self._stored,
             Restarted: self._restarted,
+            Recovered: self._recovered,
             Stated: self._stated,
             Rested: self._rested,
             Finished: self._finished,
         }
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(self._groups)
 
     @property
     def number(self) -> int:
@@ -139,12 +154,20 @@ class Checker:
 
     def _began(self, event: Began) -> None:
         log = self._logs.setdefault(event.place, LogFacts(event.place))
-        self.group(event.group).partitions[event.place] = PartitionFacts(log, event.floor)
+        partition = PartitionFacts(log, event.floor)
+        for begin, end in event.done:
+            partition.done |= dict.fromkeys(range(begin, end), "gone with its topic")
+        partition.counts = {failed.offset: count_of(failed) for failed in event.failed}
+        self._take_up(partition)
+        self.group(event.group).partitions[event.place] = partition
 
     def _removed(self, event: Removed) -> None:
         group = self.group(event.group)
         compare(event, self._take_all(group, self._partition(event, event.place)))
         del group.partitions[event.place]
+
+    def _forgotten(self, event: Forgotten) -> None:
+        self._groups.pop(event.group, None)
 
     def _gone(self, event: Gone) -> None:
         group = self.group(event.group)
@@ -392,19 +415,55 @@ class Checker:
     def _paused(self, event: Paused) -> None:
         self._is_paused = event.is_paused
 
+    def _named(self, event: Event) -> list[GroupFacts]:
+        """The group of an event that may be about all of them."""
+        return [self.group(event.group)] if event.group else list(self._groups.values())
+
     def _stored(self, event: Stored) -> None:
-        for group in self._groups.values():
+        for group in self._named(event):
             group.stored(event.events)
 
     def _restarted(self, event: Restarted) -> None:
-        for group in self._groups.values():
+        for group in self._named(event):
             group.restart(event.events)
             for partition in group.partitions.values():
-                for offset, count in partition.counts.items():
-                    if self._rules.is_dead(count.failures):
-                        partition.bury_again_ns[offset] = AT_SOME_TIME
-                    else:
-                        partition.hold_key(offset, count.not_before_ns)
+                self._take_up(partition)
+
+    def _take_up(self, partition: PartitionFacts) -> None:
+        """What failed before is held back again, or has to be buried."""
+        for offset, count in partition.counts.items():
+            if self._rules.is_dead(count.failures):
+                partition.bury_again_ns[offset] = AT_SOME_TIME
+            else:
+                partition.hold_key(offset, count.not_before_ns)
+
+    def _recovered(self, event: Recovered) -> None:
+        """What is taken up must be how things stood at some moment, not before what is known to be stored."""
+        group = self.group(event.group)
+        partition = self._partition(event, event.place)
+        told = {offset for begin, end in event.done for offset in range(begin, end)}
+        failed = {failed.offset: count_of(failed) for failed in event.failed}
+
+        def differing() -> set[int]:
+            offsets = range(1, max([partition.log.end, event.floor, *(o + 1 for o in told)]))
+            return {
+                offset
+                for offset in offsets
+                if (offset >= event.floor and offset not in told) != partition.is_owed(offset)
+                or failed.get(offset) != partition.counts.get(offset)
+            }
+
+        before = differing()
+        if not group.recover(partition, lambda: not differing()):
+            wrong = differing()
+            first = named(partition, min(before & wrong or wrong))
+            raise Violation(
+                f"{place_text(event.place)} was taken up as it never stood since it was last stored; "
+                f"{first} above all",
+                (event.place, wrong),
+            )
+        partition.forget_leases()
+        self._take_up(partition)
 
     def _stated(self, event: Stated) -> None:
         partition = self._partition(event, event.place)

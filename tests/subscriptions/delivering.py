@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.subscriptions.facts import Consumer, GroupFacts, Lease, PartitionFacts
+from tests.subscriptions.facts import Consumer, GroupFacts, Lease, PartitionFacts, cost_bytes
 from tests.subscriptions.history import (
     Attempt,
     Delivered,
@@ -42,16 +42,18 @@ def deliver(rules: Rules, group: GroupFacts, event: Delivered) -> None:
     attempts = {attempt.offset: attempt for attempt in event.attempts}
     if not attempts.keys() <= set(event.offsets):
         raise Violation(f"{where} tells of attempts at messages that are not in it")
-    lease = Lease(event.delivery, event.consumer, event.place, event.deadline_ns)
+    lease = Lease(
+        event.delivery, event.consumer, event.place, event.deadline_ns, event.cost_bytes
+    )
     group.leases[event.delivery] = lease
     group.last_delivery = event.delivery
     for offset in event.offsets:
         _check_message(rules, partition, offset, event)
         _check_attempt(partition, offset, attempts.get(offset))
-        _check_window(partition, offset, consumer, event)
+        _check_window(partition, lease, offset, consumer)
         partition.first_delivery_ns.setdefault(offset, event.at_ns)
         group.lease(lease, offset)
-    size_bytes = sum(map(partition.log.cost_bytes, event.offsets))
+    size_bytes = sum(cost_bytes(partition, lease, offset) for offset in event.offsets)
     if event.size_bytes != size_bytes:
         raise Violation(f"{where} is said to cost {event.size_bytes} bytes: {size_bytes}")
 
@@ -140,13 +142,13 @@ def _when(time_ns: int | None) -> str:
 
 
 def _check_window(
-    partition: PartitionFacts, offset: int, consumer: Consumer, event: Delivered
+    partition: PartitionFacts, lease: Lease, offset: int, consumer: Consumer
 ) -> None:
-    cost_bytes = partition.log.cost_bytes(offset)
-    if not consumer.has_room(cost_bytes):
+    cost = cost_bytes(partition, lease, offset)
+    if not consumer.has_room(cost):
         raise Violation(
-            f"{named(partition, offset)} of {cost_bytes} bytes was delivered to consumer "
-            f"{event.consumer}, which had {consumer.messages} messages of {consumer.bytes} bytes; "
+            f"{named(partition, offset)} of {cost} bytes was delivered to consumer "
+            f"{lease.consumer}, which had {consumer.messages} messages of {consumer.bytes} bytes; "
             f"its window: {consumer.window_messages} messages, {consumer.window_bytes} bytes",
             (partition.place, {offset}),
         )

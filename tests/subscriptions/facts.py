@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from tests.subscriptions.history import Place
+from tests.subscriptions.history import Failure, Place
 
 
 class LogFacts:
@@ -51,9 +51,26 @@ class LogFacts:
 class Lease:
     """A delivery: what of it is still being worked on, and what was asked back but is not back yet."""
 
-    __slots__ = ("consumer", "deadline_ns", "delivery", "offsets", "place", "recalled")
+    __slots__ = (
+        "consumer",
+        "cost_bytes",
+        "deadline_ns",
+        "delivery",
+        "offsets",
+        "place",
+        "recalled",
+    )
 
-    def __init__(self, delivery: int, consumer: int, place: Place, deadline_ns: int) -> None:
+    def __init__(
+        self,
+        delivery: int,
+        consumer: int,
+        place: Place,
+        deadline_ns: int,
+        cost_bytes: int | None = None,
+    ) -> None:
+        """`cost_bytes` of each message; None: as much as when it was published."""
+        self.cost_bytes = cost_bytes
         self.delivery = delivery
         self.consumer = consumer
         self.place = place
@@ -68,6 +85,10 @@ class Count(NamedTuple):
     failures: int
     not_before_ns: int
     first_delivery_ns: int
+
+
+def count_of(failure: Failure) -> Count:
+    return Count(failure.failures, failure.not_before_ns, failure.first_delivery_ns)
 
 
 class Consumer:
@@ -92,6 +113,7 @@ class PartitionFacts:
         self.log = log
         self.floor = floor
         self.done: dict[int, str] = {}  # how: acknowledged, buried, gone
+        self.ever_done: set[int] = set()  # at any time, whatever a crash made of it
         self.counts: dict[int, Count] = {}
         self.held: dict[int, Lease] = {}
         self.recalled: dict[int, Lease] = {}
@@ -161,21 +183,39 @@ class GroupFacts:
         self.last_delivery = 0
         self.looked_ns = -1  # when the group last looked at the clock: delays end by that
         # How to take back what is not known to be stored, with the number of the event that led to it.
-        self._undo: list[tuple[int, Callable[[], None]]] = []
+        self._undo: list[tuple[int, PartitionFacts, Callable[[], None]]] = []
 
     def stored(self, events: int) -> None:
-        self._undo = [(number, undo) for number, undo in self._undo if number > events]
+        self._undo = [entry for entry in self._undo if entry[0] > events]
 
-    def restart(self, events: int) -> None:
-        for number, undo in reversed(self._undo):
-            if number > events:
-                undo()
-        self._undo.clear()
+    def restart(self, events: int | None) -> None:
+        """None: how much of what was not stored is left will be told by each partition."""
+        if events is not None:
+            for number, _, undo in reversed(self._undo):
+                if number > events:
+                    undo()
+            self._undo.clear()
         self.consumers.clear()
         self.leases.clear()
         self.looked_ns = -1
+        if events is None:
+            self.last_delivery = 0  # a broker begins anew with its ids
         for partition in self.partitions.values():
             partition.forget_leases()
+
+    def recover(self, partition: PartitionFacts, is_as_told: Callable[[], bool]) -> bool:
+        """Take back what is not stored of a partition, the last first, until it is as was told; whether it ever is."""
+        own = [entry for entry in self._undo if entry[1] is partition]
+        self._undo = [entry for entry in self._undo if entry[1] is not partition]
+        while not is_as_told():
+            if not own:
+                return False
+            number, _, undo = own.pop()
+            undo()
+            # What one event led to was written down together.
+            while own and own[-1][0] == number:
+                own.pop()[2]()
+        return True
 
     # --- Leases ---
 
@@ -185,7 +225,7 @@ class GroupFacts:
         partition.held[offset] = lease
         consumer = self.consumers[lease.consumer]
         consumer.messages += 1
-        consumer.bytes += partition.log.cost_bytes(offset)
+        consumer.bytes += cost_bytes(partition, lease, offset)
 
     def release(self, lease: Lease, offset: int) -> None:
         """Of a message that is held: it is no longer."""
@@ -210,7 +250,7 @@ class GroupFacts:
     def _let_go(self, lease: Lease, offset: int) -> None:
         consumer = self.consumers[lease.consumer]
         consumer.messages -= 1
-        consumer.bytes -= self.partitions[lease.place].log.cost_bytes(offset)
+        consumer.bytes -= cost_bytes(self.partitions[lease.place], lease, offset)
         if not lease.offsets and not lease.recalled:
             self.leases.pop(lease.delivery, None)
 
@@ -224,6 +264,7 @@ class GroupFacts:
 
     def settle(self, partition: PartitionFacts, offset: int, how: str, number: int) -> None:
         partition.done[offset] = how
+        partition.ever_done.add(offset)
         count = partition.counts.pop(offset, None)
 
         def undo() -> None:
@@ -231,7 +272,7 @@ class GroupFacts:
             if count is not None:
                 partition.counts[offset] = count
 
-        self._undo.append((number, undo))
+        self._undo.append((number, partition, undo))
 
     def count(self, partition: PartitionFacts, offset: int, count: Count, number: int) -> None:
         before = partition.counts.get(offset)
@@ -243,7 +284,7 @@ class GroupFacts:
             else:
                 partition.counts[offset] = before
 
-        self._undo.append((number, undo))
+        self._undo.append((number, partition, undo))
 
     def reopen(self, partition: PartitionFacts, offset: int, number: int) -> None:
         floor = partition.floor
@@ -261,7 +302,7 @@ class GroupFacts:
             if how is not None:
                 partition.done[offset] = how
 
-        self._undo.append((number, undo))
+        self._undo.append((number, partition, undo))
 
     def move(self, partition: PartitionFacts, floor: int, number: int) -> None:
         before = (partition.floor, partition.done, partition.counts)
@@ -271,4 +312,9 @@ class GroupFacts:
         def undo() -> None:
             partition.floor, partition.done, partition.counts = before
 
-        self._undo.append((number, undo))
+        self._undo.append((number, partition, undo))
+
+
+def cost_bytes(partition: PartitionFacts, lease: Lease, offset: int) -> int:
+    """What a message takes of a window while it is leased."""
+    return partition.log.cost_bytes(offset) if lease.cost_bytes is None else lease.cost_bytes

@@ -169,9 +169,12 @@ class Began(Event, frozen=True, kw_only=True):
 
     place: Place
     floor: int
+    # Of a topic that was deleted before: these are not owed, and those had failed.
+    done: Sequence[tuple[int, int]] = ()
+    failed: Sequence[Failure] = ()
 
     def what(self) -> str:
-        return f"{place_text(self.place)} is owed from @{self.floor} on"
+        return f"{place_text(self.place)} is owed from @{self.floor} on{_but(self.done)}"
 
 
 class Removed(Event, frozen=True, kw_only=True):
@@ -185,6 +188,13 @@ class Removed(Event, frozen=True, kw_only=True):
 
     def told_of(self) -> Told:
         return self.told
+
+
+class Forgotten(Event, frozen=True, kw_only=True):
+    """The group itself is no more: its member was removed, its subscription deleted, or it was unnamed and left."""
+
+    def what(self) -> str:
+        return "nothing is owed any more"
 
 
 class Joined(Event, frozen=True, kw_only=True):
@@ -242,6 +252,7 @@ class Delivered(Event, frozen=True, kw_only=True):
     size_bytes: int
     deadline_ns: int
     attempts: Sequence[Attempt] = ()
+    cost_bytes: int | None = None  # of each message, if that depends on how it was read
 
     def what(self) -> str:
         failures = {attempt.offset: attempt.failures for attempt in self.attempts}
@@ -401,7 +412,7 @@ class Paused(Event, frozen=True, kw_only=True):
 
 
 class Stored(Event, frozen=True, kw_only=True):
-    """What the first so many events of this history led to is on disk."""
+    """What the first so many events of this history led to is on disk: those of one group, if it has a name."""
 
     events: int
 
@@ -410,12 +421,34 @@ class Stored(Event, frozen=True, kw_only=True):
 
 
 class Restarted(Event, frozen=True, kw_only=True):
-    """The broker died and came back, with what the first so many events led to. No consumer is there."""
+    """The broker died and came back, with what the first so many events led to. No consumer is there.
 
-    events: int
+    None: with some of what was not stored; each partition is `Recovered` when it is looked up. With a group's name:
+    it was let go while nobody consumed, and is made anew.
+    """
+
+    events: int | None
 
     def what(self) -> str:
+        if self.events is None:
+            return "the broker starts again, with what is left"
         return f"the broker starts again, with what the first {self.events} lines told"
+
+
+class Recovered(Event, frozen=True, kw_only=True):
+    """A partition is taken up from what was written down: what is done, and what failed how often."""
+
+    place: Place
+    floor: int
+    done: Sequence[tuple[int, int]] = ()
+    failed: Sequence[Failure] = ()
+
+    def what(self) -> str:
+        failed = ", ".join(_together(self.failed))
+        return (
+            f"{place_text(self.place)} is taken up: owed from @{self.floor} on{_but(self.done)}"
+            f"{f'; failed before: {failed}' if failed else ''}"
+        )
 
 
 class Stated(Event, frozen=True, kw_only=True):
@@ -465,6 +498,10 @@ def message_text(place: Place, offset: int) -> str:
 
 def offsets_text(begin: int, end: int) -> str:
     return f"@{begin}" if end == begin + 1 else f"@{begin}-{end - 1}"
+
+
+def _but(done: Sequence[tuple[int, int]]) -> str:
+    return f" but for {' '.join(offsets_text(*span) for span in done)}" if done else ""
 
 
 def _together(failures: Iterable[Failure | Burial]) -> list[str]:

@@ -127,6 +127,8 @@ class Housekeeping:
             for name in trimmed.pins_passed:
                 if name in cursors:
                     await self._tell_passed(subject, log, cursors[name])
+                else:  # a subscription, which tells of each message as it finds it missing
+                    self._events.tell(EventKind.PIN_PASSED, name, trimmed=subject)
 
     async def _tell_passed(self, subject: str, log: HouseLog, cursor: Cursor) -> None:
         """Name the reader and what it lost: all that lay between where it stands and what is left."""

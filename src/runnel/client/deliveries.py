@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
+import numpy as np
+
 from runnel.errors import MalformedError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
@@ -168,6 +170,15 @@ class Delivery:
         if not 0 <= self.end - self.begin <= _SPAN_MAX:
             raise MalformedError("work", f"a delivery from offset {self.begin} to {self.end}")
         states = bytearray(self.end - self.begin)
+        head = self.batch.envelope
+        if head.run_count > 1 and head.is_one_partition:
+            rows = head.offsets() - self.begin
+            partition = int.from_bytes(head.partitions, "little")
+            is_ours = (head.topics[0], partition) == (self.topic, self.partition)
+            if not is_ours or rows.min() < 0 or rows.max() >= len(states):
+                raise MalformedError("work", f"{self.batch!r:.200} in {self!r}")
+            np.frombuffer(states, np.uint8)[rows] = WAITING
+            return states
         for run in self.batch.runs():
             first = run.base_offset - self.begin
             if (run.topic, run.partition) != (self.topic, self.partition) or not (

@@ -84,8 +84,9 @@ class WorkVerbs(ABC):
         """Take part in a subscription: `async with bus.consume("billing", "orders/*") as consumer`.
 
         With patterns it is made on first use: its `mode` is shared unless said otherwise, it begins at `start`
-        (the earliest message) and has these options. Without, it must exist. No more than the window is leased to
-        the consumer at once. `member`: who this is, in a multicast; `on_late` hears of acks that came too late.
+        (the earliest message; a member of a multicast with what comes next) and has these options. Without, it must
+        exist. No more than the window is leased to the consumer at once. `member`: who this is, in a multicast;
+        `on_late` hears of acks that came too late.
         """
         self._deadline()  # refuses when closed
         _check_patterns(subscription, patterns)

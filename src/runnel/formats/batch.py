@@ -260,6 +260,13 @@ class Batch:
                 range(base, base + len(self)),
                 repeat(int.from_bytes(head.receive_times, "little", signed=True)),
             )
+        if head.is_one_partition:
+            return (
+                repeat(head.topics[0]),
+                repeat(int.from_bytes(head.partitions, "little")),
+                head.offsets().tolist(),
+                repeat(int.from_bytes(head.receive_times, "little", signed=True)),
+            )
         counts = head.column32(head.counts)
 
         def spread(values: Iterable[_Value]) -> Iterable[_Value]:

@@ -139,6 +139,22 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
         return starts
 
     @property
+    def is_one_partition(self) -> bool:
+        """Whether all runs are of one topic and partition, received together: what a selection of one run has."""
+        topics = self.topics
+        return (
+            len(self.partitions) == 4
+            and len(self.receive_times) == 8
+            and topics.count(topics[0]) == len(topics)
+        )
+
+    def offsets(self) -> NDArray[np.int64]:
+        """The offset of each message, if the broker has given it one."""
+        starts = self.run_starts()
+        ahead: NDArray[np.int64] = self.vector64(self.base_offsets) - starts[:-1]
+        return np.arange(starts[-1]) + ahead.repeat(self.vector32(self.counts))
+
+    @property
     def entry(self) -> int:
         """The entry of the last run: where a reader of the shard stands after this batch."""
         return int.from_bytes(self.entries[-8:], "little")

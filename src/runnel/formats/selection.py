@@ -247,6 +247,8 @@ def _join_tags(parts: Sequence[Columns]) -> tuple[memoryview, tuple[Mapping[str,
 
 def select_envelope(envelope: Envelope, rows: Rows) -> Envelope:
     """The runs that these rows make. Body fields are the old ones: the caller sets them anew."""
+    if envelope.run_count == 1 and envelope.is_stored:
+        return _select_of_run(envelope, rows)
     starts = envelope.run_starts()
     first = np.searchsorted(starts, rows.begins, "right") - 1
     last = np.searchsorted(starts, rows.ends, "left") - 1
@@ -271,6 +273,24 @@ def select_envelope(envelope: Envelope, rows: Rows) -> Envelope:
             "rows": pack32(entry_rows.tolist()),
         }
     return _rewritten(envelope, selected)
+
+
+def _select_of_run(envelope: Envelope, rows: Rows) -> Envelope:
+    """The same where there is but one run to select from: a third of the time (bench/queue.py, "work", key_shared)."""
+    [base], [row] = envelope.column64(envelope.base_offsets), envelope.run_rows
+    selected = {
+        "topics": envelope.topics * len(rows.begins),
+        "counts": _packed32(rows.ends - rows.begins),
+        "base_offsets": (rows.begins + base).tobytes(),
+        "rows": _packed32(rows.begins + row),
+    }
+    return _rewritten(envelope, selected)
+
+
+def _packed32(values: Vector) -> bytes:
+    """A column; one value where all are equal."""
+    column = values.astype(np.int32)
+    return (column[:1] if (column == column[0]).all() else column).tobytes()
 
 
 def _pick32(envelope: Envelope, column: bytes, runs: Vector) -> bytes:

@@ -444,3 +444,32 @@ async def test_nothing_overtakes_when_a_connection_becomes_full_while_it_is_sent
         for key in keys:
             offsets = [message.offset for message in worker.messages if message.key == key]
             assert offsets == sorted(offsets)
+
+
+@scene()
+async def test_a_dead_letter_of_a_member_is_sent_back_to_that_member_alone(at: Scene) -> None:
+    one = await at.consume("a", mode="multicast", member="one", options=QUICK)
+    two = await at.consume("a", mode="multicast", member="two")
+    await at.publish("a", b"bad")
+    await at.until(lambda: two.offsets() == [1])
+    two.ack(1)
+    await at.until(lambda: one.offsets() == [1])
+    one.nack(1)
+    await at.until(lambda: one.offsets() == [1, 1])
+    one.nack(1)
+    await at.until_dead(1)
+    assert await at.broker.work.settle_dead("s", (), is_all=True, is_redriven=True) == 1
+    await at.until(lambda: one.offsets() == [1, 1, 1])
+    await at.settle()
+    assert two.offsets() == [1]
+
+
+@scene()
+async def test_letters_that_were_settled_stay_so_for_a_subscription_of_the_same_name(
+    at: Scene,
+) -> None:
+    await _bury_one(at)
+    await at.broker.work.settle_dead("s", (), is_all=True, is_redriven=False)
+    await at.broker.work.delete_subscription("s")
+    await at.consume("a", start=Start("latest"))
+    assert (await at.state()).dead == 0

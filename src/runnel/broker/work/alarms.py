@@ -31,13 +31,16 @@ class Alarms:
             self._ring()
             waits: list[asyncio.Task[object]] = [asyncio.create_task(self._earlier.wait())]
             if self._heap:
-                left_ns = self._heap[0][0] - self._clock.monotonic_ns()
-                waits.append(asyncio.create_task(self._clock.sleep(left_ns / 1e9)))
+                waits.append(asyncio.create_task(self._sleep_until(self._heap[0][0])))
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for wait in waits:
                     wait.cancel()
+
+    async def _sleep_until(self, time_ns: int) -> None:
+        # Looks at the clock when it begins to sleep, not when that was decided: time may have passed between.
+        await self._clock.sleep((time_ns - self._clock.monotonic_ns()) / 1e9)
 
     def _ring(self) -> None:
         now_ns = self._clock.monotonic_ns()

@@ -21,6 +21,7 @@ from runnel.formats.dead_letters import (
     DELIVERIES_TAG,
     ERROR_TAG,
     FROM_TAG,
+    MEMBER_TAG,
     OFFSET_TAG,
     PARTITION_TAG,
     TOPIC_TAG,
@@ -67,12 +68,12 @@ class Burying:
         self._publish = publish
         self._wait_room = wait_room
 
-    async def bury(self, subscription: str, burial: Burial) -> bool:
+    async def bury(self, subscription: str, member: str, burial: Burial) -> bool:
         """Whether the message may be acknowledged: its letter is stored, or there is nothing left to store."""
         try:
             message = await self.message_at(burial.key, burial.offset)
             if message is not None:
-                await self.store(_letter(subscription, burial, message, self._limits))
+                await self.store(_letter(subscription, member, burial, message, self._limits))
         except (RunnelError, OSError) as error:
             self._events.tell(
                 EventKind.DEAD_LETTER_FAILED,
@@ -123,7 +124,9 @@ class Burying:
             return
 
 
-def _letter(subscription: str, burial: Burial, message: Message, limits: LimitSettings) -> Message:
+def _letter(
+    subscription: str, member: str, burial: Burial, message: Message, limits: LimitSettings
+) -> Message:
     reason = burial.reason[:_ERROR_CHARACTERS_MAX] or "no reason was given"
     said = {
         ERROR_TAG: reason,
@@ -133,6 +136,8 @@ def _letter(subscription: str, burial: Burial, message: Message, limits: LimitSe
         DELIVERIES_TAG: str(burial.failures),
         FROM_TAG: subscription,
     }
+    if member:
+        said[MEMBER_TAG] = member
     return Message(
         dead_topic(subscription),
         message.payload,

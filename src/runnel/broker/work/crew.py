@@ -336,7 +336,7 @@ class Crew:
     async def _bury(self, burial: Burial) -> None:
         """Store a dead letter, and only then acknowledge the message."""
         try:
-            is_stored = await self._parts.burying.bury(self.definition.name, burial)
+            is_stored = await self._parts.burying.bury(self.definition.name, self.member, burial)
             self._parts.metrics.counters.dead_letters += is_stored
         finally:
             self._burials -= 1

@@ -1,7 +1,8 @@
 """Dead letters looked at and settled: those of a subscription that nobody has sent back or dropped yet.
 
-Which are settled is kept like acknowledgements, under a member that no client can have. To send one back makes its
-subscription owe the message again, and no other one; if the log has lost it since, its copy is published anew.
+Which are settled is kept like acknowledgements, of an owner that no subscription can be. To send one back makes its
+subscription, or the member that gave it up, owe the message again, and no other one; if the log has lost it since, its
+copy is published anew.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from runnel.broker.work.state import WorkState
 from runnel.broker.work.subscriptions import WorkSubscription, WorkSubscriptions
 from runnel.errors import ClientFault, UnknownSubscriptionError
 from runnel.formats.batch import Batch
-from runnel.formats.dead_letters import LETTER_TAGS, OFFSET_TAG, PARTITION_TAG, TOPIC_TAG
+from runnel.formats.dead_letters import (
+    LETTER_TAGS,
+    MEMBER_TAG,
+    OFFSET_TAG,
+    PARTITION_TAG,
+    TOPIC_TAG,
+)
 from runnel.formats.message import Message
 from runnel.log.index import Key
 from runnel.subscriptions.ack_set import AckSet
@@ -25,7 +32,8 @@ from runnel.subscriptions.records import FailedRecord
 from runnel.topics.names import DEAD_LETTER_PREFIX, check_topic
 from runnel.world.workers import Workers
 
-_MEMBER: Final = "!dead"
+# Letters outlive their subscription, and so does what became of them.
+_OWNER: Final = (0, "!dead")
 _PAGE_BYTES: Final = 2**20
 _LISTED_MAX: Final = 1000
 
@@ -53,11 +61,11 @@ class DeadLetters:
         log = self._stores.log_of(key[0])
         if log is None:
             return 0
-        settled = self._settled(subscription, key)
+        settled = self._settled(key)
         return max(0, log.next_offset(*key) - settled.floor - settled.count_above)
 
-    def _settled(self, subscription: WorkSubscription, key: Key) -> AckSet:
-        state = self._state.find(subscription.definition.id, _MEMBER, key)
+    def _settled(self, key: Key) -> AckSet:
+        state = self._state.find(*_OWNER, key)
         return AckSet(1) if state is None else state.acked
 
     async def list(self, name: str, offset: int, messages_max: int) -> tuple[Sequence[Batch], int]:
@@ -66,7 +74,7 @@ class DeadLetters:
         key, log = self._place(subscription)
         if log is None:
             return (), 0
-        settled = self._settled(subscription, key)
+        settled = self._settled(key)
         offset = max(offset, settled.floor)
         left = max(1, min(messages_max, _LISTED_MAX))
         batches: list[Batch] = []
@@ -119,7 +127,7 @@ class DeadLetters:
         is_redriven: bool,
     ) -> int:
         log = self._stores.existing(key[0])
-        settled = self._settled(subscription, key)
+        settled = self._settled(key)
         wanted = sorted({at for at in offsets if at not in settled})
         for at in wanted:
             if not 1 <= at < log.next_offset(*key):
@@ -130,7 +138,7 @@ class DeadLetters:
             for at in wanted:
                 await self._send_back(subscription, key, at)
         for at in wanted:
-            self._state.of(key).note_acked(subscription.definition.id, _MEMBER, key, at, at + 1)
+            self._state.of(key).note_acked(*_OWNER, key, at, at + 1)
         await self._state.of(key).wait_stored()
         return len(wanted)
 
@@ -143,13 +151,19 @@ class DeadLetters:
             raise ClientFault(f"{key[0]}@{at} does not say which message it was: drop it instead")
         original, offset = origin
         if await self._burying.message_at(original, offset) is not None:
-            await self._reopen(subscription, original, offset)
+            member = letter.tags.get(MEMBER_TAG)
+            members = subscription.members if member is None else [member]
+            await self._reopen(subscription, members, original, offset)
         else:
             await self._burying.store(_copy(letter, original))
 
-    async def _reopen(self, subscription: WorkSubscription, key: Key, offset: int) -> None:
+    async def _reopen(
+        self, subscription: WorkSubscription, members: Sequence[str], key: Key, offset: int
+    ) -> None:
         shard = self._state.of(key)
-        for member in subscription.members:
+        for member in members:
+            if member not in subscription.members:
+                continue  # it was removed, and is owed nothing
             crew = subscription.crews.get(member)
             if crew is not None and crew.acked(key) is not None:
                 crew.reopen(key, offset)

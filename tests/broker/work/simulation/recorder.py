@@ -1,0 +1,577 @@
+"""What happened in a broker, written down as one history for each subscription, and held against what it promises.
+
+Each subscription has a checker, which sees every event of its groups as it happens (tests/subscriptions/checker.py).
+What the checker cannot know is looked after here, because it lies between subscriptions, or between them and the log:
+
+- what is gone, may be gone: deleted, purged, past a limit, or owed by nobody at some time;
+- a message is done as a dead letter only after its letter is stored;
+- a subscription begins where it was told to; one that was made, paused or deleted is so after a crash, too;
+- whatever a group decides to deliver reaches its consumer, whole and as it was published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from runnel.broker.work.burying import FROM_TAG, OFFSET_TAG, PARTITION_TAG, TOPIC_TAG
+from runnel.config import Until
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.log.log import Stored
+from runnel.subscriptions import masks
+from runnel.subscriptions.ack_set import AckSet
+from runnel.subscriptions.definition import Definition, Mode
+from runnel.subscriptions.effects import Delivery, Effects, Failure, Key
+from runnel.subscriptions.records import AtRecord, FailedRecord, ForgottenRecord, Record
+from runnel.topics.names import DEAD_LETTER_PREFIX, SYSTEM_MARK
+from runnel.topics.patterns import Pattern, any_of
+from runnel.topics.policies import Policies
+from runnel.world.clock import Clock
+from tests.broker.work.simulation.recording import RecordingCrew, stretch
+from tests.subscriptions import history
+from tests.subscriptions.checker import Checker
+from tests.subscriptions.facts import PartitionFacts
+from tests.subscriptions.history import Event, Rules, Told, message_text, place_text
+from tests.subscriptions.stage import offsets_of
+from tests.subscriptions.telling import Violation, trail
+
+# Costs depend on how a message is read, alone or with others; of these small ones none costs more.
+COST_BYTES_MAX = 4_000
+EVERYTHING = 2**62
+
+
+class Subject:
+    """A subscription as it is watched: its checker, its crews, and what its operators were promised."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.id = definition.id
+        self.name = definition.name
+        self.mode = definition.mode
+        self.matches = any_of([Pattern(text) for text in definition.patterns])
+        options = definition.options
+        self.options = options
+        self.checker = Checker(
+            Rules(
+                is_keyed=definition.mode is Mode.KEY_SHARED,
+                lease_ns=options.lease_ns,
+                deliveries_max=options.deliveries_max,
+                retry_delay_ns=options.retry_delay_ns,
+                retry_delay_ns_max=options.retry_delay_ns_max,
+                backoff=options.backoff,
+            )
+        )
+        self.is_made = False  # somebody was told so
+        self.may_be_deleted = False  # somebody asked for it, and has no answer
+        self.may_be_paused = {definition.is_paused}  # one of these
+        self.is_paused = definition.is_paused
+        self.members: set[str] = set()  # that were told they are
+        self.crews: dict[str, RecordingCrew] = {}  # of this process
+        # What was not owed by anybody when a group began with a partition, or was moved: it may be gone.
+        self.excused: dict[tuple[str, Key], set[int]] = {}
+        self.left_out: set[tuple[str, Key]] = set()  # topics deleted that a group knew
+
+    def groups(self) -> list[str]:
+        """Those that outlive a process."""
+        if self.mode is not Mode.MULTICAST:
+            return [""]
+        return [name for name in self.checker.groups if not is_unnamed(name)]
+
+    def partition(self, group: str, key: Key) -> PartitionFacts | None:
+        return self.checker.group(group).partitions.get(key)
+
+
+def names(definition: Definition) -> set[str]:
+    return {member.name for member in definition.members}
+
+
+def is_unnamed(group: str) -> bool:
+    return group.startswith("~")
+
+
+class Writer:
+    """Writes down what one group does. Its group's clock is the broker's."""
+
+    def __init__(
+        self, recorder: Recorder, subject: Subject, group: str, *, is_durable: bool
+    ) -> None:
+        self._recorder = recorder
+        self.subject = subject
+        self.group = group
+        self._is_durable = is_durable
+        self.on_way: dict[int, history.Delivered] = {}  # decided, and not with the consumer yet
+
+    def see(self, make: Any, **fields: Any) -> None:
+        self._recorder.see(self.subject, make(self._recorder.now_ns, self.group, **fields))
+
+    def told(self, effects: Effects, make: Any, **fields: Any) -> None:
+        from_group = self._recorder.from_group
+        told = Told(
+            late=[stretch(part) for part in effects.late],
+            recalls=[history.Recall(seat, stretch(part)) for seat, part in effects.recalls],
+            burials=[history.Burial(b.key, b.offset, b.failures) for b in effects.burials],
+            failed=[
+                history.Failure(key, offset, failures, from_group(until), from_group(first))
+                for key, offset, failures, until, first, _ in effects.failed
+                if failures  # 0: owed again, which is for the journal
+            ],
+            acked=[
+                *effects.acked,
+                *(
+                    (key, begin, end)
+                    for key, base, mask in effects.picked
+                    for begin, end in masks.runs(base, mask)
+                ),
+            ],
+        )
+        self.see(make, told=told, **fields)
+        if make in (history.Moved, history.Reopened):
+            self._recorder.excuse(self.subject, self.group, fields["place"])
+        if make is history.Removed:
+            self.subject.left_out.add((self.group, fields["place"]))
+
+    def taken_up(self, key: Key, acked: AckSet, failures: Mapping[int, Failure]) -> None:
+        """A partition comes to the group, with what was written down of it."""
+        recorder, subject = self._recorder, self.subject
+        floor, done = acked.standing()
+        end = recorder.end(key)
+        if floor > end or any(stop > end for _, stop in done):
+            self._recorder.violate(
+                Violation(
+                    f"{subject.name} takes up {place_text(key)} as done behind its end at {end}: "
+                    f"{floor}, {done}"
+                )
+            )
+        failed = [
+            history.Failure(
+                key,
+                offset,
+                failure.failures,
+                recorder.from_group(failure.not_before_ns),
+                recorder.from_group(failure.first_delivery_ns),
+            )
+            for offset, failure in failures.items()
+        ]
+        is_known = subject.partition(self.group, key) is not None
+        fields: dict[str, Any] = {"place": key, "floor": floor, "done": done, "failed": failed}
+        if not is_known:
+            if self._is_durable and (self.group, key) not in subject.left_out:
+                self._recorder.violate(
+                    Violation(f"{subject.name} covers {place_text(key)}, and nobody knows why")
+                )
+            self.see(history.Began, **fields)
+            subject.left_out.discard((self.group, key))
+            recorder.excuse(subject, self.group, key)
+        else:
+            self.see(history.Recovered, **fields)
+
+    def about_to_go(self, key: Key, begin: int, end: int) -> None:
+        """The broker says that these will never come: that has to be so."""
+        partition = self.subject.partition(self.group, key)
+        if partition is None:
+            return
+        for offset in range(begin, min(end, partition.log.end)):
+            if partition.is_owed(offset) and not self._may_be_gone(partition, key, offset):
+                self._recorder.violate(
+                    Violation(
+                        f"{self.subject.name}: {message_text(key, offset)} is owed, and gone for no "
+                        "reason",
+                        (key, {offset}),
+                    )
+                )
+
+    def _may_be_gone(self, partition: PartitionFacts, key: Key, offset: int) -> bool:
+        if self._recorder.may_be_gone(key, offset):
+            return True
+        if not self._recorder.goes_when_acked(key[0]):
+            return False
+        excused = self.subject.excused.get((self.group, key), set())
+        return offset in partition.ever_done or offset in excused
+
+    def about_to_be_buried(self, key: Key, offset: int) -> None:
+        """The broker says that the letter is stored: it is, or there is no message to write one of."""
+        if (self.subject.name, key, offset) in self._recorder.letters:
+            return
+        partition = self.subject.partition(self.group, key)
+        if partition is None or not partition.is_owed(offset):
+            return
+        if not self._may_be_gone(partition, key, offset):
+            self._recorder.violate(
+                Violation(
+                    f"{self.subject.name}: {message_text(key, offset)} is done, and has no dead letter",
+                    (key, {offset}),
+                )
+            )
+
+    def delivered(self, delivery: Delivery, *, cost_bytes: int) -> None:
+        from_group = self._recorder.from_group
+        event = history.Delivered(
+            self._recorder.now_ns,
+            self.group,
+            consumer=delivery.consumer,
+            delivery=delivery.id,
+            place=delivery.key,
+            offsets=offsets_of(delivery),
+            size_bytes=delivery.size_bytes,
+            deadline_ns=from_group(delivery.deadline_ns),
+            attempts=[
+                history.Attempt(offset, failures, from_group(first_ns))
+                for offset, failures, first_ns in delivery.attempts
+            ],
+            cost_bytes=cost_bytes,
+        )
+        self.on_way[delivery.id] = event
+        self._recorder.see(self.subject, event)
+
+
+class Recorder:
+    """See the module's first lines."""
+
+    def __init__(self, policies: Policies, clock: Clock) -> None:
+        self._policies = policies
+        self.clock = clock
+        self._began_ns = clock.time_ns()
+        self.subjects: dict[int, Subject] = {}
+        self.messages: dict[Key, dict[int, Message]] = {}  # those that were seen, by offset
+        self.topics: set[str] = set()  # that exist
+        self.letters: set[tuple[str, Key, int]] = set()
+        self.is_alive = True  # a process is there
+        self._purged: dict[str, Mapping[Key, int]] = {}
+        self._purging: set[str] = set()
+        self._begins: dict[
+            tuple[int, str], dict[Key, int]
+        ] = {}  # of subscriptions that are being made
+        self._is_noting = False
+        self._lines: list[tuple[str, Event | None]] = []
+        self.violation: Violation | None = None  # the first
+
+    # --- The transcript ---
+
+    @property
+    def now_ns(self) -> int:
+        return self.clock.time_ns() - self._began_ns
+
+    def from_group(self, time_ns: int) -> int:
+        """A time of the broker's monotonic clock, as histories have it."""
+        return time_ns + self.clock.time_ns() - self.clock.monotonic_ns() - self._began_ns
+
+    def from_wall(self, time_ns: int) -> int:
+        return time_ns - self._began_ns
+
+    def say(self, line: str) -> None:
+        self._lines.append((f"{history.seconds(self.now_ns):>8}  {line}", None))
+
+    def see(self, subject: Subject, event: Event) -> None:
+        if not self.is_alive:
+            return
+        self._lines.append((f"  {subject.name:2} {event}", event))
+        try:
+            subject.checker.see(event)
+        except Violation as violation:
+            violation.args = (f"{subject.name}: {violation}",)
+            self.violate(violation)
+
+    def violate(self, violation: Violation) -> NoReturn:
+        """Remembered, too: whatever of the broker it is raised through may keep it to itself."""
+        self.violation = self.violation or violation
+        raise violation
+
+    def transcript(self, violation: Violation | None = None) -> list[str]:
+        """All of it; lines that concern a violation are marked."""
+        marked: set[int] = set()
+        if violation is not None and violation.about is not None:
+            for subject in self.subjects.values():
+                marked |= {
+                    id(event) for _, event in trail(subject.checker.history, violation.about)
+                }
+        return [
+            f"{'>' if event is not None and id(event) in marked else ' '} {line}"
+            for line, event in self._lines
+        ]
+
+    def events(self) -> list[Event]:
+        return [event for _, event in self._lines if event is not None]
+
+    # --- Messages and topics ---
+
+    def end(self, key: Key) -> int:
+        return 1 + max(self.messages.get(key, {}), default=0)
+
+    def published(self, batch: Batch) -> None:
+        """Messages have become visible, or are found after a restart."""
+        if not self.is_alive:
+            return
+        places: dict[Key, list[Message]] = {}
+        for message in batch.messages():
+            places.setdefault((message.topic, message.partition), []).append(message)
+        for key, messages in places.items():
+            self.messages.setdefault(key, {}).update({each.offset: each for each in messages})
+            for message in messages:
+                self._take_letter(message)
+            for subject in self.subjects.values():
+                if subject.matches(key[0]):
+                    self._tell_published(subject, key, messages)
+
+    def _tell_published(self, subject: Subject, key: Key, messages: Sequence[Message]) -> None:
+        event = history.Published(
+            self.now_ns,
+            place=key,
+            base=messages[0].offset,
+            keys=[message.key for message in messages],
+            cost_bytes=COST_BYTES_MAX,
+        )
+        self.see(subject, event)
+
+    def _take_letter(self, message: Message) -> None:
+        if message.topic.startswith(DEAD_LETTER_PREFIX):
+            tags = message.tags
+            key = (tags[TOPIC_TAG], int(tags[PARTITION_TAG]))
+            offset = int(tags[OFFSET_TAG])
+            self.letters.add((tags[FROM_TAG], key, offset))
+            original = self.messages.get(key, {}).get(offset)
+            if original is None or original.payload != message.payload:
+                self.violate(
+                    Violation(
+                        f"{message.topic}@{message.offset} is {message.payload!r}, not {original}"
+                    )
+                )
+
+    def topic_made(self, name: str, partitions: int) -> None:
+        self.topics.add(name)
+        if name.startswith(SYSTEM_MARK):
+            return
+        for partition in range(partitions):
+            self.messages.setdefault((name, partition), {})
+        for subject in self.subjects.values():
+            for group in subject.groups():
+                self._cover(subject, group)
+
+    def topic_deleted(self, name: str) -> None:
+        self.topics.discard(name)
+
+    def hiding(self, topic: str) -> None:
+        """It is being purged or deleted: whatever it has may be gone until the answer is there."""
+        self._purging.add(topic)
+
+    def hidden(self, topic: str) -> None:
+        """There is an answer, or nobody is there to give one any more: what has come meanwhile may be gone, too."""
+        self._purging.discard(topic)
+        self._purged[topic] = {key: self.end(key) for key in self.messages if key[0] == topic}
+
+    def may_be_gone(self, key: Key, offset: int) -> bool:
+        """Whatever anybody is owed."""
+        if key[0] in self._purging or offset < self._purged.get(key[0], {}).get(key, 1):
+            return True
+        retain = self._policies.for_topic(key[0]).retain
+        return retain.age_ns is not None or retain.bytes_max is not None
+
+    def goes_when_acked(self, topic: str) -> bool:
+        return self._policies.for_topic(topic).retain.until is Until.ACKED
+
+    def excuse(self, subject: Subject, group: str, key: Key) -> None:
+        """A group begins with a partition, or elsewhere in it: what nobody else was owed all along may be gone."""
+        subject.excused[group, key] = {
+            offset
+            for offset in range(1, self.end(key))
+            if not any(
+                self._holds(other, name, key, offset)
+                for other in self.subjects.values()
+                for name in other.checker.groups
+                if (other, name) != (subject, group)
+            )
+        }
+
+    def _holds(self, subject: Subject, group: str, key: Key, offset: int) -> bool:
+        """Whether a group has been owed a message since it was surely there."""
+        partition = subject.partition(group, key)
+        return (
+            partition is not None
+            and partition.is_owed(offset)
+            and offset not in partition.ever_done
+            and offset not in subject.excused.get((group, key), ())
+        )
+
+    # --- Subscriptions ---
+
+    def defined(self, definition: Definition) -> Subject:
+        """A definition as the broker has it now."""
+        subject = self.subjects.get(definition.id)
+        if subject is None:
+            subject = self.subjects[definition.id] = Subject(definition)
+            for key, messages in self.messages.items():
+                if messages and subject.matches(key[0]):
+                    self._tell_all_published(subject, key)
+            if subject.mode is not Mode.MULTICAST:
+                self._begin(subject, "")
+        if definition.is_paused != subject.is_paused:
+            subject.is_paused = definition.is_paused
+            self.see(subject, history.Paused(self.now_ns, is_paused=definition.is_paused))
+        return subject
+
+    def _tell_all_published(self, subject: Subject, key: Key) -> None:
+        messages = [self.messages[key][offset] for offset in sorted(self.messages[key])]
+        first = messages[0].offset
+        if [message.offset for message in messages] != list(range(first, first + len(messages))):
+            self.violate(
+                Violation(f"{place_text(key)} became visible with gaps: {list(self.messages[key])}")
+            )
+        self._tell_published(subject, key, messages)
+
+    def _begin(self, subject: Subject, group: str) -> None:
+        """Where it begins was written down before it was there itself."""
+        for key, floor in self._begins.pop((subject.id, group), {}).items():
+            self.see(subject, history.Began(self.now_ns, group, place=key, floor=floor))
+            self.excuse(subject, group, key)
+        self._cover(subject, group)
+
+    def _cover(self, subject: Subject, group: str) -> None:
+        """Topics made later are owed from their first message on."""
+        for key in self.messages:
+            if (
+                key[0] in self.topics
+                and not key[0].startswith(SYSTEM_MARK)
+                and subject.matches(key[0])
+                and subject.partition(group, key) is None
+                and (group, key) not in subject.left_out
+            ):
+                self.see(subject, history.Began(self.now_ns, group, place=key, floor=1))
+                self.excuse(subject, group, key)
+
+    def crew_made(self, crew: RecordingCrew) -> Writer:
+        subject = self.defined(crew.definition)
+        group = crew.member
+        writer = Writer(self, subject, group, is_durable=crew.is_durable)
+        if crew.is_durable:
+            if group in subject.crews:
+                # The former was let go, as everything was written down.
+                number = subject.checker.number
+                self.see(subject, history.Stored(self.now_ns, group, events=number))
+                self.see(subject, history.Restarted(self.now_ns, group, events=None))
+                self.drop_topics(subject, group)
+            self._begin(subject, group)
+        subject.crews[group] = crew
+        return writer
+
+    def drop_topics(self, subject: Subject, group: str) -> None:
+        """Topics that were deleted while nobody was there to be told."""
+        for key in list(subject.checker.group(group).partitions):
+            if key[0] not in self.topics:
+                self.see(subject, history.Removed(self.now_ns, group, place=key))
+                subject.left_out.add((group, key))
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """A crew writes down what its group has told."""
+        self._is_noting = True
+        try:
+            yield
+        finally:
+            self._is_noting = False
+
+    def noted(self, record: Record) -> None:
+        """Something else is written down."""
+        if self._is_noting or not self.is_alive:
+            return
+        subject = self.subjects.get(record.subscription)
+        match record:
+            case AtRecord(member=member, topic=topic, partition=partition, floor=floor):
+                key = (topic, partition)
+                if subject is None or subject.partition(member, key) is None:
+                    self._begins.setdefault((record.subscription, member), {})[key] = floor
+                elif not self._covers(subject, member, key):
+                    self.see(subject, history.Moved(self.now_ns, member, place=key, floor=floor))
+                    self.excuse(subject, member, key)
+            case FailedRecord(member=member, topic=topic, partition=partition, offset=offset):
+                key = (topic, partition)
+                if subject is not None and subject.partition(member, key) is not None:
+                    event = history.Reopened(self.now_ns, member, place=key, offset=offset)
+                    self.see(subject, event)
+                    self.excuse(subject, member, key)
+            case ForgottenRecord(member=None) if subject is not None:
+                self.retire(subject)
+            case ForgottenRecord(member=str(member)) if subject is not None:
+                self.forget(subject, member)
+
+    def _covers(self, subject: Subject, group: str, key: Key) -> bool:
+        crew = subject.crews.get(group)
+        return crew is not None and crew.covers(key)
+
+    def retire(self, subject: Subject) -> None:
+        """It was deleted."""
+        for group in list(subject.checker.groups):
+            self.forget(subject, group)
+        self.subjects.pop(subject.id, None)
+
+    def forget(self, subject: Subject, group: str) -> None:
+        self.see(subject, history.Forgotten(self.now_ns, group))
+        subject.crews.pop(group, None)
+        subject.left_out = {each for each in subject.left_out if each[0] != group}
+        subject.excused = {
+            each: offsets for each, offsets in subject.excused.items() if each[0] != group
+        }
+
+    # --- Processes ---
+
+    def all_is_stored(self) -> None:
+        """The broker has closed without complaint."""
+        for subject in self.subjects.values():
+            self.see(subject, history.Stored(self.now_ns, events=subject.checker.number))
+
+    def process_ends(self) -> None:
+        """Nothing that is still said means anything."""
+        self.is_alive = False
+        for topic in list(self._purging):
+            self.hidden(topic)
+
+    def process_begins(self, clock: Clock, topics: Mapping[str, int]) -> None:
+        """Another broker has been opened on what is left; these topics are there, with so many partitions."""
+        self.clock = clock
+        self.is_alive = True
+        self.topics = set(topics)
+        for topic, partitions in topics.items():
+            for partition in range(partitions):
+                if not topic.startswith(SYSTEM_MARK):
+                    self.messages.setdefault((topic, partition), {})
+        for subject in list(self.subjects.values()):
+            subject.crews.clear()
+            for group in filter(is_unnamed, list(subject.checker.groups)):
+                self.forget(subject, group)
+            self.see(subject, history.Restarted(self.now_ns, events=None))
+
+    def take_up(self, definitions: Sequence[Definition]) -> None:
+        """What subscriptions the new broker knows: those that it has to, as they have to be."""
+        found = {definition.id: definition for definition in definitions}
+        for subject in list(self.subjects.values()):
+            definition = found.get(subject.id)
+            if definition is None:
+                if subject.is_made and not subject.may_be_deleted:
+                    self.violate(Violation(f"subscription {subject.name} is lost"))
+                self.retire(subject)
+                continue
+            if subject.is_made and definition.is_paused not in subject.may_be_paused:
+                self.violate(
+                    Violation(f"subscription {subject.name} has forgotten whether it is paused")
+                )
+            subject.may_be_paused = {definition.is_paused}
+            subject.may_be_deleted = False
+            members = names(definition)
+            if subject.members - members:
+                self.violate(
+                    Violation(f"{subject.name} has lost members: {subject.members - members}")
+                )
+            for group in subject.groups():
+                if subject.mode is Mode.MULTICAST and group not in members:
+                    self.forget(subject, group)
+                else:
+                    self.drop_topics(subject, group)
+                    self._cover(subject, group)
+        self._begins = {
+            (id_, member): begins
+            for (id_, member), begins in self._begins.items()
+            if id_ in found and (not member or member in names(found[id_]))
+        }
+        for definition in definitions:
+            subject = self.defined(definition)
+            for member in definition.members:
+                self._begin(subject, member.name)
