@@ -28,7 +28,7 @@ _WINDOW_MESSAGES: Final = 64
 _RETRY_DELAY_S: Final = 0.02
 _DONE_PER_FLUSH: Final = 40
 _CONCURRENCY: Final = 4
-_STOREDLY: Final = (
+_WAITED_FOR: Final = (
     0.1  # of the messages of a plain loop, the part whose acks are waited for one by one
 )
 
@@ -67,7 +67,7 @@ class Worker:
             if self._fails():
                 self._failed(work)
                 await work.nack(reason="bad luck")
-            elif self._random.random() < _STOREDLY:
+            elif self._random.random() < _WAITED_FOR:
                 self._done(work)
                 await self._ack_stored(work, [_where(work)])
             else:

@@ -155,8 +155,8 @@ class Checker:
     def _began(self, event: Began) -> None:
         log = self._logs.setdefault(event.place, LogFacts(event.place))
         partition = PartitionFacts(log, event.floor)
-        for begin, end in event.done:
-            partition.done |= dict.fromkeys(range(begin, end), "gone with its topic")
+        for span in event.done:
+            partition.done |= dict.fromkeys(range(*span), "gone with its topic")
         partition.counts = {failed.offset: count_of(failed) for failed in event.failed}
         self._take_up(partition)
         self.group(event.group).partitions[event.place] = partition
@@ -425,7 +425,7 @@ class Checker:
 
     def _restarted(self, event: Restarted) -> None:
         for group in self._named(event):
-            group.restart(event.events)
+            group.restart(event.events, self.number)
             for partition in group.partitions.values():
                 self._take_up(partition)
 

@@ -42,9 +42,7 @@ def deliver(rules: Rules, group: GroupFacts, event: Delivered) -> None:
     attempts = {attempt.offset: attempt for attempt in event.attempts}
     if not attempts.keys() <= set(event.offsets):
         raise Violation(f"{where} tells of attempts at messages that are not in it")
-    lease = Lease(
-        event.delivery, event.consumer, event.place, event.deadline_ns, event.cost_bytes
-    )
+    lease = Lease(event.delivery, event.consumer, event.place, event.deadline_ns, event.cost_bytes)
     group.leases[event.delivery] = lease
     group.last_delivery = event.delivery
     for offset in event.offsets:
@@ -141,9 +139,7 @@ def _when(time_ns: int | None) -> str:
     return "never before" if time_ns is None else f"at {seconds(time_ns)}"
 
 
-def _check_window(
-    partition: PartitionFacts, lease: Lease, offset: int, consumer: Consumer
-) -> None:
+def _check_window(partition: PartitionFacts, lease: Lease, offset: int, consumer: Consumer) -> None:
     cost = cost_bytes(partition, lease, offset)
     if not consumer.has_room(cost):
         raise Violation(

@@ -112,6 +112,7 @@ class PartitionFacts:
     def __init__(self, log: LogFacts, floor: int) -> None:
         self.log = log
         self.floor = floor
+        self.is_told = True  # how it stands: after a restart, not before it is taken up
         self.done: dict[int, str] = {}  # how: acknowledged, buried, gone
         self.ever_done: set[int] = set()  # at any time, whatever a crash made of it
         self.counts: dict[int, Count] = {}
@@ -172,6 +173,15 @@ class PartitionFacts:
         self.reopened.clear()
 
 
+class Undo(NamedTuple):
+    """How to take back what an event led to; `is_whole`: it stated all of a partition anew."""
+
+    number: int
+    partition: PartitionFacts
+    undo: Callable[[], None]
+    is_whole: bool = False
+
+
 class GroupFacts:
     """One group: its partitions, consumers, deliveries."""
 
@@ -183,17 +193,29 @@ class GroupFacts:
         self.last_delivery = 0
         self.looked_ns = -1  # when the group last looked at the clock: delays end by that
         # How to take back what is not known to be stored, with the number of the event that led to it.
-        self._undo: list[tuple[int, PartitionFacts, Callable[[], None]]] = []
+        self._undo: list[Undo] = []
+        self._restarted_at = 0  # the number of that event
 
     def stored(self, events: int) -> None:
-        self._undo = [entry for entry in self._undo if entry[0] > events]
+        # Of what was not stored before a restart nobody knows what is left, unless all of it is stated anew.
+        whole = {
+            entry.partition: entry.number
+            for entry in self._undo
+            if entry.is_whole and self._restarted_at < entry.number <= events
+        }
+        self._undo = [
+            entry
+            for entry in self._undo
+            if entry.number > (events if entry.partition.is_told else whole.get(entry.partition, 0))
+        ]
 
-    def restart(self, events: int | None) -> None:
+    def restart(self, events: int | None, number: int) -> None:
         """None: how much of what was not stored is left will be told by each partition."""
+        self._restarted_at = number
         if events is not None:
-            for number, _, undo in reversed(self._undo):
-                if number > events:
-                    undo()
+            for entry in reversed(self._undo):
+                if entry.number > events:
+                    entry.undo()
             self._undo.clear()
         self.consumers.clear()
         self.leases.clear()
@@ -201,20 +223,22 @@ class GroupFacts:
         if events is None:
             self.last_delivery = 0  # a broker begins anew with its ids
         for partition in self.partitions.values():
+            partition.is_told = events is not None
             partition.forget_leases()
 
     def recover(self, partition: PartitionFacts, is_as_told: Callable[[], bool]) -> bool:
         """Take back what is not stored of a partition, the last first, until it is as was told; whether it ever is."""
-        own = [entry for entry in self._undo if entry[1] is partition]
-        self._undo = [entry for entry in self._undo if entry[1] is not partition]
+        own = [entry for entry in self._undo if entry.partition is partition]
+        self._undo = [entry for entry in self._undo if entry.partition is not partition]
+        partition.is_told = True
         while not is_as_told():
             if not own:
                 return False
-            number, _, undo = own.pop()
-            undo()
+            last = own.pop()
+            last.undo()
             # What one event led to was written down together.
-            while own and own[-1][0] == number:
-                own.pop()[2]()
+            while own and own[-1].number == last.number:
+                own.pop().undo()
         return True
 
     # --- Leases ---
@@ -272,7 +296,7 @@ class GroupFacts:
             if count is not None:
                 partition.counts[offset] = count
 
-        self._undo.append((number, partition, undo))
+        self._undo.append(Undo(number, partition, undo))
 
     def count(self, partition: PartitionFacts, offset: int, count: Count, number: int) -> None:
         before = partition.counts.get(offset)
@@ -284,7 +308,7 @@ class GroupFacts:
             else:
                 partition.counts[offset] = before
 
-        self._undo.append((number, partition, undo))
+        self._undo.append(Undo(number, partition, undo))
 
     def reopen(self, partition: PartitionFacts, offset: int, number: int) -> None:
         floor = partition.floor
@@ -302,7 +326,7 @@ class GroupFacts:
             if how is not None:
                 partition.done[offset] = how
 
-        self._undo.append((number, partition, undo))
+        self._undo.append(Undo(number, partition, undo))
 
     def move(self, partition: PartitionFacts, floor: int, number: int) -> None:
         before = (partition.floor, partition.done, partition.counts)
@@ -312,7 +336,7 @@ class GroupFacts:
         def undo() -> None:
             partition.floor, partition.done, partition.counts = before
 
-        self._undo.append((number, partition, undo))
+        self._undo.append(Undo(number, partition, undo, is_whole=True))
 
 
 def cost_bytes(partition: PartitionFacts, lease: Lease, offset: int) -> int:

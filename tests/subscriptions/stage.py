@@ -325,7 +325,7 @@ class Stage:
         """`is_picked`: the parts are named bit by bit, which says the same."""
         group = self.groups[name]
         if is_picked:
-            effects = group.ack(consumer, deliveries, (), self.group_ns, _bit_by_bit(parts))
+            effects = group.ack(consumer, deliveries, (), self.group_ns, bit_by_bit(parts))
         else:
             effects = group.ack(consumer, deliveries, _parts(parts), self.group_ns)
         self._told(
@@ -469,7 +469,7 @@ def _picked(effects: Effects) -> list[tuple[Place, int, int]]:
     ]
 
 
-def _bit_by_bit(parts: Sequence[Stretch]) -> list[Picked]:
+def bit_by_bit(parts: Sequence[Stretch]) -> list[Picked]:
     """The same messages, one for each delivery in a row."""
     picked = []
     for delivery, group in groupby(parts, lambda part: part.delivery):

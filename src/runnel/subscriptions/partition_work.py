@@ -178,6 +178,8 @@ class PartitionWork:
 
     def _attempts(self, offsets: Sequence[int]) -> list[tuple[int, int, int]]:
         failures = self.failures
+        if not failures:
+            return []
         return [
             (offset, failures[offset].failures, failures[offset].first_delivery_ns)
             for offset in offsets

@@ -68,5 +68,5 @@ class WorkConsumer:
         """Leave. What is leased goes back; unless it leaves cleanly, that counts as a failed delivery."""
         if not self._is_closed:
             self._is_closed = True
-            self._crew.leave(self._seat, is_clean=is_clean)
-            self._on_closed(self._crew)
+            if self._crew.leave(self._seat, is_clean=is_clean):
+                self._on_closed(self._crew)

@@ -181,25 +181,28 @@ class Crew:
         return self._last_seat
 
     def start(self, seat: int) -> None:
-        self._seats[seat].is_started = True
-        self._resize(seat)
+        if (known := self._seats.get(seat)) is not None:  # else it has been ended meanwhile
+            known.is_started = True
+            self._resize(seat, known)
 
     def resize(self, seat: int, window_messages: int, window_bytes: int) -> None:
-        self._seats[seat].window_messages = window_messages
-        self._seats[seat].window_bytes = window_bytes
-        self._resize(seat)
+        if (known := self._seats.get(seat)) is not None:
+            known.window_messages = window_messages
+            known.window_bytes = window_bytes
+            self._resize(seat, known)
 
     def pause(self, seat: int) -> None:
         """The connection is full."""
-        self._seats[seat].is_paused = True
-        self._resize(seat)
+        if (known := self._seats.get(seat)) is not None:
+            known.is_paused = True
+            self._resize(seat, known)
 
     def resume(self, seat: int) -> None:
-        self._seats[seat].is_paused = False
-        self._resize(seat)
+        if (known := self._seats.get(seat)) is not None:
+            known.is_paused = False
+            self._resize(seat, known)
 
-    def _resize(self, number: int) -> None:
-        seat = self._seats[number]
+    def _resize(self, number: int, seat: _Seat) -> None:
         has_room = seat.is_started and not seat.is_paused
         self.group.resize(
             number,
@@ -208,11 +211,16 @@ class Crew:
         )
         self.wake()
 
-    def leave(self, seat: int, *, is_clean: bool) -> None:
-        if self._seats.pop(seat, None) is not None:
-            now_ns = self._parts.clock.monotonic_ns()
-            self._apply(self.group.leave(seat, now_ns, is_clean=is_clean))
-            self.wake()
+    def leave(self, seat: int, *, is_clean: bool) -> bool:
+        """Whether it was there: the broker may have ended it before."""
+        if self._seats.pop(seat, None) is None:
+            return False
+        # With an unnamed member goes all that it is owed: nothing of it has failed.
+        is_clean = is_clean or not self.is_durable
+        now_ns = self._parts.clock.monotonic_ns()
+        self._apply(self.group.leave(seat, now_ns, is_clean=is_clean))
+        self.wake()
+        return True
 
     def dismiss(self, error: RunnelError) -> None:
         """End all consumers. What was leased to them goes back and does not count."""
@@ -266,6 +274,7 @@ class Crew:
 
     def renew(self, seat: int, deliveries: Sequence[int], *, lease_ns: int | None) -> None:
         self.group.renew(seat, deliveries, self._parts.clock.monotonic_ns(), lease_ns=lease_ns)
+        self._set_alarm()  # a lease may be made shorter
 
     def recalled(self, seat: int, parts: Sequence[Part]) -> None:
         self._apply(self.group.recalled(seat, parts, self._parts.clock.monotonic_ns()))

@@ -26,6 +26,7 @@ from runnel.errors import (
     MemberReplacedError,
     RunnelError,
     SubscriptionDiffersError,
+    Unavailable,
     UnknownSubscriptionError,
     UnknownTopicError,
 )
@@ -363,7 +364,11 @@ class WorkSubscriptions:
                     f"subscription {name!r} does not exist; name its topics to make it"
                 )
             crew, member = await self._crew_for(subscription, request)
-            await self._awaken(subscription, crew)
+            try:
+                await self._awaken(subscription, crew)
+            except BaseException:
+                self._left(subscription, crew)  # half awake, it would miss what it was not told of
+                raise
             seat = crew.join(
                 number,
                 sink,
@@ -515,8 +520,10 @@ class WorkSubscriptions:
                         del subscription.crews[member]
                         subscription.redelivered_before += crew.group.releases
                 if subscription.definition.mode is Mode.MULTICAST:
-                    async with self._changing:
-                        await self._look_for_absent(subscription)
+                    # On a full or broken disk nothing is noted of members: at the next look, then.
+                    with suppress(Unavailable):
+                        async with self._changing:
+                            await self._look_for_absent(subscription)
 
     async def _look_for_absent(self, subscription: WorkSubscription) -> None:
         definition = subscription.definition

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from runnel.broker.events import Events
 from runnel.broker.live_subscription import LiveSubscription
@@ -35,6 +35,8 @@ from runnel.world.workers import Workers
 _LARDER_BYTES_MAX: Final = 32 * 2**20
 # Pages that are read at a time for all crews.
 _READS_AT_ONCE: Final = 4
+
+T = TypeVar("T")
 
 
 class Work:
@@ -76,6 +78,7 @@ class Work:
         self._dead = DeadLetters(stores, state, self._subscriptions, burying, workers)
         self._telling = Telling(state, self._subscriptions, self._dead, workers, clock)
         self._keepers: list[asyncio.Task[None]] = []
+        self._asked: set[asyncio.Task[Any]] = set()  # verbs that are under way
         self._subscriptions.open()
         claims = WorkClaims(stores, state, self._subscriptions, clock)
         for log in stores.kept:
@@ -93,6 +96,8 @@ class Work:
             keeper.cancel()
         if self._keepers:
             await asyncio.wait(self._keepers)
+        if self._asked:
+            await asyncio.wait(self._asked)
         await self._subscriptions.close()
 
     # --- What the logs tell ---
@@ -109,10 +114,26 @@ class Work:
     def on_topic_purged(self, name: str) -> None:
         self._subscriptions.on_topic_purged(name)
 
-    # --- Verbs ---
+    # --- Verbs. Whoever asked may leave; what was begun is finished, so that memory and disk agree. ---
+
+    def _begun(self, verb: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(verb)
+        self._asked.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._asked.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: whoever still waits gets it, and nobody need
 
     async def consume(self, number: int, sink: WorkSink, request: Consume) -> WorkConsumer:
-        return await self._subscriptions.consume(number, sink, request)
+        joining = self._begun(self._subscriptions.consume(number, sink, request))
+        try:
+            return await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            joining.add_done_callback(_leave)
+            raise
 
     async def make_subscription(
         self,
@@ -122,19 +143,21 @@ class Work:
         start: Start | None,
         options: WorkOptions | None,
     ) -> None:
-        await self._subscriptions.make(name, patterns, mode, start, options)
+        making = self._subscriptions.make(name, patterns, mode, start, options)
+        await asyncio.shield(self._begun(making))
 
     async def delete_subscription(self, name: str) -> None:
-        await self._subscriptions.delete(name)
+        await asyncio.shield(self._begun(self._subscriptions.delete(name)))
 
     async def pause_subscription(self, name: str, *, is_paused: bool) -> None:
-        await self._subscriptions.pause(name, is_paused=is_paused)
+        pausing = self._subscriptions.pause(name, is_paused=is_paused)
+        await asyncio.shield(self._begun(pausing))
 
     async def move_subscription(self, name: str, start: Start, member: str | None = None) -> None:
-        await self._subscriptions.move(name, start, member)
+        await asyncio.shield(self._begun(self._subscriptions.move(name, start, member)))
 
     async def remove_member(self, name: str, member: str) -> None:
-        await self._subscriptions.remove_member(name, member)
+        await asyncio.shield(self._begun(self._subscriptions.remove_member(name, member)))
 
     async def report(self) -> Sequence[SubscriptionState]:
         """All subscriptions as of a moment ago: with many of them they are not looked at every time."""
@@ -151,6 +174,13 @@ class Work:
     async def settle_dead(
         self, subscription: str, offsets: Sequence[int], *, is_all: bool, is_redriven: bool
     ) -> int:
-        return await self._dead.settle(
+        settling = self._dead.settle(
             subscription, offsets, is_all=is_all, is_redriven=is_redriven
         )
+        return await asyncio.shield(self._begun(settling))
+
+
+def _leave(joining: asyncio.Task[WorkConsumer]) -> None:
+    """Nobody is there any more to consume."""
+    if not joining.cancelled() and joining.exception() is None:
+        joining.result().close(is_clean=True)

@@ -32,12 +32,15 @@ class Hand:
     def __str__(self) -> str:
         return f"hand {self.number} of {self.subscription}"
 
-    def begin(self, consumer: WorkConsumer) -> None:
+    def begin(self, consumer: WorkConsumer) -> bool:
+        """Whether it is in: its subscription may have been deleted just now."""
         self.consumer = consumer
         group = consumer._crew.group
         assert isinstance(group, RecordingGroup)
-        assert group.writer is not None
+        if group.writer is None:
+            return False
         self.writer = group.writer
+        return True
 
     @property
     def is_at_work(self) -> bool:

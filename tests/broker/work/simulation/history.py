@@ -1,4 +1,4 @@
-"""One simulated life of a broker with acknowledged work, drawn from a seed: disks that fail, power that goes, consumers too.
+"""One simulated life of a broker with acknowledged work, drawn from a seed: disk, power and consumers fail.
 
     outcome = run_history(seed)          # raises HistoryFailed: what broke, everything that led to it, how to replay
 
@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 from runnel.broker.broker import Broker, Published
 from runnel.errors import RunnelError, Unavailable
-from runnel.formats.batch import Batch
 from runnel.topics.policies import Policies
 from tests.broker.work.simulation import ending, operations
 from tests.broker.work.simulation.hand import Hand
@@ -166,7 +165,7 @@ class History:
                 await act()
                 self.raise_problems()
             except PowerLoss:
-                await self._recover()
+                await self.recover()
                 if act == self._step:
                     return
             else:
@@ -192,7 +191,7 @@ class History:
         self._look_at_answers()
         if self._failures:
             raise Violation(self._failures[0])
-        if self.work.dead_keepers:
+        if self.broker._is_open and self.work.dead_keepers:
             raise Violation(f"the broker goes on without {self.work.dead_keepers}")
 
     def _look_at_answers(self) -> None:
@@ -243,7 +242,8 @@ class History:
         raise Violation(f"the broker does not come to rest within {TURNS_MAX} turns of the loop")
 
     def _is_busy(self) -> bool:
-        return any(isinstance(crew, RecordingCrew) and crew.is_busy for crew in self.work.crews())
+        crews = [crew for crew in self.work.crews() if isinstance(crew, RecordingCrew)]
+        return self.work.is_busy or any(crew.is_busy for crew in crews)
 
     def _on_loop_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -305,7 +305,7 @@ class History:
                 self.broker.fetch(topic, partition, offset=seen), "fetching"
             )
             for batch in fetched.batches:
-                self.recorder.published(Batch.from_messages(batch.messages()))
+                self.recorder.published(batch.messages())
             seen = fetched.next_offset
 
     async def restart(self) -> None:
@@ -324,7 +324,7 @@ class History:
         self._begin_process()
         await self._open()
 
-    async def _recover(self) -> None:
+    async def recover(self) -> None:
         """The power is gone, or the process: begin the next one."""
         self.say("the process is gone")
         await self._end_tasks()
@@ -349,7 +349,7 @@ class History:
         self._broker = None
         wall_ns = self.clock.time_ns()
         if self.random.random() < 0.5:  # the machine has started anew, and its clock with it
-            self.clock = VirtualClock(wall_ns)
+            self.clock = VirtualClock(wall_ns + 1)  # whose 0 is no time at which anything happened
         self.clock.advance(self.random.choice((1, 1000, 5000)) * SECOND_NS // 1000)
 
     def _new_workers(self) -> SimulatedWorkers:

@@ -11,15 +11,14 @@ What the checker cannot know is looked after here, because it lies between subsc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from runnel.broker.work.burying import FROM_TAG, OFFSET_TAG, PARTITION_TAG, TOPIC_TAG
+from runnel.broker.work.crew import Crew
 from runnel.config import Until
-from runnel.formats.batch import Batch
+from runnel.formats.dead_letters import FROM_TAG, OFFSET_TAG, PARTITION_TAG, TOPIC_TAG
 from runnel.formats.message import Message
-from runnel.log.log import Stored
 from runnel.subscriptions import masks
 from runnel.subscriptions.ack_set import AckSet
 from runnel.subscriptions.definition import Definition, Mode
@@ -64,8 +63,8 @@ class Subject:
         )
         self.is_made = False  # somebody was told so
         self.may_be_deleted = False  # somebody asked for it, and has no answer
-        self.may_be_paused = {definition.is_paused}  # one of these
         self.is_paused = definition.is_paused
+        self.pausing: list[bool] = []  # asked for without an answer
         self.members: set[str] = set()  # that were told they are
         self.crews: dict[str, RecordingCrew] = {}  # of this process
         # What was not owed by anybody when a group began with a partition, or was moved: it may be gone.
@@ -235,8 +234,10 @@ class Recorder:
         self.subjects: dict[int, Subject] = {}
         self.messages: dict[Key, dict[int, Message]] = {}  # those that were seen, by offset
         self.topics: set[str] = set()  # that exist
+        self.deleted: set[int] = set()  # subscriptions: somebody was told so
         self.letters: set[tuple[str, Key, int]] = set()
         self.is_alive = True  # a process is there
+        self.crews: Callable[[], Sequence[Crew]] = list  # that the broker has
         self._purged: dict[str, Mapping[Key, int]] = {}
         self._purging: set[str] = set()
         self._begins: dict[
@@ -298,12 +299,12 @@ class Recorder:
     def end(self, key: Key) -> int:
         return 1 + max(self.messages.get(key, {}), default=0)
 
-    def published(self, batch: Batch) -> None:
+    def published(self, batch: Sequence[Message]) -> None:
         """Messages have become visible, or are found after a restart."""
         if not self.is_alive:
             return
         places: dict[Key, list[Message]] = {}
-        for message in batch.messages():
+        for message in batch:
             places.setdefault((message.topic, message.partition), []).append(message)
         for key, messages in places.items():
             self.messages.setdefault(key, {}).update({each.offset: each for each in messages})
@@ -337,6 +338,9 @@ class Recorder:
                     )
                 )
 
+    def partitions(self, topic: str) -> int:
+        return self._policies.for_topic(topic).partitions
+
     def topic_made(self, name: str, partitions: int) -> None:
         self.topics.add(name)
         if name.startswith(SYSTEM_MARK):
@@ -353,6 +357,9 @@ class Recorder:
     def hiding(self, topic: str) -> None:
         """It is being purged or deleted: whatever it has may be gone until the answer is there."""
         self._purging.add(topic)
+
+    def is_hiding(self, topic: str) -> bool:
+        return topic in self._purging
 
     def hidden(self, topic: str) -> None:
         """There is an answer, or nobody is there to give one any more: what has come meanwhile may be gone, too."""
@@ -448,7 +455,7 @@ class Recorder:
                 number = subject.checker.number
                 self.see(subject, history.Stored(self.now_ns, group, events=number))
                 self.see(subject, history.Restarted(self.now_ns, group, events=None))
-                self.drop_topics(subject, group)
+            self.drop_topics(subject, group)
             self._begin(subject, group)
         subject.crews[group] = crew
         return writer
@@ -495,7 +502,7 @@ class Recorder:
 
     def _covers(self, subject: Subject, group: str, key: Key) -> bool:
         crew = subject.crews.get(group)
-        return crew is not None and crew.covers(key)
+        return crew is not None and crew in self.crews() and crew.covers(key)
 
     def retire(self, subject: Subject) -> None:
         """It was deleted."""
@@ -505,7 +512,9 @@ class Recorder:
 
     def forget(self, subject: Subject, group: str) -> None:
         self.see(subject, history.Forgotten(self.now_ns, group))
-        subject.crews.pop(group, None)
+        crew = subject.crews.pop(group, None)
+        if crew is not None:
+            crew.fall_silent()
         subject.left_out = {each for each in subject.left_out if each[0] != group}
         subject.excused = {
             each: offsets for each, offsets in subject.excused.items() if each[0] != group
@@ -542,6 +551,8 @@ class Recorder:
     def take_up(self, definitions: Sequence[Definition]) -> None:
         """What subscriptions the new broker knows: those that it has to, as they have to be."""
         found = {definition.id: definition for definition in definitions}
+        if found.keys() & self.deleted:
+            self.violate(Violation(f"deleted, and there again: {found.keys() & self.deleted}"))
         for subject in list(self.subjects.values()):
             definition = found.get(subject.id)
             if definition is None:
@@ -549,11 +560,14 @@ class Recorder:
                     self.violate(Violation(f"subscription {subject.name} is lost"))
                 self.retire(subject)
                 continue
-            if subject.is_made and definition.is_paused not in subject.may_be_paused:
+            if subject.is_made and definition.is_paused not in (
+                subject.is_paused,
+                *subject.pausing,
+            ):
                 self.violate(
                     Violation(f"subscription {subject.name} has forgotten whether it is paused")
                 )
-            subject.may_be_paused = {definition.is_paused}
+            subject.pausing.clear()
             subject.may_be_deleted = False
             members = names(definition)
             if subject.members - members:

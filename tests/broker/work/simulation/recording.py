@@ -59,10 +59,11 @@ class RecordingWork(Work):
 
     def __init__(self, recorder: Recorder, *parts: Any) -> None:
         self._recorder = recorder
+        recorder.crews = self.crews
         super().__init__(*parts)
 
     def on_stored(self, stored: Stored) -> None:
-        self._recorder.published(Batch(stored.envelope, stored.body))
+        self._recorder.published(Batch(stored.envelope, stored.body).messages())
         super().on_stored(stored)
 
     def on_topic_made(self, info: TopicInfo) -> None:
@@ -75,6 +76,11 @@ class RecordingWork(Work):
 
     def definitions(self) -> list[Definition]:
         return [subscription.definition for subscription in self._subscriptions.all()]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something was asked for that is not done; whoever asked may have left."""
+        return bool(self._asked)
 
     @property
     def dead_keepers(self) -> list[str]:
@@ -106,6 +112,10 @@ class RecordingCrew(Crew):
 
     def end(self, error: RunnelError) -> None:
         super().end(error)
+        self.fall_silent()
+
+    def fall_silent(self) -> None:
+        """Nothing is owed to it any more, and nothing it says counts."""
         assert isinstance(self.group, RecordingGroup)
         self.group.writer = None
 
