@@ -7,8 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from runnel.client import Work, connect_blocking
-from runnel.errors import LateAckError, UnknownSubscriptionError
+from runnel.client import (
+    BlockingConsumer,
+    BlockingWork,
+    BlockingWorkBatch,
+    Work,
+    connect_blocking,
+)
+from runnel.errors import ClientFault, LateAckError, UnknownSubscriptionError
 from runnel.formats import wire, work_heads
 from runnel.formats.work_heads import (
     Consume,
@@ -16,6 +22,7 @@ from runnel.formats.work_heads import (
     DeleteSubscription,
     Leave,
     MakeSubscription,
+    Nack,
     Part,
     Renew,
     SettleDead,
@@ -143,7 +150,7 @@ def test_process_runs_in_threads_until_stopped(thread: ServerThread, server: Wor
     done: list[int] = []
     with connect_blocking(server.url) as bus, bus.consume("s", "a") as consumer:
 
-        def function(work: Work) -> None:
+        def function(work: BlockingWork) -> None:
             assert threading.current_thread().name.startswith("runnel work")
             done.append(work.offset)
             if len(done) == 20:
@@ -154,13 +161,99 @@ def test_process_runs_in_threads_until_stopped(thread: ServerThread, server: Wor
     assert not server.nacked
 
 
+def test_a_function_of_process_may_settle_and_extend_its_message_in_its_thread(
+    thread: ServerThread, server: WorkServer
+) -> None:
+    leasing(server, b"1", b"2", b"3", b"4")
+    failed: list[BlockingWork] = []
+
+    with connect_blocking(server.url) as bus, bus.consume("s", "a") as consumer:
+
+        def function(work: BlockingWork) -> None:
+            match work.offset:
+                case 1:
+                    work.nack(5, reason="later")
+                case 2:
+                    work.ack(stored=True)
+                    assert server.acked
+                case 3:
+                    work.extend(60)
+                    work.ack()
+                    raise ValueError("too late to fail")
+                case 4:
+                    consumer.stop()
+
+        consumer.process(function, concurrency=1, on_error=lambda work, error: failed.append(work))
+        assert consumer.statistics.acked == 3
+    assert server.nacked == [Part(1, 1, 2)]
+    assert [nack.delay_ms for nack in server.asked(Nack)] == [5000]
+    assert server.asked(Renew)[-1] == Renew(1, [1], 60_000)
+    (work,) = failed
+    assert isinstance(work, BlockingWork)
+    assert work.offset == 3
+
+
+def test_a_function_of_process_batches_may_settle_its_batch_in_its_thread(
+    thread: ServerThread, server: WorkServer
+) -> None:
+    leasing(server, b"1", b"2")
+    with connect_blocking(server.url) as bus, bus.consume("s", "a") as consumer:
+
+        def function(batch: BlockingWorkBatch) -> None:
+            first, _ = batch.works()
+            first.ack()
+            batch.nack(reason="the others")
+            consumer.stop()
+
+        consumer.process_batches(function)
+    assert server.acked == [Part(1, 1, 2)]
+    assert server.nacked == [Part(1, 2, 3)]
+
+
+def test_a_coroutine_function_of_process_is_given_what_can_be_awaited(
+    thread: ServerThread, server: WorkServer
+) -> None:
+    leasing(server, b"1")
+    with connect_blocking(server.url) as bus, bus.consume("s", "a") as consumer:
+
+        async def function(work: Work) -> None:
+            await work.nack(reason="odd")
+            consumer.stop()
+
+        consumer.process(function)
+        with pytest.raises(ClientFault, match="cannot be called"):
+            consumer.process(None)  # type: ignore[arg-type]
+    assert server.nacked == [Part(1, 1, 2)]
+
+
+def test_what_is_no_work_is_refused_in_the_calling_thread_and_other_acks_are_told(
+    thread: ServerThread, server: WorkServer
+) -> None:
+    leasing(server, b"1", b"2")
+    with connect_blocking(server.url) as bus, bus.consume("s", "a") as consumer:
+        first = next(iter(consumer))
+        refuses(consumer, first)
+        first.ack()
+    assert server.acked == [Part(1, 1, 2)]
+    assert not server.nacked
+
+
+def refuses(consumer: BlockingConsumer, work: BlockingWork) -> None:
+    with pytest.raises(ClientFault, match="None is no work"):
+        consumer.ack(work, None)  # type: ignore[arg-type]
+    with pytest.raises(ClientFault, match="None is no work"):
+        consumer.nack(work, None)  # type: ignore[arg-type]
+    with pytest.raises(ClientFault, match="the reason is 5"):
+        work.nack(reason=5)  # type: ignore[arg-type]
+
+
 def test_an_interrupted_process_drains(thread: ServerThread, server: WorkServer) -> None:
     leasing(server, b"1", b"2")
     begun = threading.Event()
     go_on = threading.Event()
     ended: list[int] = []
 
-    def function(work: Work) -> None:
+    def function(work: BlockingWork) -> None:
         begun.set()
         assert go_on.wait(10)
         ended.append(work.offset)

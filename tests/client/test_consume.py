@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -99,9 +100,67 @@ async def test_what_cannot_be_meant_is_refused_before_anything_is_sent() -> None
             bus.consume("s", "a", lease_s=-1)
         with pytest.raises(ClientFault, match=r"backoff is 0\.5"):
             bus.consume("s", "a", backoff=0.5)
-        with pytest.raises(ClientFault, match="no name of a subscription"):
+        with pytest.raises(ClientFault, match="the subscription name is empty"):
             bus.consume("")
+        with pytest.raises(ClientFault, match="5 is no name of a subscription"):
+            bus.consume(5)  # type: ignore[arg-type]
+        with pytest.raises(ClientFault, match="lone surrogate"):
+            bus.consume("s\ud800", "a")
+        with pytest.raises(ClientFault, match="5 is no pattern of topics"):
+            bus.consume("s", 5)  # type: ignore[arg-type]
+        with pytest.raises(ClientFault, match="lone surrogate"):
+            bus.consume("s", "a\ud800")
+        for member in (5, 0, b"m"):
+            with pytest.raises(ClientFault, match=f"{member!r} is no name of a member"):
+                bus.consume("s", "a", mode="multicast", member=member)  # type: ignore[arg-type]
+        with pytest.raises(ClientFault, match=r"member name .* has the lone surrogate"):
+            bus.consume("s", "a", mode="multicast", member="\ud800")
+        for seconds in (1e300, 10**400):
+            with pytest.raises(ClientFault, match=r"lease_s is 1.*: it must be seconds from 0 to"):
+                bus.consume("s", "a", lease_s=seconds)
+        with pytest.raises(ClientFault, match="the offset of 'a' is"):
+            bus.consume("s", "a", start={"a": 2**70})
         assert not server.asked(Consume)
+
+
+@in_both_loops
+async def test_names_that_cannot_be_are_refused_by_all_verbs_before_anything_is_sent() -> None:
+    async with WorkServer() as server, connect(server.url) as bus:
+        wrong: Any
+        for wrong, problem in (
+            (5, "5 is no name of a subscription: it must be text"),
+            (None, "None is no name of a subscription"),
+            ("", "the subscription name is empty"),
+            ("\ud800", "lone surrogate"),
+        ):
+            for verb in (
+                bus.subscription(wrong),
+                bus.make_subscription(wrong),
+                bus.delete_subscription(wrong),
+                bus.pause_subscription(wrong),
+                bus.resume_subscription(wrong),
+                bus.move_subscription(wrong, "earliest"),
+                bus.remove_member(wrong, "m"),
+                bus.dead_letter_page(wrong),
+                bus.redrive(wrong, "all"),
+                bus.drop_dead(wrong, [1]),
+            ):
+                with pytest.raises(ClientFault, match=problem):
+                    await verb
+        for wrong, problem in (
+            (5, "5 is no name of a member: it must be text"),
+            ("", "the member name is empty"),
+        ):
+            with pytest.raises(ClientFault, match=problem):
+                await bus.remove_member("s", wrong)
+            with pytest.raises(ClientFault, match=problem):
+                await bus.move_subscription("s", "earliest", member=wrong)
+        with pytest.raises(ClientFault, match="the offset of 'a' is"):
+            await bus.move_subscription("s", {"a": 2**70})
+        wrong = 5
+        with pytest.raises(ClientFault, match="5 are no offsets"):
+            await bus.redrive("s", wrong)
+        assert [type(request) for request in server.requests] == [wire.Hello]
 
 
 @in_both_loops
@@ -410,6 +469,56 @@ async def test_late_acks_are_counted_told_and_kept() -> None:
         ]
         assert list(consumer.late) == told
         assert consumer.statistics.late == 3
+
+
+@in_both_loops
+async def test_a_whole_delivery_that_is_late_is_told_by_its_number() -> None:
+    async with consuming() as (server, _, consumer):
+        server.lease(b"1", b"2")
+        first, second = await take(consumer, 2)
+        server.late = [Part(1, 0, 0)]
+        with pytest.raises(LateAckError, match="1 of them: delivery 1: its lease had ended"):
+            await first.ack(stored=True)
+        server.late = [Part(1, 2, 3)]
+        with pytest.raises(LateAckError, match=r"1 of them: a\[0\]@2…2: its lease had ended"):
+            await second.ack(stored=True)
+
+
+@in_both_loops
+async def test_what_cannot_be_told_is_refused_before_anything_is_acknowledged() -> None:
+    wrong: Any
+    async with consuming() as (server, bus, consumer):
+        server.lease(b"1", b"2")
+        first, second = await take(consumer, 2)
+        for wrong, problem in (
+            (None, "None is no work"),
+            ([first], "is no work: give messages or batches"),
+        ):
+            for verb in (
+                consumer.ack(first, wrong),
+                consumer.ack(first, wrong, stored=True),
+                consumer.ack_up_to(wrong),
+                consumer.nack(first, wrong),
+                consumer.extend(wrong, 5),
+            ):
+                with pytest.raises(ClientFault, match=problem):
+                    await verb
+        other = bus.consume("other")
+        with pytest.raises(ClientFault, match="given by another consumer"):
+            await other.nack(first)
+        wrong = 5
+        with pytest.raises(ClientFault, match="the reason is 5: it must be text"):
+            await first.nack(reason=wrong)
+        with pytest.raises(ClientFault, match=r"delay_s is 1e\+300"):
+            await first.nack(1e300)
+        with pytest.raises(ClientFault, match=r"seconds is 1e\+300"):
+            await first.extend(1e300)
+        assert consumer.statistics.leased == 2
+        await first.nack(reason="x\ud800")
+        await second.ack(stored=True)
+        assert [nack.reason for nack in server.asked(Nack)] == ["x\\ud800"]
+        assert server.nacked == [Part(1, 1, 2)]
+        assert server.acked == [Part(1, 2, 3)]
 
 
 @in_both_loops

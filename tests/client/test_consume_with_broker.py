@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runnel.client import Bus, Consumer, Work
+from runnel.client import BlockingWork, Bus, Consumer, Work
 from runnel.errors import LateAckError, SubscriptionDiffersError, UnknownSubscriptionError
 from runnel.formats.message import Message
 from runnel.testing import BrokerThread, VirtualClock, open_broker
@@ -250,7 +250,7 @@ def test_the_blocking_client_consumes_and_processes_in_threads() -> None:
                         break
                 done: list[int] = []
 
-                def function(work: Work) -> None:
+                def function(work: BlockingWork) -> None:
                     done.append(work.offset)
                     if work.offset == 100:
                         consumer.stop()

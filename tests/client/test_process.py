@@ -100,6 +100,92 @@ async def test_an_exception_is_a_nack_with_its_text_and_the_others_go_on() -> No
         assert consumer.statistics.acked == 2
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@in_both_loops
+async def test_an_error_whose_text_cannot_be_told_is_a_nack_all_the_same() -> None:
+    async with consuming() as (server, consumer):
+
+        async def function(work: Work) -> None:
+            if work.offset == 1:
+                raise ValueError("x\ud800")
+            raise Unspeakable
+
+        stop = asyncio.Event()
+        processing = asyncio.create_task(consumer.process(function, concurrency=1, stop=stop))
+        server.lease(b"1", b"2")
+        await until(lambda: len(server.asked(Nack)) == 2)
+        stop.set()
+        await processing
+        assert [nack.reason for nack in server.asked(Nack)] == [
+            "ValueError: x\\ud800",
+            "Unspeakable",
+        ]
+        assert server.nacked == [Part(1, 1, 2), Part(1, 2, 3)]
+
+
+@in_both_loops
+async def test_acknowledging_in_a_plain_function_is_refused_and_says_what_to_do() -> None:
+    errors: list[str] = []
+    async with consuming() as (server, consumer):
+        loop = asyncio.get_running_loop()
+
+        async def elsewhere(work: Work) -> None:
+            await work.ack()
+
+        def function(work: Work) -> None:
+            match work.offset:
+                case 1:
+                    work.ack()  # type: ignore[unused-coroutine]
+                case 2:
+                    work.nack()  # type: ignore[unused-coroutine]
+                case 3:
+                    work.extend(60)  # type: ignore[unused-coroutine]
+                case 4:
+                    asyncio.run(elsewhere(work))  # in a loop of its own
+                case 5:
+                    nack = consumer.nack(work, reason="as told")
+                    asyncio.run_coroutine_threadsafe(nack, loop).result(10)
+
+        stop = asyncio.Event()
+        processing = asyncio.create_task(
+            consumer.process(
+                function,
+                concurrency=1,
+                stop=stop,
+                on_error=lambda work, error: errors.append(f"{type(error).__name__}: {error}"),
+            )
+        )
+        server.lease(*[b"x"] * 5)
+        await until(lambda: len(server.nacked) == 5)
+        stop.set()
+        await processing
+        assert len(errors) == 4
+        for error in errors:
+            assert error.startswith("ClientFault: the consumer's event loop does not run in this")
+            assert "`process` acknowledges by itself" in error
+        assert server.asked(Nack)[-1].reason == "as told"
+
+
+@in_both_loops
+async def test_a_plain_function_that_makes_a_coroutine_may_acknowledge_in_it() -> None:
+    async with consuming() as (server, consumer):
+
+        async def settle(work: Work) -> None:
+            await work.nack(reason="odd")
+
+        stop = asyncio.Event()
+        processing = asyncio.create_task(consumer.process(lambda work: settle(work), stop=stop))
+        server.lease(b"1")
+        await until(lambda: server.nacked)
+        stop.set()
+        await processing
+        assert server.asked(Nack)[0].reason == "odd"
+
+
 @in_both_loops
 async def test_a_function_may_settle_its_message_itself() -> None:
     async with consuming() as (server, consumer):

@@ -487,6 +487,12 @@ def test_starts_as_users_write_them(start: StartAt, expected: wire.Start) -> Non
         ({1: 2}, ["a"]),
         ({"a": "b"}, ["a"]),
         (("when", 5), ["a"]),
+        ({"a": 2**70}, ["a"]),
+        ({("a", 2**70): 1}, ["a"]),
+        ({"a\ud800": 1}, ["a"]),
+        (2**70, ["a"]),
+        (("time", 2**70), ["a"]),
+        (datetime(9999, 1, 1, tzinfo=UTC), ["a"]),
         (datetime(2024, 1, 1), ["a"]),  # noqa: DTZ001 - that is the point
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from runnel.log.index import Key
-from runnel.log.log import ShardId
 from runnel.log.retention import Hold
 
 _ENDLESS = 2**62
@@ -36,11 +35,15 @@ class FakeClaims:
         self.subscriptions[name].acked[key].update(offsets)
         self.version += 1
 
-    def holds(self, shard: ShardId) -> list[Hold]:
+    @property
+    def is_empty(self) -> bool:
+        return not self.subscriptions
+
+    def holds_of(self, key: Key) -> list[Hold]:
         return [
             Hold(f"subscription {name}", key, subscription.first_owed(key), 0, ())
             for name, subscription in self.subscriptions.items()
-            for key in subscription.acked
+            if key in subscription.acked
         ]
 
     def owed(self, key: Key, begin: int, end: int) -> list[tuple[int, int]] | None:

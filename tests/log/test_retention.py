@@ -9,6 +9,7 @@ from runnel.log.log import Cursor, CursorPosition, Position, ShardId
 from runnel.log.retention import (
     Decision,
     Hold,
+    Holds,
     SegmentFacts,
     decide,
     holds_on,
@@ -145,8 +146,8 @@ def policy(retain: Retain, pin: Pin = NO_PIN) -> JournalPolicy:
     return JournalPolicy(keep=Keep.DISK, retain=retain, pin=pin)
 
 
-def no_holds() -> list[Hold]:
-    return []
+def no_holds() -> Holds:
+    return Holds([])
 
 
 def test_message_is_served_up_to_its_age() -> None:
@@ -158,10 +159,10 @@ def test_message_is_served_up_to_its_age() -> None:
 def test_held_message_is_served_up_to_the_ceiling_of_pins() -> None:
     asked = 0
 
-    def holds() -> list[Hold]:
+    def holds() -> Holds:
         nonlocal asked
         asked += 1
-        return [Hold("c", ("a", 0), 5, 0, ())]
+        return Holds([Hold("c", ("a", 0), 5, 0, ())])
 
     pinned = policy(Retain(age_ns=100), Pin(age_ns=500, bytes_max=None))
     is_served = served_at(1000, pinned, floor_of=None, holds=holds)

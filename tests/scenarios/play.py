@@ -5,7 +5,8 @@
         0.000  published orders[0] @1 b'a', @2 b'b' (1 bytes each)
 
 `python -m tests.scenarios.play FILE…` writes down what happens now; read the difference before you keep it.
-The first line that is done says who plays the file: `subscription` begins one of acknowledged work.
+The first line that is done says who plays the file: `subscription` begins one of acknowledged work, `broker` a whole
+broker on a disk (broker_player.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Protocol
 
 from runnel.config.units import parse_duration
 from runnel.subscriptions.definition import Mode, Options
+from tests.scenarios.broker_player import BrokerPlayer
 from tests.subscriptions.history import Event, Place, Restarted, Stored, Stretch, Wanted, seconds
 from tests.subscriptions.stage import Stage
 
@@ -29,6 +31,9 @@ class Player(Protocol):
 
     def do(self, words: list[str]) -> Iterable[str]:
         """What came of it, line by line."""
+
+    def close(self) -> None:
+        """The file is at its end."""
 
 
 class SubscriptionPlayer:
@@ -82,6 +87,9 @@ class SubscriptionPlayer:
         self._told += len(events)
         return [_told(event) for event in events if not isinstance(event, Wanted)]
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def _publish(self, words: list[str]) -> None:
         place = _place(words[0])
         if place not in self._stage.log.ends:
@@ -129,7 +137,10 @@ class _Loser(Random):
         return 0.0
 
 
-PLAYERS: dict[str, Callable[[list[str]], Player]] = {"subscription": SubscriptionPlayer}
+PLAYERS: dict[str, Callable[[list[str]], Player]] = {
+    "subscription": SubscriptionPlayer,
+    "broker": BrokerPlayer,
+}
 
 
 def play(text: str) -> str:
@@ -150,7 +161,10 @@ def play(text: str) -> str:
             lines += [f"    {told}" for told in player.do(words)]
         except Exception as error:
             error.add_note("\n".join(lines))
+            player.close()
             raise
+    if player is not None:
+        player.close()
     return "\n".join(lines) + "\n"
 
 

@@ -13,6 +13,7 @@ from itertools import count
 from typing import Final
 
 from tests.broker.simulation import history as broker
+from tests.broker.work.simulation import history as work
 from tests.log.simulation import history as log
 from tests.subscriptions.simulation import history as subscriptions
 
@@ -51,16 +52,17 @@ def _broker_history(seed: int) -> tuple[Tally, tuple[str, ...]]:
 
 
 def _subscriptions_history(seed: int) -> tuple[Tally, tuple[str, ...]]:
-    outcome = subscriptions.run_history(seed)
+    """The rules alone, and then a whole broker with a disk: a seed has one history of each."""
+    rules, broker = subscriptions.run_history(seed), work.run_history(seed)
     tally = Tally(
         {
-            "histories": 1,
-            "messages": outcome.messages,
-            "deliveries": outcome.deliveries,
-            "restarts": outcome.restarts,
+            "histories": 2,
+            "messages": rules.messages + broker.messages,
+            "deliveries": rules.deliveries + broker.deliveries,
+            "restarts": rules.restarts + broker.restarts,
         }
     )
-    return tally, outcome.transcript
+    return tally, (*rules.transcript, "and the same seed for a broker:", *broker.transcript)
 
 
 HISTORIES: Final[Mapping[str, Callable[[int], tuple[Tally, tuple[str, ...]]]]] = {
@@ -68,7 +70,12 @@ HISTORIES: Final[Mapping[str, Callable[[int], tuple[Tally, tuple[str, ...]]]]] =
     "broker": _broker_history,
     "subscriptions": _subscriptions_history,
 }
-FAILURES: Final = (log.HistoryFailed, broker.HistoryFailed, subscriptions.HistoryFailed)
+FAILURES: Final = (
+    log.HistoryFailed,
+    broker.HistoryFailed,
+    subscriptions.HistoryFailed,
+    work.HistoryFailed,
+)
 
 
 def replay_history(kind: str, seed: int) -> int:

@@ -155,6 +155,7 @@ class Checker:
     def _began(self, event: Began) -> None:
         log = self._logs.setdefault(event.place, LogFacts(event.place))
         partition = PartitionFacts(log, event.floor)
+        partition.gone_below = log.end if event.is_again else 1
         for span in event.done:
             partition.done |= dict.fromkeys(range(*span), "gone with its topic")
         partition.counts = {failed.offset: count_of(failed) for failed in event.failed}
@@ -202,6 +203,8 @@ class Checker:
             group.reopen(partition, event.offset, self.number)
             partition.first_delivery_ns.pop(event.offset, None)
             partition.reopened.add(event.offset)
+        elif event.is_forgiven:
+            group.forgive(partition, event.offset, self.number)
         compare(event, Expected())
 
     def _settle(
@@ -421,11 +424,11 @@ class Checker:
 
     def _stored(self, event: Stored) -> None:
         for group in self._named(event):
-            group.stored(event.events)
+            group.stored(event.events, is_consumers=event.is_consumers)
 
     def _restarted(self, event: Restarted) -> None:
         for group in self._named(event):
-            group.restart(event.events, self.number)
+            group.restart(event.events)
             for partition in group.partitions.values():
                 self._take_up(partition)
 
@@ -445,23 +448,27 @@ class Checker:
         failed = {failed.offset: count_of(failed) for failed in event.failed}
 
         def differing() -> set[int]:
-            offsets = range(1, max([partition.log.end, event.floor, *(o + 1 for o in told)]))
+            end = max([partition.log.end, event.floor, *(offset + 1 for offset in told)])
             return {
                 offset
-                for offset in offsets
+                for offset in range(partition.gone_below, end)
                 if (offset >= event.floor and offset not in told) != partition.is_owed(offset)
                 or failed.get(offset) != partition.counts.get(offset)
             }
 
         before = differing()
-        if not group.recover(partition, lambda: not differing()):
+        is_found = not before
+        if not event.is_exact:
+            is_found = group.recover(partition, lambda: not differing())
+        if not is_found:
             wrong = differing()
-            first = named(partition, min(before & wrong or wrong))
+            when = "now stands" if event.is_exact else "stood at any time since it was last stored"
             raise Violation(
-                f"{place_text(event.place)} was taken up as it never stood since it was last stored; "
-                f"{first} above all",
+                f"{place_text(event.place)} was not taken up as it {when}: "
+                f"{named(partition, min(before & wrong or wrong))} above all",
                 (event.place, wrong),
             )
+        partition.believe(event.floor, told, failed)
         partition.forget_leases()
         self._take_up(partition)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from tests.subscriptions.history import Failure, Place
@@ -112,8 +113,8 @@ class PartitionFacts:
     def __init__(self, log: LogFacts, floor: int) -> None:
         self.log = log
         self.floor = floor
-        self.is_told = True  # how it stands: after a restart, not before it is taken up
         self.done: dict[int, str] = {}  # how: acknowledged, buried, gone
+        self.gone_below = 1  # the topic was deleted when it had got so far
         self.ever_done: set[int] = set()  # at any time, whatever a crash made of it
         self.counts: dict[int, Count] = {}
         self.held: dict[int, Lease] = {}
@@ -134,6 +135,23 @@ class PartitionFacts:
         """All messages of the same key, in order; none for one without a key."""
         key = self.log.key(offset)
         return () if key is None else self.log.lanes[key]
+
+    def believe(self, floor: int, done: AbstractSet[int], failed: Mapping[int, Count]) -> None:
+        """Of what is gone with a deleted topic, whatever is said."""
+        if self.gone_below == 1:
+            return
+        owed = {offset for offset in range(floor, self.gone_below) if offset not in done}
+        owed |= {offset for offset in self.owed() if offset >= self.gone_below}
+        self.done = {
+            offset: self.done.get(offset, "gone with its topic")
+            for offset in range(1, max(self.log.end, self.floor))
+            if offset not in owed
+        }
+        self.counts = {
+            **{offset: count for offset, count in failed.items() if offset < self.gone_below},
+            **{o: count for o, count in self.counts.items() if o >= self.gone_below},
+        }
+        self.floor = 1
 
     def is_owed(self, offset: int) -> bool:
         return offset >= self.floor and offset not in self.done
@@ -174,12 +192,12 @@ class PartitionFacts:
 
 
 class Undo(NamedTuple):
-    """How to take back what an event led to; `is_whole`: it stated all of a partition anew."""
+    """How to take back what an event led to."""
 
     number: int
     partition: PartitionFacts
     undo: Callable[[], None]
-    is_whole: bool = False
+    is_operators: bool = False  # they did it, and not consumers
 
 
 class GroupFacts:
@@ -194,24 +212,18 @@ class GroupFacts:
         self.looked_ns = -1  # when the group last looked at the clock: delays end by that
         # How to take back what is not known to be stored, with the number of the event that led to it.
         self._undo: list[Undo] = []
-        self._restarted_at = 0  # the number of that event
 
-    def stored(self, events: int) -> None:
-        # Of what was not stored before a restart nobody knows what is left, unless all of it is stated anew.
-        whole = {
+    def stored(self, events: int, *, is_consumers: bool = False) -> None:
+        """`is_consumers`: what they have done is; what operators did, if it came before that in the same partition."""
+        last = {
             entry.partition: entry.number
             for entry in self._undo
-            if entry.is_whole and self._restarted_at < entry.number <= events
+            if entry.number <= events and not (is_consumers and entry.is_operators)
         }
-        self._undo = [
-            entry
-            for entry in self._undo
-            if entry.number > (events if entry.partition.is_told else whole.get(entry.partition, 0))
-        ]
+        self._undo = [entry for entry in self._undo if entry.number > last.get(entry.partition, 0)]
 
-    def restart(self, events: int | None, number: int) -> None:
-        """None: how much of what was not stored is left will be told by each partition."""
-        self._restarted_at = number
+    def restart(self, events: int | None) -> None:
+        """None: how much of what was not stored is left will be told of each partition."""
         if events is not None:
             for entry in reversed(self._undo):
                 if entry.number > events:
@@ -223,14 +235,12 @@ class GroupFacts:
         if events is None:
             self.last_delivery = 0  # a broker begins anew with its ids
         for partition in self.partitions.values():
-            partition.is_told = events is not None
             partition.forget_leases()
 
     def recover(self, partition: PartitionFacts, is_as_told: Callable[[], bool]) -> bool:
         """Take back what is not stored of a partition, the last first, until it is as was told; whether it ever is."""
         own = [entry for entry in self._undo if entry.partition is partition]
         self._undo = [entry for entry in self._undo if entry.partition is not partition]
-        partition.is_told = True
         while not is_as_told():
             if not own:
                 return False
@@ -310,6 +320,16 @@ class GroupFacts:
 
         self._undo.append(Undo(number, partition, undo))
 
+    def forgive(self, partition: PartitionFacts, offset: int, number: int) -> None:
+        count = partition.counts.pop(offset, None)
+        if count is not None:
+            forgiven = count
+
+            def undo() -> None:
+                partition.counts[offset] = forgiven
+
+            self._undo.append(Undo(number, partition, undo, is_operators=True))
+
     def reopen(self, partition: PartitionFacts, offset: int, number: int) -> None:
         floor = partition.floor
         how = partition.done.pop(offset, None)
@@ -326,7 +346,7 @@ class GroupFacts:
             if how is not None:
                 partition.done[offset] = how
 
-        self._undo.append(Undo(number, partition, undo))
+        self._undo.append(Undo(number, partition, undo, is_operators=True))
 
     def move(self, partition: PartitionFacts, floor: int, number: int) -> None:
         before = (partition.floor, partition.done, partition.counts)
@@ -336,7 +356,7 @@ class GroupFacts:
         def undo() -> None:
             partition.floor, partition.done, partition.counts = before
 
-        self._undo.append(Undo(number, partition, undo, is_whole=True))
+        self._undo.append(Undo(number, partition, undo, is_operators=True))
 
 
 def cost_bytes(partition: PartitionFacts, lease: Lease, offset: int) -> int:

@@ -169,7 +169,9 @@ class Began(Event, frozen=True, kw_only=True):
 
     place: Place
     floor: int
-    # Of a topic that was deleted before: these are not owed, and those had failed.
+    # Of a topic that was deleted before: these are not owed, and those had failed. What the topic had then is gone, and
+    # nobody cares whether it counts as owed after the next restart.
+    is_again: bool = False
     done: Sequence[tuple[int, int]] = ()
     failed: Sequence[Failure] = ()
 
@@ -376,10 +378,15 @@ class Moved(Event, frozen=True, kw_only=True):
 
 
 class Reopened(Event, frozen=True, kw_only=True):
-    """A dead letter was sent back: its message is owed again."""
+    """A dead letter was sent back: its message is owed again.
+
+    `is_forgiven`: if it is owed already, because a crash undid that it was done, its failures are forgotten all the
+    same. So it is while there is no group, and only written down.
+    """
 
     place: Place
     offset: int
+    is_forgiven: bool = False
     told: Told = NOTHING_TOLD
 
     def what(self) -> str:
@@ -415,16 +422,18 @@ class Stored(Event, frozen=True, kw_only=True):
     """What the first so many events of this history led to is on disk: those of one group, if it has a name."""
 
     events: int
+    is_consumers: bool = False  # what they did, and what came before that
 
     def what(self) -> str:
-        return f"what was told in the first {self.events} lines is stored"
+        what = "consumers did" if self.is_consumers else "was told"
+        return f"what {what} in the first {self.events} lines is stored"
 
 
 class Restarted(Event, frozen=True, kw_only=True):
     """The broker died and came back, with what the first so many events led to. No consumer is there.
 
-    None: with some of what was not stored; each partition is `Recovered` when it is looked up. With a group's name:
-    it was let go while nobody consumed, and is made anew.
+    None: with some of what was not stored, and each partition is `Recovered` next. With a group's name: it was let go
+    while nobody consumed, and is made anew.
     """
 
     events: int | None
@@ -436,12 +445,16 @@ class Restarted(Event, frozen=True, kw_only=True):
 
 
 class Recovered(Event, frozen=True, kw_only=True):
-    """A partition is taken up from what was written down: what is done, and what failed how often."""
+    """A partition is taken up from what was written down: what is done, and what failed how often.
+
+    After a restart that is how it stood at some time, and `is_exact` is how it stands.
+    """
 
     place: Place
     floor: int
     done: Sequence[tuple[int, int]] = ()
     failed: Sequence[Failure] = ()
+    is_exact: bool = False
 
     def what(self) -> str:
         failed = ", ".join(_together(self.failed))

@@ -27,6 +27,7 @@ from tests.subscriptions.history import (
     Paused,
     Published,
     Recall,
+    Recovered,
     Renewed,
     Restarted,
     Rested,
@@ -605,6 +606,69 @@ def test_key_waits_while_its_message_is_being_buried() -> None:
         "@2 (key b'a') was delivered to consumer 1 before @1 of its key, which is about to be buried",
         *events,
         got(1, 2, 2),
+    )
+
+
+# --- What is taken up after a restart that nobody knows the outcome of ---
+
+
+def _acked_one_by_one() -> list[Event]:
+    """Two acks, of which the first is known to be stored."""
+    return [
+        *beginning(None, None, None),
+        got(1, 1, 1, 2, 3),
+        acked(1, part(1, 1)),
+        Stored(0, events=6),
+        acked(1, part(1, 2)),
+        nacked(1, part(1, 3), failure(3)),
+        Restarted(0, events=None),
+    ]
+
+
+@pytest.mark.parametrize("floor", [2, 3])
+def test_state_of_any_moment_since_it_was_stored_may_be_taken_up(floor: int) -> None:
+    check(SHARED, [*_acked_one_by_one(), Recovered(0, place=ORDERS, floor=floor)])
+
+
+def test_all_of_what_was_not_stored_may_be_taken_up() -> None:
+    taken_up = Recovered(0, place=ORDERS, floor=3, failed=[failure(3)])
+    check(SHARED, [*_acked_one_by_one(), taken_up, taken_up])
+
+
+def test_taking_up_less_than_was_stored_is_found() -> None:
+    assert_broken(
+        SHARED,
+        "was not taken up as it stood at any time since it was last stored: message orders[0]@1",
+        *_acked_one_by_one(),
+        Recovered(0, place=ORDERS, floor=1),
+    )
+
+
+def test_taking_up_a_later_event_without_an_earlier_one_is_found() -> None:
+    assert_broken(
+        SHARED,
+        "was not taken up as it stood at any time since it was last stored",
+        *_acked_one_by_one(),
+        Recovered(0, place=ORDERS, floor=2, failed=[failure(3)]),
+    )
+
+
+def test_taking_up_less_without_a_restart_is_found() -> None:
+    assert_broken(
+        SHARED,
+        "was not taken up as it now stands",
+        *_acked_one_by_one()[:-1],
+        Recovered(0, place=ORDERS, floor=3, is_exact=True),
+    )
+
+
+def test_what_consumers_did_being_stored_says_nothing_of_a_later_move() -> None:
+    told = Told(recalls=[Recall(1, part(1, 2)), Recall(1, part(1, 3))])
+    events = [*_acked_one_by_one()[:6], Moved(0, place=ORDERS, floor=3, told=told)]
+    stored = Stored(0, events=len(events), is_consumers=True)
+    check(
+        SHARED,
+        [*events, stored, Restarted(0, events=None), Recovered(0, place=ORDERS, floor=2)],
     )
 
 

@@ -65,7 +65,7 @@ def test_delays_stay_at_their_maximum_however_often_a_message_fails() -> None:
             "retry_delay_max of 1000 ms is shorter than the retry_delay of 2000 ms",
         ),
         ({"deliveries_max": -1}, "deliveries_max of -1 is no count"),
-        ({"backoff": 0.5}, "backoff of 0.5 would make delays shrink"),
+        ({"backoff": 0.5}, "backoff of 0.5: it must be a number of 1 or more"),
         ({"backoff": math.nan}, "backoff of nan"),
         ({"backoff": math.inf}, "backoff of inf"),
         ({"absent_ns_max": -1}, "absent_max of"),

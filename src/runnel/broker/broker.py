@@ -151,7 +151,7 @@ class Broker:
             self._workers,
             self.metrics,
             self.events,
-            self._publish_now,
+            self._store_own,
             self.wait_room,
         )
         logs = {"disk": stores.disk, "memory": stores.memory}
@@ -514,6 +514,16 @@ class Broker:
         """What the broker itself says; nobody waits for it."""
         if self._is_open:
             self._publish_now(Batch.from_messages([message]), Level.NONE)
+
+    def _store_own(self, batch: Batch, level: Level) -> asyncio.Future[Published]:
+        """A dead letter, or a message sent back: whatever publishers are allowed by now, it was allowed once."""
+        self._check_open()
+        log = self._stores.log_for(batch.envelope.topics[0])
+        if log is None:
+            return self._publish_now(batch, level)
+        published = log.append(batch, level)
+        self._count_in(batch)
+        return published
 
     # --- The end ---
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from itertools import repeat
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 from runnel.client.consumer import Consumer
 from runnel.client.deliveries import Delivery, Leased
 from runnel.client.ledger import ConsumerStatistics
-from runnel.client.processing import BatchFunction, MessageFunction, OnError
+from runnel.client.processing import OnError, is_async
 from runnel.client.work import LateWork, LeasedBatch, LeasedMessage, Work, WorkBatch
 from runnel.errors import ClosedError
 from runnel.formats.batch import Batch
@@ -68,6 +68,12 @@ class BlockingWorkBatch(LeasedBatch):
     def extend(self, seconds: float) -> None:
         """Lease it for so long from now on."""
         self.consumer.extend(self, seconds)
+
+
+BlockingFunction: TypeAlias = Callable[[BlockingWork], object]
+BlockingBatchFunction: TypeAlias = Callable[[BlockingWorkBatch], object]
+AsyncFunction: TypeAlias = Callable[[Work], Awaitable[object]]
+AsyncBatchFunction: TypeAlias = Callable[[WorkBatch], Awaitable[object]]
 
 
 class BlockingConsumer:
@@ -162,6 +168,7 @@ class BlockingConsumer:
         if stored:
             self._run(lambda: self._consumer.ack(*items, stored=True))
             return
+        self._consumer.check_own(items)  # here: the loop would have nobody to tell
         with self._lock:
             self._acked += items
             if not self._is_waking:  # one call into the loop for all that come until it is served
@@ -193,17 +200,24 @@ class BlockingConsumer:
 
     def process(
         self,
-        function: MessageFunction,
+        function: BlockingFunction | AsyncFunction,
         *,
         concurrency: int = 8,
         drain_s: float = 30,
-        on_error: OnError[Work] | None = None,
+        on_error: OnError[Any] | None = None,
     ) -> None:
         """Call a function for every message, in so many threads: acked when it returns, nacked when it raises.
 
-        Goes on until `stop` is called, or this thread is interrupted: then nothing new is begun, and what runs has
-        `drain_s` to finish. In key_shared mode messages of one key are processed one after the other.
+        What it is given is what iterating gives, and may be acked, nacked or extended there: the first word counts.
+        (An `async def` runs in the bus's own loop, and is given `Work`.) Goes on until `stop` is called, or this
+        thread is interrupted: then nothing new is begun, and what runs has `drain_s` to finish. In key_shared mode
+        messages of one key are processed one after the other.
         """
+
+        def blocking(work: Work) -> BlockingWork:
+            return BlockingWork(work.message, work.delivery, self)
+
+        function, on_error = _given(blocking, function, on_error)
         stop = self._new_stop()
         self._process(
             self._consumer.process(
@@ -213,13 +227,18 @@ class BlockingConsumer:
 
     def process_batches(
         self,
-        function: BatchFunction,
+        function: BlockingBatchFunction | AsyncBatchFunction,
         *,
         concurrency: int = 8,
         drain_s: float = 30,
-        on_error: OnError[WorkBatch] | None = None,
+        on_error: OnError[Any] | None = None,
     ) -> None:
         """The same for whole batches. In key_shared mode those of one partition come one after the other."""
+
+        def blocking(batch: WorkBatch) -> BlockingWorkBatch:
+            return BlockingWorkBatch(batch, batch.delivery, self)
+
+        function, on_error = _given(blocking, function, on_error)
         stop = self._new_stop()
         self._process(
             self._consumer.process_batches(
@@ -263,3 +282,21 @@ class BlockingConsumer:
             acked, self._acked = self._acked, []
         if acked:
             self._consumer.ack_nowait(acked)
+
+
+def _given(
+    blocking: Callable[[Any], object],
+    function: Callable[[Any], object],
+    on_error: OnError[Any] | None,
+) -> tuple[Callable[[Any], object], OnError[Any] | None]:
+    """The same two, given what may be used without `await`; those of an `async def` stay as they are."""
+    if not callable(function) or is_async(function):
+        return function, on_error
+
+    def call(item: object) -> object:
+        return function(blocking(item))
+
+    def tell(item: object, error: BaseException, /) -> object:
+        return None if on_error is None else on_error(blocking(item), error)
+
+    return call, tell

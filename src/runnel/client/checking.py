@@ -1,14 +1,15 @@
-"""Numbers that the wire cannot carry are refused here, by name, before they end a connection."""
+"""What the wire cannot carry is refused here, by name, before it ends a connection."""
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from runnel.errors import ClientFault
+from runnel.topics.names import Label, check_label, check_text
 
 _INT64_MAX: Final = 2**63 - 1
 _INT64_MIN: Final = -(2**63)
+_SECONDS_MAX: Final = _INT64_MAX // 10**9  # as nanoseconds they need 64 bits
 
 
 def check_natural(name: str, value: int | None) -> None:
@@ -27,6 +28,27 @@ def milliseconds(name: str, seconds: float | None) -> int | None:
     """Seconds as the wire has them; None stays so."""
     if seconds is None:
         return None
-    if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-        raise ClientFault(f"{name} is {seconds!r}: it must be seconds from 0 on")
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= _SECONDS_MAX:
+        raise ClientFault(f"{name} is {seconds!r}: it must be seconds from 0 to {_SECONDS_MAX}")
     return round(seconds * 1000)
+
+
+def check_subscription(name: str) -> None:
+    """A name that a subscription can have."""
+    if not isinstance(name, str):
+        raise ClientFault(f"{name!r} is no name of a subscription: it must be text")
+    check_label(Label.SUBSCRIPTION, name)
+
+
+def check_member(name: str) -> None:
+    """A name that a member of a multicast can have."""
+    if not isinstance(name, str):
+        raise ClientFault(f"{name!r} is no name of a member: it must be text")
+    check_text("member name", name)
+
+
+def reason_text(reason: str) -> str:
+    """Why something failed, as the wire has it: what has no UTF-8 is escaped, as texts of errors may hold anything."""
+    if not isinstance(reason, str):
+        raise ClientFault(f"the reason is {reason!r:.200}: it must be text")
+    return reason.encode("utf-8", "backslashreplace").decode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
@@ -17,7 +18,7 @@ import msgspec
 
 from runnel.client.arrivals import Arrivals
 from runnel.client.attached import Attached
-from runnel.client.checking import milliseconds
+from runnel.client.checking import milliseconds, reason_text
 from runnel.client.connection import Connection, OnAnswer
 from runnel.client.deliveries import Delivery, Leased, is_concerned
 from runnel.client.holding import Holding
@@ -26,6 +27,7 @@ from runnel.client.ledger import (
     CONNECTION_LOST,
     CONSUMER_CLOSED,
     CONSUMER_ENDED,
+    LEASE_OVER,
     ConsumerStatistics,
     Ledger,
 )
@@ -78,6 +80,7 @@ class Consumer(Attached):
         what = f"consuming from {request.subscription!r}"
         super().__init__(router, timers, what=what, deadline_s=deadline_s)
         self.subscription: Final = request.subscription
+        self.thread_id: Final = threading.get_ident()
         self.late: Final[deque[LateWork]] = deque(maxlen=_LATE_MAX)
         self.accepted: work_heads.Consuming | None = None  # how the broker understood it
         self._number = number = request.consumer
@@ -333,11 +336,25 @@ class Consumer(Attached):
 
     # --- Acknowledging ---
 
+    def check_loop(self) -> None:
+        """Refuse to make a coroutine where nobody could await it: dropped, it would do nothing, silently."""
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_here = False
+        if not is_here:
+            raise ClientFault(
+                "the consumer's event loop does not run in this thread. `process` acknowledges by itself, when the "
+                "function returns or raises; to do it before that, make the function an `async def`, or hand "
+                "consumer.ack(work) to asyncio.run_coroutine_threadsafe"
+            )
+
     async def ack(self, *items: Leased, stored: bool = False) -> None:
         """These are done: messages, or batches whole. Waits only for room.
 
         With `stored` it waits until the broker has stored that; LateAckError, if some came too late.
         """
+        self.check_own(items)
         if stored:
             await self._ack_stored(items)
             return
@@ -346,13 +363,25 @@ class Consumer(Attached):
         if connection is not None and not connection.is_writable:
             await self.wait_room()
 
+    def check_own(self, items: Iterable[Leased]) -> None:
+        """Refuse what this consumer did not hand out, before anything of the rest is done. From any thread."""
+        for item in items:
+            try:
+                holder = item.delivery.holder
+            except AttributeError:
+                raise ClientFault(
+                    f"{item!r:.200} is no work: give messages or batches as this consumer handed them out"
+                ) from None
+            if holder is not self:
+                raise ClientFault(
+                    f"{item!r:.200} was given by another consumer: acknowledge it there"
+                )
+
     def ack_nowait(self, items: Iterable[Leased]) -> list[LateWork]:
-        """Without waiting for room. Those of them that are late, as far as can be known at once."""
+        """Own ones, without waiting for room. Those of them that are late, as far as can be known at once."""
         ledger = self._ledger
         telling = self._telling
         for item in items:
-            if item.delivery.holder is not self:
-                raise _foreign(item)
             item.ack_in(ledger)
         if not telling.is_gathering or ledger.is_much_unsent:
             telling.gather()
@@ -362,20 +391,23 @@ class Consumer(Attached):
         told: list[Part] = []
         self._listening.append(told)
         try:
-            late: list[LateWork | Part] = [*self.ack_nowait(items)]
+            late = self.ack_nowait(items)
             await self._wait_stored()
         finally:
             self._listening.remove(told)
-        late += (part for part in told if any(is_concerned(item, part) for item in items))
+        for part in told:
+            item = next((item for item in items if is_concerned(item, part)), None)
+            if item is not None:
+                place = item.delivery.topic, item.delivery.partition
+                late.append(LateWork(*place, part.begin, part.end, part.delivery, LEASE_OVER))
         if late:
             raise LateAckError(
-                f"acknowledged too late in {self.subscription!r}, {len(late)} of them: {late[0]!r}"
+                f"acknowledged too late in {self.subscription!r}, {len(late)} of them: {late[0]}"
             )
 
     async def ack_up_to(self, item: LeasedMessage) -> None:
         """This message is done, and everything before it of its partition that is leased to this consumer."""
-        if item.delivery.holder is not self:
-            raise _foreign(item)
+        self.check_own((item,))
         if item.delivery.loss:  # late, and everything before it is another delivery's by now
             item.ack_in(self._ledger)
         else:
@@ -386,12 +418,13 @@ class Consumer(Attached):
 
     async def nack(self, *items: Leased, delay_s: float | None = None, reason: str = "") -> None:
         """These failed, and come again after a delay: this one, or the subscription's."""
+        # What cannot be told is refused before the ledger takes anything: nobody else would tell it.
         delay_ms = milliseconds("delay_s", delay_s)
+        reason = reason_text(reason)
+        self.check_own(items)
         parts: list[Part] = []
         places: set[tuple[str, int]] = set()
         for item in items:
-            if item.delivery.holder is not self:
-                raise _foreign(item)
             failed = self._ledger.nack(item)
             parts += failed
             if failed and self.mode == "key_shared":
@@ -405,9 +438,8 @@ class Consumer(Attached):
 
     async def extend(self, item: Leased, seconds: float) -> None:
         """Lease an item's delivery for so long from now on, up to the subscription's longest processing time."""
+        self.check_own((item,))
         delivery = item.delivery
-        if delivery.holder is not self:
-            raise _foreign(item)
         lease_ms = milliseconds("seconds", seconds)
         if lease_ms is None:
             raise ClientFault("extend needs seconds")
@@ -489,7 +521,3 @@ class Consumer(Attached):
 
 def _unheard(answer: wire.Answer | RunnelError, tail: memoryview) -> None:
     """For an answer that nobody waits for."""
-
-
-def _foreign(item: Leased) -> ClientFault:
-    return ClientFault(f"{item!r:.200} was given by another consumer: acknowledge it there")

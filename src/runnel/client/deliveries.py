@@ -84,6 +84,12 @@ class Books(Protocol):
 class Holder(Protocol):
     """The consumer, as its work sees it."""
 
+    @property
+    def thread_id(self) -> int:
+        """Where its loop ran when it was made. From elsewhere ask `check_loop` before making a coroutine."""
+
+    def check_loop(self) -> None: ...
+
     async def ack(self, *items: Leased, stored: bool = False) -> None: ...
 
     async def nack(

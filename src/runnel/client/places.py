@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
+from runnel.client.checking import check_natural, check_time
 from runnel.errors import ClientFault
 from runnel.formats import wire
 from runnel.formats.batch import Batch, Run
+from runnel.topics.names import check_topic
 from runnel.topics.patterns import Pattern
 
 OffsetMap: TypeAlias = Mapping[str | tuple[str, int], int]
@@ -25,11 +27,14 @@ def start_of(start: StartAt, patterns: Sequence[str]) -> wire.Start:
         if start in _WORDS:
             return wire.Start(start)
     elif isinstance(start, datetime):
-        return wire.Start("time", time_ns=time_ns_of(start))
+        time_ns = time_ns_of(start)
+        check_time("start", time_ns)
+        return wire.Start("time", time_ns=time_ns)
     elif isinstance(start, Mapping):
         return wire.Start("offsets", tuple(partition_places(start)))
     elif isinstance(start, tuple):
         if len(start) == 2 and start[0] == "time" and type(start[1]) is int:
+            check_time("start", start[1])
             return wire.Start("time", time_ns=start[1])
     elif type(start) is int:
         if len(patterns) != 1 or not Pattern(patterns[0]).is_literal:
@@ -62,6 +67,9 @@ def partition_places(offsets: OffsetMap) -> Iterable[wire.PartitionPlace]:
                 raise ClientFault(f"{place!r} is neither a topic nor a (topic, partition) pair")
         if type(offset) is not int or offset < 0:
             raise ClientFault(f"{offset!r} of {place!r} is not an offset: 1, 2, 3 …")
+        check_topic(topic)
+        check_natural(f"the partition of {place!r}", partition)
+        check_natural(f"the offset of {place!r}", offset)
         yield wire.PartitionPlace(topic, partition, offset)
 
 

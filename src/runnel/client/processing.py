@@ -127,7 +127,7 @@ class Processing(Generic[_Candidate, _Item]):
         self._is_stopping = False
         self._function = function
         self._threads: ThreadPoolExecutor | None = None
-        if not _is_async(function):
+        if not is_async(function):
             self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="runnel work")
         # Lanes in which something runs, and what waits there behind it.
         self._lanes: dict[Hashable, deque[_Candidate]] = {}
@@ -243,11 +243,19 @@ class Processing(Generic[_Candidate, _Item]):
     async def _failed(self, item: _Item, error: BaseException) -> None:
         if self._on_error is not None:
             self._on_error(item, error)
-        reason = f"{type(error).__name__}: {error}"[:_REASON_CHARS_MAX]
-        await self._consumer.nack(item, reason=reason)
+        await self._consumer.nack(item, reason=_told(error)[:_REASON_CHARS_MAX])
 
 
-def _is_async(function: Callable[..., object]) -> bool:
+def _told(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        return f"{name}: {error!s}"
+    except Exception:  # noqa: BLE001 - an error that cannot be told is the message's failure all the same
+        return name
+
+
+def is_async(function: Callable[..., object]) -> bool:
+    """Whether calling it makes a coroutine, which runs in the loop; others run in threads."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(

@@ -85,7 +85,10 @@ class Telling:
                 link.tell(Recalled(self._number, chunk))
 
     def nack(self, parts: Sequence[Part], delay_ms: int | None, reason: str) -> None:
-        """Tell what failed: behind the acks, or what was acked before might come again with it."""
+        """Tell what failed: behind the acks, or what was acked before might come again with it.
+
+        The reason has UTF-8, and the delay 64 bits: what could not be encoded would be lost with what is taken here.
+        """
         given_up = self._ledger.take_given_up()
         self.send()
         for chunk in _chunks(parts):

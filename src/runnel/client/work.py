@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
+from threading import get_ident
 from typing import Any
 
 import msgspec
@@ -104,15 +105,24 @@ class Work(LeasedMessage, frozen=True, eq=False):
 
     def ack(self, *, stored: bool = False) -> Coroutine[Any, Any, None]:
         """It is done. Waits only for room; with `stored`, until the broker has stored it."""
-        return self.delivery.holder.ack(self, stored=stored)
+        holder = self.delivery.holder
+        if get_ident() != holder.thread_id:
+            holder.check_loop()
+        return holder.ack(self, stored=stored)
 
     def nack(self, delay_s: float | None = None, reason: str = "") -> Coroutine[Any, Any, None]:
         """It failed: it comes again after a delay, this one or the subscription's."""
-        return self.delivery.holder.nack(self, delay_s=delay_s, reason=reason)
+        holder = self.delivery.holder
+        if get_ident() != holder.thread_id:
+            holder.check_loop()
+        return holder.nack(self, delay_s=delay_s, reason=reason)
 
     def extend(self, seconds: float) -> Coroutine[Any, Any, None]:
         """Lease its delivery for so long from now on."""
-        return self.delivery.holder.extend(self, seconds)
+        holder = self.delivery.holder
+        if get_ident() != holder.thread_id:
+            holder.check_loop()
+        return holder.extend(self, seconds)
 
 
 class LeasedBatch(Batch):
@@ -157,15 +167,24 @@ class WorkBatch(LeasedBatch):
 
     def ack(self, *, stored: bool = False) -> Coroutine[Any, Any, None]:
         """All of it is done."""
-        return self.delivery.holder.ack(self, stored=stored)
+        holder = self.delivery.holder
+        if get_ident() != holder.thread_id:
+            holder.check_loop()
+        return holder.ack(self, stored=stored)
 
     def nack(self, delay_s: float | None = None, reason: str = "") -> Coroutine[Any, Any, None]:
         """All of it failed that is not acknowledged."""
-        return self.delivery.holder.nack(self, delay_s=delay_s, reason=reason)
+        holder = self.delivery.holder
+        if get_ident() != holder.thread_id:
+            holder.check_loop()
+        return holder.nack(self, delay_s=delay_s, reason=reason)
 
     def extend(self, seconds: float) -> Coroutine[Any, Any, None]:
         """Lease it for so long from now on."""
-        return self.delivery.holder.extend(self, seconds)
+        holder = self.delivery.holder
+        if get_ident() != holder.thread_id:
+            holder.check_loop()
+        return holder.extend(self, seconds)
 
 
 class LateWork(msgspec.Struct, frozen=True):
@@ -180,6 +199,15 @@ class LateWork(msgspec.Struct, frozen=True):
     end: int
     delivery: int
     reason: str
+
+    def __str__(self) -> str:
+        if not self.count:
+            where = f"delivery {self.delivery}"
+        elif self.topic:
+            where = f"{self.topic}[{self.partition}]@{self.begin}…{self.end - 1}"
+        else:
+            where = f"offsets {self.begin} to {self.end - 1} of delivery {self.delivery}"
+        return f"{where}: {self.reason}"
 
     @property
     def count(self) -> int:

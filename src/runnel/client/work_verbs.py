@@ -9,7 +9,12 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from runnel.client.checking import check_natural, milliseconds
+from runnel.client.checking import (
+    check_member,
+    check_natural,
+    check_subscription,
+    milliseconds,
+)
 from runnel.client.consumer import Consumer
 from runnel.client.places import StartAt, start_of
 from runnel.client.routing import Router
@@ -20,6 +25,7 @@ from runnel.errors import ClientFault, UnknownSubscriptionError
 from runnel.formats import wire, work_heads
 from runnel.formats.message import Message
 from runnel.formats.work_heads import SubscriptionState, WorkOptions
+from runnel.topics.patterns import Pattern
 
 _Wanted = TypeVar("_Wanted", bound=wire.Head)
 Offsets: TypeAlias = Iterable[int] | Literal["all"]
@@ -93,7 +99,9 @@ class WorkVerbs(ABC):
         for name, value in (("window_messages", window_messages), ("window_bytes", window_bytes)):
             check_natural(name, value)
             if not value:
-                raise ClientFault(f"{name} is 0: nothing could be delivered")
+                raise ClientFault(f"{name} is {value!r}: nothing could be delivered")
+        if member is not None and member != "":
+            check_member(member)
         if mode is None and patterns:
             mode = MODES[0]
         number = next(self._consumer_numbers)
@@ -140,6 +148,7 @@ class WorkVerbs(ABC):
 
     async def subscription(self, name: str) -> SubscriptionState:
         """One subscription, with where it stands in each partition."""
+        check_subscription(name)
         answer, _ = await self._ask(
             work_heads.SubscriptionList,
             lambda number: work_heads.ListSubscriptions(number, name),
@@ -164,9 +173,9 @@ class WorkVerbs(ABC):
         absent_max_s: float | None = None,
     ) -> None:
         """Make a subscription before anybody consumes from it. The same as what exists already is no error."""
+        _check_patterns(name, patterns)
         if not patterns:
             raise ClientFault(f"subscription {name!r} needs at least one pattern of topics")
-        _check_patterns(name, patterns)
         mode = _checked_mode(mode)
         begin = None if start is None else start_of(start, patterns)
         options = _options(
@@ -188,6 +197,7 @@ class WorkVerbs(ABC):
 
     async def delete_subscription(self, name: str) -> None:
         """Forget it, with what it owes. Its consumers end, its dead letters stay."""
+        check_subscription(name)
         await self._do(
             lambda number: work_heads.DeleteSubscription(number, name),
             f"deleting subscription {name!r}",
@@ -201,6 +211,7 @@ class WorkVerbs(ABC):
         await self._pause(name, is_paused=False)
 
     async def _pause(self, name: str, *, is_paused: bool) -> None:
+        check_subscription(name)
         await self._ask(
             wire.Done,
             lambda number: work_heads.PauseSubscription(number, name, is_paused),
@@ -215,6 +226,9 @@ class WorkVerbs(ABC):
         `start`: "earliest", "latest", a time, or a map of topics or (topic, partition) to offsets, which moves
         those alone. `member` of a multicast: this one alone.
         """
+        check_subscription(name)
+        if member is not None:
+            check_member(member)
         if type(start) is int:
             raise ClientFault(
                 f"start={start} is an offset: give a map of topics, or (topic, partition), to offsets"
@@ -227,6 +241,8 @@ class WorkVerbs(ABC):
 
     async def remove_member(self, name: str, member: str) -> None:
         """A member of a multicast is owed nothing any more."""
+        check_subscription(name)
+        check_member(member)
         await self._do(
             lambda number: work_heads.RemoveMember(number, name, member),
             f"removing member {member!r} of subscription {name!r}",
@@ -251,6 +267,7 @@ class WorkVerbs(ABC):
         self, name: str, offset: int = 0, *, messages_max: int = _DEAD_LETTERS_PER_PAGE
     ) -> DeadLetterPage:
         """Some of them, from an offset on."""
+        check_subscription(name)
         check_natural("offset", offset)
         check_natural("messages_max", messages_max)
         answer, tail = await self._ask(
@@ -270,6 +287,7 @@ class WorkVerbs(ABC):
         return await self._settle_dead(name, offsets, is_redriven=False)
 
     async def _settle_dead(self, name: str, offsets: Offsets, *, is_redriven: bool) -> int:
+        check_subscription(name)
         chosen = _checked_offsets(offsets)
         is_all = chosen is None
         answer, _ = await self._ask(
@@ -282,10 +300,11 @@ class WorkVerbs(ABC):
 
 
 def _check_patterns(name: str, patterns: tuple[str, ...]) -> None:
-    if not isinstance(name, str) or not name:
-        raise ClientFault(f"{name!r} is no name of a subscription: it must be text")
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise ClientFault(f"{patterns!r}: patterns of topics are text")
+    check_subscription(name)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ClientFault(f"{pattern!r} is no pattern of topics: it must be text")
+        Pattern(pattern)  # says what is wrong with it
 
 
 def _checked_mode(mode: str) -> str:
@@ -300,6 +319,8 @@ def _checked_offsets(offsets: Offsets) -> tuple[int, ...] | None:
         if offsets != "all":
             raise ClientFault(f"{offsets!r} are no offsets: give numbers, or 'all'")
         return None
+    if not isinstance(offsets, Iterable):
+        raise ClientFault(f"{offsets!r} are no offsets: give several of them, as [3, 4], or 'all'")
     chosen = tuple(offsets)
     for offset in chosen:
         check_natural("an offset", offset)

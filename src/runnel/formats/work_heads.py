@@ -17,7 +17,7 @@ offsets: `[7, 18, 20]` are the messages 18 and 19 of delivery 7; or, where they 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -30,6 +30,10 @@ class Part(msgspec.Struct, array_like=True, frozen=True, gc=False):
     delivery: Natural
     begin: Natural
     end: Natural
+
+
+PICKED_BYTES_MAX: Final = 512
+"""Of `Picked.bits`: no delivery spans more than 4,096 messages."""
 
 
 class Picked(msgspec.Struct, array_like=True, frozen=True, gc=False):

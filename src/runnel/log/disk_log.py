@@ -350,6 +350,10 @@ class DiskLog:
         self._check_open()
         return await self._known_shard(shard).entry_at(time_ns)
 
+    def floor(self, topic: str, partition: int) -> int:
+        """Below this offset messages are hidden: purged, or of a topic that was deleted before it was made again."""
+        return self._topics.partition(topic, partition).floor
+
     def next_offset(self, topic: str, partition: int) -> int:
         """What follows the partition's last message that readers can see."""
         return self._topics.partition(topic, partition).visible_next

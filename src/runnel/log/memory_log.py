@@ -165,6 +165,10 @@ class MemoryLog:
         self._check_open()
         return self._known_shard(shard).entry_at(time_ns)
 
+    def floor(self, topic: str, partition: int) -> int:
+        """Below this offset messages are hidden: purged, or of a topic that was deleted before it was made again."""
+        return self._topics.partition(topic, partition).floor
+
     def next_offset(self, topic: str, partition: int) -> int:
         """What follows the partition's last message."""
         return self._topics.partition(topic, partition).visible_next

@@ -341,7 +341,7 @@ class MemoryShard:
     def trim(self) -> Trimmed:
         """One round of retention, and what was shed since the last."""
         acknowledged = self._trim_acked()
-        holds = Holds(self._pins.holds())
+        holds = self._pins.holds()
         decision = retention.decide(
             (self._facts(stored, holds) for stored in self._row),
             self._stored_bytes,
@@ -428,7 +428,7 @@ class MemoryShard:
 
     def _shed(self) -> None:
         """Too much: the oldest go at once, all but the newest batch if need be."""
-        holds = Holds(self._pins.holds())
+        holds = self._pins.holds()
         target = self._bytes_cap - self._bytes_cap // _SHED_PART
         bytes_before, batches_before = self._stored_bytes, len(self._row)
         while self._stored_bytes > target and len(self._row) > 1:

@@ -8,7 +8,7 @@ from typing import Final
 from runnel.log.cursors import CursorTable
 from runnel.log.index import Key
 from runnel.log.log import ShardId
-from runnel.log.retention import Claims, Hold, Holds
+from runnel.log.retention import Claims, Holds
 
 # A segment may hold millions of messages of a partition; an answer about few is quick however scattered they are.
 _OFFSETS_AT_ONCE: Final = 16_384
@@ -24,11 +24,13 @@ class ShardPins:
         self._cursors = cursors
         self._claims = claims  # None: nobody tells what subscriptions owe
 
-    def holds(self) -> list[Hold]:
+    def holds(self) -> Holds:
         """What age and size may not take before its ceiling."""
         claims = self._claims()
         cursors = self._cursors.holds_on(self._shard)
-        return cursors if claims is None else [*cursors, *claims.holds(self._shard)]
+        if claims is None or claims.is_empty:
+            return Holds(cursors)
+        return Holds(cursors, claims.holds_of)
 
     def cursors(self) -> Holds:
         """What acknowledgements alone do not let go."""

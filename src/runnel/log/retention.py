@@ -50,8 +50,13 @@ class Claims(Protocol):
         """Rises when less may be owed, or other partitions be covered, than before."""
         ...
 
-    def holds(self, shard: ShardId) -> Sequence[Hold]:
-        """For each subscription and partition, from the lowest offset that it owes on."""
+    @property
+    def is_empty(self) -> bool:
+        """There are no subscriptions."""
+        ...
+
+    def holds_of(self, key: Key) -> Sequence[Hold]:
+        """For each subscription that covers a partition, from the lowest offset that it owes on."""
         ...
 
     def owed(self, key: Key, begin: int, end: int) -> Sequence[tuple[int, int]] | None:
@@ -63,9 +68,16 @@ class Claims(Protocol):
 
 
 class Holds:
-    """Claims on a shard, to be asked about many messages: it does not matter how many partitions are claimed."""
+    """Claims on a shard, to be asked about many messages: it does not matter how many partitions are claimed.
 
-    def __init__(self, holds: Iterable[Hold]) -> None:
+    `claimed` tells more of them by partition, and is asked once for each that matters.
+    """
+
+    def __init__(
+        self, holds: Iterable[Hold], claimed: Callable[[Key], Sequence[Hold]] | None = None
+    ) -> None:
+        self._claimed = claimed
+        self._asked: dict[Key, Sequence[Hold]] = {}
         self._by_key: dict[Key, list[Hold]] = {}
         self._by_pattern: list[Hold] = []
         for hold in holds:
@@ -75,7 +87,7 @@ class Holds:
                 self._by_key.setdefault(hold.key, []).append(hold)
 
     def __bool__(self) -> bool:
-        return bool(self._by_key or self._by_pattern)
+        return bool(self._by_key or self._by_pattern or self._claimed)
 
     def holders(self, key: Key, next_offset: int, last_entry: int) -> set[str]:
         """Who holds messages of this key that end before `next_offset`, in `last_entry`."""
@@ -85,10 +97,18 @@ class Holds:
         return next(self._holding(key, next_offset, last_entry), None) is not None
 
     def _holding(self, key: Key, next_offset: int, last_entry: int) -> Iterator[Hold]:
-        for holds in (self._by_key.get(key, ()), self._by_pattern):
+        for holds in (self._by_key.get(key, ()), self._by_pattern, self._claims_on(key)):
             for hold in holds:
                 if hold.holds(key, next_offset, last_entry):
                     yield hold
+
+    def _claims_on(self, key: Key) -> Sequence[Hold]:
+        if self._claimed is None:
+            return ()
+        known = self._asked.get(key)
+        if known is None:
+            known = self._asked[key] = self._claimed(key)
+        return known
 
     def lowest_offset(self, key: Key) -> int | None:
         """From which offset on a partition is held by offsets."""
@@ -126,7 +146,7 @@ def served_at(
     policy: JournalPolicy,
     *,
     floor_of: Callable[[Key], int | None] | None,
-    holds: Callable[[], Sequence[Hold]],
+    holds: Callable[[], Holds],
 ) -> IsServed:
     """Which messages readers may see: not purged, and not past their age unless held.
 
@@ -149,7 +169,7 @@ def served_at(
         if oldest_held_ns is not None and time_ns < oldest_held_ns:
             return False
         if known_holds is None:
-            known_holds = Holds(holds())
+            known_holds = holds()
         return known_holds.is_held(key, next_offset, entry)
 
     return is_served

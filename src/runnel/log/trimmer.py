@@ -94,7 +94,7 @@ class ShardTrimmer:
 
     async def _trim(self, now_ns: int, is_served: IsServed) -> Trimmed:
         sealed = self._sealed()
-        holds = Holds(self._pins.holds())
+        holds = self._pins.holds()
         decision = await self._decide(sealed, holds, now_ns)
         removed = removed_bytes = rewritten = 0
         for segment in sealed:

@@ -80,9 +80,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
                 f"deliveries_max of {self.deliveries_max} is no count: 1 or more, or 0 for no limit"
             )
         if not math.isfinite(self.backoff) or self.backoff < 1:
-            raise ClientFault(
-                f"backoff of {self.backoff} would make delays shrink: it must be 1 or more"
-            )
+            raise ClientFault(f"backoff of {self.backoff}: it must be a number of 1 or more")
 
     def delay_ns(self, failures: int) -> int:
         """How long a message waits after so many failures."""

@@ -34,7 +34,7 @@ _REASON_LENGTH_MAX: Final = 1_024
 """A reason is stored with every message that failed for it."""
 
 _EXPIRED: Final = "the lease ended: not acknowledged in time"
-_LEFT: Final = "the consumer left without acknowledging"
+_LEFT: Final = "the consumer was lost before it had acknowledged"
 
 
 class Group:

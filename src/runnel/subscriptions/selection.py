@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from runnel.formats.work_heads import Part, Picked
 from runnel.subscriptions import masks
 from runnel.subscriptions.effects import OFFSET_MAX
 from runnel.subscriptions.leases import Lease, LeaseTable
 from runnel.subscriptions.masks import BLOCK, FULL
+
+_LATE_MAX: Final = 64
+"""Scattered messages of one delivery that are told as late one by one."""
 
 
 class Selection:
@@ -67,6 +71,11 @@ class Selection:
             self._tell_picked(part, mask & ~(taken >> first if first >= 0 else taken << -first))
 
     def _tell_picked(self, part: Picked, late: int) -> None:
+        """Exactly, unless that would be many times as long as what was said."""
+        if late.bit_count() > _LATE_MAX:
+            last = min(part.begin + late.bit_length(), OFFSET_MAX)
+            self.late.append(Part(part.delivery, part.begin, last))
+            return
         self.late += [
             Part(part.delivery, begin, end) for begin, end in masks.runs(part.begin, late)
         ]

@@ -11,7 +11,7 @@ import pytest
 
 from runnel.broker.broker import Broker
 from runnel.broker.work import WorkConsumer, WorkDelivery
-from runnel.config import BrokerSettings, LogSettings, Settings, TopicRule
+from runnel.config import BrokerSettings, LimitSettings, LogSettings, Settings, TopicRule
 from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.heads import Start
@@ -178,14 +178,19 @@ Play = Callable[[Scene], Awaitable[None]]
 
 
 def scene(
-    *rules: TopicRule, stores: Sequence[Store] = tuple(Store), log: LogSettings = LOG
+    *rules: TopicRule,
+    stores: Sequence[Store] = tuple(Store),
+    log: LogSettings = LOG,
+    limits: LimitSettings | None = None,
 ) -> Callable[[Play], Callable[[Store], None]]:
     """Makes a test of a coroutine: it runs once on a fake disk and once in memory."""
 
     def decorate(play: Play) -> Callable[[Store], None]:
         @pytest.mark.parametrize("store", stores, ids=lambda store: store.value)
         def test(store: Store) -> None:
-            settings = Settings(topics=rules, log=log, broker=BrokerSettings())
+            settings = Settings(
+                topics=rules, log=log, limits=limits or LimitSettings(), broker=BrokerSettings()
+            )
             asyncio.run(_run(store, settings, play))
 
         test.__name__ = play.__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runnel.config import Keep, Retain, Rotate, TopicRule, Until
+from runnel.config import Keep, LimitSettings, Retain, Rotate, TopicRule, Until
 from runnel.errors import (
     ClientFault,
     InvalidNameError,
@@ -473,3 +473,92 @@ async def test_letters_that_were_settled_stay_so_for_a_subscription_of_the_same_
     await at.broker.work.delete_subscription("s")
     await at.consume("a", start=Start("latest"))
     assert (await at.state()).dead == 0
+
+
+# --- What an adversary found ---
+
+IN_MEMORY = TopicRule(match="a", keep=Keep.MEMORY)
+
+
+@scene(IN_MEMORY, stores=ON_DISK)
+async def test_another_message_at_the_offset_of_a_dead_letter_is_not_taken_for_it(
+    at: Scene,
+) -> None:
+    await _bury_one(at)
+    await at.restart()  # which forgets the topic
+    await at.publish("a", b"new")
+    worker = await at.consume("a")
+    await at.until(lambda: worker.payloads() == [b"new"])
+    worker.ack(1)
+    assert await at.broker.work.settle_dead("s", (), is_all=True, is_redriven=True) == 1
+    await at.until(lambda: worker.payloads() == [b"new", b"bad"])
+
+
+@scene()
+async def test_one_letter_that_cannot_be_sent_back_holds_up_no_other(at: Scene) -> None:
+    await _bury_one(at)
+    await at.publish("!dead/s", b"somebody's note")
+    with pytest.raises(ClientFault, match=r"1 dead letters were settled, 1 were not.*!dead/s@2"):
+        await at.broker.work.settle_dead("s", (), is_all=True, is_redriven=True)
+    assert (await at.state()).dead == 1
+    worker = await at.consume("a")
+    await at.until(lambda: worker.payloads() == [b"bad"])
+    assert await at.broker.work.settle_dead("s", [2], is_all=False, is_redriven=False) == 1
+    assert (await at.state()).dead == 0
+
+
+@scene()
+async def test_letters_that_were_purged_are_not_counted(at: Scene) -> None:
+    await _bury_one(at)
+    await at.broker.purge_topic("!dead/s")
+    assert (await at.state()).dead == 0
+    assert await at.broker.work.settle_dead("s", [1], is_all=False, is_redriven=True) == 0
+
+
+@scene()
+async def test_what_a_deleted_topic_had_is_not_owed_when_it_is_made_again(at: Scene) -> None:
+    await at.publish("t/a", *[b"x"] * 50)
+    await at.broker.delete_topic("t/a")
+    await at.broker.work.make_subscription("s", ["t/*"], "shared", None, None)
+    await at.publish("t/a", b"first")
+    assert await at.backlog() == 1
+    worker = await at.consume()
+    await at.until(lambda: worker.offsets("t/a") == [51])
+
+
+@scene(stores=ON_DISK)
+async def test_a_member_is_not_absent_while_the_broker_is_down(at: Scene) -> None:
+    options = WorkOptions(absent_ms_max=10_000)
+    worker = await at.consume("a", mode="multicast", member="m", options=options)
+    await at.publish("a", b"1")
+    await at.until(lambda: worker.offsets() == [1])
+    worker.consumer.close(is_clean=True)
+    await at.broker.close()
+    at.pass_time(3600)
+    await at.start()
+    for _ in range(8):
+        at.pass_time(1)
+        await at.settle()
+    again = await at.consume("a", mode="multicast", member="m")
+    await at.until(lambda: again.offsets() == [1])
+
+
+@scene()
+async def test_names_that_unnamed_members_get_are_refused(at: Scene) -> None:
+    with pytest.raises(ClientFault, match="are given to unnamed members"):
+        await at.consume("a", mode="multicast", member="~1")
+
+
+@scene(limits=LimitSettings(tags_max=2))
+async def test_a_dead_letter_is_stored_whatever_publishers_are_allowed(at: Scene) -> None:
+    await _bury_one(at)
+    assert (await at.state()).dead == 1
+
+
+@scene()
+async def test_a_lease_begins_with_its_first_message(at: Scene) -> None:
+    workers = [await at.consume("a", window_messages=5) for _ in range(3)]
+    await at.publish("a", *[b"x"] * 15)
+    await at.until(lambda: sum(len(worker.messages) for worker in workers) == 15)
+    spans = [(each.lease.begin, each.lease.end) for worker in workers for each in worker.deliveries]
+    assert sorted(spans) == [(1, 6), (6, 11), (11, 16)]

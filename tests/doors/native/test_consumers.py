@@ -31,6 +31,7 @@ from runnel.formats.work_heads import (
     Nack,
     Part,
     PauseSubscription,
+    Picked,
     Recall,
     Recalled,
     RemoveMember,
@@ -326,6 +327,15 @@ async def test_who_waits_for_an_ack_of_an_ended_consumer_is_told_that_it_is_late
 
 
 MANY = list(range(PARTS_MAX + 1))
+
+
+@in_loop
+async def test_bits_beyond_what_a_delivery_can_span_are_refused() -> None:
+    scene, consumer = await consuming()
+    error = error_in(scene.ask(Ack(3, 1, [], [], [Picked(7, 1, b"\x55" * 513)])))
+    assert (error.id, error.code) == (3, "limit_exceeded")
+    assert "513 bytes of bits for delivery 7" in error.text
+    assert consumer.calls == [("start",)]
 
 
 @in_loop

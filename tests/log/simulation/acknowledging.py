@@ -51,12 +51,13 @@ class Subscription:
 
     # --- For the log ---
 
-    def holds(self, shard: ShardId) -> list[Hold]:
-        return [
-            Hold("subscription", key, lowest, 0, ())
-            for key in {(topic, partition) for topic in self.covered for partition in range(3)}
-            if self._shard_of(key[0]) == shard and (lowest := self.lowest_owed(key)) is not None
-        ]
+    @property
+    def is_empty(self) -> bool:
+        return not self.covered
+
+    def holds_of(self, key: Key) -> list[Hold]:
+        lowest = self.lowest_owed(key) if key[0] in self.covered else None
+        return [] if lowest is None else [Hold("subscription", key, lowest, 0, ())]
 
     def owed(self, key: Key, begin: int, end: int) -> list[tuple[int, int]] | None:
         if key[0] not in self.covered:

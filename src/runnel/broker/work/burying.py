@@ -152,7 +152,7 @@ def _letter(
 
 def _own_tags(message: Message, said: Mapping[str, str], limits: LimitSettings) -> dict[str, str]:
     """Those of the message's tags for which there is room beside what the letter says."""
-    room = min(TAGS_MAX, limits.tags_max) - len(said)
+    room = TAGS_MAX - len(said)
     room_bytes = limits.tag_bytes_max - sum(map(_tag_bytes, said.items()))
     kept: dict[str, str] = {}
     for tag in message.tags.items():

@@ -7,37 +7,22 @@ a consumer has had it and said so, and after the restart it is found missing and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from runnel.broker.stores import Stores
 from runnel.broker.work.state import WorkState
 from runnel.broker.work.subscriptions import WorkSubscription, WorkSubscriptions
 from runnel.log.index import Key
-from runnel.log.log import ShardId
 from runnel.log.retention import Hold
 from runnel.subscriptions.ack_set import AckSet
-from runnel.world.clock import Clock
 
 HOLDER_PREFIX: Final = "subscription "
 _FROM_THE_FIRST: Final = AckSet(1)
-_HOLDS_LAST_NS: Final = 1_000_000_000
-
-
-class _Holds(NamedTuple):
-    holds: Sequence[Hold]
-    changes: int
-    until_ns: int
 
 
 class WorkClaims:
     """Asked by the logs whenever they apply retention."""
 
-    def __init__(
-        self, stores: Stores, state: WorkState, subscriptions: WorkSubscriptions, clock: Clock
-    ) -> None:
-        self._clock = clock
-        self._holds: dict[ShardId, _Holds] = {}
-        self._stores = stores
+    def __init__(self, state: WorkState, subscriptions: WorkSubscriptions) -> None:
         self._state = state
         self._subscriptions = subscriptions
 
@@ -46,30 +31,15 @@ class WorkClaims:
         """While it stands, so do all answers."""
         return self._subscriptions.changes
 
-    def holds(self, shard: ShardId) -> Sequence[Hold]:
-        """The first offset that each subscription is owed of each partition in a shard, as of a moment ago.
+    @property
+    def is_empty(self) -> bool:
+        return not self._subscriptions
 
-        Looked up anew for new definitions and every second: what was owed then is held, and that is no less than now.
-        """
-        known = self._holds.get(shard)
-        now_ns = self._clock.monotonic_ns()
-        changes = self._subscriptions.definition_changes
-        if known is None or known.changes != changes or now_ns >= known.until_ns:
-            until_ns = now_ns + _HOLDS_LAST_NS
-            known = self._holds[shard] = _Holds(self._find_holds(shard), changes, until_ns)
-        return known.holds
-
-    def _find_holds(self, shard: ShardId) -> Sequence[Hold]:
-        log = self._stores.log_of_shard(shard)
-        if log is None or not self._subscriptions.all():
-            return ()
+    def holds_of(self, key: Key) -> Sequence[Hold]:
+        """The first offset that each subscription is owed of a partition."""
         return [
             Hold(HOLDER_PREFIX + subscription.definition.name, key, acked.floor, 0, ())
-            for info in log.topics()
-            for subscription in self._subscriptions.covering(info.name)
-            for partition, home in enumerate(info.shards)
-            if home == shard
-            for key in ((info.name, partition),)
+            for subscription in self._subscriptions.covering(key[0])
             for acked in self._acked(subscription, key)
         ]
 

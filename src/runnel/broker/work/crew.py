@@ -131,7 +131,8 @@ class Crew:
             else None
         )
         if state is None:
-            return AckSet(self.begins.get(key, 1)), {}
+            log = self._parts.stores.existing(key[0])
+            return AckSet(max(self.begins.get(key, 1), log.floor(*key))), {}
         clock = self._parts.clock
         ahead_ns = clock.monotonic_ns() - clock.time_ns()
         failures = {
@@ -148,6 +149,7 @@ class Crew:
     def uncover_topic(self, topic: str) -> None:
         for key in [key for key in self._shards if key[0] == topic]:
             self.uncover(key)
+        self.wake()  # what was leased of it has made room
 
     def uncover(self, key: Key) -> None:
         """Its topic was deleted."""
@@ -257,7 +259,7 @@ class Crew:
         now_ns = self._parts.clock.monotonic_ns()
         late = self._apply(self.group.ack(seat, deliveries, parts, now_ns, picked))
         self.wake()
-        return [Part(part.delivery, 0, 0) if part.end == OFFSET_MAX else part for part in late]
+        return [_named(part) for part in late]
 
     def ack_up_to(self, seat: int, key: Key, offset: int) -> None:
         now_ns = self._parts.clock.monotonic_ns()
@@ -308,6 +310,7 @@ class Crew:
 
     def _note(self, effects: Effects) -> None:
         if not self.is_durable:
+            self._parts.state.change()
             return
         subscription, member = self.definition.id, self.member
         for key, begin, end in effects.acked:
@@ -417,8 +420,10 @@ class Crew:
                 Attempt(offset, failures, first_ns and first_ns + behind_ns)
                 for offset, failures, first_ns in delivery.attempts
             ]
-        end = delivery.base + delivery.mask.bit_length()
-        lease = Lease(delivery.id, topic, partition, delivery.base, end, attempts)
+        mask = delivery.mask
+        begin = delivery.base + (mask & -mask).bit_length() - 1
+        end = delivery.base + mask.bit_length()
+        lease = Lease(delivery.id, topic, partition, begin, end, attempts)
         buffers = run.block_of(delivery.base, delivery.mask)
         size = sum(map(len, buffers))
         counters = self._parts.metrics.counters
@@ -429,16 +434,19 @@ class Crew:
 
     async def _read(self, key: Key, offset: int, bytes_max: int) -> None:
         """Bring a page of a partition into the larder, then go on."""
+        larder = self._parts.larder
+        forgotten = larder.forgotten
         try:
             read = await self._read_page(key, offset, bytes_max)
         except UnknownTopicError:
-            self.uncover(key)
+            if self._parts.stores.log_of(key[0]) is None:  # else it was made again, and is covered
+                self.uncover(key)
         except (RunnelError, OSError) as error:
             self._tell_unreadable(key, offset, error)
             return
         else:
-            for run in read.runs:
-                self._parts.larder.put(key, run)
+            for run in read.runs if larder.forgotten == forgotten else ():
+                larder.put(key, run)
             for missing in read.missing:
                 self._pass_over(key, missing)
         finally:
@@ -499,3 +507,9 @@ class Crew:
     def _ring(self) -> None:
         self._alarm_ns = None
         self.wake()
+
+
+def _named(late: Part) -> Part:
+    """A whole delivery that is late is named without offsets: nobody knows them any more."""
+    is_whole = not late.begin and late.end == OFFSET_MAX
+    return Part(late.delivery, 0, 0) if is_whole else late

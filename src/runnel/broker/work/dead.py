@@ -16,7 +16,7 @@ from runnel.broker.work.burying import Burying, dead_topic
 from runnel.broker.work.reading import read_runs
 from runnel.broker.work.state import WorkState
 from runnel.broker.work.subscriptions import WorkSubscription, WorkSubscriptions
-from runnel.errors import ClientFault, UnknownSubscriptionError
+from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.dead_letters import (
     LETTER_TAGS,
@@ -29,13 +29,14 @@ from runnel.formats.message import Message
 from runnel.log.index import Key
 from runnel.subscriptions.ack_set import AckSet
 from runnel.subscriptions.records import FailedRecord
-from runnel.topics.names import DEAD_LETTER_PREFIX, check_topic
+from runnel.topics.names import SYSTEM_MARK, check_topic
 from runnel.world.workers import Workers
 
 # Letters outlive their subscription, and so does what became of them.
 _OWNER: Final = (0, "!dead")
 _PAGE_BYTES: Final = 2**20
 _LISTED_MAX: Final = 1000
+_REFUSED_SHOWN_MAX: Final = 5
 
 
 class DeadLetters:
@@ -55,14 +56,14 @@ class DeadLetters:
         self._burying = burying
         self._workers = workers
 
-    def count(self, subscription: WorkSubscription) -> int:
-        """How many are open."""
-        key = (dead_topic(subscription.definition.name), 0)
-        log = self._stores.log_of(key[0])
+    async def count(self, subscription: WorkSubscription) -> int:
+        """How many are open, of those that are still there."""
+        key, log = self._place(subscription)
         if log is None:
             return 0
-        settled = self._settled(key)
-        return max(0, log.next_offset(*key) - settled.floor - settled.count_above)
+        bounds = await log.bounds(*key)
+        open_ranges = self._settled(key).missing(bounds.first_offset, bounds.next_offset)
+        return sum(end - begin for begin, end in open_ranges)
 
     def _settled(self, key: Key) -> AckSet:
         state = self._state.find(*_OWNER, key)
@@ -134,23 +135,34 @@ class DeadLetters:
                 raise ClientFault(
                     f"{key[0]} has no dead letter {at}; those there are begin at {settled.floor}"
                 )
-        if is_redriven:
-            for at in wanted:
-                await self._send_back(subscription, key, at)
+        settled_count = 0
+        refused: list[str] = []
         for at in wanted:
-            self._state.of(key).note_acked(*_OWNER, key, at, at + 1)
+            try:
+                letter = await self._burying.message_at(key, at)
+                if letter is not None:
+                    if is_redriven:
+                        await self._send_back(subscription, letter)
+                    settled_count += 1
+            except ClientFault as error:
+                refused.append(f"{key[0]}@{at}: {error}")
+            else:
+                self._state.of(key).note_acked(*_OWNER, key, at, at + 1)
         await self._state.of(key).wait_stored()
-        return len(wanted)
+        if refused:
+            raise ClientFault(
+                f"{settled_count} dead letters were settled, {len(refused)} were not; drop those instead: "
+                + "; ".join(refused[:_REFUSED_SHOWN_MAX])
+            )
+        return settled_count
 
-    async def _send_back(self, subscription: WorkSubscription, key: Key, at: int) -> None:
-        letter = await self._burying.message_at(key, at)
-        if letter is None:
-            return  # retention has passed it
+    async def _send_back(self, subscription: WorkSubscription, letter: Message) -> None:
         origin = _origin(letter)
         if origin is None:
-            raise ClientFault(f"{key[0]}@{at} does not say which message it was: drop it instead")
+            raise ClientFault("it does not say which message it was")
         original, offset = origin
-        if await self._burying.message_at(original, offset) is not None:
+        found = await self._burying.message_at(original, offset)
+        if found is not None and _is_same(found, letter):
             member = letter.tags.get(MEMBER_TAG)
             members = subscription.members if member is None else [member]
             await self._reopen(subscription, members, original, offset)
@@ -183,17 +195,29 @@ def _origin(letter: Message) -> tuple[Key, int] | None:
     tags = letter.tags
     try:
         key = (tags[TOPIC_TAG], int(tags[PARTITION_TAG]))
-        return key, int(tags[OFFSET_TAG])
+        offset = int(tags[OFFSET_TAG])
     except (KeyError, ValueError):
         return None
+    return (key, offset) if key[1] >= 0 and offset >= 1 else None
+
+
+def _is_same(found: Message, letter: Message) -> bool:
+    """Whether it is the message of the letter: a topic in memory gives offsets again after a restart."""
+    return (found.payload, found.key, found.event_time_ns, found.transmit_time_ns, found.uid) == (
+        letter.payload,
+        letter.key,
+        letter.event_time_ns,
+        letter.transmit_time_ns,
+        letter.uid,
+    )
 
 
 def _copy(letter: Message, original: Key) -> Message:
     """The message as it was, to be published anew."""
     topic, partition = original
     check_topic(topic)
-    if topic.startswith(DEAD_LETTER_PREFIX):
-        raise UnknownSubscriptionError(f"{topic!r} holds dead letters: nothing is sent back there")
+    if topic.startswith(SYSTEM_MARK):
+        raise ClientFault(f"{topic!r} is the system's: nothing is sent back there")
     return Message(
         topic,
         letter.payload,

@@ -87,6 +87,7 @@ class Larder:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
+        self.forgotten = 0  # how often topics were
         self._bytes = 0
         self._runs: OrderedDict[tuple[Key, int], StoredRun] = OrderedDict()
         self._bases: dict[Key, list[int]] = {}
@@ -116,7 +117,8 @@ class Larder:
             self._forget_base(old_key, base)
 
     def forget(self, topic: str) -> None:
-        """It was deleted or purged."""
+        """It was deleted or purged. So may be what is being read meanwhile: see `forgotten`."""
+        self.forgotten += 1
         for key in [key for key in self._bases if key[0] == topic]:
             for base in self._bases.pop(key):
                 self._bytes -= self._runs.pop((key, base)).size

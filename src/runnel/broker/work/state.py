@@ -174,6 +174,7 @@ class WorkState:
         self._clock = clock
         self._alarms = alarms
         self._shards: dict[tuple[KeptLog, ShardId], ShardState] = {}
+        self._changes = 0
 
     def open(self) -> None:
         """Read what the journals of all shards say."""
@@ -207,7 +208,12 @@ class WorkState:
 
     @property
     def version(self) -> int:
-        return sum(state.version for state in self._shards.values())
+        """Goes up whenever somebody may be owed less or more than before."""
+        return self._changes + sum(state.version for state in self._shards.values())
+
+    def change(self) -> None:
+        """Something was acknowledged of which nothing is written down."""
+        self._changes += 1
 
     async def wait_stored(self) -> None:
         """Until everything noted so far is stored everywhere. Raises what the first failure was."""

@@ -39,7 +39,7 @@ from runnel.log.log import Stored, TopicInfo
 from runnel.subscriptions import definition as definitions
 from runnel.subscriptions.definition import Definition, MemberRecord, Mode, Options
 from runnel.subscriptions.records import AtRecord, ForgottenRecord
-from runnel.topics.names import DEAD_LETTER_PREFIX, NAME_BYTES_MAX, Label, check_label
+from runnel.topics.names import DEAD_LETTER_PREFIX, NAME_BYTES_MAX, Label, check_label, check_text
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern, any_of
 
@@ -48,6 +48,7 @@ _WINDOW_MESSAGES_MAX: Final = 1_000_000
 _WINDOW_BYTES_MAX: Final = 2**30
 _CREWS_REMEMBERED_MAX: Final = 65_536  # topics whose crews are remembered
 _LOOK_INTERVAL_S: Final = 1.0
+_UNNAMED_MARK: Final = "~"
 
 
 class WorkSubscription:
@@ -87,6 +88,8 @@ class WorkSubscriptions:
         self._changing = asyncio.Lock()
         self._last_id = 0
         self._unnamed = count(1)
+        # Of members, by the monotonic clock: as long as this broker has missed them.
+        self._absent_since_ns: dict[tuple[int, str], int] = {}
         self._changes = 0
 
     # --- Beginning ---
@@ -109,6 +112,9 @@ class WorkSubscriptions:
         self._covering.add(subscription, subscription.patterns)
         self._changes += 1
 
+    def __len__(self) -> int:
+        return len(self._by_name)
+
     def all(self) -> list[WorkSubscription]:
         return list(self._by_name.values())
 
@@ -123,13 +129,8 @@ class WorkSubscriptions:
         return self._covering.subscribers(topic)
 
     @property
-    def definition_changes(self) -> int:
-        """Goes up when a definition comes, changes or goes."""
-        return self._changes
-
-    @property
     def changes(self) -> int:
-        """Goes up with those, and when something is stored of one."""
+        """Goes up when a definition comes, changes or goes, and when something is stored of one."""
         return self._changes + self._parts.state.version
 
     # --- Definitions ---
@@ -389,11 +390,16 @@ class WorkSubscriptions:
         start = request.start or Start("latest")
         if not request.member:
             begins = await self._begins(subscription, start)
-            unnamed = Crew(definition, f"~{next(self._unnamed)}", self._parts, is_durable=False)
+            unnamed = Crew(
+                definition,
+                f"{_UNNAMED_MARK}{next(self._unnamed)}",
+                self._parts,
+                is_durable=False,
+            )
             unnamed.begins = begins
             subscription.crews[unnamed.member] = unnamed
             return unnamed, ""
-        check_label(Label.SUBSCRIPTION, request.member)
+        check_member(request.member)
         if request.member not in subscription.members:
             await self._begin(subscription, request.member, start)
             since_ns = self._parts.clock.time_ns()
@@ -501,8 +507,9 @@ class WorkSubscriptions:
 
     def on_topic_deleted(self, name: str) -> None:
         self._parts.larder.forget(name)
-        for crew in self._crews(name):
-            crew.uncover_topic(name)
+        for subscription in self.covering(name):
+            for crew in subscription.crews.values():  # those that sleep, too
+                crew.uncover_topic(name)
 
     def on_topic_purged(self, name: str) -> None:
         """Its messages are found missing as they are wanted."""
@@ -537,9 +544,14 @@ class WorkSubscriptions:
         if members != list(definition.members):
             definition = msgspec.structs.replace(definition, members=tuple(members))
             await self._redefine(subscription, definition)
+        now_ns = self._parts.clock.monotonic_ns()
         for member in members:
-            absent_ns = now_ns - member.absent_since_ns if member.absent_since_ns else 0
-            if absent_ns > definition.options.absent_ns_max:
+            # Only time counts in which it could have come: not that in which the broker was down.
+            since_ns = self._absent_since_ns.setdefault((definition.id, member.name), now_ns)
+            if not member.absent_since_ns:
+                del self._absent_since_ns[definition.id, member.name]
+            elif now_ns - since_ns > definition.options.absent_ns_max:
+                del self._absent_since_ns[definition.id, member.name]
                 await self._remove_member(subscription, member.name)
                 self._parts.events.tell(
                     EventKind.MEMBER_ABSENT, definition.name, member=member.name
@@ -571,6 +583,14 @@ def _seen(member: MemberRecord, crew: Crew | None, now_ns: int) -> MemberRecord:
     if is_there == (member.absent_since_ns == 0):
         return member
     return msgspec.structs.replace(member, absent_since_ns=0 if is_there else now_ns)
+
+
+def check_member(name: str) -> None:
+    check_text("member name", name)
+    if name.startswith(_UNNAMED_MARK):
+        raise ClientFault(
+            f"member name {name!r}: those that begin with {_UNNAMED_MARK} are given to unnamed members"
+        )
 
 
 def _check_name(name: str) -> None:

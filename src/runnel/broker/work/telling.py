@@ -100,7 +100,7 @@ class Telling:
             definition.options.to_wire(),
             members,
             subscription.redelivered,
-            self._dead.count(subscription),
+            await self._dead.count(subscription),
             partitions[:_PARTITIONS_TOLD_MAX],
         )
 
@@ -117,7 +117,7 @@ class Telling:
             try:
                 if acked is None:
                     state = self._state.find(subscription.definition.id, member, key)
-                    acked = AckSet(1) if state is None else state.acked
+                    acked = AckSet(max(1, log.floor(*key))) if state is None else state.acked
                 standings.append(_Standing(key, log, acked, log.next_offset(*key)))
             except RunnelError:
                 continue  # deleted meanwhile

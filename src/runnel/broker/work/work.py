@@ -80,7 +80,7 @@ class Work:
         self._keepers: list[asyncio.Task[None]] = []
         self._asked: set[asyncio.Task[Any]] = set()  # verbs that are under way
         self._subscriptions.open()
-        claims = WorkClaims(stores, state, self._subscriptions, clock)
+        claims = WorkClaims(state, self._subscriptions)
         for log in stores.kept:
             log.claims = claims
 
@@ -174,9 +174,7 @@ class Work:
     async def settle_dead(
         self, subscription: str, offsets: Sequence[int], *, is_all: bool, is_redriven: bool
     ) -> int:
-        settling = self._dead.settle(
-            subscription, offsets, is_all=is_all, is_redriven=is_redriven
-        )
+        settling = self._dead.settle(subscription, offsets, is_all=is_all, is_redriven=is_redriven)
         return await asyncio.shield(self._begun(settling))
 
 

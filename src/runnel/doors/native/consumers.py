@@ -16,7 +16,7 @@ from runnel.broker.broker import Broker
 from runnel.broker.work import WorkConsumer, WorkDelivery
 from runnel.doors.native.answers import consumer_ended_notice, shortened
 from runnel.doors.native.output import Buffer, Output, say
-from runnel.doors.native.requests import check_count
+from runnel.doors.native.requests import check_count, check_picked
 from runnel.errors import ClientFault, ClosedError, LateAckError, LimitExceededError, RunnelError
 from runnel.formats import wire
 from runnel.formats.work_heads import (
@@ -139,6 +139,7 @@ class Consumers:
         """Take an acknowledgement. One with an id is answered by what is returned, once it is stored."""
         if isinstance(request, Ack):
             check_count(request, len(request.deliveries) + len(request.parts) + len(request.picked))
+            check_picked(request.picked)
         consumer = self._open_consumer(request.consumer)
         if consumer is None:
             if request.id:

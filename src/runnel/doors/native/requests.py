@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from runnel.errors import LimitExceededError, MalformedError
 from runnel.formats import block, wire
 from runnel.formats.batch import Batch
 from runnel.formats.message import NO_TAGS, Message
-from runnel.formats.work_heads import Nack, Recalled, Renew, Window
+from runnel.formats.work_heads import (
+    PICKED_BYTES_MAX,
+    Nack,
+    Picked,
+    Recalled,
+    Renew,
+    Window,
+)
 
 # Deliveries, parts of them, or dead letters that one frame may name.
 PARTS_MAX: Final = 100_000
@@ -62,3 +70,13 @@ def message_of(request: wire.Send) -> Message:
         uid=request.uid,
         partition_key=request.partition_key,
     )
+
+
+def check_picked(picked: Sequence[Picked]) -> None:
+    """No delivery spans more messages than so many bits can name."""
+    for part in picked:
+        if len(part.bits) > PICKED_BYTES_MAX:
+            raise LimitExceededError(
+                f"ack: {len(part.bits)} bytes of bits for delivery {part.delivery}; at most "
+                f"{PICKED_BYTES_MAX} are allowed, since no delivery spans more messages"
+            )

@@ -17,6 +17,7 @@ MS = 1_000_000
 
 
 def _any_worker(history: History) -> Hand | None:
+    """One that has something to answer."""
     workers = [hand for hand in history.hands if hand.is_at_work]
     return history.random.choice(workers) if workers else None
 

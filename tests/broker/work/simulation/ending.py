@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from runnel.subscriptions.definition import Mode
 from tests.broker.work.simulation.answering import give_back_these, to_parts
-from tests.broker.work.simulation.joining import dismiss, join
+from tests.broker.work.simulation.joining import dismiss, forget_unnamed, join
 from tests.broker.work.simulation.operations import look_at_definitions, see_rest
 from tests.broker.work.simulation.plan import SECOND_NS
 from tests.subscriptions import history as events
@@ -39,6 +39,8 @@ async def end(history: History) -> None:
 async def _finish(history: History) -> None:
     """Everybody works until nothing is left."""
     await history.come_to_rest()
+    look_at_definitions(history)
+    forget_unnamed(history)
     for subject in list(history.recorder.subjects.values()):
         subject.is_made = True  # it is there
         if subject.is_paused:

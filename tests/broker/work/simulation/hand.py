@@ -47,6 +47,17 @@ class Hand:
         """It has something to answer, and does answer."""
         return bool(self.client.inbox) and not self.client.is_stalled and self.error is None
 
+    def check_on_way(self) -> None:
+        """What was decided for it has reached it."""
+        seat = self.consumer._seat
+        lost = [event for event in self.writer.on_way.values() if event.consumer == seat]
+        if lost and self.error is None:
+            raise Violation(f"{self} never got this: {lost[0]}")
+        if self.error is None:
+            for number, part in self.writer.recalls_on_way:
+                if number == seat:
+                    raise Violation(f"{self} was never told that {part} is recalled")
+
     # --- What the broker says ---
 
     def deliver_work(self, consumer: int, deliveries: Sequence[WorkDelivery]) -> None:
@@ -71,6 +82,8 @@ class Hand:
         if offsets[0] < lease.begin or offsets[-1] >= lease.end:
             self._wrong(f"{offsets} by {lease}")
         for message in messages:
+            if self._recorder.is_hidden(key, message.offset):
+                self._wrong(f"{key} {message.offset}, which was purged before")
             known = self._recorder.messages[key][message.offset]
             if (message.payload, message.key) != (known.payload, known.key):
                 self._wrong(f"{message}, which was published as {known}")
@@ -84,7 +97,9 @@ class Hand:
         self.client.take(lease.delivery, key, offsets)
 
     def recall(self, consumer: int, parts: Sequence[Part]) -> None:
-        self.client.recalled += map(stretch, parts)
+        for part in map(stretch, parts):
+            self.writer.recalls_on_way.discard((self.consumer._seat, part))
+            self.client.recalled.append(part)
 
     def late(self, consumer: int, parts: Sequence[Part]) -> None:
         """What is late is told by what is asked here; sessions use this."""

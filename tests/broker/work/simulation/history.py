@@ -60,7 +60,7 @@ class HistoryFailed(AssertionError):
     def __init__(self, seed: int, transcript: Sequence[str], problem: str) -> None:
         lines = "\n".join(f"  {line}" for line in transcript)
         super().__init__(
-            f"history {seed}: {problem}\n{lines}\n  => {problem}\nreplay: bin/soak work --seed {seed}"
+            f"history {seed}: {problem}\n{lines}\n  => {problem}\nreplay: bin/soak subscriptions --seed {seed}"
         )
         self.seed = seed
         self.transcript = tuple(transcript)
@@ -152,6 +152,8 @@ class History:
         asyncio.get_running_loop().set_exception_handler(self._on_loop_failure)
         try:
             await self._open()
+            for operation in (operations.publish, operations.join, operations.join):
+                await operation(self)
             for _ in range(self.plan.steps):
                 await self._survive(self._step)
             await self._survive(lambda: ending.end(self))
@@ -189,6 +191,8 @@ class History:
         if not self.disk.alive:
             raise PowerLoss("gone")
         self._look_at_answers()
+        for hand in self.hands:
+            hand.check_on_way()
         if self._failures:
             raise Violation(self._failures[0])
         if self.broker._is_open and self.work.dead_keepers:
@@ -248,7 +252,7 @@ class History:
     def _on_loop_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         # What was left when the power went keeps its error to itself.
-        is_left = "never retrieved" in context["message"]
+        is_left = "never retrieved" in context["message"] or "destroyed" in context["message"]
         if not is_left and not isinstance(error, (PowerLoss, Violation)):
             self._failures.append(f"{context['message']}: {error!r}")
 
@@ -292,7 +296,7 @@ class History:
         for topic, partitions in topics.items():
             for partition in range(partitions):
                 await self._discover(topic, partition)
-        self.recorder.take_up(self.work.definitions())
+        self.recorder.take_up(self.work.definitions(), self.work.stored_state)
 
     async def _discover(self, topic: str, partition: int) -> None:
         """Messages that were stored when the process died, and that nobody had seen."""

@@ -62,14 +62,14 @@ async def join(
         consumer = await history.patiently(consuming, "joining")
     except (RunnelError, OSError) as error:
         history.accept_failure(error)
-        _forget_unnamed(history)
+        forget_unnamed(history)
         return None
     except asyncio.CancelledError:
         consuming.cancel()
         await asyncio.wait([consuming])
         if not consuming.cancelled() and consuming.exception() is None:
             consuming.result().close(is_clean=False)  # it was in, and nobody had heard of it
-        _forget_unnamed(history)
+        forget_unnamed(history)
         if turns_max is None:
             raise
         history.say(f"{hand} has left before it was in")
@@ -90,10 +90,10 @@ def dismiss(history: History, hand: Hand, *, is_clean: bool) -> None:
     history.hands.remove(hand)
     history.say(f"{hand} {'leaves' if is_clean else 'is lost'}")
     hand.consumer.close(is_clean=is_clean)
-    _forget_unnamed(history)
+    forget_unnamed(history)
 
 
-def _forget_unnamed(history: History) -> None:
+def forget_unnamed(history: History) -> None:
     """Nothing is owed to an unnamed member that is gone."""
     present = {(hand.writer.subject, hand.writer.group) for hand in history.hands}
     for subject in history.recorder.subjects.values():

@@ -182,12 +182,16 @@ async def wait_stored(history: History) -> None:
         history.accept_failure(error)
         return
     if not is_unnamed(group):
-        _note_stored(history, subject, group, number)
+        _note_stored(history, subject, group, number, is_consumers=True)
 
 
-def _note_stored(history: History, subject: Subject, group: str, number: int) -> None:
+def _note_stored(
+    history: History, subject: Subject, group: str, number: int, *, is_consumers: bool = False
+) -> None:
     if subject.id in history.recorder.subjects and group in subject.checker.groups:
-        stored = events.Stored(history.recorder.now_ns, group, events=number)
+        stored = events.Stored(
+            history.recorder.now_ns, group, events=number, is_consumers=is_consumers
+        )
         history.recorder.see(subject, stored)
 
 
@@ -228,9 +232,7 @@ async def pause(history: History) -> None:
 
 
 def look_at_definitions(history: History) -> None:
-    for definition in history.work.definitions():
-        if definition.id in history.recorder.subjects:
-            history.recorder.defined(definition)
+    history.recorder.defined_now(history.work.definitions())
 
 
 async def move(history: History) -> None:
@@ -275,7 +277,7 @@ async def delete_subscription(history: History) -> None:
     asked = history.work.delete_subscription(subject.name)
     if await _ask(history, asked, f"{subject.name} is deleted"):
         history.recorder.deleted.add(subject.id)
-        history.settled.pop(subject.name, None)
+        look_at_definitions(history)
 
 
 async def remove_member(history: History) -> None:
@@ -338,9 +340,12 @@ async def _hide(history: History, what: str, act: Callable[[str], Awaitable[None
         try:
             while history.answers:
                 await history.take_turns(1)
-            await _ask(history, act(topic), f"{topic} is {what}")
+            ends = history.recorder.ends(topic)
+            is_done = await _ask(history, act(topic), f"{topic} is {what}")
         finally:
             history.recorder.hidden(topic)
+        if is_done:
+            history.recorder.surely_hidden(ends)
 
 
 # --- Troubles ---
@@ -421,10 +426,10 @@ async def join(history: History) -> None:
 
 _PLAIN: Final[dict[Operation, float]] = {
     publish: 22,
-    join: 14,
+    join: 24,
     leave: 2,
-    answering.ack: 14,
-    answering.ack_whole: 8,
+    answering.ack: 24,
+    answering.ack_whole: 10,
     answering.ack_up_to: 4,
     answering.renew: 3,
     answering.give_back: 6,

@@ -101,7 +101,7 @@ def draw(random: Random) -> Plan:
         keys=random.choice(((b"k",), (b"a", b"b", b"c"), (b"a", b"b", None), (None,))),
         consumers_max=random.randint(2, 5),
         worker_turns_max=random.choice((0, 1, 4)),
-        steps=random.choice((20, 40, 80)),
+        steps=random.choice((25, 50, 100)),
         troubles=frozenset(
             trouble
             for trouble in Trouble

@@ -23,7 +23,13 @@ from runnel.subscriptions import masks
 from runnel.subscriptions.ack_set import AckSet
 from runnel.subscriptions.definition import Definition, Mode
 from runnel.subscriptions.effects import Delivery, Effects, Failure, Key
-from runnel.subscriptions.records import AtRecord, FailedRecord, ForgottenRecord, Record
+from runnel.subscriptions.records import (
+    AtRecord,
+    FailedRecord,
+    ForgottenRecord,
+    PartitionState,
+    Record,
+)
 from runnel.topics.names import DEAD_LETTER_PREFIX, SYSTEM_MARK
 from runnel.topics.patterns import Pattern, any_of
 from runnel.topics.policies import Policies
@@ -32,13 +38,14 @@ from tests.broker.work.simulation.recording import RecordingCrew, stretch
 from tests.subscriptions import history
 from tests.subscriptions.checker import Checker
 from tests.subscriptions.facts import PartitionFacts
-from tests.subscriptions.history import Event, Rules, Told, message_text, place_text
+from tests.subscriptions.history import Event, Rules, Stretch, Told, message_text, place_text
 from tests.subscriptions.stage import offsets_of
 from tests.subscriptions.telling import Violation, trail
 
 # Costs depend on how a message is read, alone or with others; of these small ones none costs more.
 COST_BYTES_MAX = 4_000
-EVERYTHING = 2**62
+
+FindState = Callable[[int, str, Key], PartitionState | None]
 
 
 class Subject:
@@ -99,7 +106,9 @@ class Writer:
         self.subject = subject
         self.group = group
         self._is_durable = is_durable
-        self.on_way: dict[int, history.Delivered] = {}  # decided, and not with the consumer yet
+        # Decided, and not with the consumer yet: that takes no time at all.
+        self.on_way: dict[int, history.Delivered] = {}
+        self.recalls_on_way: set[tuple[int, Stretch]] = set()
 
     def see(self, make: Any, **fields: Any) -> None:
         self._recorder.see(self.subject, make(self._recorder.now_ns, self.group, **fields))
@@ -125,6 +134,7 @@ class Writer:
             ],
         )
         self.see(make, told=told, **fields)
+        self.recalls_on_way |= {(recall.consumer, recall.stretch) for recall in told.recalls}
         if make in (history.Moved, history.Reopened):
             self._recorder.excuse(self.subject, self.group, fields["place"])
         if make is history.Removed:
@@ -142,16 +152,7 @@ class Writer:
                     f"{floor}, {done}"
                 )
             )
-        failed = [
-            history.Failure(
-                key,
-                offset,
-                failure.failures,
-                recorder.from_group(failure.not_before_ns),
-                recorder.from_group(failure.first_delivery_ns),
-            )
-            for offset, failure in failures.items()
-        ]
+        failed = failed_before(key, failures, recorder.from_group)
         is_known = subject.partition(self.group, key) is not None
         fields: dict[str, Any] = {"place": key, "floor": floor, "done": done, "failed": failed}
         if not is_known:
@@ -159,11 +160,11 @@ class Writer:
                 self._recorder.violate(
                     Violation(f"{subject.name} covers {place_text(key)}, and nobody knows why")
                 )
-            self.see(history.Began, **fields)
+            self.see(history.Began, is_again=self._is_durable, **fields)
             subject.left_out.discard((self.group, key))
             recorder.excuse(subject, self.group, key)
         else:
-            self.see(history.Recovered, **fields)
+            self.see(history.Recovered, is_exact=True, **fields)
 
     def about_to_go(self, key: Key, begin: int, end: int) -> None:
         """The broker says that these will never come: that has to be so."""
@@ -224,6 +225,21 @@ class Writer:
         self._recorder.see(self.subject, event)
 
 
+def failed_before(
+    key: Key, failures: Mapping[int, Failure], told: Callable[[int], int]
+) -> list[history.Failure]:
+    return [
+        history.Failure(
+            key,
+            offset,
+            failure.failures,
+            told(failure.not_before_ns),
+            told(failure.first_delivery_ns),
+        )
+        for offset, failure in failures.items()
+    ]
+
+
 class Recorder:
     """See the module's first lines."""
 
@@ -240,6 +256,7 @@ class Recorder:
         self.crews: Callable[[], Sequence[Crew]] = list  # that the broker has
         self._purged: dict[str, Mapping[Key, int]] = {}
         self._purging: set[str] = set()
+        self._surely_purged: dict[Key, int] = {}
         self._begins: dict[
             tuple[int, str], dict[Key, int]
         ] = {}  # of subscriptions that are being made
@@ -299,6 +316,9 @@ class Recorder:
     def end(self, key: Key) -> int:
         return 1 + max(self.messages.get(key, {}), default=0)
 
+    def ends(self, topic: str) -> dict[Key, int]:
+        return {key: self.end(key) for key in self.messages if key[0] == topic}
+
     def published(self, batch: Sequence[Message]) -> None:
         """Messages have become visible, or are found after a restart."""
         if not self.is_alive:
@@ -352,7 +372,11 @@ class Recorder:
                 self._cover(subject, group)
 
     def topic_deleted(self, name: str) -> None:
+        """Crews that cover it say so themselves."""
         self.topics.discard(name)
+        for subject in self.subjects.values():
+            for group in subject.checker.groups:
+                self.drop_topics(subject, group)
 
     def hiding(self, topic: str) -> None:
         """It is being purged or deleted: whatever it has may be gone until the answer is there."""
@@ -364,7 +388,14 @@ class Recorder:
     def hidden(self, topic: str) -> None:
         """There is an answer, or nobody is there to give one any more: what has come meanwhile may be gone, too."""
         self._purging.discard(topic)
-        self._purged[topic] = {key: self.end(key) for key in self.messages if key[0] == topic}
+        self._purged[topic] = self.ends(topic)
+
+    def surely_hidden(self, ends: Mapping[Key, int]) -> None:
+        """Somebody was told so: nobody gets any of what there was before."""
+        self._surely_purged |= ends
+
+    def is_hidden(self, key: Key, offset: int) -> bool:
+        return offset < self._surely_purged.get(key, 1)
 
     def may_be_gone(self, key: Key, offset: int) -> bool:
         """Whatever anybody is owed."""
@@ -455,15 +486,20 @@ class Recorder:
                 number = subject.checker.number
                 self.see(subject, history.Stored(self.now_ns, group, events=number))
                 self.see(subject, history.Restarted(self.now_ns, group, events=None))
-            self.drop_topics(subject, group)
             self._begin(subject, group)
         subject.crews[group] = crew
         return writer
 
+    def left(self, crew: RecordingCrew) -> None:
+        """An unnamed member is gone, and what it was owed with it."""
+        subject = self.subjects.get(crew.definition.id)
+        if subject is not None:
+            self.forget(subject, crew.member)
+
     def drop_topics(self, subject: Subject, group: str) -> None:
-        """Topics that were deleted while nobody was there to be told."""
+        """Topics that were deleted while no crew was there to be told."""
         for key in list(subject.checker.group(group).partitions):
-            if key[0] not in self.topics:
+            if key[0] not in self.topics and not self._covers(subject, group, key):
                 self.see(subject, history.Removed(self.now_ns, group, place=key))
                 subject.left_out.add((group, key))
 
@@ -492,13 +528,25 @@ class Recorder:
             case FailedRecord(member=member, topic=topic, partition=partition, offset=offset):
                 key = (topic, partition)
                 if subject is not None and subject.partition(member, key) is not None:
-                    event = history.Reopened(self.now_ns, member, place=key, offset=offset)
+                    event = history.Reopened(
+                        self.now_ns, member, place=key, offset=offset, is_forgiven=True
+                    )
                     self.see(subject, event)
                     self.excuse(subject, member, key)
             case ForgottenRecord(member=None) if subject is not None:
                 self.retire(subject)
             case ForgottenRecord(member=str(member)) if subject is not None:
                 self.forget(subject, member)
+
+    def defined_now(self, definitions: Sequence[Definition]) -> None:
+        """All of them; one that is no more was deleted by somebody who may have left before it was."""
+        found = {definition.id for definition in definitions}
+        for subject in list(self.subjects.values()):
+            if subject.may_be_deleted and subject.id not in found:
+                self.retire(subject)
+        for definition in definitions:
+            if definition.id in self.subjects:
+                self.defined(definition)
 
     def _covers(self, subject: Subject, group: str, key: Key) -> bool:
         crew = subject.crews.get(group)
@@ -548,7 +596,7 @@ class Recorder:
                 self.forget(subject, group)
             self.see(subject, history.Restarted(self.now_ns, events=None))
 
-    def take_up(self, definitions: Sequence[Definition]) -> None:
+    def take_up(self, definitions: Sequence[Definition], state: FindState) -> None:
         """What subscriptions the new broker knows: those that it has to, as they have to be."""
         found = {definition.id: definition for definition in definitions}
         if found.keys() & self.deleted:
@@ -589,3 +637,18 @@ class Recorder:
             subject = self.defined(definition)
             for member in definition.members:
                 self._begin(subject, member.name)
+            for group in subject.groups():
+                for key in subject.checker.group(group).partitions:
+                    self._recover(subject, group, key, state(subject.id, group, key))
+
+    def _recover(
+        self, subject: Subject, group: str, key: Key, state: PartitionState | None
+    ) -> None:
+        if state is None:
+            state = PartitionState(AckSet(1), {})
+        floor, done = state.acked.standing()
+        failed = failed_before(key, state.failures, self.from_wall)
+        recovered = history.Recovered(
+            self.now_ns, group, place=key, floor=floor, done=done, failed=failed
+        )
+        self.see(subject, recovered)

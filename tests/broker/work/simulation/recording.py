@@ -27,7 +27,7 @@ from runnel.subscriptions.ack_set import AckSet
 from runnel.subscriptions.definition import Definition
 from runnel.subscriptions.effects import Delivery, Effects, Failure, Key, Want
 from runnel.subscriptions.group import Group
-from runnel.subscriptions.records import Record
+from runnel.subscriptions.records import PartitionState, Record
 from tests.subscriptions import history
 from tests.subscriptions.history import Stretch
 
@@ -77,6 +77,9 @@ class RecordingWork(Work):
     def definitions(self) -> list[Definition]:
         return [subscription.definition for subscription in self._subscriptions.all()]
 
+    def stored_state(self, subscription: int, member: str, key: Key) -> PartitionState | None:
+        return self._subscriptions._parts.state.find(subscription, member, key)
+
     @property
     def is_busy(self) -> bool:
         """Whether something was asked for that is not done; whoever asked may have left."""
@@ -109,6 +112,12 @@ class RecordingCrew(Crew):
     def redefine(self, definition: Definition) -> None:
         self._recorder.defined(definition)
         super().redefine(definition)
+
+    def leave(self, seat: int, *, is_clean: bool) -> bool:
+        was_there = super().leave(seat, is_clean=is_clean)
+        if not self.is_durable and not self.consumers:
+            self._recorder.left(self)
+        return was_there
 
     def end(self, error: RunnelError) -> None:
         super().end(error)
