@@ -175,3 +175,17 @@ async def test_what_is_purged_while_it_is_read_is_not_delivered(at: Scene) -> No
         await at.settle()
         assert len(worker.messages) == seen
         worker.consumer.close(is_clean=True)
+
+
+@scene(TopicRule(match="t/*", rotate=Rotate(bytes_max=1), retain=Retain(age_ns=60_000_000_000)))
+async def test_retention_passes_what_segments_have_of_a_deleted_topic(at: Scene) -> None:
+    await at.publish("t/1", b"1")
+    await at.consume("t/*")
+    await at.publish("t/2", b"2")
+    await at.broker.delete_topic("t/1")
+    await at.publish("t/2", b"3")
+    at.pass_time(61)
+    for log in at.broker._stores.kept:
+        await log.trim()
+    fetched = await at.broker.fetch("t/2")
+    assert [message.offset for batch in fetched.batches for message in batch] == [1, 2]

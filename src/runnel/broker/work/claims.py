@@ -11,6 +11,7 @@ from typing import Final
 
 from runnel.broker.work.state import WorkState
 from runnel.broker.work.subscriptions import WorkSubscription, WorkSubscriptions
+from runnel.errors import UnknownTopicError
 from runnel.log.index import Key
 from runnel.log.retention import Hold
 from runnel.subscriptions.ack_set import AckSet
@@ -60,7 +61,10 @@ class WorkClaims:
     def _acked(self, subscription: WorkSubscription, key: Key) -> Iterator[AckSet]:
         """What each member has acknowledged of a partition."""
         for member in subscription.members:
-            state = self._state.find(subscription.definition.id, member, key)
+            try:
+                state = self._state.find(subscription.definition.id, member, key)
+            except UnknownTopicError:
+                return  # deleted: nothing of it is owed, though segments still have some
             yield _FROM_THE_FIRST if state is None else state.acked
         for crew in subscription.crews.values():
             if not crew.is_durable:

@@ -120,18 +120,17 @@ class Crew:
         if key not in self._shards:
             self._shards[key] = self._parts.state.of(key)
             now_ns = self._parts.clock.monotonic_ns()
-            acked, failures = self._stored_state(key)
+            acked, failures = self._stored_state(key, log)
             self.group.add_partition(key, acked, failures, now_ns=now_ns)
         self.group.extend(key, log.next_offset(*key))
 
-    def _stored_state(self, key: Key) -> tuple[AckSet, dict[int, Failure]]:
+    def _stored_state(self, key: Key, log: KeptLog) -> tuple[AckSet, dict[int, Failure]]:
         state = (
             self._parts.state.find(self.definition.id, self.member, key)
             if self.is_durable
             else None
         )
         if state is None:
-            log = self._parts.stores.existing(key[0])
             return AckSet(max(self.begins.get(key, 1), log.floor(*key))), {}
         clock = self._parts.clock
         ahead_ns = clock.monotonic_ns() - clock.time_ns()

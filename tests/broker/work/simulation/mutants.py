@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 from msgspec import structs
 
+from runnel.broker.feeds import KeptLog
 from runnel.broker.work.alarms import Alarms
 from runnel.broker.work.burying import Burying
 from runnel.broker.work.claims import WorkClaims
@@ -80,8 +81,8 @@ def moves_are_not_written_down(patch: Patch) -> None:
 def restarts_forget_failures(patch: Patch) -> None:
     stored_state = Crew._stored_state
 
-    def forgetful(crew: Crew, key: Key) -> tuple[AckSet, dict[int, Failure]]:
-        return stored_state(crew, key)[0], {}
+    def forgetful(crew: Crew, key: Key, log: KeptLog) -> tuple[AckSet, dict[int, Failure]]:
+        return stored_state(crew, key, log)[0], {}
 
     patch.setattr(Crew, "_stored_state", forgetful)
 

@@ -291,6 +291,7 @@ async def remove_member(history: History) -> None:
         history.work.remove_member(subject.name, member),
         f"member {member} of {subject.name} is removed",
     )
+    look_at_definitions(history)
 
 
 async def settle_dead(history: History) -> None:

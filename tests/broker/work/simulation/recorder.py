@@ -162,8 +162,10 @@ class Writer:
                 )
             self.see(history.Began, is_again=self._is_durable, **fields)
             subject.left_out.discard((self.group, key))
+            recorder.forget_begin(subject, self.group, key)
             recorder.excuse(subject, self.group, key)
         else:
+            recorder.note_purged(subject, self.group, key)
             self.see(history.Recovered, is_exact=True, **fields)
 
     def about_to_go(self, key: Key, begin: int, end: int) -> None:
@@ -397,6 +399,14 @@ class Recorder:
     def is_hidden(self, key: Key, offset: int) -> bool:
         return offset < self._surely_purged.get(key, 1)
 
+    def note_purged(self, subject: Subject, group: str, key: Key) -> None:
+        """Nobody cares whether what was purged counts as owed."""
+        partition = subject.partition(group, key)
+        assert partition is not None
+        is_hiding = self.is_hiding(key[0])
+        end = self.end(key) if is_hiding else self._purged.get(key[0], {}).get(key, 1)
+        partition.gone_below = max(partition.gone_below, end)
+
     def may_be_gone(self, key: Key, offset: int) -> bool:
         """Whatever anybody is owed."""
         if key[0] in self._purging or offset < self._purged.get(key[0], {}).get(key, 1):
@@ -459,9 +469,15 @@ class Recorder:
     def _begin(self, subject: Subject, group: str) -> None:
         """Where it begins was written down before it was there itself."""
         for key, floor in self._begins.pop((subject.id, group), {}).items():
+            if key[0] not in self.topics:
+                subject.left_out.add((group, key))  # deleted meanwhile
+                continue
             self.see(subject, history.Began(self.now_ns, group, place=key, floor=floor))
             self.excuse(subject, group, key)
         self._cover(subject, group)
+
+    def forget_begin(self, subject: Subject, group: str, key: Key) -> None:
+        self._begins.get((subject.id, group), {}).pop(key, None)
 
     def _cover(self, subject: Subject, group: str) -> None:
         """Topics made later are owed from their first message on."""
@@ -473,7 +489,8 @@ class Recorder:
                 and subject.partition(group, key) is None
                 and (group, key) not in subject.left_out
             ):
-                self.see(subject, history.Began(self.now_ns, group, place=key, floor=1))
+                floor = self._begins.get((subject.id, group), {}).pop(key, 1)
+                self.see(subject, history.Began(self.now_ns, group, place=key, floor=floor))
                 self.excuse(subject, group, key)
 
     def crew_made(self, crew: RecordingCrew) -> Writer:
@@ -522,7 +539,9 @@ class Recorder:
                 key = (topic, partition)
                 if subject is None or subject.partition(member, key) is None:
                     self._begins.setdefault((record.subscription, member), {})[key] = floor
-                elif not self._covers(subject, member, key):
+                    return
+                self._begins.get((record.subscription, member), {}).pop(key, None)
+                if not self._covers(subject, member, key):
                     self.see(subject, history.Moved(self.now_ns, member, place=key, floor=floor))
                     self.excuse(subject, member, key)
             case FailedRecord(member=member, topic=topic, partition=partition, offset=offset):
@@ -545,8 +564,12 @@ class Recorder:
             if subject.may_be_deleted and subject.id not in found:
                 self.retire(subject)
         for definition in definitions:
-            if definition.id in self.subjects:
-                self.defined(definition)
+            if definition.id not in self.subjects:
+                continue
+            subject = self.defined(definition)
+            if subject.mode is Mode.MULTICAST:
+                for group in set(subject.groups()) - names(definition):
+                    self.forget(subject, group)
 
     def _covers(self, subject: Subject, group: str, key: Key) -> bool:
         crew = subject.crews.get(group)
@@ -646,6 +669,7 @@ class Recorder:
     ) -> None:
         if state is None:
             state = PartitionState(AckSet(1), {})
+        self.note_purged(subject, group, key)
         floor, done = state.acked.standing()
         failed = failed_before(key, state.failures, self.from_wall)
         recovered = history.Recovered(
