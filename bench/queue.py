@@ -232,7 +232,6 @@ def bench_in_flight(*, quick: bool) -> list[Result]:
             "messages/s",
             rules[shuffled],
             rules[ordered],
-            target=0.5,
             note="the rules alone",
         ),
     ]

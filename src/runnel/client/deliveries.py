@@ -232,6 +232,16 @@ class Delivery:
             for match in _STRETCHES[state].finditer(self.states)
         ]
 
+    def oldest_begun_ns(self, now_ns: int) -> int:
+        """Since when the message has been in work that has been so for longest; now, if there is none."""
+        begun_ns, states = self.begun_ns, self.states
+        while begun_ns:
+            offset, since_ns = next(iter(begun_ns.items()))
+            if states[offset - self.begin] in (BEGUN, RECALLED):
+                return since_ns
+            del begun_ns[offset]  # acked: that leaves it to whoever looks
+        return now_ns
+
     def end_work(self, begin: int, end: int) -> None:
         """Nobody works on these any more."""
         if begin <= self.begin and end >= self.end:

@@ -57,7 +57,7 @@ class Leases:
     def _is_worked_on(self, delivery: Delivery, now_ns: int) -> bool:
         """Neither has a message of it been in work for too long, nor does one wait for a reader that stands still."""
         with self._ledger.lock:
-            oldest_ns = next(iter(delivery.begun_ns.values()), now_ns)
+            oldest_ns = delivery.oldest_begun_ns(now_ns)
         if now_ns - oldest_ns > self.processing_ns_max:
             return False
         if WAITING not in delivery.states:

@@ -38,7 +38,7 @@ from runnel.formats.work_heads import Part, Picked
 # Deliveries that were settled and are remembered, to say of late ones where they were.
 _REMEMBERED_MAX: Final = 4096
 _GATHERED_MIN: Final = 1000
-_SCATTERED_MIN: Final = 64  # of one delivery, on average
+_SCATTERED_MIN: Final = 512  # of one delivery, on average
 
 RECALLED_MEANWHILE: Final = "it had been recalled, to come again behind a message before it"
 LEASE_OVER: Final = "its lease had ended, as the broker says"
@@ -141,7 +141,6 @@ class Ledger:
         if delivery.states[row] != BEGUN or delivery.loss:
             return False
         delivery.states[row] = ACKED
-        delivery.begun_ns.pop(offset, None)
         delivery.left -= 1
         self._acked += 1
         self.unsent += 1

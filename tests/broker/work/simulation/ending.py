@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from runnel.subscriptions.definition import Mode
 from tests.broker.work.simulation.answering import give_back_these, to_parts
 from tests.broker.work.simulation.joining import dismiss, forget_unnamed, join
-from tests.broker.work.simulation.operations import look_at_definitions, see_rest
+from tests.broker.work.simulation.operations import see_rest
+from tests.broker.work.simulation.operators import look_at_definitions
 from tests.broker.work.simulation.plan import SECOND_NS
 from tests.subscriptions import history as events
 from tests.subscriptions.telling import Violation

@@ -9,8 +9,9 @@ from runnel.broker.work import WorkConsumer, WorkDelivery
 from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.work_heads import Part
-from tests.broker.work.simulation.recorder import Recorder, Writer
+from tests.broker.work.simulation.recorder import Recorder
 from tests.broker.work.simulation.recording import RecordingGroup, stretch
+from tests.broker.work.simulation.writer import Writer
 from tests.subscriptions.simulation.consumer import SimulatedConsumer
 from tests.subscriptions.telling import Violation
 
@@ -82,9 +83,9 @@ class Hand:
         if offsets[0] < lease.begin or offsets[-1] >= lease.end:
             self._wrong(f"{offsets} by {lease}")
         for message in messages:
-            if self._recorder.is_hidden(key, message.offset):
+            if self._recorder.stock.is_hidden(key, message.offset):
                 self._wrong(f"{key} {message.offset}, which was purged before")
-            known = self._recorder.messages[key][message.offset]
+            known = self._recorder.stock.messages[key][message.offset]
             if (message.payload, message.key) != (known.payload, known.key):
                 self._wrong(f"{message}, which was published as {known}")
         told = {

@@ -6,9 +6,13 @@ The broker runs unchanged on a fake disk, with workers whose timing the seed dec
 moves. Everything that its groups decide goes to the checker of subscriptions as it happens. In the end disk and
 consumers are well again for long enough: then nothing is owed that was not acknowledged, buried, or gone for a reason.
 
-history     this: the frame, processes that begin and end, rest        plan     what is drawn before it begins
-operations  what may happen, one step each                             hand     a consumer's end of the line
-recording   the parts of the broker that are watched                   recorder what is made of it, and held against
+history     this: the frame, processes that begin and end, rest     plan       what is drawn before it begins
+operations  what may happen, one step each                          operators  of it, what operators do
+joining     consumers come and go                                   answering  what they say
+hand        a consumer's end of the line                            troubles   of the disk and the process
+recording   the parts of the broker that are watched                ending     everything works again
+recorder    what is made of what they tell                          writer     the same for one group
+stock       what the log has, and may have lost                     subject    a subscription as it is watched
 """
 
 from __future__ import annotations
@@ -25,8 +29,9 @@ from runnel.topics.policies import Policies
 from tests.broker.work.simulation import ending, operations
 from tests.broker.work.simulation.hand import Hand
 from tests.broker.work.simulation.plan import SECOND_NS, Plan, draw
-from tests.broker.work.simulation.recorder import Recorder, Subject
+from tests.broker.work.simulation.recorder import Recorder
 from tests.broker.work.simulation.recording import RecordingCrew, RecordingWork, watched
+from tests.broker.work.simulation.subject import Subject
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.power import PowerLoss
@@ -89,10 +94,10 @@ def run_history(seed: int, change: Callable[[Plan], Plan] = lambda plan: plan) -
     seen = history.recorder.events()
     return Outcome(
         seed,
-        sum(map(len, history.recorder.messages.values())),
+        sum(map(len, history.recorder.stock.messages.values())),
         sum(isinstance(event, events.Delivered) for event in seen),
         history.restarts,
-        len(history.recorder.letters),
+        len(history.recorder.stock.letters),
         tuple(history.transcript()),
     )
 
@@ -300,7 +305,7 @@ class History:
 
     async def _discover(self, topic: str, partition: int) -> None:
         """Messages that were stored when the process died, and that nobody had seen."""
-        seen = self.recorder.end((topic, partition))
+        seen = self.recorder.stock.end((topic, partition))
         end = self.broker._stores.disk.next_offset(topic, partition)
         if end < seen:
             raise Violation(f"{topic}[{partition}] went up to {seen}, and now to {end}")

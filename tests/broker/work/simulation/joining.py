@@ -11,7 +11,7 @@ from runnel.formats.work_heads import Consume
 from runnel.subscriptions.definition import Mode
 from tests.broker.work.simulation.hand import Hand
 from tests.broker.work.simulation.plan import SubscriptionPlan
-from tests.broker.work.simulation.recorder import is_unnamed
+from tests.broker.work.simulation.subject import is_unnamed
 
 if TYPE_CHECKING:
     from tests.broker.work.simulation.history import History

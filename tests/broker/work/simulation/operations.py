@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from runnel.broker.broker import Level
-from runnel.errors import BusyError, RunnelError, UnknownTopicError
+from runnel.errors import BusyError, RunnelError
 from runnel.formats.batch import Batch
-from runnel.formats.heads import Start
 from runnel.formats.message import Message
-from runnel.formats.wire import PartitionPlace
-from runnel.subscriptions.definition import Mode
-from tests.broker.work.simulation import answering
+from tests.broker.work.simulation import answering, operators, troubles
 from tests.broker.work.simulation.hand import Hand
 from tests.broker.work.simulation.joining import consume, dismiss
+from tests.broker.work.simulation.operators import note_stored
 from tests.broker.work.simulation.plan import JOURNALS, SECOND_NS, Trouble
-from tests.broker.work.simulation.recorder import Subject, is_unnamed
-from tests.fakes.disk import Kind
-from tests.fakes.power import PowerLoss
+from tests.broker.work.simulation.subject import is_unnamed
 from tests.subscriptions import history as events
 from tests.subscriptions.telling import Violation
 
@@ -28,21 +23,6 @@ if TYPE_CHECKING:
     from tests.broker.work.simulation.history import History
 
 Operation = Callable[["History"], Coroutine[Any, Any, None]]
-
-_FAULTS: Final = (
-    (Kind.WRITE, errno.EIO),
-    (Kind.WRITE, errno.EIO),
-    (Kind.WRITE, errno.ENOSPC),
-    (Kind.SYNC, errno.EIO),
-    (Kind.ALLOCATE, errno.ENOSPC),
-    (Kind.CREATE, errno.EIO),
-    (Kind.RENAME, errno.EIO),
-    (Kind.REMOVE, errno.EIO),
-    (Kind.TRUNCATE, errno.EIO),
-    (Kind.SYNC_DIRECTORY, errno.EIO),
-    (Kind.READ, errno.EIO),
-    (Kind.OPEN, errno.EIO),
-)
 
 
 def draw(history: History) -> tuple[Operation, bool]:
@@ -64,10 +44,10 @@ async def publish(history: History) -> None:
         topics = JOURNALS[random.choice(list(JOURNALS))]
         # The first are the usual ones.
         chosen = sorted(set(random.choices(topics, range(4 * len(topics), 0, -4), k=2)))
-        chosen = [topic for topic in chosen if not history.recorder.is_hiding(topic)]
+        chosen = [topic for topic in chosen if not history.recorder.stock.is_hiding(topic)]
         messages = []
         for topic in chosen[: random.choice((1, 1, 2))]:
-            partitions = history.recorder.partitions(topic)
+            partitions = history.recorder.stock.partitions(topic)
             partition = random.randrange(partitions)
             for _ in range(random.choice((1, 1, 2, 3, 8))):
                 history.message_count += 1
@@ -182,227 +162,10 @@ async def wait_stored(history: History) -> None:
         history.accept_failure(error)
         return
     if not is_unnamed(group):
-        _note_stored(history, subject, group, number, is_consumers=True)
+        note_stored(history, subject, group, number, is_consumers=True)
 
 
-def _note_stored(
-    history: History, subject: Subject, group: str, number: int, *, is_consumers: bool = False
-) -> None:
-    if subject.id in history.recorder.subjects and group in subject.checker.groups:
-        stored = events.Stored(
-            history.recorder.now_ns, group, events=number, is_consumers=is_consumers
-        )
-        history.recorder.see(subject, stored)
-
-
-# --- Operators ---
-
-
-def _any_subject(history: History) -> Subject | None:
-    made = [each for each in history.recorder.subjects.values() if each.is_made]
-    return history.random.choice(made) if made else None
-
-
-async def _ask(history: History, asked: Awaitable[Any], what: str) -> bool:
-    """Whether it was done. If the subscription, member or topic is gone meanwhile, that is an answer, too."""
-    history.say(f"{what} …")
-    try:
-        answer = await history.patiently(asked, what)
-    except (UnknownTopicError, BusyError) as error:
-        history.say(f"   {what}: {error}")
-        return False
-    except (RunnelError, OSError) as error:
-        if type(error).__name__ not in ("UnknownSubscriptionError", "ClientFault"):
-            history.accept_failure(error)
-        return False
-    history.say(f"   {what}: {answer}")
-    return True
-
-
-async def pause(history: History) -> None:
-    subject = _any_subject(history)
-    if subject is None:
-        return
-    is_paused = not subject.is_paused or history.random.random() < 0.2
-    subject.pausing.append(is_paused)
-    asked = history.work.pause_subscription(subject.name, is_paused=is_paused)
-    if await _ask(history, asked, f"{subject.name} is paused: {is_paused}"):
-        subject.pausing.remove(is_paused)
-        look_at_definitions(history)
-
-
-def look_at_definitions(history: History) -> None:
-    history.recorder.defined_now(history.work.definitions())
-
-
-async def move(history: History) -> None:
-    subject = _any_subject(history)
-    if subject is None:
-        return
-    random = history.random
-    start = Start(random.choice(("earliest", "latest")))
-    places = [key for key in history.recorder.messages if subject.matches(key[0])]
-    places = [key for key in places if key[0] in history.recorder.topics]
-    if places and random.random() < 0.5:
-        chosen = random.sample(places, random.randint(1, len(places)))
-        start = Start(
-            "offsets",
-            [PartitionPlace(*key, random.randint(1, history.recorder.end(key))) for key in chosen],
-        )
-    member = None
-    if subject.mode is Mode.MULTICAST and subject.members and random.random() < 0.5:
-        member = random.choice(sorted(subject.members))
-    asked = history.work.move_subscription(subject.name, start, member)
-    if await _ask(history, asked, f"{subject.name} is moved to {start.kind} {start.partitions}"):
-        _last_is_stored(history, subject, events.Moved)
-
-
-def _last_is_stored(history: History, subject: Subject, kind: type[events.Event]) -> None:
-    """The answer means that what was done for it is stored."""
-    for group in subject.checker.groups:
-        numbers = [
-            number
-            for number, event in enumerate(subject.checker.history, 1)
-            if isinstance(event, kind) and event.group == group
-        ]
-        if numbers:
-            _note_stored(history, subject, group, numbers[-1])
-
-
-async def delete_subscription(history: History) -> None:
-    subject = _any_subject(history)
-    if subject is None:
-        return
-    subject.may_be_deleted = True
-    asked = history.work.delete_subscription(subject.name)
-    if await _ask(history, asked, f"{subject.name} is deleted"):
-        history.recorder.deleted.add(subject.id)
-        look_at_definitions(history)
-
-
-async def remove_member(history: History) -> None:
-    subject = _any_subject(history)
-    if subject is None or not subject.members:
-        return
-    member = history.random.choice(sorted(subject.members))
-    subject.members.discard(member)
-    await _ask(
-        history,
-        history.work.remove_member(subject.name, member),
-        f"member {member} of {subject.name} is removed",
-    )
-    look_at_definitions(history)
-
-
-async def settle_dead(history: History) -> None:
-    """Some dead letters are sent back, or dropped, or all of them."""
-    subject = _any_subject(history)
-    if subject is None:
-        return
-    random = history.random
-    try:
-        listing = history.work.dead_letters(subject.name, 0, 10)
-        batches, _ = await history.patiently(listing, "listing dead letters")
-    except (RunnelError, OSError) as error:
-        if type(error).__name__ != "UnknownSubscriptionError":
-            history.accept_failure(error)
-        return
-    found = [message.offset for batch in batches for message in batch]
-    known = history.settled.setdefault(subject.name, set())
-    if known & set(found):
-        raise Violation(f"dead letters of {subject.name} were settled, and are open: {found}")
-    if not found:
-        return
-    offsets = random.sample(found, random.randint(1, len(found)))
-    is_redriven = random.random() < 0.7
-    asked = history.work.settle_dead(
-        subject.name, offsets, is_all=random.random() < 0.2, is_redriven=is_redriven
-    )
-    what = "sent back" if is_redriven else "dropped"
-    if await _ask(history, asked, f"dead letters {offsets} of {subject.name} are {what}"):
-        known |= set(offsets)
-        _last_is_stored(history, subject, events.Reopened)
-
-
-async def purge(history: History) -> None:
-    await _hide(history, "purged", history.broker.purge_topic)
-
-
-async def delete_topic(history: History) -> None:
-    await _hide(history, "deleted", history.broker.delete_topic)
-
-
-async def _hide(history: History, what: str, act: Callable[[str], Awaitable[None]]) -> None:
-    topics = sorted(topic for topic in history.recorder.topics if not topic.startswith("!"))
-    if topics:
-        topic = history.random.choice(topics)
-        # Publishes beside it would be hidden or not, as it happens: they wait for each other.
-        history.recorder.hiding(topic)
-        try:
-            while history.answers:
-                await history.take_turns(1)
-            ends = history.recorder.ends(topic)
-            is_done = await _ask(history, act(topic), f"{topic} is {what}")
-        finally:
-            history.recorder.hidden(topic)
-        if is_done:
-            history.recorder.surely_hidden(ends)
-
-
-# --- Troubles ---
-
-
-async def crash(history: History) -> None:
-    if history.random.random() < 0.4:
-        history.say("power loss")
-        history.disk.crash()
-        raise PowerLoss("now")
-    operation = len(history.disk.operations) + history.random.randint(1, 30)
-    history.say(f"power loss in disk operation {operation}")
-    history.disk.crash_at(operation)
-
-
-async def kill(history: History) -> None:
-    if history.random.random() < 0.4:
-        history.say("kill")
-        history.disk.kill()
-        raise PowerLoss("killed")
-    operation = len(history.disk.operations) + history.random.randint(1, 30)
-    history.say(f"kill in disk operation {operation}")
-    history.disk.kill_at(operation)
-
-
-async def break_disk(history: History) -> None:
-    if history.has_faults:
-        await mend(history)
-        return
-    random = history.random
-    kind, number = random.choice(_FAULTS)
-    part = random.choice(("state/", "state/", ".segment", "catalogue", ""))
-    times = random.choice((1, 1, 3, None))
-    history.say(f"fault: {kind.name} of …{part} fails with {errno.errorcode[number]} ({times=})")
-    history.disk.fail(
-        kind, number, path=lambda path: part in path, skip=random.randint(0, 3), times=times
-    )
-    history.has_faults = history.was_faulty = True
-
-
-async def fill_disk(history: History) -> None:
-    if history.has_faults:
-        await mend(history)
-        return
-    room = history.random.choice((0, 100, 1_000))
-    history.say(f"disk full but for {room} bytes")
-    history.disk.capacity_bytes = history.disk.used_bytes + room
-    history.has_faults = history.was_faulty = True
-
-
-async def mend(history: History) -> None:
-    """The disk is well again, and the broker goes on as well as it can."""
-    history.say("the disk is well again")
-    history.heal()
-    history.clock.advance(2 * SECOND_NS)
-    await history.take_turns(20)
+# --- Whoever waits may leave ---
 
 
 async def leave_while_joining(history: History) -> None:
@@ -442,22 +205,22 @@ _PLAIN: Final[dict[Operation, float]] = {
     restart: 1,
 }
 _TROUBLES: Final[dict[Trouble, dict[Operation, float]]] = {
-    Trouble.CRASHES: {crash: 5},
-    Trouble.KILLS: {kill: 4},
-    Trouble.FAULTS: {break_disk: 6},
-    Trouble.FULL: {fill_disk: 4},
+    Trouble.CRASHES: {troubles.crash: 5},
+    Trouble.KILLS: {troubles.kill: 4},
+    Trouble.FAULTS: {troubles.break_disk: 6},
+    Trouble.FULL: {troubles.fill_disk: 4},
     Trouble.LOSSES: {lose: 5},
     Trouble.STALLS: {stall: 5},
     Trouble.NACKS: {answering.nack: 18},
     Trouble.RUBBISH: {answering.rubbish: 6},
     Trouble.OPERATORS: {
-        pause: 4,
-        move: 3,
-        delete_subscription: 1,
-        remove_member: 1,
-        settle_dead: 6,
+        operators.pause: 4,
+        operators.move: 3,
+        operators.delete_subscription: 1,
+        operators.remove_member: 1,
+        operators.settle_dead: 6,
     },
-    Trouble.HIDING: {purge: 2, delete_topic: 2},
+    Trouble.HIDING: {operators.purge: 2, operators.delete_topic: 2},
     Trouble.LEAVING: {leave_while_joining: 4, leave_operation: 5},
 }
 _BESIDE: Final[frozenset[Operation]] = frozenset(
@@ -465,12 +228,12 @@ _BESIDE: Final[frozenset[Operation]] = frozenset(
         join,
         wait_stored,
         trim,
-        pause,
-        move,
-        delete_subscription,
-        remove_member,
-        settle_dead,
-        purge,
-        delete_topic,
+        operators.pause,
+        operators.move,
+        operators.delete_subscription,
+        operators.remove_member,
+        operators.settle_dead,
+        operators.purge,
+        operators.delete_topic,
     }
 )

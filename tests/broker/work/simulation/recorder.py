@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from runnel.broker.work.crew import Crew
-from runnel.config import Until
-from runnel.formats.dead_letters import FROM_TAG, OFFSET_TAG, PARTITION_TAG, TOPIC_TAG
 from runnel.formats.message import Message
-from runnel.subscriptions import masks
 from runnel.subscriptions.ack_set import AckSet
 from runnel.subscriptions.definition import Definition, Mode
-from runnel.subscriptions.effects import Delivery, Effects, Failure, Key
+from runnel.subscriptions.effects import Key
 from runnel.subscriptions.records import (
     AtRecord,
     FailedRecord,
@@ -30,16 +27,15 @@ from runnel.subscriptions.records import (
     PartitionState,
     Record,
 )
-from runnel.topics.names import DEAD_LETTER_PREFIX, SYSTEM_MARK
-from runnel.topics.patterns import Pattern, any_of
+from runnel.topics.names import SYSTEM_MARK
 from runnel.topics.policies import Policies
 from runnel.world.clock import Clock
-from tests.broker.work.simulation.recording import RecordingCrew, stretch
+from tests.broker.work.simulation.recording import RecordingCrew
+from tests.broker.work.simulation.stock import Stock
+from tests.broker.work.simulation.subject import Subject, is_unnamed, names
+from tests.broker.work.simulation.writer import Writer, failed_before
 from tests.subscriptions import history
-from tests.subscriptions.checker import Checker
-from tests.subscriptions.facts import PartitionFacts
-from tests.subscriptions.history import Event, Rules, Stretch, Told, message_text, place_text
-from tests.subscriptions.stage import offsets_of
+from tests.subscriptions.history import Event, place_text
 from tests.subscriptions.telling import Violation, trail
 
 # Costs depend on how a message is read, alone or with others; of these small ones none costs more.
@@ -48,220 +44,19 @@ COST_BYTES_MAX = 4_000
 FindState = Callable[[int, str, Key], PartitionState | None]
 
 
-class Subject:
-    """A subscription as it is watched: its checker, its crews, and what its operators were promised."""
-
-    def __init__(self, definition: Definition) -> None:
-        self.id = definition.id
-        self.name = definition.name
-        self.mode = definition.mode
-        self.matches = any_of([Pattern(text) for text in definition.patterns])
-        options = definition.options
-        self.options = options
-        self.checker = Checker(
-            Rules(
-                is_keyed=definition.mode is Mode.KEY_SHARED,
-                lease_ns=options.lease_ns,
-                deliveries_max=options.deliveries_max,
-                retry_delay_ns=options.retry_delay_ns,
-                retry_delay_ns_max=options.retry_delay_ns_max,
-                backoff=options.backoff,
-            )
-        )
-        self.is_made = False  # somebody was told so
-        self.may_be_deleted = False  # somebody asked for it, and has no answer
-        self.is_paused = definition.is_paused
-        self.pausing: list[bool] = []  # asked for without an answer
-        self.members: set[str] = set()  # that were told they are
-        self.crews: dict[str, RecordingCrew] = {}  # of this process
-        # What was not owed by anybody when a group began with a partition, or was moved: it may be gone.
-        self.excused: dict[tuple[str, Key], set[int]] = {}
-        self.left_out: set[tuple[str, Key]] = set()  # topics deleted that a group knew
-
-    def groups(self) -> list[str]:
-        """Those that outlive a process."""
-        if self.mode is not Mode.MULTICAST:
-            return [""]
-        return [name for name in self.checker.groups if not is_unnamed(name)]
-
-    def partition(self, group: str, key: Key) -> PartitionFacts | None:
-        return self.checker.group(group).partitions.get(key)
-
-
-def names(definition: Definition) -> set[str]:
-    return {member.name for member in definition.members}
-
-
-def is_unnamed(group: str) -> bool:
-    return group.startswith("~")
-
-
-class Writer:
-    """Writes down what one group does. Its group's clock is the broker's."""
-
-    def __init__(
-        self, recorder: Recorder, subject: Subject, group: str, *, is_durable: bool
-    ) -> None:
-        self._recorder = recorder
-        self.subject = subject
-        self.group = group
-        self._is_durable = is_durable
-        # Decided, and not with the consumer yet: that takes no time at all.
-        self.on_way: dict[int, history.Delivered] = {}
-        self.recalls_on_way: set[tuple[int, Stretch]] = set()
-
-    def see(self, make: Any, **fields: Any) -> None:
-        self._recorder.see(self.subject, make(self._recorder.now_ns, self.group, **fields))
-
-    def told(self, effects: Effects, make: Any, **fields: Any) -> None:
-        from_group = self._recorder.from_group
-        told = Told(
-            late=[stretch(part) for part in effects.late],
-            recalls=[history.Recall(seat, stretch(part)) for seat, part in effects.recalls],
-            burials=[history.Burial(b.key, b.offset, b.failures) for b in effects.burials],
-            failed=[
-                history.Failure(key, offset, failures, from_group(until), from_group(first))
-                for key, offset, failures, until, first, _ in effects.failed
-                if failures  # 0: owed again, which is for the journal
-            ],
-            acked=[
-                *effects.acked,
-                *(
-                    (key, begin, end)
-                    for key, base, mask in effects.picked
-                    for begin, end in masks.runs(base, mask)
-                ),
-            ],
-        )
-        self.see(make, told=told, **fields)
-        self.recalls_on_way |= {(recall.consumer, recall.stretch) for recall in told.recalls}
-        if make in (history.Moved, history.Reopened):
-            self._recorder.excuse(self.subject, self.group, fields["place"])
-        if make is history.Removed:
-            self.subject.left_out.add((self.group, fields["place"]))
-
-    def taken_up(self, key: Key, acked: AckSet, failures: Mapping[int, Failure]) -> None:
-        """A partition comes to the group, with what was written down of it."""
-        recorder, subject = self._recorder, self.subject
-        floor, done = acked.standing()
-        end = recorder.end(key)
-        if floor > end or any(stop > end for _, stop in done):
-            self._recorder.violate(
-                Violation(
-                    f"{subject.name} takes up {place_text(key)} as done behind its end at {end}: "
-                    f"{floor}, {done}"
-                )
-            )
-        failed = failed_before(key, failures, recorder.from_group)
-        is_known = subject.partition(self.group, key) is not None
-        fields: dict[str, Any] = {"place": key, "floor": floor, "done": done, "failed": failed}
-        if not is_known:
-            if self._is_durable and (self.group, key) not in subject.left_out:
-                self._recorder.violate(
-                    Violation(f"{subject.name} covers {place_text(key)}, and nobody knows why")
-                )
-            self.see(history.Began, is_again=self._is_durable, **fields)
-            subject.left_out.discard((self.group, key))
-            recorder.forget_begin(subject, self.group, key)
-            recorder.excuse(subject, self.group, key)
-        else:
-            recorder.note_purged(subject, self.group, key)
-            self.see(history.Recovered, is_exact=True, **fields)
-
-    def about_to_go(self, key: Key, begin: int, end: int) -> None:
-        """The broker says that these will never come: that has to be so."""
-        partition = self.subject.partition(self.group, key)
-        if partition is None:
-            return
-        for offset in range(begin, min(end, partition.log.end)):
-            if partition.is_owed(offset) and not self._may_be_gone(partition, key, offset):
-                self._recorder.violate(
-                    Violation(
-                        f"{self.subject.name}: {message_text(key, offset)} is owed, and gone for no "
-                        "reason",
-                        (key, {offset}),
-                    )
-                )
-
-    def _may_be_gone(self, partition: PartitionFacts, key: Key, offset: int) -> bool:
-        if self._recorder.may_be_gone(key, offset):
-            return True
-        if not self._recorder.goes_when_acked(key[0]):
-            return False
-        excused = self.subject.excused.get((self.group, key), set())
-        return offset in partition.ever_done or offset in excused
-
-    def about_to_be_buried(self, key: Key, offset: int) -> None:
-        """The broker says that the letter is stored: it is, or there is no message to write one of."""
-        if (self.subject.name, key, offset) in self._recorder.letters:
-            return
-        partition = self.subject.partition(self.group, key)
-        if partition is None or not partition.is_owed(offset):
-            return
-        if not self._may_be_gone(partition, key, offset):
-            self._recorder.violate(
-                Violation(
-                    f"{self.subject.name}: {message_text(key, offset)} is done, and has no dead letter",
-                    (key, {offset}),
-                )
-            )
-
-    def delivered(self, delivery: Delivery, *, cost_bytes: int) -> None:
-        from_group = self._recorder.from_group
-        event = history.Delivered(
-            self._recorder.now_ns,
-            self.group,
-            consumer=delivery.consumer,
-            delivery=delivery.id,
-            place=delivery.key,
-            offsets=offsets_of(delivery),
-            size_bytes=delivery.size_bytes,
-            deadline_ns=from_group(delivery.deadline_ns),
-            attempts=[
-                history.Attempt(offset, failures, from_group(first_ns))
-                for offset, failures, first_ns in delivery.attempts
-            ],
-            cost_bytes=cost_bytes,
-        )
-        self.on_way[delivery.id] = event
-        self._recorder.see(self.subject, event)
-
-
-def failed_before(
-    key: Key, failures: Mapping[int, Failure], told: Callable[[int], int]
-) -> list[history.Failure]:
-    return [
-        history.Failure(
-            key,
-            offset,
-            failure.failures,
-            told(failure.not_before_ns),
-            told(failure.first_delivery_ns),
-        )
-        for offset, failure in failures.items()
-    ]
-
-
 class Recorder:
     """See the module's first lines."""
 
     def __init__(self, policies: Policies, clock: Clock) -> None:
-        self._policies = policies
+        self.stock = Stock(policies)
         self.clock = clock
         self._began_ns = clock.time_ns()
         self.subjects: dict[int, Subject] = {}
-        self.messages: dict[Key, dict[int, Message]] = {}  # those that were seen, by offset
-        self.topics: set[str] = set()  # that exist
         self.deleted: set[int] = set()  # subscriptions: somebody was told so
-        self.letters: set[tuple[str, Key, int]] = set()
         self.is_alive = True  # a process is there
         self.crews: Callable[[], Sequence[Crew]] = list  # that the broker has
-        self._purged: dict[str, Mapping[Key, int]] = {}
-        self._purging: set[str] = set()
-        self._surely_purged: dict[Key, int] = {}
-        self._begins: dict[
-            tuple[int, str], dict[Key, int]
-        ] = {}  # of subscriptions that are being made
+        # Where subscriptions and members begin that are being made.
+        self._begins: dict[tuple[int, str], dict[Key, int]] = {}
         self._is_noting = False
         self._lines: list[tuple[str, Event | None]] = []
         self.violation: Violation | None = None  # the first
@@ -315,12 +110,6 @@ class Recorder:
 
     # --- Messages and topics ---
 
-    def end(self, key: Key) -> int:
-        return 1 + max(self.messages.get(key, {}), default=0)
-
-    def ends(self, topic: str) -> dict[Key, int]:
-        return {key: self.end(key) for key in self.messages if key[0] == topic}
-
     def published(self, batch: Sequence[Message]) -> None:
         """Messages have become visible, or are found after a restart."""
         if not self.is_alive:
@@ -329,9 +118,10 @@ class Recorder:
         for message in batch:
             places.setdefault((message.topic, message.partition), []).append(message)
         for key, messages in places.items():
-            self.messages.setdefault(key, {}).update({each.offset: each for each in messages})
-            for message in messages:
-                self._take_letter(message)
+            try:
+                self.stock.take(key, messages)
+            except Violation as violation:
+                self.violate(violation)
             for subject in self.subjects.values():
                 if subject.matches(key[0]):
                     self._tell_published(subject, key, messages)
@@ -346,82 +136,34 @@ class Recorder:
         )
         self.see(subject, event)
 
-    def _take_letter(self, message: Message) -> None:
-        if message.topic.startswith(DEAD_LETTER_PREFIX):
-            tags = message.tags
-            key = (tags[TOPIC_TAG], int(tags[PARTITION_TAG]))
-            offset = int(tags[OFFSET_TAG])
-            self.letters.add((tags[FROM_TAG], key, offset))
-            original = self.messages.get(key, {}).get(offset)
-            if original is None or original.payload != message.payload:
-                self.violate(
-                    Violation(
-                        f"{message.topic}@{message.offset} is {message.payload!r}, not {original}"
-                    )
-                )
-
-    def partitions(self, topic: str) -> int:
-        return self._policies.for_topic(topic).partitions
-
     def topic_made(self, name: str, partitions: int) -> None:
-        self.topics.add(name)
+        self.stock.topics.add(name)
         if name.startswith(SYSTEM_MARK):
             return
         for partition in range(partitions):
-            self.messages.setdefault((name, partition), {})
+            self.stock.messages.setdefault((name, partition), {})
         for subject in self.subjects.values():
             for group in subject.groups():
                 self._cover(subject, group)
 
     def topic_deleted(self, name: str) -> None:
         """Crews that cover it say so themselves."""
-        self.topics.discard(name)
+        self.stock.topics.discard(name)
         for subject in self.subjects.values():
             for group in subject.checker.groups:
                 self.drop_topics(subject, group)
-
-    def hiding(self, topic: str) -> None:
-        """It is being purged or deleted: whatever it has may be gone until the answer is there."""
-        self._purging.add(topic)
-
-    def is_hiding(self, topic: str) -> bool:
-        return topic in self._purging
-
-    def hidden(self, topic: str) -> None:
-        """There is an answer, or nobody is there to give one any more: what has come meanwhile may be gone, too."""
-        self._purging.discard(topic)
-        self._purged[topic] = self.ends(topic)
-
-    def surely_hidden(self, ends: Mapping[Key, int]) -> None:
-        """Somebody was told so: nobody gets any of what there was before."""
-        self._surely_purged |= ends
-
-    def is_hidden(self, key: Key, offset: int) -> bool:
-        return offset < self._surely_purged.get(key, 1)
 
     def note_purged(self, subject: Subject, group: str, key: Key) -> None:
         """Nobody cares whether what was purged counts as owed."""
         partition = subject.partition(group, key)
         assert partition is not None
-        is_hiding = self.is_hiding(key[0])
-        end = self.end(key) if is_hiding else self._purged.get(key[0], {}).get(key, 1)
-        partition.gone_below = max(partition.gone_below, end)
-
-    def may_be_gone(self, key: Key, offset: int) -> bool:
-        """Whatever anybody is owed."""
-        if key[0] in self._purging or offset < self._purged.get(key[0], {}).get(key, 1):
-            return True
-        retain = self._policies.for_topic(key[0]).retain
-        return retain.age_ns is not None or retain.bytes_max is not None
-
-    def goes_when_acked(self, topic: str) -> bool:
-        return self._policies.for_topic(topic).retain.until is Until.ACKED
+        partition.gone_below = max(partition.gone_below, self.stock.purged_below(key))
 
     def excuse(self, subject: Subject, group: str, key: Key) -> None:
         """A group begins with a partition, or elsewhere in it: what nobody else was owed all along may be gone."""
         subject.excused[group, key] = {
             offset
-            for offset in range(1, self.end(key))
+            for offset in range(1, self.stock.end(key))
             if not any(
                 self._holds(other, name, key, offset)
                 for other in self.subjects.values()
@@ -447,7 +189,7 @@ class Recorder:
         subject = self.subjects.get(definition.id)
         if subject is None:
             subject = self.subjects[definition.id] = Subject(definition)
-            for key, messages in self.messages.items():
+            for key, messages in self.stock.messages.items():
                 if messages and subject.matches(key[0]):
                     self._tell_all_published(subject, key)
             if subject.mode is not Mode.MULTICAST:
@@ -458,18 +200,20 @@ class Recorder:
         return subject
 
     def _tell_all_published(self, subject: Subject, key: Key) -> None:
-        messages = [self.messages[key][offset] for offset in sorted(self.messages[key])]
+        messages = [self.stock.messages[key][offset] for offset in sorted(self.stock.messages[key])]
         first = messages[0].offset
         if [message.offset for message in messages] != list(range(first, first + len(messages))):
             self.violate(
-                Violation(f"{place_text(key)} became visible with gaps: {list(self.messages[key])}")
+                Violation(
+                    f"{place_text(key)} became visible with gaps: {list(self.stock.messages[key])}"
+                )
             )
         self._tell_published(subject, key, messages)
 
     def _begin(self, subject: Subject, group: str) -> None:
         """Where it begins was written down before it was there itself."""
         for key, floor in self._begins.pop((subject.id, group), {}).items():
-            if key[0] not in self.topics:
+            if key[0] not in self.stock.topics:
                 subject.left_out.add((group, key))  # deleted meanwhile
                 continue
             self.see(subject, history.Began(self.now_ns, group, place=key, floor=floor))
@@ -481,9 +225,9 @@ class Recorder:
 
     def _cover(self, subject: Subject, group: str) -> None:
         """Topics made later are owed from their first message on."""
-        for key in self.messages:
+        for key in self.stock.messages:
             if (
-                key[0] in self.topics
+                key[0] in self.stock.topics
                 and not key[0].startswith(SYSTEM_MARK)
                 and subject.matches(key[0])
                 and subject.partition(group, key) is None
@@ -499,9 +243,7 @@ class Recorder:
         writer = Writer(self, subject, group, is_durable=crew.is_durable)
         if crew.is_durable:
             if group in subject.crews:
-                # The former was let go, as everything was written down.
-                number = subject.checker.number
-                self.see(subject, history.Stored(self.now_ns, group, events=number))
+                # The former was let go: everything was written down, and is taken up exactly so.
                 self.see(subject, history.Restarted(self.now_ns, group, events=None))
             self._begin(subject, group)
         subject.crews[group] = crew
@@ -516,7 +258,7 @@ class Recorder:
     def drop_topics(self, subject: Subject, group: str) -> None:
         """Topics that were deleted while no crew was there to be told."""
         for key in list(subject.checker.group(group).partitions):
-            if key[0] not in self.topics and not self._covers(subject, group, key):
+            if key[0] not in self.stock.topics and not self._covers(subject, group, key):
                 self.see(subject, history.Removed(self.now_ns, group, place=key))
                 subject.left_out.add((group, key))
 
@@ -537,6 +279,8 @@ class Recorder:
         match record:
             case AtRecord(member=member, topic=topic, partition=partition, floor=floor):
                 key = (topic, partition)
+                if subject is not None and (member, key) in subject.left_out:
+                    return  # deleted once: how it stands is told when it is taken up
                 if subject is None or subject.partition(member, key) is None:
                     self._begins.setdefault((record.subscription, member), {})[key] = floor
                     return
@@ -583,6 +327,7 @@ class Recorder:
 
     def forget(self, subject: Subject, group: str) -> None:
         self.see(subject, history.Forgotten(self.now_ns, group))
+        subject.members.discard(group)
         crew = subject.crews.pop(group, None)
         if crew is not None:
             crew.fall_silent()
@@ -601,18 +346,17 @@ class Recorder:
     def process_ends(self) -> None:
         """Nothing that is still said means anything."""
         self.is_alive = False
-        for topic in list(self._purging):
-            self.hidden(topic)
+        self.stock.nobody_answers()
 
     def process_begins(self, clock: Clock, topics: Mapping[str, int]) -> None:
         """Another broker has been opened on what is left; these topics are there, with so many partitions."""
         self.clock = clock
         self.is_alive = True
-        self.topics = set(topics)
+        self.stock.topics = set(topics)
         for topic, partitions in topics.items():
             for partition in range(partitions):
                 if not topic.startswith(SYSTEM_MARK):
-                    self.messages.setdefault((topic, partition), {})
+                    self.stock.messages.setdefault((topic, partition), {})
         for subject in list(self.subjects.values()):
             subject.crews.clear()
             for group in filter(is_unnamed, list(subject.checker.groups)):

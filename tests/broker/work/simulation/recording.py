@@ -32,7 +32,8 @@ from tests.subscriptions import history
 from tests.subscriptions.history import Stretch
 
 if TYPE_CHECKING:
-    from tests.broker.work.simulation.recorder import Recorder, Writer
+    from tests.broker.work.simulation.recorder import Recorder
+    from tests.broker.work.simulation.writer import Writer
 
 
 @contextmanager
