@@ -153,10 +153,12 @@ class Batch:
             raise MalformedError("batches", "none to join")
         if len(batches) == 1:
             return batches[0]
-        return _sealed(
+        joined = _sealed(
             selection.join_envelopes([batch.envelope for batch in batches]),
             selection.join_columns([batch.columns for batch in batches]),
         )
+        envelope.check(joined.envelope)
+        return joined
 
     # --- Bytes ---
 
@@ -328,10 +330,11 @@ def _encoded(table: Columns) -> bytes:
 
 
 def _sealed(head: Envelope, table: Columns) -> Batch:
-    """A batch of runs and rows that were selected or joined."""
+    """A batch of runs and rows that were selected or joined: as right as where they come from, unless too many."""
     body = _encoded(table)
     head = msgspec.structs.replace(head, body_bytes=len(body), body_crc=crc32c(body))
-    envelope.check(head)
+    if head.run_count > envelope.RUNS_MAX:
+        envelope.check(head)
     return Batch(head, body, table)
 
 
