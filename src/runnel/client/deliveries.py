@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from threading import get_ident
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -193,6 +194,13 @@ class Delivery:
                 raise MalformedError("work", f"{run!r:.200} in {self!r}")
             states[first : first + run.count] = bytes((WAITING,)) * run.count
         return states
+
+    def holder_here(self) -> Holder:
+        """The consumer, to be told something on its loop; ClientFault from a thread that is not the loop's."""
+        holder = self.holder
+        if get_ident() != holder.thread_id:
+            holder.check_loop()
+        return holder
 
     def state(self, offset: int) -> int:
         return self.states[offset - self.begin]

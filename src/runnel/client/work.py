@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from threading import get_ident
 from typing import Any
 
 import msgspec
@@ -105,24 +104,15 @@ class Work(LeasedMessage, frozen=True, eq=False):
 
     def ack(self, *, stored: bool = False) -> Coroutine[Any, Any, None]:
         """It is done. Waits only for room; with `stored`, until the broker has stored it."""
-        holder = self.delivery.holder
-        if get_ident() != holder.thread_id:
-            holder.check_loop()
-        return holder.ack(self, stored=stored)
+        return self.delivery.holder_here().ack(self, stored=stored)
 
     def nack(self, delay_s: float | None = None, reason: str = "") -> Coroutine[Any, Any, None]:
         """It failed: it comes again after a delay, this one or the subscription's."""
-        holder = self.delivery.holder
-        if get_ident() != holder.thread_id:
-            holder.check_loop()
-        return holder.nack(self, delay_s=delay_s, reason=reason)
+        return self.delivery.holder_here().nack(self, delay_s=delay_s, reason=reason)
 
     def extend(self, seconds: float) -> Coroutine[Any, Any, None]:
         """Lease its delivery for so long from now on."""
-        holder = self.delivery.holder
-        if get_ident() != holder.thread_id:
-            holder.check_loop()
-        return holder.extend(self, seconds)
+        return self.delivery.holder_here().extend(self, seconds)
 
 
 class LeasedBatch(Batch):
@@ -167,24 +157,15 @@ class WorkBatch(LeasedBatch):
 
     def ack(self, *, stored: bool = False) -> Coroutine[Any, Any, None]:
         """All of it is done."""
-        holder = self.delivery.holder
-        if get_ident() != holder.thread_id:
-            holder.check_loop()
-        return holder.ack(self, stored=stored)
+        return self.delivery.holder_here().ack(self, stored=stored)
 
     def nack(self, delay_s: float | None = None, reason: str = "") -> Coroutine[Any, Any, None]:
         """All of it failed that is not acknowledged."""
-        holder = self.delivery.holder
-        if get_ident() != holder.thread_id:
-            holder.check_loop()
-        return holder.nack(self, delay_s=delay_s, reason=reason)
+        return self.delivery.holder_here().nack(self, delay_s=delay_s, reason=reason)
 
     def extend(self, seconds: float) -> Coroutine[Any, Any, None]:
         """Lease it for so long from now on."""
-        holder = self.delivery.holder
-        if get_ident() != holder.thread_id:
-            holder.check_loop()
-        return holder.extend(self, seconds)
+        return self.delivery.holder_here().extend(self, seconds)
 
 
 class LateWork(msgspec.Struct, frozen=True):

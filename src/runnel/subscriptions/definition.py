@@ -10,6 +10,7 @@ import msgspec
 
 from runnel.errors import ClientFault, MalformedError
 from runnel.formats.work_heads import WorkOptions
+from runnel.topics.names import DEAD_LETTER_PREFIX, NAME_BYTES_MAX, Label, check_label, check_text
 
 _MS: Final = 1_000_000
 _SECOND: Final = 1_000_000_000
@@ -19,6 +20,10 @@ LEASE_NS_MIN: Final = 100 * _MS
 
 DURATION_NS_MAX: Final = 10 * 365 * 86_400 * _SECOND
 """No option is longer: ten years, which in nanoseconds still fit into 64 bits many times."""
+
+
+UNNAMED_MARK: Final = "~"
+"""Members of a multicast that gave no name get one that begins with it."""
 
 
 class Mode(enum.StrEnum):
@@ -117,6 +122,14 @@ class Options(msgspec.Struct, frozen=True, gc=False):
             absent_ns_max=_given(wire.absent_ms_max, usual.absent_ns_max),
         )
 
+    def changed(self, given: WorkOptions | None) -> Options:
+        """These, with those that are given in their place."""
+        if given is None:
+            return self
+        said = msgspec.structs.asdict(given).items()
+        wanted = {name: value for name, value in said if value is not None}
+        return Options.of(msgspec.structs.replace(self.to_wire(), **wanted))
+
     def to_wire(self) -> WorkOptions:
         return WorkOptions(
             lease_ms=self.lease_ns // _MS,
@@ -175,3 +188,23 @@ def _spoken(field: str) -> str:
 
 def _ms(duration_ns: int) -> str:
     return f"{duration_ns / _MS:g} ms"
+
+
+def check_member(name: str) -> None:
+    check_text("member name", name)
+    if name.startswith(UNNAMED_MARK):
+        raise ClientFault(
+            f"member name {name!r}: those that begin with {UNNAMED_MARK} are given to unnamed members"
+        )
+
+
+def check_name(name: str) -> None:
+    check_label(Label.SUBSCRIPTION, name)
+    room = NAME_BYTES_MAX - len(DEAD_LETTER_PREFIX)
+    if len(name.encode()) > room:
+        raise ClientFault(
+            f"subscription name of {len(name.encode())} bytes: at most {room} are allowed, so that its "
+            f"dead letters can have a topic"
+        )
+    if name.startswith("!"):
+        raise ClientFault(f"subscription name {name!r}: names that begin with ! are the system's")

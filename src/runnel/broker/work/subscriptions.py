@@ -7,7 +7,7 @@ its definition and what is stored of it: nothing is told to it, and nothing is r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Final
@@ -17,9 +17,10 @@ import msgspec
 from runnel.broker.events import EventKind
 from runnel.broker.feeds import KeptLog
 from runnel.broker.live_subscription import LiveSubscription
+from runnel.broker.work.awake import AwakeCrews
+from runnel.broker.work.begins import begins_of
 from runnel.broker.work.consumer import WorkConsumer
 from runnel.broker.work.crew import Crew, CrewParts
-from runnel.broker.work.larder import StoredRun, run_of
 from runnel.broker.work.sink import WorkSink
 from runnel.errors import (
     ClientFault,
@@ -30,8 +31,6 @@ from runnel.errors import (
     UnknownSubscriptionError,
     UnknownTopicError,
 )
-from runnel.formats.batch import Batch
-from runnel.formats.envelope import Codec
 from runnel.formats.heads import Start
 from runnel.formats.work_heads import Consume, WorkOptions
 from runnel.log.index import Key
@@ -39,16 +38,12 @@ from runnel.log.log import Stored, TopicInfo
 from runnel.subscriptions import definition as definitions
 from runnel.subscriptions.definition import Definition, MemberRecord, Mode, Options
 from runnel.subscriptions.records import AtRecord, ForgottenRecord
-from runnel.topics.names import DEAD_LETTER_PREFIX, NAME_BYTES_MAX, Label, check_label, check_text
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern, any_of
 
-_STARTS: Final = ("earliest", "latest", "time", "offsets")
 _WINDOW_MESSAGES_MAX: Final = 1_000_000
 _WINDOW_BYTES_MAX: Final = 2**30
-_CREWS_REMEMBERED_MAX: Final = 65_536  # topics whose crews are remembered
 _LOOK_INTERVAL_S: Final = 1.0
-_UNNAMED_MARK: Final = "~"
 
 
 class WorkSubscription:
@@ -83,8 +78,7 @@ class WorkSubscriptions:
         self._index = index  # of the topics there are
         self._by_name: dict[str, WorkSubscription] = {}
         self._covering: PatternIndex[WorkSubscription] = PatternIndex()
-        self._awake: dict[Crew, Callable[[str], bool]] = {}
-        self._crews_of: dict[str, tuple[Crew, ...]] = {}
+        self._awake = AwakeCrews(parts.larder)
         self._changing = asyncio.Lock()
         self._last_id = 0
         self._unnamed = count(1)
@@ -158,7 +152,7 @@ class WorkSubscriptions:
         start: Start | None,
         options: WorkOptions | None,
     ) -> WorkSubscription:
-        _check_name(name)
+        definitions.check_name(name)
         self._check_patterns(name, patterns)
         checked_mode = Mode.checked(mode or Mode.SHARED)
         now_ns = self._parts.clock.time_ns()
@@ -214,7 +208,7 @@ class WorkSubscriptions:
                 f"subscription {definition.name!r} is over {' '.join(definition.patterns)}, not over "
                 f"{' '.join(patterns)}; delete it first, or choose another name"
             )
-        wanted = _changed(definition.options, options)
+        wanted = definition.options.changed(options)
         if wanted != definition.options:
             await self._redefine(subscription, msgspec.structs.replace(definition, options=wanted))
 
@@ -309,23 +303,9 @@ class WorkSubscriptions:
                 )
 
     async def _begins(self, subscription: WorkSubscription, start: Start) -> dict[Key, int]:
-        if start.kind not in _STARTS:
-            raise ClientFault(f"start {start.kind!r} is none of {', '.join(_STARTS)}")
-        given = {(place.topic, place.partition): place.offset for place in start.partitions}
-        begins: dict[Key, int] = {}
-        async for key, log in self.partitions(subscription):
-            if start.kind == "offsets" and key not in given:
-                continue  # as it is: from the first message on, unless something is stored of it
-            with suppress(UnknownTopicError):  # deleted meanwhile
-                begins[key] = await _begin_of(log, key, start, given)
-        unknown = [key for key in given if key not in begins]
-        if unknown:
-            topic, partition = unknown[0]
-            raise UnknownTopicError(
-                f"{topic}[{partition}] is no partition that subscription "
-                f"{subscription.definition.name!r} covers"
-            )
-        return begins
+        return await begins_of(
+            f"subscription {subscription.definition.name!r}", self.partitions(subscription), start
+        )
 
     async def partitions(
         self, subscription: WorkSubscription
@@ -392,14 +372,14 @@ class WorkSubscriptions:
             begins = await self._begins(subscription, start)
             unnamed = Crew(
                 definition,
-                f"{_UNNAMED_MARK}{next(self._unnamed)}",
+                f"{definitions.UNNAMED_MARK}{next(self._unnamed)}",
                 self._parts,
                 is_durable=False,
             )
             unnamed.begins = begins
             subscription.crews[unnamed.member] = unnamed
             return unnamed, ""
-        check_member(request.member)
+        definitions.check_member(request.member)
         if request.member not in subscription.members:
             await self._begin(subscription, request.member, start)
             since_ns = self._parts.clock.time_ns()
@@ -426,8 +406,7 @@ class WorkSubscriptions:
         """Tell it of everything that is stored from now on, and then of what there is."""
         if crew in self._awake:
             return
-        self._awake[crew] = subscription.matches
-        self._crews_of.clear()
+        self._awake.add(crew, subscription.matches)
         async for key, log in self.partitions(subscription):
             with suppress(UnknownTopicError):  # deleted meanwhile
                 crew.cover(key, log)
@@ -436,8 +415,7 @@ class WorkSubscriptions:
         """A consumer has gone. A crew without any is told nothing more."""
         if crew.consumers:
             return
-        if self._awake.pop(crew, None) is not None:
-            self._crews_of.clear()
+        self._awake.discard(crew)
         if not crew.is_durable:
             subscription.crews.pop(crew.member, None)
             subscription.redelivered_before += crew.group.releases
@@ -446,62 +424,19 @@ class WorkSubscriptions:
     def _end(self, subscription: WorkSubscription, crew: Crew, error: RunnelError) -> None:
         crew.end(error)
         subscription.crews.pop(crew.member, None)
-        if self._awake.pop(crew, None) is not None:
-            self._crews_of.clear()
+        self._awake.discard(crew)
 
     # --- What the logs tell ---
 
     def on_stored(self, stored: Stored) -> None:
         """Hot: once a batch."""
-        if not self._awake:
-            return
-        head = stored.envelope
-        if len(head.topics) == 1:
-            crews = self._crews(head.topics[0])
-            if crews:
-                key = (head.topics[0], int.from_bytes(head.partitions, "little"))
-                end = int.from_bytes(head.base_offsets, "little") + head.message_count
-                run = run_of(stored)
-                if run is not None:
-                    self._parts.larder.put(key, run)
-                for crew in crews:
-                    crew.extend(key, end)
-                    crew.wake()
-            return
-        self._on_stored_runs(stored)
-
-    def _on_stored_runs(self, stored: Stored) -> None:
-        """The same for a batch of several runs: everybody is woken once."""
-        head = stored.envelope
-        batch = Batch(head, stored.body) if head.codec == Codec.NONE else None
-        woken: dict[Crew, None] = {}
-        bases = head.column64(head.base_offsets)
-        counts = head.column32(head.counts)
-        for number, key in enumerate(zip(head.topics, head.column32(head.partitions), strict=True)):
-            crews = self._crews(key[0])
-            if crews and batch is not None:
-                run = StoredRun(batch, bases[number], counts[number], run=number)
-                self._parts.larder.put(key, run)
-            for crew in crews:
-                crew.extend(key, bases[number] + counts[number])
-                woken[crew] = None
-        for crew in woken:
-            crew.wake()
-
-    def _crews(self, topic: str) -> tuple[Crew, ...]:
-        crews = self._crews_of.get(topic)
-        if crews is None:
-            if len(self._crews_of) >= _CREWS_REMEMBERED_MAX:
-                self._crews_of.clear()
-            crews = tuple(crew for crew, matches in self._awake.items() if matches(topic))
-            self._crews_of[topic] = crews
-        return crews
+        self._awake.on_stored(stored)
 
     def on_topic_made(self, info: TopicInfo) -> None:
         log = self._parts.stores.log_of(info.name)
         if log is None:
             return
-        for crew in self._crews(info.name):
+        for crew in self._awake.of(info.name):
             for partition in range(len(info.shards)):
                 crew.cover((info.name, partition), log)
 
@@ -562,19 +497,8 @@ class WorkSubscriptions:
             for crew in list(subscription.crews.values()):
                 crew.rest()
         self._awake.clear()
-        self._crews_of.clear()
         await self._parts.tasks.wait()
         await self._parts.state.close()
-
-
-def _changed(options: Options, given: WorkOptions | None) -> Options:
-    """The options with those that are given in their place."""
-    if given is None:
-        return options
-    said = {
-        name: value for name, value in msgspec.structs.asdict(given).items() if value is not None
-    }
-    return Options.of(msgspec.structs.replace(options.to_wire(), **said))
 
 
 def _seen(member: MemberRecord, crew: Crew | None, now_ns: int) -> MemberRecord:
@@ -583,40 +507,3 @@ def _seen(member: MemberRecord, crew: Crew | None, now_ns: int) -> MemberRecord:
     if is_there == (member.absent_since_ns == 0):
         return member
     return msgspec.structs.replace(member, absent_since_ns=0 if is_there else now_ns)
-
-
-def check_member(name: str) -> None:
-    check_text("member name", name)
-    if name.startswith(_UNNAMED_MARK):
-        raise ClientFault(
-            f"member name {name!r}: those that begin with {_UNNAMED_MARK} are given to unnamed members"
-        )
-
-
-def _check_name(name: str) -> None:
-    check_label(Label.SUBSCRIPTION, name)
-    room = NAME_BYTES_MAX - len(DEAD_LETTER_PREFIX)
-    if len(name.encode()) > room:
-        raise ClientFault(
-            f"subscription name of {len(name.encode())} bytes: at most {room} are allowed, so that its "
-            f"dead letters can have a topic"
-        )
-    if name.startswith("!"):
-        raise ClientFault(f"subscription name {name!r}: names that begin with ! are the system's")
-
-
-async def _begin_of(log: KeptLog, key: Key, start: Start, given: Mapping[Key, int]) -> int:
-    match start.kind:
-        case "latest":
-            return log.next_offset(*key)
-        case "time":
-            return await log.offset_at(*key, start.time_ns)
-        case "offsets" if key in given:
-            end = log.next_offset(*key)
-            if not 1 <= given[key] <= end:
-                raise ClientFault(
-                    f"offset {given[key]} of {key[0]}[{key[1]}] is not between 1 and {end}, the next "
-                    "message's"
-                )
-            return given[key]
-    return (await log.bounds(*key)).first_offset
