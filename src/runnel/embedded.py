@@ -20,6 +20,7 @@ from runnel.config import IN_MEMORY, Settings
 from runnel.doors.native.door import Door
 from runnel.doors.native.listener import Listener
 from runnel.log.disk_log import DiskLog
+from runnel.security.gate import Gate
 from runnel.topics.policies import Policies
 from runnel.world.clock import Clock, SystemClock
 from runnel.world.disk import RealDisk
@@ -31,8 +32,9 @@ MEMORY: Final = IN_MEMORY
 class Broker:
     """A broker in this event loop: `async with Broker.open("memory:") as broker, broker.connect() as bus`."""
 
-    def __init__(self, core: BrokerCore, door: Door, clock: Clock) -> None:
+    def __init__(self, core: BrokerCore, gate: Gate, door: Door, clock: Clock) -> None:
         self._core = core
+        self._gate = gate
         self._door = door
         self._clock = clock
 
@@ -62,11 +64,14 @@ class Broker:
                 settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
             )
             try:
-                door = Door(core, settings)
+                gate = Gate.open(settings, clock)
+                gate.start()
+                door = Door(core, settings, gate)
                 try:
-                    yield cls(core, door, clock)
+                    yield cls(core, gate, door, clock)
                 finally:
                     await door.close()
+                    await gate.close()
             finally:
                 await core.close()
         finally:
@@ -86,7 +91,8 @@ class Broker:
         """Let other processes in: the URL to connect to, for as long as the `async with` lasts."""
         settings = self._core.settings
         native = msgspec.structs.replace(settings.native, listen=address)
-        listener = await Listener.open(self._core, msgspec.structs.replace(settings, native=native))
+        settings = msgspec.structs.replace(settings, native=native)
+        listener = await Listener.open(self._core, self._gate, settings)
         try:
             yield f"runnel://{listener.address}"
         finally:

@@ -148,6 +148,18 @@ class HandshakeError(ClientFault):
     code = "handshake"
 
 
+class UnauthenticatedError(ClientFault):
+    """No token was shown where one is needed, or one that is not known, or no longer."""
+
+    code = "unauthenticated"
+
+
+class ForbiddenError(ClientFault):
+    """The token is known, and has no right to this; the text says which right would be needed."""
+
+    code = "forbidden"
+
+
 class SettingsError(ClientFault):
     """Settings that cannot be used: names the key, the value and where it came from."""
 

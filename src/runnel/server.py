@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import resource
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from runnel.broker.broker import Broker
 from runnel.config import IN_MEMORY, Settings
-from runnel.doors.native.listener import Listener
+from runnel.doors.native.listener import Listener as NativeListener
+from runnel.errors import SettingsError
+from runnel.security.gate import Gate
 from runnel.world.clock import SystemClock
 from runnel.world.diagnostics import get_logger
 from runnel.world.disk import RealDisk
+from runnel.world.tls import TlsFiles
 from runnel.world.workers import ThreadWorkers
 
 logger = get_logger("runnel")
@@ -23,26 +26,47 @@ logger = get_logger("runnel")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # Besides connections and the log's files: the catalogue, locks, the loop's own, and what libraries open.
 _OTHER_FILES: Final = 256
+# A certificate is looked at so often; asking costs two looks at the file system.
+_CERTIFICATES_SECONDS: Final = 1.0
+
+
+class Listener(Protocol):
+    """A door that is open, whatever its protocol."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def tls(self) -> TlsFiles | None: ...
+    @property
+    def connection_count(self) -> int: ...
+    async def drain(self) -> bool: ...
+    def hurry(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class Server:
-    """An open broker and its doors."""
+    """An open broker and its doors, by name."""
 
-    def __init__(self, settings: Settings, broker: Broker, native: Listener) -> None:
+    def __init__(self, settings: Settings, broker: Broker, doors: Mapping[str, Listener]) -> None:
         self.settings = settings
         self.broker = broker
-        self.native = native
+        self.doors = doors
         self._stop_asked = asyncio.Event()
 
     @property
     def addresses(self) -> Mapping[str, str]:
-        """Where each door listens: `{"native": "127.0.0.1:7470"}`."""
-        return {"native": self.native.address}
+        """Where each door listens: `{"native": "127.0.0.1:7470", "http": …}`."""
+        return {name: door.address for name, door in self.doors.items()}
+
+    @property
+    def connection_count(self) -> int:
+        return sum(door.connection_count for door in self.doors.values())
 
     def stop(self) -> None:
         """Shut down in good order; called again: at once."""
         if self._stop_asked.is_set():
-            self.native.hurry()
+            for door in self.doors.values():
+                door.hurry()
         self._stop_asked.set()
 
     async def wait_stop(self) -> None:
@@ -51,37 +75,79 @@ class Server:
 
     async def drain(self) -> None:
         """Take nothing new, finish what was accepted, tell the clients, store everything."""
-        logger.info("shutting down", connections=len(self.native.door.connections))
-        if not await self.native.drain():
-            logger.warning(
-                "not everything was finished in time", connections=len(self.native.door.connections)
-            )
+        logger.info("shutting down", connections=self.connection_count)
+        drained = await asyncio.gather(*(door.drain() for door in self.doors.values()))
+        if not all(drained):
+            logger.warning("not everything was finished in time", connections=self.connection_count)
         await self.broker.sync()
+
+    async def watch_certificates(self) -> None:
+        """Use new certificates as soon as their files are replaced, until cancelled."""
+        while True:
+            await self.broker.clock.sleep(_CERTIFICATES_SECONDS)
+            for name, door in self.doors.items():
+                if door.tls is None:
+                    continue
+                try:
+                    if door.tls.reload():
+                        logger.info("a new certificate is in use", door=name)
+                except SettingsError as error:
+                    logger.error("the certificate was not changed", door=name, problem=str(error))  # noqa: TRY400
 
 
 @asynccontextmanager
 async def open_server(settings: Settings) -> AsyncIterator[Server]:
     """Everything that `runnel serve` runs, on this machine's disk and clock; closed at the end, drained or not."""
     clock = SystemClock()
-    workers = ThreadWorkers(settings.log.writers)
-    try:
+    async with AsyncExitStack() as opened:
+        workers = ThreadWorkers(settings.log.writers)
+        opened.callback(workers.close)
         directory = None if settings.data == IN_MEMORY else settings.data
+        gate = Gate.open(settings, clock)
         broker = await Broker.open(
             settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
         )
-        try:
-            native = await Listener.open(broker, settings)
-            broker.metrics.add_gauge(
-                "connections", "Connections at all doors.", lambda: len(native.door.connections)
-            )
-            try:
-                yield Server(settings, broker, native)
-            finally:
-                await native.close()
-        finally:
-            await broker.close()
-    finally:
-        workers.close()
+        opened.push_async_callback(broker.close)
+        gate.start()
+        opened.push_async_callback(gate.close)
+        doors: dict[str, Listener] = {}
+        for name, open_door in _doors(settings):
+            doors[name] = await open_door(broker, gate, settings)
+            opened.push_async_callback(doors[name].close)
+        server = Server(settings, broker, doors)
+        broker.metrics.add_gauge(
+            "connections", "Connections at all doors.", lambda: server.connection_count
+        )
+        watching = asyncio.get_running_loop().create_task(server.watch_certificates())
+        opened.push_async_callback(_ended, watching)
+        yield server
+
+
+OpenDoor = Callable[[Broker, Gate, Settings], Awaitable[Listener]]
+
+
+def _doors(settings: Settings) -> Iterator[tuple[str, OpenDoor]]:
+    """The doors that the settings open, but for those whose extra is not installed."""
+    yield "native", NativeListener.open
+    if settings.http.listen is not None:
+        if find_spec("litestar") is None or find_spec("uvicorn") is None:
+            logger.info("the HTTP door stays closed: pip install 'runnel[http]' brings it")
+        else:
+            from runnel.doors.http.listener import HttpListener
+
+            yield "http", HttpListener.open
+    if settings.grpc.listen is not None:
+        if find_spec("grpc") is None or find_spec("grpc_health") is None:
+            logger.info("the gRPC door stays closed: pip install 'runnel[grpc]' brings it")
+        else:
+            from runnel.doors.grpc.listener import GrpcListener
+
+            yield "grpc", GrpcListener.open
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def serve(settings: Settings, *, ready: Callable[[Server], None] | None = None) -> None:
@@ -114,7 +180,13 @@ def run(settings: Settings, *, ready: Callable[[Server], None] | None = None) ->
 
 def _allow_files(settings: Settings) -> None:
     """Raise the process's limit of open files to what the settings allow clients and logs to open."""
-    wanted = settings.native.connections_max + settings.limits.open_files_max + _OTHER_FILES
+    wanted = (
+        settings.native.connections_max
+        + settings.http.connections_max
+        + settings.grpc.calls_max
+        + settings.limits.open_files_max
+        + _OTHER_FILES
+    )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return

@@ -30,6 +30,8 @@ class Server:
         self.port = port
         self.directory = directory
         self._words = ["--data", str(directory / "data"), "--listen", f"127.0.0.1:{port}"]
+        # Tests of those doors open them at ports of their own.
+        self._words += ["--set", "http.listen=none", "--set", "grpc.listen=none"]
         for setting in settings:
             self._words += ["--set", setting]
         self._process: subprocess.Popen[bytes] | None = None

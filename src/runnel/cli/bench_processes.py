@@ -30,7 +30,7 @@ async def own_broker(keep: Keep) -> AsyncIterator[str]:
     """A broker on a free port with a data directory that goes with it; yields its address."""
     with tempfile.TemporaryDirectory(prefix="runnel-bench-") as directory:
         rule = f'topics=[{{ match = "*", keep = "{keep.value}" }}]'
-        where = ("--data", directory, "--listen", "127.0.0.1:0")
+        where = ("--data", directory, "--listen", "127.0.0.1:0", "--http", "none", "--grpc", "none")
         quiet = ("--log-level", "warning")
         async with _process("-m", "runnel", "serve", *where, "--set", rule, *quiet) as broker:
             assert broker.stdout is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -14,12 +14,14 @@ from runnel.cli import diagnostics
 from runnel.cli.banner import banner_lines, listening_line
 from runnel.cli.diagnostics import LogFormat, LogLevel
 from runnel.cli.settings_flags import Assignments, Config, Data, flags_of
-from runnel.config import IN_MEMORY, load
+from runnel.config import IN_MEMORY, Flag, load
 
 if TYPE_CHECKING:
     from runnel.server import Server
 
 app = typer.Typer(add_completion=False)
+
+_SCHEMES: Final = {"native": "runnel", "http": "http", "grpc": "grpc"}
 
 
 @app.command()
@@ -32,6 +34,18 @@ def serve(
         typer.Option(
             metavar="ADDRESS",
             help="Host and port for clients, such as 127.0.0.1:7470; port 0: any free one.",
+        ),
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Host and port of the HTTP door; none: closed. [127.0.0.1:7480]"
+        ),
+    ] = None,
+    grpc: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Host and port of the gRPC door; none: closed. [127.0.0.1:7490]"
         ),
     ] = None,
     assignments: Assignments = None,
@@ -50,7 +64,13 @@ def serve(
     At the end it finishes what it has accepted and exits with 0; a second signal does not wait for the
     clients.
     """
-    settings = load(config_path=config, flags=flags_of(assignments, data, listen)).settings
+    flags = flags_of(assignments, data, listen)
+    flags += [
+        Flag(key, value, option)
+        for key, value, option in (("http.listen", http, "--http"), ("grpc.listen", grpc, "--grpc"))
+        if value is not None
+    ]
+    settings = load(config_path=config, flags=flags).settings
     diagnostics.configure(log_format, log_level)
     from runnel.server import run  # what is wrong with the settings is told without it
 
@@ -60,8 +80,10 @@ def serve(
 def _announce(server: Server) -> None:
     if sys.stdout is None:
         return
-    scheme = "runnel" if server.settings.native.tls_certificate is None else "runnels"
-    addresses = [f"{scheme}://{server.addresses['native']}"]
+    addresses = [
+        f"{_SCHEMES[name]}{'' if door.tls is None else 's'}://{door.address}"
+        for name, door in server.doors.items()
+    ]
     if sys.stdout.isatty():
         settings = server.settings
         if settings.data != IN_MEMORY:

@@ -9,7 +9,10 @@ from runnel.config.loading import load
 from runnel.config.merging import Loaded, merge
 from runnel.config.settings import (
     IN_MEMORY,
+    Authentication,
     BrokerSettings,
+    GrpcSettings,
+    HttpSettings,
     Keep,
     LimitSettings,
     LogSettings,
@@ -17,6 +20,7 @@ from runnel.config.settings import (
     Pin,
     Retain,
     Rotate,
+    SecuritySettings,
     Settings,
     TopicRule,
     Until,
@@ -32,8 +36,11 @@ from runnel.config.units import (
 
 __all__ = [
     "IN_MEMORY",
+    "Authentication",
     "BrokerSettings",
     "Flag",
+    "GrpcSettings",
+    "HttpSettings",
     "Keep",
     "LimitSettings",
     "Loaded",
@@ -43,6 +50,7 @@ __all__ = [
     "Pin",
     "Retain",
     "Rotate",
+    "SecuritySettings",
     "Settings",
     "Source",
     "TopicRule",

@@ -180,6 +180,50 @@ class NativeSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     tls_key: str | None = None
 
 
+class HttpSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """`[http]`: the door for REST, server-sent events and Prometheus; the extra `http` brings it."""
+
+    listen: str | None = "127.0.0.1:7480"
+    allow_remote: bool = False
+    connections_max: Count = 1000
+    body_bytes_max: Size = 16 * MIB
+    request_timeout_ns: Interval = 30 * SECOND_NS
+    idle_timeout_ns: Interval = 60 * SECOND_NS
+    streams_max: Count = 1000
+    consumers_max: Count = 1000
+    drain_timeout_ns: Interval = 10 * SECOND_NS
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+
+
+class GrpcSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """`[grpc]`: the door for clients built from the .proto; the extra `grpc` brings it."""
+
+    listen: str | None = "127.0.0.1:7490"
+    allow_remote: bool = False
+    calls_max: Count = 1000
+    message_bytes_max: Size = 16 * MIB
+    idle_timeout_ns: Interval = 60 * SECOND_NS
+    drain_timeout_ns: Interval = 10 * SECOND_NS
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+
+
+class Authentication(enum.StrEnum):
+    """How a client shows who it is."""
+
+    NONE = "none"
+    TOKEN = "token"
+
+
+class SecuritySettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """`[security]`: who may come in, the same at every door."""
+
+    authentication: Authentication = Authentication.NONE
+    tokens_file: str | None = None
+    token_connections_max: Count = 1000
+
+
 class Settings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     """Everything a Runnel process is told, merged once at its start."""
 
@@ -190,6 +234,9 @@ class Settings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     log: LogSettings = LogSettings()
     broker: BrokerSettings = BrokerSettings()
     native: NativeSettings = NativeSettings()
+    http: HttpSettings = HttpSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    security: SecuritySettings = SecuritySettings()
     topics: tuple[TopicRule, ...] = ()
 
 
@@ -243,6 +290,28 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "native.drain_timeout": "At shutdown, time for what was accepted to be finished.",
     "native.tls_certificate": "File with the certificate chain, PEM; none: no TLS.",
     "native.tls_key": "File with the certificate's private key, PEM.",
+    "http.listen": "Address and port of the HTTP door; port 0: any free one; none: closed.",
+    "http.allow_remote": "Let listen name an address that other machines reach, unauthenticated.",
+    "http.connections_max": "Most connections at a time; each further one is turned away.",
+    "http.body_bytes_max": "Largest body of a request; one line of a bulk publish, which may be longer.",
+    "http.request_timeout": "Time for a request to arrive whole; between two lines of a bulk publish.",
+    "http.idle_timeout": "A connection without a request for so long is closed.",
+    "http.streams_max": "Most live streams and waiting requests at a time.",
+    "http.consumers_max": "Most consumers of acknowledged work that the door keeps.",
+    "http.drain_timeout": "At shutdown, time for requests to be finished.",
+    "http.tls_certificate": "File with the certificate chain, PEM; none: no TLS.",
+    "http.tls_key": "File with the certificate's private key, PEM.",
+    "grpc.listen": "Address and port of the gRPC door; port 0: any free one; none: closed.",
+    "grpc.allow_remote": "Let listen name an address that other machines reach, unauthenticated.",
+    "grpc.calls_max": "Most calls at a time; each further one is turned away.",
+    "grpc.message_bytes_max": "Largest message of a call.",
+    "grpc.idle_timeout": "A connection without a call for so long is closed.",
+    "grpc.drain_timeout": "At shutdown, time for calls to be finished.",
+    "grpc.tls_certificate": "File with the certificate chain, PEM; none: no TLS.",
+    "grpc.tls_key": "File with the certificate's private key, PEM.",
+    "security.authentication": "token: every client shows a token; none: everybody may do everything.",
+    "security.tokens_file": "File with the hashes of tokens; none: tokens.json in the data directory.",
+    "security.token_connections_max": "Most connections, or calls under way, of one token.",
     "topics.match": "Glob pattern of the topics this rule is for; the first matching rule decides.",
     "topics.keep": "none: live only; memory: lost at a restart; disk.",
     "topics.partitions": "Partitions of each topic, fixed when the topic is made.",

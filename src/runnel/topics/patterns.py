@@ -33,16 +33,36 @@ from runnel.errors import InvalidNameError
 from runnel.topics.names import SYSTEM_MARK, check_text
 
 
-class _Set(msgspec.Struct, frozen=True):
+class Wildcard(msgspec.Struct, frozen=True):
     """One character out of ranges, or outside of them. `?` is the one outside of no range."""
 
     ranges: tuple[tuple[str, str], ...]
     negated: bool
 
+    def has(self, character: str) -> bool:
+        is_named = any(low <= character <= high for low, high in self.ranges)
+        return is_named is not self.negated
 
-_ANY_CHARACTER: Final = _Set(ranges=(), negated=True)
+    def contains(self, other: Wildcard) -> bool:
+        """Whether it surely has every character that the other has: no where two ranges only together do."""
+        if not self.negated:
+            return not other.negated and all(
+                any(low <= first and last <= high for low, high in self.ranges)
+                for first, last in other.ranges
+            )
+        if other.negated:  # what this one leaves out, the other must leave out too
+            return all(
+                any(first <= low and high <= last for first, last in other.ranges)
+                for low, high in self.ranges
+            )
+        return all(
+            last < low or high < first for low, high in self.ranges for first, last in other.ranges
+        )
 
-_Item = str | _Set  # a character that stands for itself, or a set
+
+_ANY_CHARACTER: Final = Wildcard(ranges=(), negated=True)
+
+_Item = str | Wildcard  # a character that stands for itself, or a set
 
 
 class _Segment:
@@ -224,12 +244,22 @@ def _parse_set(text: str, start: int, closing: int) -> _Item:
     # A set of one character is that character: `[*]` counts as literal text.
     if not negated and len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return ranges[0][0]
-    return _Set(ranges=tuple(ranges), negated=negated)
+    return Wildcard(ranges=tuple(ranges), negated=negated)
 
 
 def _invalid(text: str, place: int, problem: str) -> InvalidNameError:
     """`place` counts characters from 1."""
     return InvalidNameError(f"pattern {text!r} has at character {place} {problem}")
+
+
+def items_of(pattern: Pattern) -> list[str | Wildcard | None]:
+    """What a pattern is made of, one by one: characters, wildcards for one character, and None for a star."""
+    items: list[str | Wildcard | None] = []
+    for number, segment in enumerate(_parse(pattern.text)):
+        if number:
+            items.append(None)
+        items += segment
+    return items
 
 
 def any_of(patterns: Iterable[Pattern]) -> Callable[[str], bool]:

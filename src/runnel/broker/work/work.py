@@ -159,6 +159,10 @@ class Work:
     async def remove_member(self, name: str, member: str) -> None:
         await asyncio.shield(self._begun(self._subscriptions.remove_member(name, member)))
 
+    def patterns_of(self, name: str) -> Sequence[str]:
+        """What a subscription is over. UnknownSubscriptionError: there is none of this name."""
+        return self._subscriptions.get(name).definition.patterns
+
     async def report(self) -> Sequence[SubscriptionState]:
         """All subscriptions as of a moment ago: with many of them they are not looked at every time."""
         return await self._telling.report()

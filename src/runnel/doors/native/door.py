@@ -15,6 +15,7 @@ from runnel.doors.native.tasks import Tasks
 from runnel.doors.native.turns import Turns
 from runnel.doors.native.wake_up import WakeUp
 from runnel.errors import ClosedError, LimitExceededError, RunnelError
+from runnel.security.gate import Gate
 
 # Connections that were turned away and are still being told so; beyond that they are just closed.
 _REFUSED_MAX: Final = 64
@@ -30,8 +31,9 @@ _connection_ids = itertools.count(1)
 class Door:
     """What connections share. Made within a running loop; `close` it before the broker."""
 
-    def __init__(self, broker: Broker, settings: Settings) -> None:
+    def __init__(self, broker: Broker, settings: Settings, gate: Gate) -> None:
         self.broker = broker
+        self.gate = gate
         self.settings = settings
         self.tasks = Tasks()
         self.turns = Turns()

@@ -1,0 +1,340 @@
+"""The broker as one caller may use it: the same verbs at every door, each of which needs a right.
+
+Doors have no other way in. Where nobody is asked for a token there are no rights to look at, and nothing is refused.
+What a verb needs is told in docs/security.md; lists show what the caller has any right to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Final
+
+from runnel.broker.broker import Broker
+from runnel.broker.fetching import Fetched
+from runnel.broker.gathering import Published
+from runnel.broker.live_subscription import LiveSubscription, Sink
+from runnel.broker.reporter import METRICS_TOPIC
+from runnel.broker.shard_reading import ShardFetched
+from runnel.broker.work.consumer import WorkConsumer
+from runnel.broker.work.sink import WorkSink
+from runnel.errors import ForbiddenError, UnknownSubscriptionError
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, Start, TopicState
+from runnel.formats.work_heads import Consume, SubscriptionState, WorkOptions
+from runnel.log.log import Level, ShardId
+from runnel.security.rights import Right, Rights
+from runnel.topics.names import dead_letter_topic
+
+_STATISTICS_TOPIC: Final = f"{METRICS_TOPIC}/broker"
+# Asked of the broker at a time, while topics that the caller may not see are left out.
+_TOPICS_PAGE: Final = 1000
+
+
+class Access:
+    """Made by a door for a connection, or for a call where calls come one by one."""
+
+    __slots__ = ("_broker", "_rights")
+
+    def __init__(self, broker: Broker, rights: Rights | None) -> None:
+        self._broker = broker
+        self._rights = rights
+
+    # --- Publishing ---
+
+    def publish(self, batch: Batch, level: Level | None = None) -> asyncio.Future[Published]:
+        """`publish` for every topic of the batch."""
+        if self._rights is not None:
+            for topic in batch.envelope.topics:
+                self._rights.check(Right.PUBLISH, topic)
+        return self._broker.publish(batch, level)
+
+    def send(
+        self, message: Message, level: Level | None = None, *, partition: int | None = None
+    ) -> asyncio.Future[Published]:
+        """`publish` for its topic."""
+        if self._rights is not None:
+            self._rights.check(Right.PUBLISH, message.topic)
+        return self._broker.send(message, level, partition=partition)
+
+    async def wait_room(self, topic: str) -> None:
+        await self._broker.wait_room(topic)
+
+    def new_term(self, producer: str) -> int:
+        """`publish` for anything at all: a producer's name belongs to no topic."""
+        if self._rights is not None and not self._rights.has_any(Right.PUBLISH):
+            raise self._rights.refusal(Right.PUBLISH, "any topic")
+        return self._broker.new_term(producer)
+
+    # --- Reading ---
+
+    async def fetch(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        offset: int | None = None,
+        time_ns: int | None = None,
+        messages_max: int = 0,
+        bytes_max: int = 2**20,
+        wait_ns: int = 0,
+        while_waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> Fetched:
+        """`read` for the topic."""
+        if self._rights is not None:
+            self._rights.check(Right.READ, topic)
+        return await self._broker.fetch(
+            topic,
+            partition,
+            offset=offset,
+            time_ns=time_ns,
+            messages_max=messages_max,
+            bytes_max=bytes_max,
+            wait_ns=wait_ns,
+            while_waiting=while_waiting,
+        )
+
+    async def shards(self, patterns: Sequence[str], time_ns: int | None = None) -> list[ShardState]:
+        """`read` for the patterns."""
+        self._check_patterns(Right.READ, patterns)
+        return await self._broker.shards(patterns, time_ns)
+
+    async def fetch_shard(
+        self,
+        shard: ShardId,
+        entry: int,
+        *,
+        end_entry: int = 0,
+        patterns: Sequence[str] = ("*",),
+        epoch: int = 0,
+        bytes_max: int = 2**20,
+    ) -> ShardFetched:
+        """`read` for the patterns."""
+        self._check_patterns(Right.READ, patterns)
+        return await self._broker.fetch_shard(
+            shard,
+            entry,
+            end_entry=end_entry,
+            patterns=patterns,
+            epoch=epoch,
+            bytes_max=bytes_max,
+        )
+
+    async def subscribe(
+        self,
+        number: int,
+        sink: Sink,
+        patterns: Sequence[str],
+        start: Start,
+        *,
+        credit_bytes: int,
+        overflow: str = "drop_oldest",
+    ) -> LiveSubscription:
+        """`read` for the patterns."""
+        self._check_patterns(Right.READ, patterns)
+        return await self._broker.subscribe(
+            number, sink, patterns, start, credit_bytes=credit_bytes, overflow=overflow
+        )
+
+    # --- Topics and cursors ---
+
+    def routes(self, topics: Sequence[str]) -> list[Route]:
+        """Any right to each of the topics."""
+        if self._rights is not None:
+            for topic in topics:
+                if not self._rights.sees(topic):
+                    raise _unseen(self._rights, topic)
+        return self._broker.routes(topics)
+
+    async def topics(
+        self, pattern: str = "*", *, after: str = "", limit: int = 1000
+    ) -> tuple[list[TopicState], bool]:
+        """Those that the caller has any right to."""
+        if self._rights is None:
+            return await self._broker.topics(pattern, after=after, limit=limit)
+        seen: list[TopicState] = []
+        while len(seen) < limit:
+            page, is_complete = await self._broker.topics(pattern, after=after, limit=_TOPICS_PAGE)
+            seen += [topic for topic in page if self._rights.sees(topic.name)]
+            if is_complete:
+                return seen[:limit], len(seen) <= limit
+            after = page[-1].name
+        return seen[:limit], False
+
+    async def describe_topic(self, name: str) -> TopicState:
+        """Any right to the topic."""
+        if self._rights is not None and not self._rights.sees(name):
+            raise _unseen(self._rights, name)
+        return await self._broker.describe_topic(name)
+
+    async def delete_topic(self, name: str) -> None:
+        """`admin` for the topic."""
+        if self._rights is not None:
+            self._rights.check(Right.ADMIN, name)
+        await self._broker.delete_topic(name)
+
+    async def purge_topic(self, name: str) -> None:
+        """`admin` for the topic."""
+        if self._rights is not None:
+            self._rights.check(Right.ADMIN, name)
+        await self._broker.purge_topic(name)
+
+    async def set_cursor(self, name: str, places: Sequence[CursorPlace]) -> None:
+        """`read` for every place, and for those that it has had so far."""
+        if self._rights is not None:
+            self._check_places(places)
+            for known in self._broker.cursors(name):
+                self._check_places(known.places)
+        await self._broker.set_cursor(name, places)
+
+    async def remove_cursor(self, name: str) -> None:
+        """`read` or `admin` for every place."""
+        if self._rights is not None:
+            for known in self._broker.cursors(name):
+                if not self._sees_cursor(known):
+                    raise self._rights.refusal(Right.READ, f"the places of cursor {name!r}")
+        await self._broker.remove_cursor(name)
+
+    def cursors(self, name: str | None = None) -> list[CursorState]:
+        """Those of which the caller may read, or administer, every place."""
+        known = self._broker.cursors(name)
+        return (
+            known if self._rights is None else [each for each in known if self._sees_cursor(each)]
+        )
+
+    def _check_places(self, places: Sequence[CursorPlace]) -> None:
+        assert self._rights is not None
+        for place in places:
+            if place.topic is not None:
+                self._rights.check(Right.READ, place.topic)
+            self._rights.check_patterns(Right.READ, place.patterns)
+
+    def _sees_cursor(self, cursor: CursorState) -> bool:
+        assert self._rights is not None
+        rights = self._rights
+        return any(
+            all(
+                (place.topic is None or rights.allows(right, place.topic))
+                and all(rights.covers(right, pattern) for pattern in place.patterns)
+                for place in cursor.places
+            )
+            for right in (Right.READ, Right.ADMIN)
+        )
+
+    # --- Acknowledged work ---
+
+    async def consume(self, number: int, sink: WorkSink, request: Consume) -> WorkConsumer:
+        """`consume` for the patterns of the subscription, whether it exists or is made."""
+        self._check_patterns(Right.CONSUME, request.patterns)
+        if self._rights is not None:
+            self._check_subscription(
+                request.subscription, Right.CONSUME, is_new=bool(request.patterns)
+            )
+        return await self._broker.work.consume(number, sink, request)
+
+    async def make_subscription(
+        self,
+        name: str,
+        patterns: Sequence[str],
+        mode: str,
+        start: Start | None,
+        options: WorkOptions | None,
+    ) -> None:
+        """`consume` for the patterns."""
+        self._check_patterns(Right.CONSUME, patterns)
+        if self._rights is not None:
+            self._check_subscription(name, Right.CONSUME, is_new=True)
+        await self._broker.work.make_subscription(name, patterns, mode, start, options)
+
+    async def delete_subscription(self, name: str) -> None:
+        """`admin` for its patterns; so for the next three."""
+        self._check_subscription(name, Right.ADMIN)
+        await self._broker.work.delete_subscription(name)
+
+    async def pause_subscription(self, name: str, *, is_paused: bool) -> None:
+        self._check_subscription(name, Right.ADMIN)
+        await self._broker.work.pause_subscription(name, is_paused=is_paused)
+
+    async def move_subscription(self, name: str, start: Start, member: str | None = None) -> None:
+        self._check_subscription(name, Right.ADMIN)
+        await self._broker.work.move_subscription(name, start, member)
+
+    async def remove_member(self, name: str, member: str) -> None:
+        self._check_subscription(name, Right.ADMIN)
+        await self._broker.work.remove_member(name, member)
+
+    async def subscriptions(self, name: str | None = None) -> list[SubscriptionState]:
+        """Those whose patterns the caller may consume, or administer."""
+        if self._rights is None:
+            return await self._broker.work.subscriptions(name)
+        if name is not None:
+            self._check_subscription(name, Right.CONSUME, Right.ADMIN)
+            return await self._broker.work.subscriptions(name)
+        known = await self._broker.work.subscriptions()
+        return [
+            each
+            for each in known
+            if self._covers(Right.CONSUME, each.patterns)
+            or self._covers(Right.ADMIN, each.patterns)
+        ]
+
+    async def dead_letters(
+        self, subscription: str, offset: int, messages_max: int
+    ) -> tuple[Sequence[Batch], int]:
+        """`consume` or `admin` for its patterns, or `read` for `!dead/…` itself."""
+        if self._rights is None or not self._rights.allows(
+            Right.READ, dead_letter_topic(subscription)
+        ):
+            self._check_subscription(subscription, Right.CONSUME, Right.ADMIN)
+        return await self._broker.work.dead_letters(subscription, offset, messages_max)
+
+    async def settle_dead(
+        self, subscription: str, offsets: Sequence[int], *, is_all: bool, is_redriven: bool
+    ) -> int:
+        """`admin` for its patterns."""
+        self._check_subscription(subscription, Right.ADMIN)
+        return await self._broker.work.settle_dead(
+            subscription, offsets, is_all=is_all, is_redriven=is_redriven
+        )
+
+    def _check_subscription(self, name: str, *any_of: Right, is_new: bool = False) -> None:
+        """One of the rights for all patterns of a subscription. `is_new`: it need not exist."""
+        if self._rights is None:
+            return
+        try:
+            patterns = self._broker.work.patterns_of(name)
+        except UnknownSubscriptionError:
+            if is_new:
+                return
+            # Whether it exists is not for everybody to know: those with no such right are refused all the same.
+            if any(self._rights.has_any(right) for right in any_of):
+                raise
+            patterns = ()
+        if not any(patterns and self._covers(right, patterns) for right in any_of):
+            raise self._rights.refusal(any_of[0], f"all patterns of subscription {name!r}")
+
+    # --- Telling ---
+
+    def statistics(self) -> dict[str, object]:
+        """`read` for `!system/metrics/broker`, whose document it is."""
+        self.check_watching()
+        return self._broker.statistics()
+
+    def check_watching(self) -> None:
+        """What statistics, metrics and the list of connections need."""
+        if self._rights is not None:
+            self._rights.check(Right.READ, _STATISTICS_TOPIC)
+
+    def _check_patterns(self, right: Right, patterns: Sequence[str]) -> None:
+        if self._rights is not None:
+            self._rights.check_patterns(right, patterns)
+
+    def _covers(self, right: Right, patterns: Sequence[str]) -> bool:
+        assert self._rights is not None
+        return all(self._rights.covers(right, pattern) for pattern in patterns)
+
+
+def _unseen(rights: Rights, topic: str) -> ForbiddenError:
+    return ForbiddenError(f"token {rights.name!r} has no right to topic {topic!r}")

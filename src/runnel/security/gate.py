@@ -1,0 +1,219 @@
+"""The gate of all doors: whoever shows a token gets its rights, for as long as the token is known.
+
+A door asks `admit` for every connection, or for every call where calls come one by one, and lets the pass go when it
+is over. The file of tokens is looked at on every admission, and a few times a second for those who are inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from runnel.config import IN_MEMORY, Authentication, Settings
+from runnel.errors import LimitExceededError, RunnelError, SettingsError, UnauthenticatedError
+from runnel.security.rights import Grant, Rights
+from runnel.security.tokens import Token, TokenFile, find
+from runnel.world.clock import Clock
+from runnel.world.diagnostics import get_logger
+
+logger = get_logger("runnel.security")
+
+_WATCH_SECONDS: Final = 0.25
+# A wrong token is answered later with every further one from the same address.
+_PENALTY_SECONDS: Final = 0.1
+_PENALTY_SECONDS_MAX: Final = 5.0
+_FORGIVEN_AFTER_NS: Final = 60 * 1_000_000_000
+_ADDRESSES_MAX: Final = 10_000
+
+_NEEDED: Final = (
+    "this broker asks for a token: `runnel token add NAME --allow RIGHT:PATTERN` makes one"
+)
+
+
+class Pass:
+    """One admission. `rights` is None where everything is allowed."""
+
+    __slots__ = ("_admitted", "_on_revoked", "rights")
+
+    def __init__(self, rights: Rights | None, admitted: _Admitted | None) -> None:
+        self.rights: Final = rights
+        self._admitted = admitted
+        self._on_revoked: Callable[[RunnelError], object] | None = None
+
+    @property
+    def name(self) -> str:
+        """The token's, for people; empty where nobody has to show one."""
+        return "" if self.rights is None else self.rights.name
+
+    def on_revoked(self, react: Callable[[RunnelError], object]) -> None:
+        """Call this, once, when the token is no longer known."""
+        self._on_revoked = react
+
+    def revoke(self, error: RunnelError) -> None:
+        react, self._on_revoked = self._on_revoked, None
+        if react is not None:
+            react(error)
+
+    def leave(self) -> None:
+        """It is over. Again: nothing."""
+        self._on_revoked = None
+        if self._admitted is not None:
+            self._admitted.passes.discard(self)
+            self._admitted = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.leave()
+
+
+class _Admitted:
+    """A token that is known, and who is inside with it."""
+
+    def __init__(self, token: Token) -> None:
+        self.token: Final = token
+        self.rights: Final = Rights(token.name, [Grant.parse(text) for text in token.allow])
+        self.passes: set[Pass] = set()
+
+
+_FREE: Final = Pass(None, None)
+
+
+class Gate:
+    """Make one with `Gate.open`; `start` it within a loop, and `close` it after the doors."""
+
+    def __init__(self, file: TokenFile | None, clock: Clock, connections_max: int) -> None:
+        self._file = file  # None: nobody is asked
+        self._clock = clock
+        self._connections_max = connections_max
+        self._stamp: object = None
+        self._tokens: dict[str, Token] = {}
+        self._admitted: dict[str, _Admitted] = {}
+        self._failures: dict[
+            str, tuple[int, int]
+        ] = {}  # by address: how many, and when the last was
+        self._watching: asyncio.Task[None] | None = None
+
+    @classmethod
+    def open(cls, settings: Settings, clock: Clock) -> Gate:
+        """SettingsError says why the tokens cannot be read."""
+        security = settings.security
+        if security.authentication is Authentication.NONE:
+            return cls(None, clock, security.token_connections_max)
+        gate = cls(TokenFile(tokens_path(settings)), clock, security.token_connections_max)
+        gate._read()
+        return gate
+
+    @property
+    def asks(self) -> bool:
+        """Whether a token is needed."""
+        return self._file is not None
+
+    @property
+    def token_count(self) -> int:
+        return len(self._tokens)
+
+    def start(self) -> None:
+        if self._file is not None:
+            self._watching = asyncio.get_running_loop().create_task(
+                self._watch(), name="runnel-tokens"
+            )
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+
+    # --- Admission ---
+
+    def admit(self, token: str | None) -> Pass:
+        """A pass for whoever shows this. UnauthenticatedError: await `penalty` before it is answered."""
+        if self._file is None:
+            return _FREE
+        self._look()
+        if token is None:
+            raise UnauthenticatedError(_NEEDED)
+        found = find(self._tokens, token)
+        if found is None:
+            raise UnauthenticatedError("the token is not known here: it was revoked, or mistyped")
+        admitted = self._admitted.get(found.id)
+        if admitted is None:
+            admitted = self._admitted[found.id] = _Admitted(found)
+        count_max = found.connections_max or self._connections_max
+        if len(admitted.passes) >= count_max:
+            raise LimitExceededError(
+                f"token {found.name!r} has {count_max} connections or calls under way; no more are allowed"
+            )
+        given = Pass(admitted.rights, admitted)
+        admitted.passes.add(given)
+        return given
+
+    async def penalty(self, address: str) -> None:
+        """After a wrong token: wait the longer, the more of them came from there lately."""
+        now_ns = self._clock.monotonic_ns()
+        count, last_ns = self._failures.pop(address, (0, now_ns))
+        if now_ns - last_ns > _FORGIVEN_AFTER_NS:
+            count = 0
+        if len(self._failures) >= _ADDRESSES_MAX:
+            del self._failures[
+                next(iter(self._failures))
+            ]  # the one that has been quiet for longest
+        self._failures[address] = (count + 1, now_ns)
+        if count == 0 or count & (count - 1) == 0:
+            logger.warning("a token was refused", address=address, times=count + 1)
+        await self._clock.sleep(min(_PENALTY_SECONDS_MAX, _PENALTY_SECONDS * 2 ** min(count, 10)))
+
+    # --- The file ---
+
+    async def _watch(self) -> None:
+        while True:
+            await self._clock.sleep(_WATCH_SECONDS)
+            self._look()
+
+    def _look(self) -> None:
+        """Read the file again if it was changed. One that cannot be read leaves everything as it was."""
+        assert self._file is not None
+        stamp = self._file.stamp()
+        if stamp == self._stamp:
+            return
+        try:
+            self._read()
+        except SettingsError as error:
+            self._stamp = stamp
+            logger.error(  # noqa: TRY400 - a wrong file, not a bug
+                "the tokens cannot be read; those known so far stay valid", problem=str(error)
+            )
+
+    def _read(self) -> None:
+        assert self._file is not None
+        stamp = self._file.stamp()
+        self._tokens = {token.id: token for token in self._file.read()}
+        self._stamp = stamp
+        for token_id, admitted in list(self._admitted.items()):
+            if self._tokens.get(token_id) != admitted.token:
+                del self._admitted[token_id]
+                error = UnauthenticatedError(
+                    f"token {admitted.token.name!r} was revoked or changed"
+                )
+                for each in list(admitted.passes):
+                    each.revoke(error)
+
+
+def tokens_path(settings: Settings) -> Path:
+    """Where the file is. SettingsError: a broker in memory has no directory for one."""
+    if settings.security.tokens_file is not None:
+        return Path(settings.security.tokens_file)
+    if settings.data == IN_MEMORY:
+        raise SettingsError(
+            'data = "memory:" has no directory for tokens.json: set security.tokens_file as well'
+        )
+    return Path(settings.data) / "tokens.json"

@@ -1,0 +1,84 @@
+"""TLS for a door's sockets, from the two files that its settings name; read again when they are replaced."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from runnel.errors import SettingsError
+
+
+class TlsFiles:
+    """A certificate chain and its key. Files that cannot be used are refused, and the last good ones stay."""
+
+    def __init__(self, section: str, certificate: str, key: str) -> None:
+        self.certificate = certificate
+        self.key = key
+        self._section = section
+        self._stamps = self._look()
+        self.context = self._loaded(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
+        """The server's. Handshakes after `reload` use the new certificate; connections that are open stay."""
+
+    @classmethod
+    def of(cls, section: str, certificate: str | None, key: str | None) -> TlsFiles | None:
+        """None where no certificate is set. SettingsError says which file is wrong, and how."""
+        if certificate is None and key is None:
+            return None
+        if certificate is None or key is None:
+            given, missing = ("tls_key", "tls_certificate")
+            if key is None:
+                given, missing = missing, given
+            raise SettingsError(
+                f"{section}.{given} is set and {section}.{missing} is not: TLS needs both"
+            )
+        return cls(section, certificate, key)
+
+    def reload(self) -> bool:
+        """Read the files again if they were replaced; whether they were. SettingsError: the last good ones stay."""
+        stamps = self._look()
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        # Into a context of its own first: half of a pair, written before the other half, must not be used.
+        self._loaded(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
+        self._loaded(self.context)
+        return True
+
+    def _look(self) -> tuple[tuple[int, int, int], ...]:
+        stamps = []
+        for name, path in (("tls_certificate", self.certificate), ("tls_key", self.key)):
+            try:
+                found = Path(path).stat()
+            except OSError as error:
+                raise self._unreadable(name, path, error) from None
+            stamps.append((found.st_mtime_ns, found.st_ino, found.st_size))
+        return tuple(stamps)
+
+    def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        for name, path in (("tls_certificate", self.certificate), ("tls_key", self.key)):
+            try:
+                with Path(path).open("rb") as file:
+                    file.read(1)
+            except OSError as error:
+                raise self._unreadable(name, path, error) from None
+        try:
+            # The empty password: without one, a key that wants a password would ask for it at the terminal.
+            context.load_cert_chain(self.certificate, self.key, password="")
+        except ssl.SSLError as error:
+            raise SettingsError(
+                f'{self._section}.tls_certificate = "{self.certificate}" and '
+                f'{self._section}.tls_key = "{self.key}": {_problem(error)}'
+            ) from None
+        return context
+
+    def _unreadable(self, name: str, path: str, error: OSError) -> SettingsError:
+        return SettingsError(f'{self._section}.{name} = "{path}" cannot be read: {error.strerror}')
+
+
+def _problem(error: ssl.SSLError) -> str:
+    reason = str(error.reason)  # None at times, whatever its type says
+    if reason == "KEY_VALUES_MISMATCH":
+        return "the key is not the certificate's"
+    if reason in ("NO_START_LINE", "None"):
+        return "one of them has no certificate, or no private key, in PEM; or the key is encrypted"
+    return reason.replace("_", " ").lower()
