@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.report import as_json, as_markdown, machine_facts, print_table, put_into_page
 
-_NAMES = ("live", "log", "queue", "spark")
+_NAMES = ("doors", "live", "log", "queue", "spark")
 _PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 
 

@@ -99,6 +99,7 @@ def _broker() -> Iterator[Served]:
         port = free_port()
         data = folder / "data"
         words = ["--data", str(data), "--listen", f"127.0.0.1:{port}", "--set", _RULES]
+        words += ["--http", "none", "--grpc", "none"]
         command = [sys.executable, "-m", "runnel", "serve", *words]
         try:
             with serving(command, port, "runnel", folder) as served:

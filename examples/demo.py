@@ -117,7 +117,8 @@ class BrokerProcess:
         self._process: subprocess.Process | None = None
 
     async def start(self) -> None:
-        command = ("-m", "runnel", "serve", "--data", str(self.data), "--listen", self._address)
+        where = ("--data", str(self.data), "--listen", self._address)
+        command = ("-m", "runnel", "serve", *where, "--http", "none", "--grpc", "none")
         with self.diagnostics.open("ab") as diagnostics:
             self._process = await subprocess.create_subprocess_exec(
                 sys.executable,

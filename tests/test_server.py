@@ -12,9 +12,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self, TypeVar
 
+import msgspec
 import pytest
 
-from runnel.config import NativeSettings, Settings
+from runnel.config import GrpcSettings, HttpSettings, NativeSettings, Settings
 from runnel.errors import SettingsError
 from runnel.formats import wire
 from runnel.formats.batch import Batch
@@ -26,9 +27,14 @@ A = TypeVar("A", bound=wire.Head)
 
 PROGRAM = """
 import sys
-from runnel.config import NativeSettings, Settings
+from runnel.config import GrpcSettings, HttpSettings, NativeSettings, Settings
 from runnel.server import run
-settings = Settings(data=sys.argv[1], native=NativeSettings(listen="127.0.0.1:0"))
+settings = Settings(
+    data=sys.argv[1],
+    native=NativeSettings(listen="127.0.0.1:0"),
+    http=HttpSettings(listen=None),
+    grpc=GrpcSettings(listen=None),
+)
 run(settings, ready=lambda server: print(server.addresses["native"], flush=True))
 print("stopped", flush=True)
 """
@@ -115,7 +121,12 @@ def test_a_second_signal_does_not_wait_for_clients(tmp_path: Path) -> None:
 
 
 def settings(tmp_path: Path, listen: str = "127.0.0.1:0") -> Settings:
-    return Settings(data=str(tmp_path / "data"), native=NativeSettings(listen=listen))
+    return only_native(Settings(data=str(tmp_path / "data"), native=NativeSettings(listen=listen)))
+
+
+def only_native(settings: Settings) -> Settings:
+    closed = {"http": HttpSettings(listen=None), "grpc": GrpcSettings(listen=None)}
+    return msgspec.structs.replace(settings, **closed)
 
 
 def test_a_server_tells_its_addresses_and_counts_its_connections(tmp_path: Path) -> None:
@@ -140,7 +151,7 @@ def test_a_server_in_memory_makes_no_directory(
 
     async def scenario() -> None:
         in_memory = Settings(data="memory:", native=NativeSettings(listen="127.0.0.1:0"))
-        async with open_server(in_memory) as server:
+        async with open_server(only_native(in_memory)) as server:
             await server.broker.publish(Batch.from_messages([Message("a", b"1")]))
 
     asyncio.run(scenario())
@@ -162,7 +173,7 @@ def test_serving_ends_when_the_server_is_told_to_stop(tmp_path: Path) -> None:
 
 def test_a_door_that_cannot_open_leaves_no_broker_behind(tmp_path: Path) -> None:
     async def scenario() -> None:
-        with pytest.raises(SettingsError, match="no authentication yet"):
+        with pytest.raises(SettingsError, match="nobody is asked for a token"):
             await serve(settings(tmp_path, "0.0.0.0:0"))
         async with open_server(settings(tmp_path)):
             pass

@@ -48,6 +48,12 @@ data = "{data}"
 [native]
 listen = "127.0.0.1:{port}"
 
+[http]
+listen = "none"
+
+[grpc]
+listen = "none"
+
 [broker]
 live_queue_bytes_max = "1GiB"
 

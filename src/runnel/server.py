@@ -7,6 +7,7 @@ import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
@@ -15,6 +16,7 @@ from runnel.config import IN_MEMORY, Settings
 from runnel.doors.native.listener import Listener as NativeListener
 from runnel.errors import SettingsError
 from runnel.security.gate import Gate
+from runnel.world.addresses import is_loopback
 from runnel.world.clock import SystemClock
 from runnel.world.diagnostics import get_logger
 from runnel.world.disk import RealDisk
@@ -114,13 +116,41 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         for name, open_door in _doors(settings):
             doors[name] = await open_door(broker, gate, settings)
             opened.push_async_callback(doors[name].close)
+            if gate.asks and doors[name].tls is None and not is_loopback(doors[name].address):
+                logger.warning(
+                    "tokens and messages cross the network in the clear: set tls_certificate and tls_key",
+                    door=name,
+                    address=doors[name].address,
+                )
         server = Server(settings, broker, doors)
-        broker.metrics.add_gauge(
-            "connections", "Connections at all doors.", lambda: server.connection_count
-        )
-        watching = asyncio.get_running_loop().create_task(server.watch_certificates())
-        opened.push_async_callback(_ended, watching)
+        _let_watch(server, gate)
+        for watch in (server.watch_certificates(), broker.watching.watch_disk()):
+            watching = asyncio.get_running_loop().create_task(watch)
+            opened.push_async_callback(_ended, watching)
         yield server
+
+
+def _let_watch(server: Server, gate: Gate) -> None:
+    """What only the whole knows becomes part of the metrics."""
+    metrics, settings = server.broker.metrics, server.settings
+    metrics.add_gauge("connections", "Connections at all doors.", lambda: server.connection_count)
+    metrics.add_gauge("tokens", "Tokens that are known.", lambda: gate.token_count)
+    metrics.add_counter(
+        "tokens_refused",
+        "Times that a client showed a wrong token, or none.",
+        lambda: gate.refused_count,
+    )
+    limits = {
+        "native": ("native.connections_max", settings.native.connections_max),
+        "http": ("http.connections_max", settings.http.connections_max),
+        "grpc": ("grpc.calls_max", settings.grpc.calls_max),
+    }
+    for name, door in server.doors.items():
+        server.broker.watching.add_door(name, *limits[name], partial(_connections, door))
+
+
+def _connections(door: Listener) -> int:
+    return door.connection_count
 
 
 OpenDoor = Callable[[Broker, Gate, Settings], Awaitable[Listener]]

@@ -27,7 +27,7 @@ MILLISECOND_NS = 1_000_000
 
 
 def shard(journal: str, **values: int) -> ShardStatistics:
-    named = ShardStatistics.__struct_fields__[1:-1]
+    named = set(ShardStatistics.__struct_fields__) - {"shard", "is_read_only"}
     numbers = {name: values.pop(name, 0) for name in named}
     assert not values
     return ShardStatistics(shard=ShardId(journal), is_read_only=False, **numbers)

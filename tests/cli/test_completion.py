@@ -30,7 +30,7 @@ def completed(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("runnel to", ["topics", "top"]),
+        ("runnel to", ["topics", "top", "token"]),
         ("runnel topics ", ["list", "show", "delete", "purge"]),
         ("runnel cursors s", ["set"]),
         ("runnel sub --fo", ["--format"]),

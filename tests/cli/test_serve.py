@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from runnel.cli.main import run
-from tests.cli.conftest import environment, running, serving
+from tests.cli.conftest import ONLY_NATIVE, environment, running, serving
 
 
 def test_stored_messages_survive_a_clean_end_and_a_new_start(
@@ -34,7 +34,7 @@ def test_stored_messages_survive_a_clean_end_and_a_new_start(
 
 
 def test_json_logs_are_an_object_a_line(tmp_path: Path) -> None:
-    more = ("--log-format", "json", "--log-level", "debug")
+    more = ("--log-level", "debug")  # standard error is no terminal here
     with serving(tmp_path / "data", *more) as (broker, url):
         assert run(["pub", "made", "1", "-q", "--url", url]) == 0
         code, told = broker.end(signal.SIGTERM)
@@ -56,7 +56,8 @@ def test_json_logs_are_an_object_a_line(tmp_path: Path) -> None:
 
 
 def test_text_logs_are_a_line_with_fields_for_people(tmp_path: Path) -> None:
-    with serving(tmp_path / "data", "--log-level", "debug") as (broker, url):
+    more = ("--log-format", "text", "--log-level", "debug")
+    with serving(tmp_path / "data", *more) as (broker, url):
         assert run(["pub", "made", "1", "-q", "--url", url]) == 0
         _, told = broker.end(signal.SIGTERM)
     (made,) = [line for line in told.splitlines() if "subject=made" in line]
@@ -110,7 +111,7 @@ def test_what_only_the_broker_can_judge_is_refused_in_a_line(
     words: list[str], problem: str, tmp_path: Path
 ) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "runnel", "serve", *words],
+        [sys.executable, "-m", "runnel", "serve", *ONLY_NATIVE, *words],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -132,7 +133,7 @@ def test_directory_and_address_of_another_broker_are_refused(tmp_path: Path) -> 
             (["--data", str(tmp_path / "other"), "--listen", address], "ddress"),
         ):
             ended = subprocess.run(
-                [sys.executable, "-m", "runnel", "serve", *words],
+                [sys.executable, "-m", "runnel", "serve", *ONLY_NATIVE, *words],
                 env=environment(),
                 capture_output=True,
                 text=True,
@@ -148,7 +149,7 @@ def test_directory_and_address_of_another_broker_are_refused(tmp_path: Path) -> 
 
 def test_terminal_gets_a_banner(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    words = ["serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    words = ["serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", *ONLY_NATIVE]
     rule = 'topics=[{ match = "chat/*", keep = "none" }]'
     with subprocess.Popen(
         [sys.executable, "-m", "runnel", *words, "--set", rule],

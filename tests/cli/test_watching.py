@@ -55,6 +55,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
             {
                 "id": 1,
                 "peer": "127.0.0.1:5",
+                "door": "native",
                 "client": "runnel-python/0.1",
                 "subscriptions": 1,
                 "queued_bytes": 10,
@@ -205,7 +206,7 @@ def test_tables_show_the_first_rows_and_count_the_rest(watched: Watched) -> None
     assert [row[0] for row in journals.rows] == ["live", "main READ-ONLY"]
     assert journals.rows[0][-2:] == ("-", "-")
     assert journals.rows[1][-2:] == ("1.5 ms", "3 ms")
-    assert connections.rows[0][:3] == ("127.0.0.1:5", "runnel-python/0.1", "1")
+    assert connections.rows[0][:4] == ("127.0.0.1:5", "native", "runnel-python/0.1", "1")
 
 
 def test_report_of_a_kind_that_is_not_known_is_passed_over(watched: Watched) -> None:
@@ -219,3 +220,40 @@ def test_topics_of_the_system_come_last(watched: Watched) -> None:
     watched.take("!system/metrics/topics", msgspec.json.encode(document))
     shown = [row[0] for row in tables(watched, 3)[0].rows]
     assert shown == ["busy", "quiet", "!system/metrics/broker", "… and 1 other"]
+
+
+def test_limits_that_are_nearly_reached_are_told_the_nearest_first(watched: Watched) -> None:
+    limits = {
+        "native.connections_max": {"limit": 1000, "used": 850, "at_limit": "refused"},
+        "log.write_queue_bytes_max": {"limit": 100, "used": 99, "at_limit": "waits"},
+        "http.connections_max": {"limit": 1000, "used": 799, "at_limit": "refused"},
+        "log.memory_journal_bytes_max": {"limit": 10, "used": 10, "at_limit": "replaces"},
+    }
+    watched.take("!system/metrics/broker", msgspec.json.encode({**BROKER, "limits": limits}))
+    assert head_lines(watched)[-1] == (
+        "WARNING: near its limit: log.write_queue_bytes_max 99% of 100, native.connections_max 85% of 1,000"
+    )
+
+
+def test_full_disk_and_refused_tokens_are_told(watched: Watched) -> None:
+    gauges = {**BROKER["gauges"], "disk_free_bytes": 5, "disk_reserve_bytes": 5}
+    rates = {**BROKER["rates"], "tokens_refused": 2.5}
+    document = {**BROKER, "gauges": gauges, "rates": rates}
+    watched.take("!system/metrics/broker", msgspec.json.encode(document))
+    assert head_lines(watched)[-2:] == [
+        "WARNING: the disk is full; publishing is refused",
+        "WARNING: 2.5 tokens/s are refused",
+    ]
+
+
+def test_ages_at_delivery_and_the_lag_of_the_loop_stand_beside_the_other_times(
+    watched: Watched,
+) -> None:
+    seen = {"interval": {"count": 1, "p50_ns": 10**6, "p99_ns": 2 * 10**6, "max_ns": 3 * 10**6}}
+    histograms = dict.fromkeys(("live_age", "work_age", "loop_lag"), seen)
+    watched.take(
+        "!system/metrics/broker", msgspec.json.encode({**BROKER, "histograms": histograms})
+    )
+    (line,) = [line for line in head_lines(watched) if line.startswith("p50/p99/max")]
+    times = "1 ms / 2 ms / 3 ms"
+    assert line == f"p50/p99/max  age live {times}   age work {times}   loop {times}"

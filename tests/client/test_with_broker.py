@@ -11,10 +11,11 @@ import pytest
 
 from runnel.broker.broker import Broker
 from runnel.client import Bus, connect, open_bus
-from runnel.config import Keep, NativeSettings, Settings, TopicRule
+from runnel.config import GrpcSettings, HttpSettings, Keep, NativeSettings, Settings, TopicRule
 from runnel.doors.native.door import Door
 from runnel.errors import OffsetAheadError, ProducerFencedError, UnknownTopicError
 from runnel.formats.message import Message
+from runnel.security.gate import Gate
 from runnel.server import open_server
 from runnel.world.clock import SystemClock
 from runnel.world.disk import RealDisk
@@ -38,7 +39,13 @@ Opening = Callable[[Path], AbstractAsyncContextManager[Bus]]
 
 def settings_at(directory: Path, *, port: int = 0) -> Settings:
     listen = f"127.0.0.1:{port}"
-    return Settings(data=str(directory), native=NativeSettings(listen=listen), topics=TOPICS)
+    return Settings(
+        data=str(directory),
+        native=NativeSettings(listen=listen),
+        http=HttpSettings(listen=None),
+        grpc=GrpcSettings(listen=None),
+        topics=TOPICS,
+    )
 
 
 @asynccontextmanager
@@ -57,7 +64,7 @@ async def in_process(directory: Path) -> AsyncIterator[Bus]:
     broker = await Broker.open(
         settings, directory=str(directory), disk=RealDisk(), clock=SystemClock(), workers=workers
     )
-    door = Door(broker, settings)
+    door = Door(broker, settings, Gate.open(settings, broker.clock))
 
     async def dial(
         protocol_factory: Callable[[], asyncio.BufferedProtocol],

@@ -10,12 +10,19 @@ import enum
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import Final, cast
+
+import msgspec
 
 import runnel
 from runnel.client.bus import Bus
-from runnel.config import Settings
+from runnel.config import GrpcSettings, HttpSettings, Settings
+from runnel.doors.grpc.listener import GrpcListener
+from runnel.doors.http.listener import HttpListener
 from runnel.embedded import MEMORY
 from runnel.testing import VirtualClock
+from tests.conformance.clients.grpc_bus import connect_grpc
+from tests.conformance.clients.http_bus import connect_http
 
 # Gives a client that is closed at the end of the `async with`.
 Connect = Callable[[], AbstractAsyncContextManager[Bus]]
@@ -26,6 +33,14 @@ class Ability(enum.Enum):
 
     RESTART = "what is kept on disk is there when the broker is opened again"
     STORED = "level stored is reached"
+    BATCHES = "messages travel as batches: of several topics, in columns, compressed"
+    NAMED = "publishers have names, so that what is sent twice is stored once"
+    SHARDS = "shards are listed and read"
+    CREDIT = "a reader says how much may be under way to it"
+    OFFSETS = "a live subscription begins at offsets"
+    TOLD = "a consumer hears at once that the broker has ended it"
+    GREETING = "a client is told of the broker when it connects"
+    NATIVE = "the client is the one that comes with Runnel"
 
 
 Open = Callable[[Settings, VirtualClock], AbstractAsyncContextManager[Connect]]
@@ -58,10 +73,60 @@ async def _over_tcp(settings: Settings, clock: VirtualClock) -> AsyncIterator[Co
         yield lambda: runnel.connect(url)
 
 
+@asynccontextmanager
+async def _over_http(settings: Settings, clock: VirtualClock) -> AsyncIterator[Connect]:
+    http = HttpSettings(listen=_ANYWHERE, idle_timeout_ns=_NEVER_NS)
+    settings = msgspec.structs.replace(settings, http=http)
+    async with runnel.Broker.open(settings, clock=clock) as broker:
+        listener = await HttpListener.open(broker._core, broker._gate, settings)
+        async with _closing(listener):
+            yield cast(Connect, lambda: connect_http(listener.address, now_ns=clock.time_ns))
+
+
+@asynccontextmanager
+async def _over_grpc(settings: Settings, clock: VirtualClock) -> AsyncIterator[Connect]:
+    grpc = GrpcSettings(listen=_ANYWHERE)
+    settings = msgspec.structs.replace(settings, grpc=grpc)
+    async with runnel.Broker.open(settings, clock=clock) as broker:
+        listener = await GrpcListener.open(broker._core, broker._gate, settings)
+        async with _closing(listener):
+            yield cast(Connect, lambda: connect_grpc(listener.address, now_ns=clock.time_ns))
+
+
+@asynccontextmanager
+async def _closing(listener: HttpListener | GrpcListener) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await listener.close()
+
+
+_ANYWHERE: Final = "127.0.0.1:0"
+# Tests let days pass within a moment; no connection is to be called idle for that.
+_NEVER_NS: Final = 10_000 * 86_400 * 1_000_000_000
+
 _FORGETS = frozenset({Ability.RESTART, Ability.STORED})
+# REST speaks of single topics and of messages; how far a stream runs ahead of its reader TCP decides; and a consumer
+# has no connection: whoever asks again, after his place was taken or removed, has it again.
+_NOT_OVER_HTTP = frozenset(
+    {
+        Ability.BATCHES,
+        Ability.NAMED,
+        Ability.SHARDS,
+        Ability.CREDIT,
+        Ability.OFFSETS,
+        Ability.TOLD,
+        Ability.GREETING,
+        Ability.NATIVE,
+    }
+)
+# How far a stream runs ahead of its reader the windows of HTTP/2 decide.
+_NOT_OVER_GRPC = frozenset({Ability.CREDIT, Ability.NATIVE})
 
 DOORS = (
     Door("in process, in memory", _in_process, is_on_disk=False, cannot=_FORGETS),
     Door("in process, on disk", _in_process, is_on_disk=True),
     Door("tcp, on disk", _over_tcp, is_on_disk=True),
+    Door("http, on disk", _over_http, is_on_disk=True, cannot=_NOT_OVER_HTTP),
+    Door("grpc, on disk", _over_grpc, is_on_disk=True, cannot=_NOT_OVER_GRPC),
 )

@@ -239,7 +239,7 @@ async def test_each_member_gets_everything_since_it_joined_and_has_acks_of_its_o
         assert payloads(await take_work(x, 3)) == [b"1", b"2", b"3"]
 
 
-@verb()
+@verb(needs=[Ability.TOLD])
 async def test_member_that_comes_again_takes_its_own_place(stage: Stage) -> None:
     other = await stage.connect()
     async with stage.bus.consume("s", "a", mode="multicast", member="m") as former:
@@ -292,7 +292,7 @@ async def test_work_is_acknowledged_where_it_was_given(stage: Stage) -> None:
     await stage.publish("a", b"1")
     async with stage.bus.consume("s", "a") as one, stage.bus.consume("t", "a") as two:
         work = await anext(one)
-        with pytest.raises(ClientFault, match="another consumer"):
+        with pytest.raises(ClientFault, match=r"another (consumer|subscription)"):
             await two.ack(work)
-        with pytest.raises(ClientFault, match="delay_s is -1"):
+        with pytest.raises(ClientFault, match=r"delay.*-1"):
             await work.nack(delay_s=-1)

@@ -152,7 +152,7 @@ async def test_cursor_that_makes_no_sense_is_refused_and_says_why(stage: Stage) 
         await set_cursor("c", {"a": 0})
     with pytest.raises(UnknownTopicError, match="partition"):
         await set_cursor("c", {("a", 1): 1})
-    with pytest.raises(ClientFault, match="at least one position"):
+    with pytest.raises(ClientFault, match=r"at least one position|\$.places"):
         await set_cursor("c", {})
     with pytest.raises(ClientFault, match="disk or in memory, not in both"):
         await set_cursor("c", {"a": 1, "m/a": 1})

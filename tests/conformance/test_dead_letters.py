@@ -96,6 +96,16 @@ async def test_letter_of_a_message_that_is_gone_is_published_anew(stage: Stage) 
 
 
 @verb()
+async def test_letter_cannot_be_sent_where_its_subscription_does_not_reach(stage: Stage) -> None:
+    await stage.bus.make_subscription("s", "a")
+    tags = {"dead.topic": "payroll", "dead.partition": "0", "dead.offset": "1"}
+    await stage.bus.publish("!dead/s", b"forged", tags=tags)
+    with pytest.raises(ClientFault, match="of 'payroll', which the subscription is not over"):
+        await stage.bus.redrive("s", "all")
+    assert "payroll" not in [topic.name for topic in await stage.bus.topics("*")]
+
+
+@verb()
 async def test_key_goes_on_behind_what_was_given_up(stage: Stage) -> None:
     async with consume(stage, "key_shared") as consumer:
         for number in range(3):

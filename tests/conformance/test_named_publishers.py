@@ -22,7 +22,7 @@ async def publish_numbered(
     return await bus.publish_batch(Batch(head, batch.body))
 
 
-@verb()
+@verb(needs=[Ability.NAMED])
 async def test_named_publisher_stores_everything_once_and_in_order(stage: Stage) -> None:
     async with stage.bus.publisher("a", name="p", batch_messages_max=10) as publisher:
         for number in range(100):
@@ -32,7 +32,7 @@ async def test_named_publisher_stores_everything_once_and_in_order(stage: Stage)
     assert await stage.payloads("a") == await stage.payloads("b") == expected
 
 
-@verb()
+@verb(needs=[Ability.NAMED])
 async def test_repeated_batch_is_answered_with_its_original_offsets(stage: Stage) -> None:
     first = await publish_numbered(stage.bus, 1, 0, b"1", b"2")
     await publish_numbered(stage.bus, 1, 1, b"3")
@@ -43,7 +43,7 @@ async def test_repeated_batch_is_answered_with_its_original_offsets(stage: Stage
     assert await stage.payloads("a") == [b"1", b"2", b"3"]
 
 
-@verb()
+@verb(needs=[Ability.NAMED])
 async def test_gap_in_the_numbers_is_refused_and_says_which_is_next(stage: Stage) -> None:
     await publish_numbered(stage.bus, 1, 0, b"1")
     with pytest.raises(ProducerFault, match=r"\b1\b"):
@@ -54,7 +54,7 @@ async def test_gap_in_the_numbers_is_refused_and_says_which_is_next(stage: Stage
     assert await stage.payloads("a") == [b"1", b"2"]
 
 
-@verb()
+@verb(needs=[Ability.NAMED])
 async def test_older_term_is_fenced(stage: Stage) -> None:
     await publish_numbered(stage.bus, 5, 0, b"1")
     await publish_numbered(stage.bus, 6, 0, b"2")
@@ -63,7 +63,7 @@ async def test_older_term_is_fenced(stage: Stage) -> None:
     assert await stage.payloads("a") == [b"1", b"2"]
 
 
-@verb()
+@verb(needs=[Ability.NAMED])
 async def test_opening_a_name_again_fences_its_predecessor(stage: Stage) -> None:
     other = await stage.connect()
     async with stage.bus.publisher("a", name="p") as old:
@@ -79,7 +79,7 @@ async def test_opening_a_name_again_fences_its_predecessor(stage: Stage) -> None
     assert await stage.payloads("a") == [b"1", b"2"]
 
 
-@verb()
+@verb(needs=[Ability.NAMED])
 async def test_names_do_not_mind_each_other(stage: Stage) -> None:
     for number in range(3):
         await publish_numbered(stage.bus, 1, number, b"p%d" % number)
@@ -87,20 +87,20 @@ async def test_names_do_not_mind_each_other(stage: Stage) -> None:
     assert await stage.payloads("a") == [b"p0", b"q0", b"p1", b"q1", b"p2", b"q2"]
 
 
-@verb()
+@verb(needs=[Ability.NAMED])
 async def test_named_publisher_is_always_stored(stage: Stage) -> None:
     with pytest.raises(ClientFault, match="named publisher"):
         stage.bus.publisher("a", name="p", level="received")
 
 
-@verb()
+@verb(needs=[Ability.NAMED])
 async def test_named_publisher_has_to_be_opened(stage: Stage) -> None:
     publisher = stage.bus.publisher("a", name="p")
     with pytest.raises(ClientFault, match="async with"):
         publisher.send(b"x")
 
 
-@verb(needs=[Ability.RESTART])
+@verb(needs=[Ability.NAMED, Ability.RESTART])
 async def test_sequence_survives_a_restart(stage: Stage) -> None:
     await publish_numbered(stage.bus, 3, 0, b"1")
     await stage.restart()

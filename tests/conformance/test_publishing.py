@@ -182,7 +182,7 @@ async def test_refused_message_fails_by_itself_and_the_flush_tells(stage: Stage)
     assert await stage.payloads("a") == [b"before", b"after"]
 
 
-@verb()
+@verb(needs=[Ability.BATCHES])
 async def test_compressed_batches_are_read_like_others(stage: Stage) -> None:
     for codec in ("lz4", "zstd"):
         async with stage.bus.publisher("a", compression=codec) as publisher:
@@ -197,7 +197,7 @@ async def test_compressed_batches_are_read_like_others(stage: Stage) -> None:
 # --- Batches ---
 
 
-@verb()
+@verb(needs=[Ability.BATCHES])
 async def test_batch_is_answered_run_by_run(stage: Stage) -> None:
     await stage.publish("b", b"0")
     runs = [Message("a", b"1"), Message("a", b"2"), Message("b", b"3"), Message("a", b"4")]
@@ -209,7 +209,7 @@ async def test_batch_is_answered_run_by_run(stage: Stage) -> None:
     assert await stage.payloads("b") == [b"0", b"3"]
 
 
-@verb(LIVE)
+@verb(LIVE, needs=[Ability.BATCHES])
 async def test_batch_with_one_refused_run_is_refused_whole_and_names_it(stage: Stage) -> None:
     mixed = [Message("a", b"1"), Message("live/x", b"2")]
     with pytest.raises(ClientFault, match=r"run 1.*live/x"):

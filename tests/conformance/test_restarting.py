@@ -29,7 +29,7 @@ async def test_last_value_survives_a_restart(stage: Stage) -> None:
         await nothing_more(stage, subscription)
 
 
-@verb(FORGOTTEN, needs=[Ability.RESTART])
+@verb(FORGOTTEN, needs=[Ability.BATCHES, Ability.RESTART])
 async def test_last_value_beyond_retention_survives_a_restart(stage: Stage) -> None:
     last = [Message("a", b"2"), Message("b", b"3"), Message("a", b"4")]
     await stage.publish("a", b"1")
@@ -55,7 +55,7 @@ async def test_last_value_of_a_topic_that_is_not_kept_does_not_survive(stage: St
         await nothing_more(stage, subscription)
 
 
-@verb(KEPT, needs=[Ability.RESTART])
+@verb(KEPT, needs=[Ability.OFFSETS, Ability.RESTART])
 async def test_reader_goes_on_by_offset_after_a_restart(stage: Stage) -> None:
     await stage.publish("a", b"1", b"2", b"3")
     page = await stage.bus.fetch("a", 1, messages_max=1)

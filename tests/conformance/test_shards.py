@@ -6,6 +6,7 @@ import pytest
 
 from runnel.client.results import ShardPage
 from runnel.errors import OffsetAheadError, UnknownTopicError
+from tests.conformance.doors import Ability
 from tests.conformance.stage import Stage, verb
 
 
@@ -23,7 +24,7 @@ async def read_all(stage: Stage, pattern: str, entry: int = 1, end_entry: int = 
     return payloads
 
 
-@verb()
+@verb(needs=[Ability.SHARDS])
 async def test_entries_come_in_the_order_in_which_they_were_stored(stage: Stage) -> None:
     for number in range(12):
         await stage.publish("abc"[number % 3], b"%d" % number)
@@ -32,7 +33,7 @@ async def test_entries_come_in_the_order_in_which_they_were_stored(stage: Stage)
     assert await read_all(stage, "a", 4, 9) == [b"3", b"6"]
 
 
-@verb()
+@verb(needs=[Ability.SHARDS])
 async def test_shards_tell_where_a_time_begins(stage: Stage) -> None:
     await stage.publish("a", b"1")
     await stage.publish("a", b"2")
@@ -44,7 +45,7 @@ async def test_shards_tell_where_a_time_begins(stage: Stage) -> None:
     assert await stage.bus.shards("nobody/*") == []
 
 
-@verb()
+@verb(needs=[Ability.SHARDS])
 async def test_shards_and_entries_that_are_not_there(stage: Stage) -> None:
     await stage.publish("a", b"1")
     with pytest.raises(UnknownTopicError, match="nowhere/0"):

@@ -9,6 +9,7 @@ import pytest
 from runnel.client.subscription import Subscription
 from runnel.config import BrokerSettings, Keep, Retain, TopicRule
 from runnel.errors import SlowReaderError
+from tests.conformance.doors import Ability
 from tests.conformance.stage import Stage, nothing_more, take, take_payloads, until, verb
 
 LIVE = TopicRule(match="live/*", keep=Keep.NONE)
@@ -42,7 +43,7 @@ async def test_slow_reader_of_kept_topics_catches_up_and_misses_nothing(stage: S
                 assert not slow.gaps
 
 
-@verb(TopicRule(match="a", retain=Retain(age_ns=10**9)))
+@verb(TopicRule(match="a", retain=Retain(age_ns=10**9)), needs=[Ability.CREDIT])
 async def test_slow_reader_by_pattern_is_told_what_retention_took(stage: Stage) -> None:
     async with stage.bus.subscribe("?", buffer_bytes=1) as slow:
         for number in range(10):
@@ -56,7 +57,7 @@ async def test_slow_reader_by_pattern_is_told_what_retention_took(stage: Stage) 
     assert {gap.reason for gap in slow.gaps} == {"retention"}
 
 
-@verb(TopicRule(match="a", retain=Retain(age_ns=10**9)))
+@verb(TopicRule(match="a", retain=Retain(age_ns=10**9)), needs=[Ability.CREDIT])
 async def test_slow_reader_of_a_topic_is_told_what_retention_took(stage: Stage) -> None:
     async with stage.bus.subscribe("a", buffer_bytes=1) as slow:
         for number in range(10):
@@ -82,7 +83,7 @@ async def test_slow_reader_does_not_slow_another(stage: Stage) -> None:
         assert await take_payloads(slow, 50) == [numbered(number) for number in range(50)]
 
 
-@verb()
+@verb(needs=[Ability.CREDIT])
 async def test_slow_reader_is_seen_in_the_statistics(stage: Stage) -> None:
     async with stage.bus.subscribe("a", buffer_bytes=1) as slow:
         for number in range(10):
@@ -96,7 +97,7 @@ async def test_slow_reader_is_seen_in_the_statistics(stage: Stage) -> None:
         assert await waiting == [b"live again"]
 
 
-@verb(LIVE, broker=SMALL_QUEUE)
+@verb(LIVE, broker=SMALL_QUEUE, needs=[Ability.CREDIT])
 async def test_oldest_are_dropped_and_the_reader_is_told_how_many_of_which_topic(
     stage: Stage,
 ) -> None:
@@ -117,7 +118,7 @@ async def test_oldest_are_dropped_and_the_reader_is_told_how_many_of_which_topic
         assert missed <= told
 
 
-@verb(LIVE, broker=SMALL_QUEUE)
+@verb(LIVE, broker=SMALL_QUEUE, needs=[Ability.CREDIT])
 async def test_newest_of_each_topic_stays(stage: Stage) -> None:
     async with stage.bus.subscribe("live/*", overflow="newest_per_topic", buffer_bytes=600) as slow:
         for number in range(60):
@@ -134,7 +135,7 @@ async def test_newest_of_each_topic_stays(stage: Stage) -> None:
         assert missed == 20 - len(offsets) > 0
 
 
-@verb(LIVE, broker=SMALL_QUEUE)
+@verb(LIVE, broker=SMALL_QUEUE, needs=[Ability.CREDIT])
 async def test_disconnect_ends_the_subscription_and_no_other(stage: Stage) -> None:
     async with (
         stage.bus.subscribe("live/a", overflow="disconnect", buffer_bytes=1000) as slow,
@@ -159,7 +160,7 @@ async def test_reader_with_room_misses_nothing_of_a_topic_that_is_not_kept(stage
         assert not reader.gaps
 
 
-@verb(LIVE, MEMORY, broker=SMALL_QUEUE)
+@verb(LIVE, MEMORY, broker=SMALL_QUEUE, needs=[Ability.CREDIT])
 async def test_overflow_of_topics_not_kept_costs_nothing_of_kept_ones(stage: Stage) -> None:
     async with stage.bus.subscribe("*", buffer_bytes=1000) as slow:
         for number in range(50):

@@ -12,6 +12,7 @@ from runnel.config import Keep, Retain, Rotate, TopicRule
 from runnel.errors import ClientFault, OffsetAheadError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
+from tests.conformance.doors import Ability
 from tests.conformance.stage import Stage, nothing_more, take, take_payloads, verb
 
 SPREAD = TopicRule(match="p/*", partitions=3)
@@ -67,7 +68,7 @@ async def test_last_gives_the_last_of_every_partition(stage: Stage) -> None:
         await nothing_more(stage, subscription)
 
 
-@verb()
+@verb(needs=[Ability.OFFSETS])
 async def test_offset_of_one_topic(stage: Stage) -> None:
     await stage.publish("a", b"1", b"2", b"3")
     async with stage.bus.subscribe("a", start=2) as subscription:
@@ -78,7 +79,7 @@ async def test_offset_of_one_topic(stage: Stage) -> None:
         assert await take_payloads(subscription, 1) == [b"5"]
 
 
-@verb(SPREAD)
+@verb(SPREAD, needs=[Ability.OFFSETS])
 async def test_offsets_of_several_topics_and_partitions(stage: Stage) -> None:
     for partition in (0, 1, 2):
         for number in (1, 2, 3):
@@ -107,14 +108,14 @@ async def test_time_begins_with_what_was_received_then_or_later(stage: Stage) ->
         assert await take_payloads(literal, 3) == [b"6", b"8", b"10"]
 
 
-@verb()
+@verb(needs=[Ability.OFFSETS])
 async def test_offset_ahead_of_the_topic_is_refused(stage: Stage) -> None:
     await stage.publish("a", b"1")
     with pytest.raises(OffsetAheadError, match="the next message will be 2"):
         await stage.bus.subscribe("a", start=3).open()
 
 
-@verb(TopicRule(match="a", retain=Retain(age_ns=10 * 10**9)))
+@verb(TopicRule(match="a", retain=Retain(age_ns=10 * 10**9)), needs=[Ability.OFFSETS])
 async def test_offset_that_is_gone_is_a_gap_and_then_what_is_left(stage: Stage) -> None:
     await stage.publish("a", b"1", b"2", b"3")
     stage.advance(20)
@@ -183,7 +184,7 @@ async def test_history_of_several_topics_comes_in_the_order_in_which_it_was_stor
         assert await take_payloads(subscription, 30) == [b"%d" % number for number in range(30)]
 
 
-@verb()
+@verb(needs=[Ability.BATCHES])
 async def test_only_wanted_runs_of_a_batch_come(stage: Stage) -> None:
     mixed = [Message(topic, topic.encode()) for topic in ("a/1", "b", "a/2", "c", "a/1")]
     async with stage.bus.subscribe("a/*") as subscription:
@@ -208,7 +209,7 @@ async def test_leaving_the_loop_loses_nothing(stage: Stage) -> None:
     assert seen == [b"%d" % number for number in range(9)]
 
 
-@verb()
+@verb(needs=[Ability.BATCHES])
 async def test_batches_and_arrow_hold_the_same(stage: Stage) -> None:
     await stage.bus.publish_batch(Batch.from_messages([Message("a", b"%d" % n) for n in range(5)]))
     async with stage.bus.subscribe("a", start="earliest") as subscription:
@@ -292,6 +293,10 @@ async def test_start_that_makes_no_sense_says_what_would(stage: Stage) -> None:
         stage.bus.subscribe("a", start="newest")
     with pytest.raises(ClientFault, match="time zone"):
         stage.bus.subscribe("a", start=datetime(2026, 1, 1))  # noqa: DTZ001 - that is the point
+
+
+@verb(needs=[Ability.OFFSETS])
+async def test_offsets_of_what_is_not_subscribed_to_are_refused(stage: Stage) -> None:
     with pytest.raises(ClientFault, match="'b' is none"):
         await stage.bus.subscribe("a", start={"b": 1}).open()
     with pytest.raises(ClientFault, match="wildcards"):

@@ -146,13 +146,13 @@ async def test_deleted_subscription_ends_its_consumers_and_begins_anew_if_made_a
     async with stage.bus.consume("s", "a") as consumer:
         await (await anext(consumer)).ack(stored=True)
         await stage.bus.delete_subscription("s")
-        with pytest.raises(UnknownSubscriptionError, match="'s' was deleted"):
+        with pytest.raises(UnknownSubscriptionError, match=r"'s' (was deleted|does not exist)"):
             await anext(consumer)
     async with stage.bus.consume("s", "a") as consumer:
         assert (await anext(consumer)).payload == b"1"
 
 
-@verb()
+@verb(needs=[Ability.TOLD])
 async def test_members_are_removed_or_forgotten_when_they_are_absent_for_long(
     stage: Stage,
 ) -> None:
@@ -201,7 +201,7 @@ async def test_unknown_subscriptions_and_members_cannot_be_dealt_with(stage: Sta
             await act("nobody")
     with pytest.raises(UnknownSubscriptionError, match="'nobody'"):
         await bus.move_subscription("nobody", "latest")
-    with pytest.raises(UnknownSubscriptionError, match="name its topics"):
+    with pytest.raises(UnknownSubscriptionError, match=r"name its topics|'nobody' does not exist"):
         await bus.consume("nobody").open()
     await bus.make_subscription("s", "a")
     with pytest.raises(UnknownSubscriptionError, match="no member 'm'"):
@@ -217,7 +217,7 @@ async def test_subscription_that_makes_no_sense_is_refused_and_says_why(stage: S
         await make("s", "live/a")
     with pytest.raises(ClientFault, match="shared, key_shared, multicast"):
         await make("s", "a", mode="queue")
-    with pytest.raises(ClientFault, match="at least one pattern"):
+    with pytest.raises(ClientFault, match=r"at least one pattern|0 patterns; 1 to"):
         await make("s")
     with pytest.raises(InvalidNameError, match="subscription name"):
         await make("s\n", "a")

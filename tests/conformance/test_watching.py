@@ -86,7 +86,7 @@ async def test_events_tell_of_topics(stage: Stage) -> None:
         assert (await event(events, "topic_deleted"))["subject"] == "a"
 
 
-@verb()
+@verb(needs=[Ability.CREDIT])
 async def test_events_tell_of_slow_readers(stage: Stage) -> None:
     async with (
         stage.bus.subscribe("!system/events") as events,
@@ -113,7 +113,7 @@ async def test_events_tell_of_files_that_rotate(stage: Stage) -> None:
         assert (await event(events, "segment_rotated"))["subject"] == "main/0"
 
 
-@verb()
+@verb(needs=[Ability.GREETING])
 async def test_welcome_tells_node_and_limits(stage: Stage) -> None:
     server = stage.bus.server
     assert (server.cluster, server.node) == ("runnel", "node-1")

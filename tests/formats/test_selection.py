@@ -54,6 +54,12 @@ def test_taken_rows_keep_everything(batch: Batch, data: st.DataObject) -> None:
     check(taken, [before[row] for row in rows], is_stored=batch.envelope.is_stored)
 
 
+@given(batches())
+def test_one_message_is_what_it_is_among_all(batch: Batch) -> None:
+    for part in (batch.uncompressed(), batch.cut([0])):  # the second: of one run
+        assert [part.message(row) for row in range(len(part))] == part.messages()
+
+
 @given(batches(), st.data())
 def test_cut_runs_keep_everything(batch: Batch, data: st.DataObject) -> None:
     run_count = batch.envelope.run_count

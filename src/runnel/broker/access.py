@@ -7,7 +7,7 @@ What a verb needs is told in docs/security.md; lists show what the caller has an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final
 
@@ -21,6 +21,7 @@ from runnel.broker.work.consumer import WorkConsumer
 from runnel.broker.work.sink import WorkSink
 from runnel.errors import ForbiddenError, UnknownSubscriptionError
 from runnel.formats.batch import Batch
+from runnel.formats.dead_letters import TOPIC_TAG
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, Start, TopicState
 from runnel.formats.work_heads import Consume, SubscriptionState, WorkOptions
@@ -31,6 +32,9 @@ from runnel.topics.names import dead_letter_topic
 _STATISTICS_TOPIC: Final = f"{METRICS_TOPIC}/broker"
 # Asked of the broker at a time, while topics that the caller may not see are left out.
 _TOPICS_PAGE: Final = 1000
+_EVERYTHING: Final = ("*",)
+# Looked up once: with Python 3.11 that takes longer than the rest of the check of a small batch.
+_PUBLISH: Final = Right.PUBLISH
 
 
 class Access:
@@ -42,13 +46,16 @@ class Access:
         self._broker = broker
         self._rights = rights
 
+    def time_ns(self) -> int:
+        """The broker's clock; everybody may know."""
+        return self._broker.clock.time_ns()
+
     # --- Publishing ---
 
     def publish(self, batch: Batch, level: Level | None = None) -> asyncio.Future[Published]:
         """`publish` for every topic of the batch."""
         if self._rights is not None:
-            for topic in batch.envelope.topics:
-                self._rights.check(Right.PUBLISH, topic)
+            self._rights.check_all(_PUBLISH, batch.envelope.topics)
         return self._broker.publish(batch, level)
 
     def send(
@@ -56,7 +63,7 @@ class Access:
     ) -> asyncio.Future[Published]:
         """`publish` for its topic."""
         if self._rights is not None:
-            self._rights.check(Right.PUBLISH, message.topic)
+            self._rights.check(_PUBLISH, message.topic)
         return self._broker.send(message, level, partition=partition)
 
     async def wait_room(self, topic: str) -> None:
@@ -98,7 +105,7 @@ class Access:
 
     async def shards(self, patterns: Sequence[str], time_ns: int | None = None) -> list[ShardState]:
         """`read` for the patterns."""
-        self._check_patterns(Right.READ, patterns)
+        self._check_read(patterns)
         return await self._broker.shards(patterns, time_ns)
 
     async def fetch_shard(
@@ -112,7 +119,7 @@ class Access:
         bytes_max: int = 2**20,
     ) -> ShardFetched:
         """`read` for the patterns."""
-        self._check_patterns(Right.READ, patterns)
+        self._check_read(patterns)
         return await self._broker.fetch_shard(
             shard,
             entry,
@@ -133,10 +140,14 @@ class Access:
         overflow: str = "drop_oldest",
     ) -> LiveSubscription:
         """`read` for the patterns."""
-        self._check_patterns(Right.READ, patterns)
+        self._check_read(patterns)
         return await self._broker.subscribe(
             number, sink, patterns, start, credit_bytes=credit_bytes, overflow=overflow
         )
+
+    def _check_read(self, patterns: Sequence[str]) -> None:
+        # Of a shard one learns something even without patterns: how far it has come.
+        self._check_patterns(Right.READ, patterns or _EVERYTHING)
 
     # --- Topics and cursors ---
 
@@ -144,8 +155,7 @@ class Access:
         """Any right to each of the topics."""
         if self._rights is not None:
             for topic in topics:
-                if not self._rights.sees(topic):
-                    raise _unseen(self._rights, topic)
+                self._check_seen(topic)
         return self._broker.routes(topics)
 
     async def topics(
@@ -154,8 +164,9 @@ class Access:
         """Those that the caller has any right to."""
         if self._rights is None:
             return await self._broker.topics(pattern, after=after, limit=limit)
+        limit = max(1, limit)
         seen: list[TopicState] = []
-        while len(seen) < limit:
+        while len(seen) <= limit:
             page, is_complete = await self._broker.topics(pattern, after=after, limit=_TOPICS_PAGE)
             seen += [topic for topic in page if self._rights.sees(topic.name)]
             if is_complete:
@@ -165,9 +176,12 @@ class Access:
 
     async def describe_topic(self, name: str) -> TopicState:
         """Any right to the topic."""
-        if self._rights is not None and not self._rights.sees(name):
-            raise _unseen(self._rights, name)
+        self._check_seen(name)
         return await self._broker.describe_topic(name)
+
+    def _check_seen(self, topic: str) -> None:
+        if self._rights is not None and not self._rights.sees(topic):
+            raise ForbiddenError(f"token {self._rights.name!r} has no right to topic {topic!r}")
 
     async def delete_topic(self, name: str) -> None:
         """`admin` for the topic."""
@@ -206,21 +220,23 @@ class Access:
 
     def _check_places(self, places: Sequence[CursorPlace]) -> None:
         assert self._rights is not None
-        for place in places:
-            if place.topic is not None:
-                self._rights.check(Right.READ, place.topic)
-            self._rights.check_patterns(Right.READ, place.patterns)
+        self._rights.check_all(
+            Right.READ, {place.topic for place in places if place.topic is not None}
+        )
+        self._rights.check_patterns(Right.READ, _patterns_of(places))
 
     def _sees_cursor(self, cursor: CursorState) -> bool:
         assert self._rights is not None
         rights = self._rights
         return any(
             all(
-                (place.topic is None or rights.allows(right, place.topic))
-                and all(rights.covers(right, pattern) for pattern in place.patterns)
+                rights.allows(right, place.topic)
                 for place in cursor.places
+                if place.topic is not None
             )
+            and self._covers(right, _patterns_of(cursor.places))
             for right in (Right.READ, Right.ADMIN)
+            if rights.has_any(right)
         )
 
     # --- Acknowledged work ---
@@ -232,7 +248,14 @@ class Access:
             self._check_subscription(
                 request.subscription, Right.CONSUME, is_new=bool(request.patterns)
             )
-        return await self._broker.work.consume(number, sink, request)
+        consumer = await self._broker.work.consume(number, sink, request)
+        if self._rights is not None and not self._covers(
+            Right.CONSUME, consumer.definition.patterns
+        ):
+            # It was deleted and made anew, over other topics, since the first look. Nothing was delivered yet.
+            consumer.close(is_clean=True)
+            raise self._refusal_of(request.subscription, Right.CONSUME)
+        return consumer
 
     async def make_subscription(
         self,
@@ -259,7 +282,7 @@ class Access:
 
     async def move_subscription(self, name: str, start: Start, member: str | None = None) -> None:
         self._check_subscription(name, Right.ADMIN)
-        await self._broker.work.move_subscription(name, start, member)
+        await self._broker.work.move_subscription(name, start, member=member)
 
     async def remove_member(self, name: str, member: str) -> None:
         self._check_subscription(name, Right.ADMIN)
@@ -283,12 +306,38 @@ class Access:
     async def dead_letters(
         self, subscription: str, offset: int, messages_max: int
     ) -> tuple[Sequence[Batch], int]:
-        """`consume` or `admin` for its patterns, or `read` for `!dead/…` itself."""
-        if self._rights is None or not self._rights.allows(
+        """`consume` or `admin` for its patterns, or `read` for `!dead/…` itself.
+
+        Without the last, letters of other topics are left out: they outlive a subscription, and one of the same name
+        may since have been made over other topics.
+        """
+        self._check_subscription_seen(subscription)
+        found = await self._broker.work.dead_letters(subscription, offset, messages_max)
+        if self._reads_letters(subscription):
+            return found
+        batches, next_offset = found
+        return [own for batch in batches for own in self._own_letters(batch)], next_offset
+
+    def _check_subscription_seen(self, name: str) -> None:
+        if not self._reads_letters(name):
+            self._check_subscription(name, Right.CONSUME, Right.ADMIN)
+
+    def _reads_letters(self, subscription: str) -> bool:
+        return self._rights is None or self._rights.allows(
             Right.READ, dead_letter_topic(subscription)
-        ):
-            self._check_subscription(subscription, Right.CONSUME, Right.ADMIN)
-        return await self._broker.work.dead_letters(subscription, offset, messages_max)
+        )
+
+    def _own_letters(self, batch: Batch) -> Iterable[Batch]:
+        assert self._rights is not None
+        rows = [
+            row
+            for row, letter in enumerate(batch)
+            if any(
+                self._rights.allows(right, letter.tags.get(TOPIC_TAG, ""))
+                for right in (Right.CONSUME, Right.ADMIN)
+            )
+        ]
+        return [batch if len(rows) == len(batch) else batch.take(rows)] if rows else ()
 
     async def settle_dead(
         self, subscription: str, offsets: Sequence[int], *, is_all: bool, is_redriven: bool
@@ -313,7 +362,11 @@ class Access:
                 raise
             patterns = ()
         if not any(patterns and self._covers(right, patterns) for right in any_of):
-            raise self._rights.refusal(any_of[0], f"all patterns of subscription {name!r}")
+            raise self._refusal_of(name, any_of[0])
+
+    def _refusal_of(self, subscription: str, right: Right) -> ForbiddenError:
+        assert self._rights is not None
+        return self._rights.refusal(right, f"all patterns of subscription {subscription!r}")
 
     # --- Telling ---
 
@@ -331,10 +384,16 @@ class Access:
         if self._rights is not None:
             self._rights.check_patterns(right, patterns)
 
-    def _covers(self, right: Right, patterns: Sequence[str]) -> bool:
+    def _covers(self, right: Right, patterns: Iterable[str]) -> bool:
         assert self._rights is not None
         return all(self._rights.covers(right, pattern) for pattern in patterns)
 
 
-def _unseen(rights: Rights, topic: str) -> ForbiddenError:
-    return ForbiddenError(f"token {rights.name!r} has no right to topic {topic!r}")
+def _patterns_of(places: Sequence[CursorPlace]) -> set[str]:
+    """What the places in shards are over; one without patterns is a look at the whole shard."""
+    return {
+        pattern
+        for place in places
+        if place.topic is None
+        for pattern in place.patterns or _EVERYTHING
+    }

@@ -30,6 +30,7 @@ from runnel.broker.store_statistics import StoreStatistics
 from runnel.broker.stores import Stores
 from runnel.broker.terms import Terms
 from runnel.broker.topics import Topics
+from runnel.broker.watching import Watched, Watching
 from runnel.broker.work import Work
 from runnel.config import Settings
 from runnel.errors import BusyError, ClientFault, ClosedError, RunnelError
@@ -88,6 +89,7 @@ class Broker:
         self._topics: Topics
         self._cursors: Cursors
         self._reporter: Reporter
+        self.watching: Watching  # what whoever watches it has to know
         self.work: Work  # its verbs of acknowledged work
 
     @classmethod
@@ -110,10 +112,11 @@ class Broker:
             workers=workers,
             listener=broker,
         )
-        broker._begin(stores)
+        free_bytes = None if directory is None else lambda: disk.free_bytes(directory)
+        broker._begin(stores, free_bytes)
         return broker
 
-    def _begin(self, stores: Stores) -> None:
+    def _begin(self, stores: Stores, free_bytes: Callable[[], int] | None) -> None:
         settings, clock = self.settings, self.clock
         self._stores = stores
         stores.live = LiveTopics(
@@ -156,16 +159,16 @@ class Broker:
         )
         logs = {"disk": stores.disk, "memory": stores.memory}
         statistics = StoreStatistics(logs, clock)
-        self._register(statistics)
+        self.watching = self._watching(statistics, free_bytes)
         self._reporter = Reporter(
             settings,
             clock,
             self.metrics,
             statistics,
             self._publish_document,
-            connections=lambda: [row for rows in self.connection_rows for row in rows()],
+            connections=self._connections,
             subscriptions=self._subscription_rows,
-            work=self.work.report,
+            work=self.watching.look,
         )
         house = Housekeeping(settings, clock, logs, statistics, self.events)
         loop = asyncio.get_running_loop()
@@ -178,23 +181,30 @@ class Broker:
         if isinstance(stores.disk, DiskLog):
             tell_recovered(self.events, "disk", stores.disk.recovered)
 
-    def _register(self, statistics: StoreStatistics) -> None:
-        metrics = self.metrics
-        statistics.register(metrics)
-        metrics.add_gauge("subscriptions", "Live subscriptions.", lambda: len(self._reading))
-        metrics.add_gauge(
-            "subscriptions_behind",
-            "Live subscriptions that read from the log for now.",
-            lambda: sum(each.is_behind for each in self._reading.subscriptions()),
+    def _watching(
+        self, statistics: StoreStatistics, free_bytes: Callable[[], int] | None
+    ) -> Watching:
+        watched = Watched(
+            live=self._reading.subscriptions,
+            live_topics=lambda: len(self._stores.live),
+            fetches_waiting=lambda: self._fetching.waiting_count,
+            cursors=self.cursors,
+            connections=self._connections,
+            subscriptions=self.work.report,
+            free_bytes=None if free_bytes is None else lambda: self._workers.submit(free_bytes),
         )
-        metrics.add_gauge(
-            "topics_live", "Topics that are not kept.", lambda: len(self._stores.live)
+        return Watching(
+            self.settings,
+            self.clock,
+            self.metrics,
+            self.events,
+            statistics,
+            watched,
+            in_memory=("memory",) if free_bytes is not None else ("disk", "memory"),
         )
-        metrics.add_gauge(
-            "fetches_waiting",
-            "Fetches that wait for a message.",
-            lambda: self._fetching.waiting_count,
-        )
+
+    def _connections(self) -> list[ConnectionRow]:
+        return [row for rows in self.connection_rows for row in rows()]
 
     @property
     def recovered(self) -> Sequence[str]:
@@ -320,7 +330,9 @@ class Broker:
         for stored in batches:
             if self._reading.spread_kept(shard, stored):
                 received_ns = int.from_bytes(stored.envelope.receive_times[-8:], "little")
-                self.metrics.delivery_time.observe(self.clock.time_ns() - received_ns)
+                now_ns = self.clock.time_ns()
+                self.metrics.delivery_time.observe(now_ns - received_ns)
+                self._reading.observe_age(stored, now_ns)
             self._fetching.on_stored(stored.envelope)
             self.work.on_stored(stored)
 
@@ -381,10 +393,12 @@ class Broker:
             wait_ns=wait_ns,
             while_waiting=while_waiting,
         )
-        counters = self.metrics.counters
+        counters, size = self.metrics.counters, sum(len(batch.body) for batch in fetched.batches)
         counters.fetches += 1
         counters.messages_out += fetched.messages
-        counters.bytes_out += sum(len(batch.body) for batch in fetched.batches)
+        counters.bytes_out += size
+        if fetched.batches:
+            self.metrics.traffic.count_out(topic, fetched.messages, size)
         return fetched
 
     async def shards(self, patterns: Sequence[str], time_ns: int | None = None) -> list[ShardState]:
@@ -412,10 +426,11 @@ class Broker:
             epoch=epoch,
             bytes_max=bytes_max,
         )
-        counters = self.metrics.counters
+        counters, size = self.metrics.counters, sum(map(len, fetched.blocks))
         counters.fetches += 1
         counters.messages_out += fetched.messages
-        counters.bytes_out += sum(map(len, fetched.blocks))
+        counters.bytes_out += size
+        self.metrics.traffic.count_journal_out(shard.journal, fetched.messages, size)
         return fetched
 
     async def subscribe(
@@ -538,6 +553,7 @@ class Broker:
             return
         self._gatherings.leave()
         self._is_open = False
+        self.watching.close()
         for keeper in self._keepers:
             keeper.cancel()
         if self._keepers:

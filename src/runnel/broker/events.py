@@ -117,12 +117,14 @@ class Events:
         self._clock = clock
         self._publish = publish
         self._windows: dict[EventKind, _Window] = {}
+        self.counts: Final[dict[EventKind, int]] = dict.fromkeys(EventKind, 0)  # told or held back
 
     def tell(self, kind: EventKind, subject: str, /, **fields: object) -> None:
         """Something happened. Never waits, never raises for reasons that lie with the publishing.
 
         `fields` are what can be written as JSON, besides `kind`, `subject` and `time_ns`.
         """
+        self.counts[kind] += 1
         now_ns = self._clock.monotonic_ns()
         window = self._windows.get(kind)
         if window is None or now_ns - window.began_ns >= _WINDOW_NS:
@@ -168,4 +170,9 @@ class Events:
         try:
             self._publish(EVENTS_TOPIC, msgspec.json.encode(document), {"kind": kind.value})
         except RunnelError as error:
-            logger.warning("an event could not be published", kind=kind.value, error=str(error))
+            logger.warning(
+                "an event could not be published",
+                kind=kind.value,
+                subject=fields["subject"],
+                error=str(error),
+            )

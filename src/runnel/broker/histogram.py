@@ -58,6 +58,21 @@ class HistogramSnapshot(msgspec.Struct, frozen=True):
             if count:
                 yield bucket_end(bucket), count
 
+    def counts_up_to(self, bounds_ns: Sequence[int]) -> list[int]:
+        """How many did not exceed each of the rising bounds, by whole buckets: one in which a bound lies is beyond it.
+
+        So a time that is less than an eighth below a bound may count as beyond it, always the same way.
+        """
+        counts: list[int] = []
+        filled = self.buckets()
+        seen, bucket = 0, next(filled, None)
+        for bound_ns in bounds_ns:
+            while bucket is not None and bucket[0] <= bound_ns:
+                seen += bucket[1]
+                bucket = next(filled, None)
+            counts.append(seen)
+        return counts
+
     def summary(self) -> dict[str, int]:
         """What the metrics say of it."""
         count = self.count

@@ -16,11 +16,13 @@ from runnel.broker.stores import Stores
 from runnel.broker.turns import Turns
 from runnel.config import BrokerSettings
 from runnel.errors import ClientFault, LimitExceededError, RunnelError, Unavailable
-from runnel.formats.envelope import Envelope
+from runnel.formats.columns import first_event_time_ns
+from runnel.formats.envelope import Codec, Envelope
 from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
 from runnel.log.index import Key
 from runnel.log.log import Position, ShardId, Stored
 from runnel.log.tasks import OwnedTasks
+from runnel.topics.names import SYSTEM_MARK
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern
 from runnel.world.diagnostics import get_logger
@@ -219,7 +221,9 @@ class LiveReading:
                 self._slow.remove(subscription)
                 self._events.tell(EventKind.READER_CAUGHT_UP, _named(subscription))
         except (RunnelError, OSError) as error:
-            logger.warning("a live reader could not be fed", error=str(error))
+            logger.warning(
+                "a live reader could not be fed", reader=_named(subscription), error=str(error)
+            )
             failure = error if isinstance(error, RunnelError) else Unavailable(str(error))
             subscription.end(failure)
         finally:
@@ -268,7 +272,19 @@ class LiveReading:
         """A batch that is not kept goes to its readers; how many they are."""
         shares = fanout.shares(LIVE_SHARD, stored, answers)
         self._count_out(stored, shares)
-        return fanout.spread_live(shares)
+        receivers = fanout.spread_live(shares)
+        if receivers:
+            received_ns = int.from_bytes(stored.envelope.receive_times[-8:], "little")
+            self.observe_age(stored, received_ns)
+        return receivers
+
+    def observe_age(self, stored: Stored, now_ns: int) -> None:
+        """Once a batch that somebody was sent: how old its first message is by then."""
+        head = stored.envelope
+        if head.codec == Codec.NONE and not head.topics[0].startswith(SYSTEM_MARK):
+            event_time_ns = first_event_time_ns(stored.body)
+            if event_time_ns > 0:
+                self._metrics.live_age.observe(now_ns - event_time_ns)
 
     def _count_out(self, stored: Stored, shares: Sequence[fanout.Shared]) -> None:
         """By topic: what goes to its readers now, or will once they have caught up."""

@@ -30,6 +30,7 @@ class ConnectionRow(msgspec.Struct, frozen=True, gc=False):
     subscriptions: int
     queued_bytes: int
     flow: Flow  # from its beginning
+    token: str = ""  # the name of the one it showed
 
 
 class SubscriptionRow(msgspec.Struct, frozen=True, gc=False):
@@ -128,6 +129,7 @@ def connections_table(
                 "door": row.door,
                 "peer": row.peer,
                 "client": row.client,
+                "token": row.token,
                 "since_ns": row.since_ns,
                 "subscriptions": row.subscriptions,
                 "queued_bytes": row.queued_bytes,

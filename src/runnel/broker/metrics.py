@@ -6,14 +6,28 @@ Counting is an addition to an attribute, once a batch. Gauges cost nothing until
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from runnel.broker.histogram import Histogram, HistogramSnapshot
 from runnel.broker.topic_traffic import TopicTraffic
+
+_MS: Final = 1_000_000
+_SECOND: Final = 1_000_000_000
+
+# Where an exposition divides a histogram, which itself is finer. They stay put, or what was recorded before a new
+# version could not be compared with what comes after it.
+LATENCIES_NS: Final = (
+    _MS // 10, _MS // 4, _MS // 2, _MS, 5 * _MS // 2, 5 * _MS, 10 * _MS, 25 * _MS, 50 * _MS, 100 * _MS, 250 * _MS,
+    500 * _MS, _SECOND, 5 * _SECOND // 2, 5 * _SECOND, 10 * _SECOND,
+)  # fmt: skip
+AGES_NS: Final = (
+    _MS, 5 * _MS, 10 * _MS, 50 * _MS, 100 * _MS, 500 * _MS, _SECOND, 5 * _SECOND, 10 * _SECOND, 30 * _SECOND,
+    60 * _SECOND, 300 * _SECOND, 600 * _SECOND, 1800 * _SECOND, 3600 * _SECOND, 6 * 3600 * _SECOND, 86_400 * _SECOND,
+)  # fmt: skip
 
 
 class MetricKind(enum.StrEnum):
@@ -32,7 +46,36 @@ class Description(msgspec.Struct, frozen=True):
     name: str
     kind: MetricKind
     help: str
-    unit: Unit
+    unit: Unit = Unit.COUNT
+    bounds_ns: Sequence[int] = ()  # of a histogram: where an exposition divides it
+
+
+Row = tuple[tuple[str, ...], float]  # the values of the labels, and the number
+
+
+class Family(msgspec.Struct, frozen=True):
+    """One metric of many things, which labels tell apart. Whoever makes one sees to it that the rows are bounded."""
+
+    described: Description
+    labels: tuple[str, ...]
+    rows: Sequence[Row]
+
+
+class AtLimit(enum.StrEnum):
+    """What becomes of one more than a limit allows."""
+
+    REFUSED = "refused"
+    WAITS = "waits"  # until there is room
+    REPLACES = "replaces"  # the oldest goes: being at such a limit is no trouble
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """A setting that bounds something, and how much of it is in use."""
+
+    setting: str  # its key, as "native.connections_max"
+    limit: int
+    at_limit: AtLimit
+    used: Callable[[], float]
 
 
 def _counts(text: str, unit: Unit = Unit.COUNT) -> Meta:
@@ -88,6 +131,8 @@ class Metrics:
         self.traffic = TopicTraffic(topics_max, journal_of)
         self._readings: dict[str, tuple[Description, Callable[[], float]]] = {}
         self._histograms: dict[str, tuple[Description, Histogram]] = {}
+        self._families: list[Callable[[], Iterable[Family]]] = []
+        self._limits: dict[str, Limit] = {}
         counters = self.counters
         for described in _described(Counters):
             self._readings[described.name] = (
@@ -107,6 +152,16 @@ class Metrics:
         self.delivery_time = self.add_histogram(
             "delivery_time", "From a kept batch's receive time to its live readers."
         )
+        self.live_age = self.add_histogram(
+            "live_age",
+            "From the event time of a batch's first message to its live readers.",
+            bounds_ns=AGES_NS,
+        )
+        self.work_age = self.add_histogram(
+            "work_age",
+            "From the event time of a run's first message to its consumer.",
+            bounds_ns=AGES_NS,
+        )
 
     def add_counter(
         self, name: str, text: str, read: Callable[[], int], *, unit: Unit = Unit.COUNT
@@ -120,13 +175,29 @@ class Metrics:
         """A number as it is when it is looked at. `read` is called at every sampling: it should be quick."""
         self._add(Description(name, MetricKind.GAUGE, text, unit), read)
 
-    def add_histogram(self, name: str, text: str) -> Histogram:
+    def add_histogram(
+        self, name: str, text: str, *, bounds_ns: Sequence[int] = LATENCIES_NS
+    ) -> Histogram:
         """Durations, to be given to `observe`."""
-        described = Description(name, MetricKind.HISTOGRAM, text, Unit.NANOSECONDS)
+        described = Description(name, MetricKind.HISTOGRAM, text, Unit.NANOSECONDS, bounds_ns)
         self._check_new(described)
         histogram = Histogram()
         self._histograms[name] = (described, histogram)
         return histogram
+
+    def add_families(self, read: Callable[[], Iterable[Family]]) -> None:
+        """Metrics with labels, read when somebody looks at them."""
+        self._families.append(read)
+
+    def add_limit(
+        self,
+        setting: str,
+        limit: int,
+        used: Callable[[], float],
+        at_limit: AtLimit = AtLimit.REFUSED,
+    ) -> None:
+        """Everything that has a limit is watched. A door that is opened again tells of its limits again."""
+        self._limits[setting] = Limit(setting, limit, at_limit, used)
 
     def _add(self, described: Description, read: Callable[[], float]) -> None:
         self._check_new(described)
@@ -137,7 +208,7 @@ class Metrics:
             raise ValueError(f"there is a metric {described.name!r} already")
 
     def descriptions(self) -> list[Description]:
-        """Of everything there is, for an exposition."""
+        """Of everything that has no labels."""
         readings = [described for described, _ in self._readings.values()]
         return readings + [described for described, _ in self._histograms.values()]
 
@@ -155,6 +226,48 @@ class Metrics:
             name: read()
             for name, (described, read) in self._readings.items()
             if described.kind is MetricKind.GAUGE
+        }
+
+    def readings(self) -> Iterator[tuple[Description, float]]:
+        """Counters and gauges one by one, each read when its turn comes."""
+        for described, read in list(self._readings.values()):
+            yield described, read()
+
+    def distributions(self) -> Iterator[tuple[Description, HistogramSnapshot]]:
+        """Histograms, each with what it has seen in all."""
+        for described, histogram in list(self._histograms.values()):
+            yield described, histogram.total()
+
+    def families(self) -> Iterator[Family]:
+        """Everything with labels, and the limits."""
+        for read in list(self._families):
+            yield from read()
+        limits = list(self._limits.values())
+        labels = ("setting", "at_limit")
+        yield Family(
+            Description(
+                "limit",
+                MetricKind.GAUGE,
+                "What a setting allows. at_limit: whether one more is refused, waits, or replaces the oldest.",
+            ),
+            labels,
+            [((each.setting, each.at_limit), each.limit) for each in limits],
+        )
+        yield Family(
+            Description(
+                "limit_used",
+                MetricKind.GAUGE,
+                "How much of it is in use; where a limit is one of many alike, by the fullest of them.",
+            ),
+            labels,
+            [((each.setting, each.at_limit), each.used()) for each in limits],
+        )
+
+    def limits(self) -> dict[str, dict[str, object]]:
+        """By setting: what is allowed, what is in use, and what becomes of one more."""
+        return {
+            each.setting: {"limit": each.limit, "used": each.used(), "at_limit": each.at_limit}
+            for each in self._limits.values()
         }
 
     def histograms(self) -> Mapping[str, HistogramSnapshot]:

@@ -1,10 +1,11 @@
 """Metrics as messages: every interval the registry is sampled and published as JSON on `!system/metrics/…`.
 
-broker          everything global: rates over the interval, totals, gauges, histograms
+broker          everything global: rates over the interval, totals, gauges, histograms, limits and how much is in use
 topics          the busiest topics, and the rest by journal
 journals        traffic, storage, queues and sync times by journal
 connections     the busiest connections
 subscriptions   live subscriptions, the most behind first
+work            acknowledged subscriptions, the largest backlog first
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Reporter:
         interval_ns = max(1, now_ns - self._sampled_ns)
         totals = self._metrics.totals()
         rates = _rates(totals, self._totals, interval_ns)
-        traffic = self._metrics.traffic.end_interval()
+        traffic = self._metrics.traffic.end_interval(interval_ns)
         self._last = _Interval(interval_ns, rates, self._metrics.end_interval())
         self._sampled_ns, self._totals = now_ns, totals
         self._send("broker", self.document())
@@ -141,6 +142,7 @@ class Reporter:
             "rates": last.rates,
             "totals": totals,
             "gauges": self._metrics.gauges(),
+            "limits": self._metrics.limits(),
             "histograms": {
                 name: {
                     "interval": last.histograms.get(name, total).summary(),

@@ -51,10 +51,26 @@ class JournalStatistics(msgspec.Struct, gc=False):
         self.sync_time_max_ns = max(self.sync_time_max_ns, shard.sync_time_max_ns)
 
 
+class Peaks(msgspec.Struct, gc=False):
+    """The fullest shard of a log, in each respect: what has a limit has it for each shard."""
+
+    stored_bytes: int = 0
+    queued_batches: int = 0
+    queued_bytes: int = 0
+    producers: int = 0
+
+    def add(self, shard: ShardStatistics) -> None:
+        self.stored_bytes = max(self.stored_bytes, shard.stored_bytes)
+        self.queued_batches = max(self.queued_batches, shard.queued_batches)
+        self.queued_bytes = max(self.queued_bytes, shard.queued_bytes)
+        self.producers = max(self.producers, shard.producers)
+
+
 class Reading(msgspec.Struct, frozen=True):
     """All logs at one moment."""
 
     logs: Mapping[str, Statistics]
+    peaks: Mapping[str, Peaks]  # by log
     journals: Mapping[str, JournalStatistics]  # one that several logs have is added up
     largest: Sequence[str]  # journals with the most stored bytes
     total: JournalStatistics
@@ -62,15 +78,17 @@ class Reading(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, logs: Mapping[str, Statistics]) -> Reading:
         journals: dict[str, JournalStatistics] = {}
+        peaks = {name: Peaks() for name in logs}
         total = JournalStatistics()
-        for statistics in logs.values():
+        for name, statistics in logs.items():
             for shard in statistics.shards:
+                peaks[name].add(shard)
                 journals.setdefault(shard.shard.journal, JournalStatistics()).add(shard)
                 total.add(shard)
         largest = heapq.nlargest(
             _LARGEST_MAX, journals, key=lambda name: journals[name].stored_bytes
         )
-        return cls(logs, journals, largest, total)
+        return cls(logs, peaks, journals, largest, total)
 
 
 class StoreStatistics:

@@ -19,6 +19,9 @@ _RUNS_SAMPLED: Final = 16
 _ALL: Final = slice(None)
 # Where journals are as many as topics, those beyond the bound count together under a name that no journal has.
 OTHER_JOURNALS: Final = ""
+# Journals with totals of their own: the first that had any traffic, for good. Whoever computes rates from totals needs
+# the same journals every time, not those that happen to be busy.
+JOURNAL_TOTALS_MAX: Final = 200
 
 
 class Flow(msgspec.Struct, gc=False):
@@ -87,6 +90,14 @@ class TopicTraffic:
         self._rest: dict[str, Flow] = {}
         self._exact_runs_left = _EXACT_RUNS_MAX
         self._random = Random(0)
+        self._totals: dict[str, Flow] = {}
+        self.last: TrafficSample = TrafficSample((), {}, {})
+        self.last_ns = 1  # how long the last interval was
+
+    @property
+    def totals(self) -> Mapping[str, Flow]:
+        """By journal, from the beginning to the end of the last interval; the latecomers together."""
+        return self._totals
 
     def count_in(self, topic: str, messages: int, size: int) -> None:
         flow = self._active.get(topic) or self._begin(topic)
@@ -97,6 +108,12 @@ class TopicTraffic:
         flow = self._active.get(topic) or self._begin(topic)
         flow.messages_out += messages
         flow.bytes_out += size
+
+    def count_journal_out(self, journal: str, messages: int, size: int) -> None:
+        """What a reader of a shard was given, of whichever topics."""
+        rest = self._rest_in(journal)
+        rest.messages_out += messages
+        rest.bytes_out += size
 
     def count_runs(
         self,
@@ -153,13 +170,15 @@ class TopicTraffic:
 
     def _rest_of(self, topic: str) -> Flow:
         """What its journal has beyond what is counted by topic."""
-        journal = self._journal_of(topic)
+        return self._rest_in(self._journal_of(topic))
+
+    def _rest_in(self, journal: str) -> Flow:
         if journal not in self._rest and len(self._rest) >= _ACTIVE_MAX:
             journal = OTHER_JOURNALS
         return self._rest.setdefault(journal, Flow())
 
-    def end_interval(self) -> TrafficSample:
-        """What was counted since this was last called; counting begins anew."""
+    def end_interval(self, interval_ns: int = 1) -> TrafficSample:
+        """What was counted since this was last called, so long ago; counting begins anew."""
         active, self._active = self._active, {}
         rest, self._rest = self._rest, {}
         self._exact_runs_left = _EXACT_RUNS_MAX
@@ -179,4 +198,12 @@ class TopicTraffic:
             others.setdefault(journal, OtherTopics()).flow.add(flow)
         for other in others.values():
             other.flow.floor()
-        return TrafficSample(busiest, others, journals)
+        for journal, flow in journals.items():
+            if journal not in self._totals and len(self._totals) >= JOURNAL_TOTALS_MAX:
+                journal = OTHER_JOURNALS
+            total = self._totals.setdefault(journal, Flow())
+            total.add(flow)
+            if journal == OTHER_JOURNALS:
+                total.floor()  # what estimates of others differ by may be less than nothing
+        self.last, self.last_ns = TrafficSample(busiest, others, journals), interval_ns
+        return self.last

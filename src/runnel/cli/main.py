@@ -41,6 +41,7 @@ COMMANDS: Final[dict[str, str]] = {
     "bench": "Load a broker and measure it; checks loss and order too.",
     "log": "Look into a data directory: inspect, verify, export.",
     "pipeline": "Archive, replay, measure and transform stored streams with Spark.",
+    "token": "Make, list, change and revoke tokens: who may do what.",
     "config": "Show the effective settings and where they came from.",
 }
 

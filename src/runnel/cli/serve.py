@@ -50,8 +50,11 @@ def serve(
     ] = None,
     assignments: Assignments = None,
     log_format: Annotated[
-        LogFormat, typer.Option(help="How diagnostics are written to standard error.")
-    ] = LogFormat.TEXT,
+        LogFormat,
+        typer.Option(
+            help="How diagnostics are written to standard error; auto: text on a terminal, JSON elsewhere."
+        ),
+    ] = LogFormat.AUTO,
     log_level: Annotated[
         LogLevel, typer.Option(help="What is told: this and everything above it.")
     ] = LogLevel.INFO,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Final
 
 import msgspec
@@ -17,6 +18,7 @@ from runnel.topics.names import is_system
 TOPICS: Final = "!system/metrics/*"
 
 _SECOND_NS: Final = 10**9
+_NEAR_LIMIT: Final = 0.8
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -39,6 +41,18 @@ class Histogram(msgspec.Struct, frozen=True):
     interval: Durations = Durations()
 
 
+class LimitState(msgspec.Struct, frozen=True):
+    """A setting that limits something. `at_limit`: what becomes of one more ("replaces": the oldest goes)."""
+
+    limit: int
+    used: float
+    at_limit: str
+
+    @property
+    def share(self) -> float:
+        return self.used / self.limit
+
+
 class BrokerReport(msgspec.Struct, frozen=True):
     time_ns: int
     node: str
@@ -47,6 +61,7 @@ class BrokerReport(msgspec.Struct, frozen=True):
     totals: Mapping[str, int]
     gauges: Mapping[str, float]
     histograms: Mapping[str, Histogram] = {}
+    limits: Mapping[str, LimitState] = {}
 
 
 class TopicRow(msgspec.Struct, frozen=True):
@@ -86,6 +101,7 @@ class ConnectionRow(msgspec.Struct, frozen=True):
     subscriptions: int
     queued_bytes: int
     rates: Rates
+    door: str = ""
 
 
 class ConnectionsReport(msgspec.Struct, frozen=True):
@@ -199,6 +215,9 @@ def head_lines(watched: Watched) -> list[str]:
             ("publish_time", "publish"),
             ("sync_time", "sync"),
             ("delivery_time", "deliver"),
+            ("live_age", "age live"),
+            ("work_age", "age work"),
+            ("loop_lag", "loop"),
         )
         if (found := broker.histograms.get(name)) is not None and found.interval.count
     ]
@@ -229,7 +248,27 @@ def _warnings(broker: BrokerReport, work: WorkReport | None) -> list[str]:
         found.append(f"WARNING: {counted(damage, 'place')} of damage; see `runnel log verify`")
     if missed := broker.rates.get("messages_missed", 0):
         found.append(f"WARNING: live readers miss {missed:,.0f} messages/s")
-    return found
+    if broker.gauges.get("disk_free_bytes", inf) <= broker.gauges.get("disk_reserve_bytes", 0):
+        found.append("WARNING: the disk is full; publishing is refused")
+    if refused := broker.rates.get("tokens_refused", 0):
+        found.append(f"WARNING: {refused:,.1f} tokens/s are refused")
+    return found + _limit_warnings(broker.limits)
+
+
+def _limit_warnings(limits: Mapping[str, LimitState]) -> list[str]:
+    """Limits that are nearly reached, the nearest first. Where the oldest just goes, reaching it is no trouble."""
+    near = [
+        (state.share, setting)
+        for setting, state in limits.items()
+        if state.at_limit != "replaces" and state.share >= _NEAR_LIMIT
+    ]
+    if not near:
+        return []
+    told = ", ".join(
+        f"{setting} {share:.0%} of {limits[setting].limit:,}"
+        for share, setting in sorted(near, reverse=True)
+    )
+    return [f"WARNING: near its limit: {told}"]
 
 
 def summary_line(watched: Watched) -> str:
@@ -371,11 +410,11 @@ def _journals(watched: Watched, rows_max: int) -> Table:
 def _connections(watched: Watched, rows_max: int) -> Table:
     report = watched.connections or ConnectionsReport(0, ())
     rows = [
-        (row.peer, row.client, str(row.subscriptions), *_rates(row.rates), human_bytes(row.queued_bytes))
+        (row.peer, row.door, row.client, str(row.subscriptions), *_rates(row.rates), human_bytes(row.queued_bytes))
         for row in report.connections[:rows_max]
     ]  # fmt: skip
-    columns = ("connection", "client", "subscriptions", *_RATE_COLUMNS, "queued")
-    return Table(columns, rows, frozenset(columns[2:]))
+    columns = ("connection", "door", "client", "subscriptions", *_RATE_COLUMNS, "queued")
+    return Table(columns, rows, frozenset(columns[3:]))
 
 
 _RATE_COLUMNS: Final = ("in/s", "bytes in/s", "out/s", "bytes out/s")

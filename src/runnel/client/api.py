@@ -20,6 +20,7 @@ from runnel.errors import ClientFault
 _DEFAULT_URL: Final = "runnel://127.0.0.1:7470"
 # The commands go by the same one.
 _URL_VARIABLE: Final = "RUNNEL_URL"
+_TOKEN_VARIABLE: Final = "RUNNEL_TOKEN"
 
 
 class Opening:
@@ -98,7 +99,8 @@ def connect(
 ) -> Opening:
     """A bus, connected to the broker at a URL: by default that of the variable RUNNEL_URL, or of this machine.
 
-    `name` is shown at the broker. `deadline_s`: how long anything may wait; None: for ever. TLS: runnels://…, with
+    `name` is shown at the broker. `token` is for a broker that asks for one; by default that of the variable
+    RUNNEL_TOKEN. `deadline_s`: how long anything may wait; None: for ever. TLS: runnels://…, with
     `ssl` or the options in the URL (`parse_url`). The first connection is tried once; lost ones come back.
     """
     address = parse_url(url if url is not None else _usual_url(), ssl)
@@ -108,7 +110,7 @@ def connect(
         lambda elsewhere: dial_to(parse_host(elsewhere, address.ssl)),
         timers=timers,
         name=name,
-        token=token,
+        token=token if token is not None else usual_token(),
         deadline_s=deadline_s,
         connect_timeout_s=connect_timeout_s,
         advice=". Is a broker running there? `runnel serve` starts one",
@@ -168,6 +170,11 @@ def connect_blocking(
 
 def _usual_url() -> str:
     return os.environ.get(_URL_VARIABLE) or _DEFAULT_URL
+
+
+def usual_token() -> str | None:
+    """The token of a program that names none: a variable is seen by fewer than the words of a command."""
+    return os.environ.get(_TOKEN_VARIABLE, "").strip() or None
 
 
 def _client_text(name: str | None) -> str:

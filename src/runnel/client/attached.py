@@ -92,7 +92,7 @@ class Attached(ABC):
     def _attach(self) -> None:
         connection = self._link.connection
         if connection is None:
-            self._watch()
+            self._watch_or_fail()
         elif not self._is_closed and self._error is None:
             self._ask(connection)
 
@@ -141,6 +141,12 @@ class Attached(ABC):
         if self._alarm is None and self._deadline_s is not None:
             self._alarm = self._timers.call_later(self._deadline_s, self._give_up)
 
+    def _watch_or_fail(self) -> None:
+        if self._link.failure is None:
+            self._watch()
+        elif self._error is None:
+            self._fail(self._link.failure)
+
     def _give_up(self) -> None:
         self._fail(self._link.expired(self._what, Deadline(self._timers, self._deadline_s)))
 
@@ -151,7 +157,7 @@ class Attached(ABC):
 
     def link_down(self) -> None:
         self._is_attached = False
-        self._watch()
+        self._watch_or_fail()
 
     # --- Waiting ---
 

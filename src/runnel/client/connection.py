@@ -103,6 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_gathering = False
         self._problem: str | None = None
         self.was_closed_without_reason = False  # by the other side
+        self.farewell: RunnelError | None = None  # what the broker said last, if it ended it
         self._is_given_up = False
         self._pinger: Handle | None = None
         self._ping_interval_s = 0.0
@@ -285,6 +286,7 @@ class Connection(asyncio.BufferedProtocol):
     def _take_error(self, answer: wire.Error, tail: memoryview) -> None:
         if not answer.id:
             self._problem = f"the broker ended it: {answer.text} ({answer.code})"
+            self.farewell = _made_again(answer.code, answer.text, retriable=answer.retriable)
             return
         if on_answer := self._pending.pop(answer.id, None):
             error: RunnelError

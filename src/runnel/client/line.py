@@ -156,7 +156,10 @@ class ShardLine:
     def pump(self, haste: Haste = Haste.USUAL) -> None:
         """Send what may be sent now."""
         connection = self._link.connection
-        if connection is None or not connection.is_writable or not self._may_go_on():
+        if connection is None:
+            self._fail_if_over()
+            return
+        if not connection.is_writable or not self._may_go_on():
             return
         if self._refusals and self._batches:
             # Nothing was accepted since a refusal: one batch tries first, so that none overtakes it.
@@ -192,10 +195,23 @@ class ShardLine:
                 timer.cancel()
         self._link.listeners.pop(self, None)
         self._is_stopped = True
+        self._settle_all(error)
+
+    def _settle_all(self, error: RunnelError) -> None:
         while self._batches:
             self._settle(self._batches[0], error)
         while self._rows:
             self._owner.settled(self._rows.popleft(), error)
+
+    def _fail_if_over(self) -> None:
+        """Without any hope of a connection nothing waits until its time is up."""
+        failure = self._link.failure
+        if failure is None or self.is_empty:
+            return
+        if self._terms.name is not None:
+            self._owner.line_broken(failure)
+        else:
+            self._settle_all(failure)
 
     # --- What the link tells ---
 
@@ -203,7 +219,9 @@ class ShardLine:
         self.pump()
 
     def link_down(self) -> None:
-        """What was under way has been answered with the loss already."""
+        """What is under way is answered with the loss in this turn; what waits goes with the next connection."""
+        if self._link.failure is not None:
+            self._timers.call_later(0, self.pump)
 
     def link_writable(self) -> None:
         self.pump()

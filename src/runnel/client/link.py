@@ -21,6 +21,7 @@ from runnel.errors import (
     MovedError,
     RunnelError,
     TimeoutExpiredError,
+    UnauthenticatedError,
     Unavailable,
 )
 from runnel.formats import wire
@@ -37,11 +38,18 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 _NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
 
 
+# A connection that the broker refuses so is not tried again: the answer would be the same.
+_FINAL: Final = (HandshakeError, UnauthenticatedError)
+
+
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What a client says of itself in its hello."""
 
     client: str
     token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Identity {self.client!r}>"  # a token is shown to nobody but the broker
 
 
 class Listener(Protocol):
@@ -92,6 +100,11 @@ class Link:
         return f"<Link {self.state}>"
 
     @property
+    def failure(self) -> RunnelError | None:
+        """Why there will be no connection any more, whatever is tried: nobody need wait for one."""
+        return None if self._failure is None or self._failure.retriable else self._failure
+
+    @property
     def state(self) -> str:
         """For error messages: "not connected to 127.0.0.1:7470: connection refused, tried 5 times"."""
         if self._failure is not None:
@@ -111,7 +124,7 @@ class Link:
         """The first connection, tried once. From then on the link keeps itself connected."""
         try:
             connection = await self._open()
-        except HandshakeError:
+        except _FINAL:
             raise
         except TimeoutExpiredError as error:
             raise TimeoutExpiredError(self._not_reached(error)) from None
@@ -142,7 +155,7 @@ class Link:
             self._attempts += 1
             try:
                 connection = await self._open()
-            except HandshakeError as error:
+            except _FINAL as error:
                 self._fail(error)
             except (OSError, RunnelError) as error:
                 self._problem = error
@@ -201,6 +214,9 @@ class Link:
         self._problem = error
         if connection is self.connection:
             self.connection = None
+            if isinstance(connection.farewell, _FINAL):
+                self._fail(connection.farewell)  # a token that was revoked, for one
+                return
             for listener in list(self.listeners):
                 listener.link_down()
 

@@ -230,5 +230,7 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     last = name.rpartition(".")[2]
     elsewhere = [each for each in known if each.rpartition(".")[2] == last]
     if elsewhere:
+        if name == last:  # no section to compare: that of the first, which is the most general one
+            return elsewhere[0]
         return max(elsewhere, key=lambda each: difflib.SequenceMatcher(None, name, each).ratio())
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)

@@ -23,12 +23,14 @@ from runnel.config.toml_lines import key_lines
 VARIABLE_PREFIX: Final = "RUNNEL_"
 CONFIG_VARIABLE: Final = "RUNNEL_CONFIG"
 URL_VARIABLE: Final = "RUNNEL_URL"
+TOKEN_VARIABLE: Final = "RUNNEL_TOKEN"
 TOPICS_VARIABLE: Final = "RUNNEL_TOPICS"
 
 # Variables with the prefix that are no settings.
 OTHER_VARIABLES: Final[Mapping[str, str]] = {
     CONFIG_VARIABLE: "Path of the settings file, instead of ./runnel.toml.",
     URL_VARIABLE: "Where commands and clients find the broker, instead of at runnel://127.0.0.1:7470.",
+    TOKEN_VARIABLE: "The token that commands and clients show a broker that asks for one.",
 }
 
 # What Kubernetes gives every container beside a service that is called "runnel".

@@ -249,6 +249,27 @@ class Batch:
             )
         )
 
+    def message(self, row: int) -> Message:
+        """One message as an object: for a few of many."""
+        head = self.envelope
+        if len(head.topics) > 1 or not head.is_stored:
+            return self.slice(row, row + 1).messages()[0]
+        table = self.columns
+        key = table.keys.at(row)
+        return Message(
+            head.topics[0],
+            table.payloads.at(row) or b"",
+            key,
+            table.tags_at(row),
+            table.time_at(table.event_times, row),
+            table.time_at(table.transmit_times, row),
+            int.from_bytes(head.receive_times, "little", signed=True),
+            int.from_bytes(head.partitions, "little"),
+            int.from_bytes(head.base_offsets, "little") + row,
+            table.uid_at(row),
+            table.partition_keys.at(row) if table.partition_keys else key,
+        )
+
     def _by_row(self) -> tuple[Iterable[str], Iterable[int], Iterable[int], Iterable[int]]:
         """What is per run, spread over its rows: topics, partitions, offsets, receive times."""
         head = self.envelope

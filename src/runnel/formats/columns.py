@@ -100,6 +100,11 @@ _encoder = msgspec.msgpack.Encoder()
 # --- Decoding ---
 
 
+def first_event_time_ns(body: bytes | memoryview) -> int:
+    """That of the first row, of a body that is not compressed: it always lies at the same place. 0: nobody set it."""
+    return int.from_bytes(body[8:16], "little", signed=True)
+
+
 def decode(body: bytes | memoryview, count: int) -> Columns:
     """Read an uncompressed body of `count` rows. MalformedError names the column that is wrong."""
     return _decode_plain(body, count) or _decode_any(body, count)

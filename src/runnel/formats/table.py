@@ -5,6 +5,7 @@ Their bytes are drawn in `columns`, which reads and writes them; `building` make
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, repeat
 from typing import Final
@@ -18,6 +19,7 @@ UID_BYTES: Final = 20
 NO_UID: Final = bytes(UID_BYTES)
 TAGS_MAX: Final = 64
 EMPTY: Final = memoryview(b"")
+_PAIR: Final = struct.Struct("<ii")
 _NONE: Final[Iterable[None]] = repeat(
     None
 )  # without end: whoever goes along it stops with the rest
@@ -52,6 +54,15 @@ class Binary(msgspec.Struct, frozen=True, gc=False):
                 return rows
         ends = self.offsets.cast("i").tolist()
         return [data[begin:end] for begin, end in pairwise(ends)]
+
+    def at(self, row: int) -> bytes | None:
+        """One of them."""
+        if not self.offsets:
+            return None
+        if self.validity and not self.validity[row >> 3] >> (row & 7) & 1:
+            return None
+        begin, end = _PAIR.unpack_from(self.offsets, 4 * row)
+        return bytes(self.data[begin:end])
 
     def each(self, count: int) -> Iterable[bytes | None]:
         """The rows as bytes, absent ones as None; without a list where all are absent."""
@@ -100,6 +111,20 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
             return repeat(int.from_bytes(column, "little", signed=True), self.count)
         values: list[int] = column.cast("q").tolist()
         return values
+
+    def time_at(self, column: memoryview, row: int) -> int:
+        place = 0 if len(column) == 8 else 8 * row
+        return int.from_bytes(column[place : place + 8], "little", signed=True)
+
+    def tags_at(self, row: int) -> Mapping[str, str]:
+        if not self.tag_index:
+            return NO_TAGS
+        place = 0 if len(self.tag_index) == 4 else 4 * row
+        return self.tag_sets[int.from_bytes(self.tag_index[place : place + 4], "little")]
+
+    def uid_at(self, row: int) -> bytes | None:
+        uid = bytes(self.uids[UID_BYTES * row : UID_BYTES * (row + 1)])
+        return None if not uid or uid == NO_UID else uid
 
     def tags_list(self) -> Iterable[Mapping[str, str]]:
         """The tags of each row; rows with equal tags share one mapping."""

@@ -243,6 +243,7 @@ class ShardStatistics(msgspec.Struct, frozen=True):
     queued_bytes: int
     failed_batches: int
     is_read_only: bool
+    producers: int = 0  # named publishers that it remembers
 
 
 class Statistics(msgspec.Struct, frozen=True):

@@ -530,6 +530,7 @@ class MemoryShard:
             queued_bytes=0,
             failed_batches=0,
             is_read_only=False,
+            producers=len(self._producers),
         )
 
 

@@ -422,4 +422,5 @@ class Shard:
             queued_bytes=self.writer.queued_bytes,
             failed_batches=counters.failed_batches,
             is_read_only=self.writer.is_read_only,
+            producers=len(self.producers),
         )

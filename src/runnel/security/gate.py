@@ -13,7 +13,14 @@ from types import TracebackType
 from typing import Final, Self
 
 from runnel.config import IN_MEMORY, Authentication, Settings
-from runnel.errors import LimitExceededError, RunnelError, SettingsError, UnauthenticatedError
+from runnel.errors import (
+    ClosedError,
+    LimitExceededError,
+    RunnelError,
+    SettingsError,
+    UnauthenticatedError,
+)
+from runnel.security.penalties import Penalties
 from runnel.security.rights import Grant, Rights
 from runnel.security.tokens import Token, TokenFile, find
 from runnel.world.clock import Clock
@@ -22,26 +29,23 @@ from runnel.world.diagnostics import get_logger
 logger = get_logger("runnel.security")
 
 _WATCH_SECONDS: Final = 0.25
-# A wrong token is answered later with every further one from the same address.
-_PENALTY_SECONDS: Final = 0.1
-_PENALTY_SECONDS_MAX: Final = 5.0
-_FORGIVEN_AFTER_NS: Final = 60 * 1_000_000_000
-_ADDRESSES_MAX: Final = 10_000
 
 _NEEDED: Final = (
-    "this broker asks for a token: `runnel token add NAME --allow RIGHT:PATTERN` makes one"
+    "this broker asks for a token, and none was shown: `runnel token add NAME --allow RIGHT:PATTERN` makes one; "
+    "clients take it from the variable RUNNEL_TOKEN, or as `Authorization: Bearer …`"
 )
 
 
 class Pass:
     """One admission. `rights` is None where everything is allowed."""
 
-    __slots__ = ("_admitted", "_on_revoked", "rights")
+    __slots__ = ("_admitted", "_end", "_on_revoked", "rights")
 
     def __init__(self, rights: Rights | None, admitted: _Admitted | None) -> None:
         self.rights: Final = rights
-        self._admitted = admitted
+        self._admitted = admitted  # None: it has left, or was never asked for a token
         self._on_revoked: Callable[[RunnelError], object] | None = None
+        self._end: RunnelError | None = None
 
     @property
     def name(self) -> str:
@@ -49,10 +53,19 @@ class Pass:
         return "" if self.rights is None else self.rights.name
 
     def on_revoked(self, react: Callable[[RunnelError], object]) -> None:
-        """Call this, once, when the token is no longer known."""
+        """Call this, once, when the token is no longer known, or has other rights from now on.
+
+        UnauthenticatedError: it was revoked, and coming again would not help. ClosedError: coming again does.
+        """
+        if self._admitted is None:
+            return
         self._on_revoked = react
+        if self._end is not None:
+            self.revoke(self._end)
 
     def revoke(self, error: RunnelError) -> None:
+        """For the gate to say."""
+        self._end = error
         react, self._on_revoked = self._on_revoked, None
         if react is not None:
             react(error)
@@ -98,9 +111,7 @@ class Gate:
         self._stamp: object = None
         self._tokens: dict[str, Token] = {}
         self._admitted: dict[str, _Admitted] = {}
-        self._failures: dict[
-            str, tuple[int, int]
-        ] = {}  # by address: how many, and when the last was
+        self._penalties = Penalties(clock)
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
@@ -111,6 +122,12 @@ class Gate:
             return cls(None, clock, security.token_connections_max)
         gate = cls(TokenFile(tokens_path(settings)), clock, security.token_connections_max)
         gate._read()
+        if not gate._tokens:
+            logger.warning(
+                "nobody can come in: there is no token yet; `runnel token add NAME --allow RIGHT:PATTERN` "
+                "makes one, at any time",
+                file=str(tokens_path(settings)),
+            )
         return gate
 
     @property
@@ -121,6 +138,11 @@ class Gate:
     @property
     def token_count(self) -> int:
         return len(self._tokens)
+
+    @property
+    def refused_count(self) -> int:
+        """Wrong tokens, and none, since the broker began."""
+        return self._penalties.failure_count
 
     def start(self) -> None:
         if self._file is not None:
@@ -159,25 +181,18 @@ class Gate:
 
     async def penalty(self, address: str) -> None:
         """After a wrong token: wait the longer, the more of them came from there lately."""
-        now_ns = self._clock.monotonic_ns()
-        count, last_ns = self._failures.pop(address, (0, now_ns))
-        if now_ns - last_ns > _FORGIVEN_AFTER_NS:
-            count = 0
-        if len(self._failures) >= _ADDRESSES_MAX:
-            del self._failures[
-                next(iter(self._failures))
-            ]  # the one that has been quiet for longest
-        self._failures[address] = (count + 1, now_ns)
-        if count == 0 or count & (count - 1) == 0:
-            logger.warning("a token was refused", address=address, times=count + 1)
-        await self._clock.sleep(min(_PENALTY_SECONDS_MAX, _PENALTY_SECONDS * 2 ** min(count, 10)))
+        await self._penalties.wait(address)
 
     # --- The file ---
 
     async def _watch(self) -> None:
         while True:
             await self._clock.sleep(_WATCH_SECONDS)
-            self._look()
+            try:
+                self._look()
+            except Exception:
+                # A bug: but whoever watches no more would let revoked tokens stay.
+                logger.exception("the tokens could not be looked at")
 
     def _look(self) -> None:
         """Read the file again if it was changed. One that cannot be read leaves everything as it was."""
@@ -195,17 +210,34 @@ class Gate:
 
     def _read(self) -> None:
         assert self._file is not None
-        stamp = self._file.stamp()
+        stamp = self._file.stamp()  # first: whatever replaces it from here on has another one
         self._tokens = {token.id: token for token in self._file.read()}
         self._stamp = stamp
+        if not self._file.is_private():
+            logger.warning(
+                "the file of tokens can be read by others; chmod 600 would keep it from them",
+                file=str(self._file.path),
+            )
         for token_id, admitted in list(self._admitted.items()):
             if self._tokens.get(token_id) != admitted.token:
                 del self._admitted[token_id]
-                error = UnauthenticatedError(
-                    f"token {admitted.token.name!r} was revoked or changed"
-                )
-                for each in list(admitted.passes):
-                    each.revoke(error)
+                self._end(admitted, is_revoked=token_id not in self._tokens)
+
+    def _end(self, admitted: _Admitted, *, is_revoked: bool) -> None:
+        name = admitted.token.name
+        error: RunnelError = (
+            UnauthenticatedError(f"token {name!r} was revoked")
+            if is_revoked
+            else ClosedError(f"the rights of token {name!r} were changed; connect again")
+        )
+        what = "a token was revoked" if is_revoked else "a token was changed"
+        logger.info(what, token=name, ended=len(admitted.passes))
+        for each in list(admitted.passes):
+            try:
+                each.revoke(error)
+            except Exception:
+                # One door's mistake must not keep another connection of the token alive.
+                logger.exception("a connection could not be told that its token is over")
 
 
 def tokens_path(settings: Settings) -> Path:

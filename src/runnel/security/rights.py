@@ -12,17 +12,20 @@ them names them (`read:!system/*`). Whoever asks for a pattern needs one right t
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import msgspec
 
-from runnel.errors import ClientFault, ForbiddenError, InvalidNameError
-from runnel.topics.covering import covers
+from runnel.errors import ClientFault, ForbiddenError, InvalidNameError, LimitExceededError
+from runnel.topics.covering import Cover
 from runnel.topics.patterns import Pattern
 
-# Answers that are remembered for one token; beyond that they are worked out each time.
-_REMEMBERED_MAX: Final = 10_000
+# Topics, and patterns, that were found to be allowed: so many are remembered for each right of a token.
+_TOPICS_REMEMBERED_MAX: Final = 100_000
+_PATTERNS_REMEMBERED_MAX: Final = 10_000
+# To be compared with rights in one request; each may take some microseconds, and everybody else waits meanwhile.
+PATTERNS_MAX: Final = 1024
 
 
 class Right(enum.StrEnum):
@@ -63,43 +66,78 @@ class Grant(msgspec.Struct, frozen=True):
 class Rights:
     """Of one token, by the name that it has for people."""
 
-    def __init__(self, name: str, grants: Sequence[Grant]) -> None:
+    __slots__ = ("_allowed", "_covered", "_covers", "name")
+
+    def __init__(self, name: str, grants: Iterable[Grant]) -> None:
         self.name: Final = name
-        self._patterns = {
-            right: tuple(Pattern(grant.pattern) for grant in grants if grant.right is right)
-            for right in Right
-        }
-        self._remembered: dict[tuple[Right, str], bool] = {}
+        covers: dict[Right, list[Cover]] = {right: [] for right in Right}
+        for grant in grants:
+            covers[grant.right].append(Cover(Pattern(grant.pattern)))
+        self._covers: Final = covers
+        # What was refused is not remembered: it may be anything, and is nobody's usual way.
+        self._allowed: Final[dict[Right, set[str]]] = {right: set() for right in Right}
+        self._covered: Final[dict[Right, set[str]]] = {right: set() for right in Right}
+
+    # --- Topics ---
 
     def allows(self, right: Right, topic: str) -> bool:
-        """Hot: once for every topic of every batch."""
-        known = self._remembered.get((right, topic))
-        if known is None:
-            known = any(pattern.matches(topic) for pattern in self._patterns[right])
-            if len(self._remembered) < _REMEMBERED_MAX:
-                self._remembered[right, topic] = known
-        return known
+        allowed = self._allowed[right]
+        if topic in allowed:
+            return True
+        if not any(cover.pattern.matches(topic) for cover in self._covers[right]):
+            return False
+        _remember(allowed, topic, _TOPICS_REMEMBERED_MAX)
+        return True
 
-    def covers(self, right: Right, pattern: str) -> bool:
-        """Whether every topic that the pattern can ever match is allowed."""
-        narrow = Pattern(pattern)
-        return any(covers(wide, narrow) for wide in self._patterns[right])
+    def check(self, right: Right, topic: str) -> None:
+        if topic not in self._allowed[right] and not self.allows(right, topic):
+            raise self.refusal(right, f"topic {topic!r}")
 
-    def has_any(self, right: Right) -> bool:
-        return bool(self._patterns[right])
+    def check_all(self, right: Right, topics: Collection[str]) -> None:
+        """Hot: once for every batch, which may have a thousand topics."""
+        if not self._allowed[right].issuperset(topics):
+            for topic in topics:
+                self.check(right, topic)
 
     def sees(self, topic: str) -> bool:
         """Whether there is any right to a topic, so that it may be known to exist."""
         return any(self.allows(right, topic) for right in Right)
 
-    def check(self, right: Right, topic: str) -> None:
-        if not self.allows(right, topic):
-            raise self.refusal(right, f"topic {topic!r}")
+    # --- Patterns ---
 
-    def check_patterns(self, right: Right, patterns: Sequence[str]) -> None:
+    def covers(self, right: Right, pattern: str) -> bool:
+        """Whether every topic that the pattern can ever match is allowed."""
+        covered = self._covered[right]
+        if pattern in covered:
+            return True
+        narrow = Pattern(pattern)
+        if not any(cover.covers(narrow) for cover in self._covers[right]):
+            return False
+        _remember(covered, pattern, _PATTERNS_REMEMBERED_MAX)
+        return True
+
+    def check_patterns(self, right: Right, patterns: Collection[str]) -> None:
+        if len(patterns) > PATTERNS_MAX:
+            patterns = set(patterns)
+            if len(patterns) > PATTERNS_MAX:
+                raise LimitExceededError(
+                    f"{len(patterns)} patterns; at most {PATTERNS_MAX} are compared with a token's rights at a time"
+                )
         for pattern in patterns:
             if not self.covers(right, pattern):
                 raise self.refusal(right, f"pattern {pattern!r}")
 
+    def has_any(self, right: Right) -> bool:
+        return bool(self._covers[right])
+
     def refusal(self, right: Right, what: str) -> ForbiddenError:
         return ForbiddenError(f"token {self.name!r} has no right to {right} for {what}")
+
+    def __repr__(self) -> str:
+        return f"<Rights of {self.name!r}>"
+
+
+def _remember(known: set[str], text: str, count_max: int) -> None:
+    if len(known) >= count_max:
+        known.clear()  # simpler than to know which one is needed least, and as good
+    known.add(text)

@@ -13,6 +13,7 @@ import hmac
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from runnel.errors import ClientFault, SettingsError
+from runnel.errors import ClientFault, RunnelError, SettingsError
 from runnel.security.rights import Grant
 
 _PREFIX: Final = "runnel_"
@@ -30,6 +31,7 @@ _SECRET_BYTES: Final = 32
 _TOKEN_CHARS_MAX: Final = 256
 _FILE_BYTES_MAX: Final = 16 * 2**20
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 # Compared with where there is no such token, so that this takes as long.
 _NOBODY: Final = "0" * 64
 
@@ -43,6 +45,9 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     allow: tuple[str, ...]
     made_ns: int
     connections_max: int | None = None  # None: as the settings say
+
+    def __repr__(self) -> str:
+        return f"<Token {self.name!r} {self.id}>"  # not even the hash
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +64,9 @@ def new_token(
             f"{name!r} cannot be a token's name: 1 to 64 letters, digits, dots, dashes and underscores, "
             "the first a letter or digit"
         )
-    if not grants:
-        raise ClientFault(f"token {name!r} would be allowed nothing: give it a right at least")
+    check_grants(name, grants)
+    if connections_max is not None and connections_max < 1:
+        raise ClientFault(f"token {name!r}: {connections_max} connections would be none")
     token_id = secrets.token_hex(_ID_BYTES)
     secret = secrets.token_urlsafe(_SECRET_BYTES)
     token = Token(
@@ -72,6 +78,11 @@ def new_token(
         connections_max=connections_max,
     )
     return token, f"{_PREFIX}{token_id}_{secret}"
+
+
+def check_grants(name: str, grants: Sequence[Grant]) -> None:
+    if not grants:
+        raise ClientFault(f"token {name!r} would be allowed nothing: give it a right at least")
 
 
 def find(tokens: dict[str, Token], text: str) -> Token | None:
@@ -115,35 +126,79 @@ class TokenFile:
             raise SettingsError(f"{self.path} is larger than {_FILE_BYTES_MAX} bytes")
         try:
             document = msgspec.json.decode(text, type=_Document)
-            for token in document.tokens:
-                for grant in token.allow:
-                    Grant.parse(grant)
-        except (msgspec.DecodeError, UnicodeDecodeError, ClientFault) as error:
+            if document.version != _VERSION:
+                raise SettingsError(
+                    f"it has version {document.version}; this Runnel knows version {_VERSION}"
+                )
+            _check_tokens(document.tokens)
+        except (msgspec.DecodeError, UnicodeDecodeError, RunnelError) as error:
             raise SettingsError(f"{self.path} is not a file of tokens: {error}") from None
-        if document.version != _VERSION:
-            raise SettingsError(
-                f"{self.path} has version {document.version}; this Runnel knows version {_VERSION}"
-            )
         return document.tokens
+
+    def is_private(self) -> bool:
+        """Whether only its owner may read it, or there is none."""
+        try:
+            mode = self.path.stat().st_mode
+        except OSError:
+            return True
+        return not stat.S_IMODE(mode) & 0o077
 
     @contextmanager
     def changing(self) -> Iterator[list[Token]]:
         """The entries to be changed in place; written when the block ends well."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_name(self.path.name + ".lock").open("w") as lock:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self._beside("lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SettingsError(f"{self.path} cannot be changed: {error.strerror}") from None
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             tokens = list(self.read())
             yield tokens
-            self._write(tuple(tokens))
+            _check_tokens(tokens)
+            try:
+                self._write(tuple(tokens))
+            except OSError as error:
+                raise SettingsError(f"{self.path} cannot be written: {error.strerror}") from None
+        finally:
+            os.close(lock)
+
+    def _beside(self, ending: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{ending}")
 
     def _write(self, tokens: tuple[Token, ...]) -> None:
         text = msgspec.json.format(
             msgspec.json.encode(_Document(version=_VERSION, tokens=tokens)), indent=2
         )
-        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        fresh = self._beside("new")  # under the lock there is one at a time
+        fresh.unlink(
+            missing_ok=True
+        )  # of somebody who did not get further, with whatever permissions
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
             file.flush()
             os.fsync(descriptor)
         fresh.replace(self.path)
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)  # a revoked token must not come back with a power cut
+        finally:
+            os.close(directory)
+
+
+def _check_tokens(tokens: Sequence[Token]) -> None:
+    """What the file's own types do not say. ClientFault names the entry."""
+    names: set[str] = set()
+    ids: set[str] = set()
+    for token in tokens:
+        if token.name in names or token.id in ids:
+            raise ClientFault(f"token {token.name!r} is there twice, by its name or its id")
+        names.add(token.name)
+        ids.add(token.id)
+        if _SHA256.fullmatch(token.sha256) is None:
+            raise ClientFault(f"token {token.name!r}: sha256 is not 64 hexadecimal digits")
+        if token.connections_max is not None and token.connections_max < 1:
+            raise ClientFault(f"token {token.name!r}: connections_max must be 1 at least")
+        for grant in token.allow:
+            Grant.parse(grant)

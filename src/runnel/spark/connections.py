@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from pyspark import TaskContext
 
-from runnel.client.api import connect_blocking
+from runnel.client.api import connect_blocking, usual_token
 from runnel.client.blocking import BlockingBus
 from runnel.client.link import backoff_s
 from runnel.errors import Unavailable
@@ -26,10 +26,20 @@ _DEADLINE_S: Final = 30.0
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A broker, and how to be let in. It travels to the workers."""
+    """A broker, and how to be let in. It travels to the workers.
+
+    Without a token, that of the variable RUNNEL_TOKEN where the query is planned: workers elsewhere need not have it.
+    """
 
     url: str
     token: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.token is None:
+            msgspec.structs.force_setattr(self, "token", usual_token())
+
+    def __repr__(self) -> str:
+        return f"Address({self.url!r})"  # it may get into a plan or a line of diagnostics; the token must not
 
 
 # By process too: a worker that was forked off another must not use that one's sockets.

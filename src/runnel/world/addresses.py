@@ -21,8 +21,7 @@ class Endpoint(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        host, _, _ = self.address[0].partition("%")  # fe80::1%eth0
-        return ipaddress.ip_address(host).is_loopback
+        return _is_loopback(self.address[0])
 
 
 def parse_address(text: str, *, key: str) -> tuple[str, int]:
@@ -43,6 +42,17 @@ def parse_address(text: str, *, key: str) -> tuple[str, int]:
 
 def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches a door's `host:port`, where the host is an IP address."""
+    host, _, _ = address.rpartition(":")
+    return _is_loopback(host.strip("[]"))
+
+
+def _is_loopback(host: str) -> bool:
+    ip, _, _ = host.partition("%")  # fe80::1%eth0
+    return ipaddress.ip_address(ip).is_loopback
 
 
 async def resolve(text: str, *, key: str) -> Endpoint:

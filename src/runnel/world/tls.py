@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import TypeAlias
 
 from runnel.errors import SettingsError
+
+_Stamps: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 
 
 class TlsFiles:
@@ -38,21 +41,18 @@ class TlsFiles:
         stamps = self._look()
         if stamps == self._stamps:
             return False
-        self._stamps = stamps
+        self._stamps = stamps  # what is wrong is told once, and tried again when a file has changed
         # Into a context of its own first: half of a pair, written before the other half, must not be used.
         self._loaded(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
-        self._loaded(self.context)
+        try:
+            self._loaded(self.context)
+        except SettingsError:
+            self._stamps = ()  # replaced in between: half of it may be in use, so try again soon
+            raise
         return True
 
-    def _look(self) -> tuple[tuple[int, int, int], ...]:
-        stamps = []
-        for name, path in (("tls_certificate", self.certificate), ("tls_key", self.key)):
-            try:
-                found = Path(path).stat()
-            except OSError as error:
-                raise self._unreadable(name, path, error) from None
-            stamps.append((found.st_mtime_ns, found.st_ino, found.st_size))
-        return tuple(stamps)
+    def _look(self) -> _Stamps:
+        return tuple(map(_stamp, (self.certificate, self.key)))
 
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
         for name, path in (("tls_certificate", self.certificate), ("tls_key", self.key)):
@@ -73,6 +73,15 @@ class TlsFiles:
 
     def _unreadable(self, name: str, path: str, error: OSError) -> SettingsError:
         return SettingsError(f'{self._section}.{name} = "{path}" cannot be read: {error.strerror}')
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    """Differs once the file has been replaced; None: it cannot be looked at."""
+    try:
+        found = Path(path).stat()
+    except OSError:  # reading it says why
+        return None
+    return (found.st_mtime_ns, found.st_ino, found.st_size)
 
 
 def _problem(error: ssl.SSLError) -> str:

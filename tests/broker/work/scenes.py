@@ -47,10 +47,9 @@ class Worker:
         self.deliveries += deliveries
         for delivery in deliveries:
             lease = delivery.lease
-            data = b"".join(delivery.buffers)
-            assert len(data) == delivery.size
-            batch = Batch.unpack(data)
+            batch = Batch.unpack(b"".join(delivery.buffers))
             assert len(batch) == delivery.messages
+            assert delivery.each() == batch.messages()
             for message in batch:
                 assert (message.topic, message.partition) == (lease.topic, lease.partition)
                 assert lease.begin <= message.offset < lease.end

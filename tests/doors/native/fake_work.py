@@ -8,11 +8,21 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from runnel.broker.work import WorkConsumer, WorkDelivery, WorkSink
-from runnel.errors import RunnelError
+from runnel.errors import RunnelError, UnknownSubscriptionError
 from runnel.formats import wire, work_heads
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.subscriptions.definition import Definition, Mode, Options
+
+
+@dataclass
+class FakeDelivery:
+    """A lease with whatever bytes the test wants as its block."""
+
+    lease: work_heads.Lease
+    buffers: Sequence[bytes]
+    size: int
+    messages: int = 1
 
 
 @dataclass
@@ -92,15 +102,14 @@ class FakeConsumer:
         self.sink.deliver_work(
             self.number,
             [
-                WorkDelivery(
-                    work_heads.Lease(number, "a", 0, number, number + 1),
-                    (payload,),
-                    len(payload),
-                    1,
-                )
+                cast(WorkDelivery, FakeDelivery(_lease(number), (payload,), len(payload)))
                 for number, payload in enumerate(payloads, 1)
             ],
         )
+
+
+def _lease(number: int) -> work_heads.Lease:
+    return work_heads.Lease(number, "a", 0, number, number + 1)
 
 
 class FakeWork:
@@ -113,6 +122,12 @@ class FakeWork:
         self.ends_consumers: RunnelError | None = None  # while they are being opened
         self.verbs: list[tuple[object, ...]] = []  # that were called, but for consume
         self.failure: Exception | None = None
+        self.patterns: dict[str, list[str]] = {}  # of the subscriptions there are
+
+    def patterns_of(self, name: str) -> Sequence[str]:
+        if name not in self.patterns:
+            raise UnknownSubscriptionError(f"subscription {name!r} does not exist")
+        return self.patterns[name]
 
     async def consume(
         self, number: int, sink: WorkSink, request: work_heads.Consume

@@ -20,6 +20,7 @@ from runnel.doors.native.protocol import Connection
 from runnel.errors import BusyError
 from runnel.formats import wire
 from runnel.formats.frames import pack_head
+from runnel.security.gate import Gate
 from tests.doors.native.fake_broker import FakeBroker
 from tests.doors.native.talking import (
     HELLO,
@@ -41,7 +42,9 @@ class Scene:
 
     def __init__(self, native: NativeSettings | None = None) -> None:
         self.broker = FakeBroker()
-        self.door = Door(self.broker.as_broker, Settings(native=native or NativeSettings()))
+        settings = Settings(native=native or NativeSettings())
+        gate = Gate.open(settings, self.broker.clock)
+        self.door = Door(self.broker.as_broker, settings, gate)
 
     def connect(self) -> Talker:
         talker = Talker()

@@ -28,6 +28,7 @@ from runnel.doors.native.listener import Listener
 from runnel.errors import SettingsError, Unavailable
 from runnel.formats import wire
 from runnel.formats.batch import Batch
+from runnel.security.gate import Gate
 from runnel.world.clock import SystemClock
 from runnel.world.disk import RealDisk
 from runnel.world.workers import ThreadWorkers
@@ -60,7 +61,7 @@ async def listening(native: NativeSettings = ANYWHERE) -> AsyncIterator[Listener
             settings, directory=None, disk=RealDisk(), clock=SystemClock(), workers=workers
         )
         try:
-            listener = await Listener.open(broker, settings)
+            listener = await Listener.open(broker, Gate.open(settings, broker.clock), settings)
             try:
                 yield listener
             finally:
@@ -203,7 +204,7 @@ def refused(native: NativeSettings) -> str:
         ("127.0.0.1:65536", "the port '65536' is not a number"),
         ("::1:7470", "in brackets"),
         ("nowhere.invalid:7470", "is no address here"),
-        ("192.0.2.1:0", "no authentication yet"),
+        ("192.0.2.1:0", "nobody is asked for a token"),
         ("0.0.0.0:0", "native.allow_remote = true"),
         ("[::]:0", "native.allow_remote = true"),
     ],
@@ -308,7 +309,7 @@ def test_the_same_is_said_over_tls(new_loop: NewLoop, tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with listening(own.settings()) as listener:
-            assert listener.is_tls
+            assert listener.tls is not None
             reader = await greeted(listener, own.trust())
             writer = await greeted(listener, own.trust())
             await reader.ask(subscribe(2, 1, "live/*"), wire.Subscribed)

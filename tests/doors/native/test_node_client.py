@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runnel.config import NativeSettings, Settings
+from runnel.config import GrpcSettings, HttpSettings, NativeSettings, Settings
 from runnel.formats.message import Message
 from runnel.server import Server, open_server
 
@@ -116,7 +116,12 @@ class Node:
 
 
 def run(client: Path, directory: Path, scenario: Callable[[Node, Server], Awaitable[None]]) -> None:
-    settings = Settings(data=str(directory), native=NativeSettings(listen="127.0.0.1:0"))
+    settings = Settings(
+        data=str(directory),
+        native=NativeSettings(listen="127.0.0.1:0"),
+        http=HttpSettings(listen=None),
+        grpc=GrpcSettings(listen=None),
+    )
 
     async def main() -> None:
         async with asyncio.timeout(SECONDS_MAX), open_server(settings) as server:

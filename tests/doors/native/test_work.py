@@ -37,6 +37,7 @@ from runnel.formats.work_heads import (
     Work,
     WorkOptions,
 )
+from runnel.security.gate import Gate
 from runnel.world.clock import SystemClock
 from runnel.world.disk import RealDisk
 from runnel.world.workers import ThreadWorkers
@@ -60,7 +61,7 @@ async def opened(directory: Path) -> AsyncIterator[Door]:
             workers=workers,
         )
         try:
-            door = Door(broker, settings)
+            door = Door(broker, settings, Gate.open(settings, broker.clock))
             try:
                 yield door
             finally:

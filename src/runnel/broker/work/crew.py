@@ -402,6 +402,8 @@ class Crew:
             offer = group.offer(want.key, run.base, run.count, run.size, now_ns, row_keys)
             for delivery in offer:
                 decided.setdefault(delivery.consumer, []).append(self._packed(delivery, run))
+            if offer:
+                self._observe_age(run)
         else:
             self._take_turn_soon()
         for number, deliveries in decided.items():
@@ -423,13 +425,19 @@ class Crew:
         begin = delivery.base + (mask & -mask).bit_length() - 1
         end = delivery.base + mask.bit_length()
         lease = Lease(delivery.id, topic, partition, begin, end, attempts)
-        buffers = run.block_of(delivery.base, delivery.mask)
-        size = sum(map(len, buffers))
+        sent = WorkDelivery(lease, run, delivery.base, mask, delivery.count)
         counters = self._parts.metrics.counters
-        counters.messages_out += delivery.count
-        counters.work_delivered += delivery.count
-        counters.bytes_out += size
-        return WorkDelivery(lease, buffers, size, delivery.count)
+        counters.messages_out += sent.messages
+        counters.work_delivered += sent.messages
+        counters.bytes_out += sent.size
+        self._parts.metrics.traffic.count_out(topic, sent.messages, sent.size)
+        return sent
+
+    def _observe_age(self, run: StoredRun) -> None:
+        """Once a run of which something is delivered: how old its first message is by then."""
+        parts, event_time_ns = self._parts, run.event_time_ns
+        if event_time_ns > 0:
+            parts.metrics.work_age.observe(parts.clock.time_ns() - event_time_ns)
 
     async def _read(self, key: Key, offset: int, bytes_max: int) -> None:
         """Bring a page of a partition into the larder, then go on."""

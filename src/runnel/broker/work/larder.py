@@ -15,7 +15,9 @@ import numpy as np
 
 from runnel.formats import block, envelope
 from runnel.formats.batch import Batch
+from runnel.formats.columns import first_event_time_ns
 from runnel.formats.envelope import Codec
+from runnel.formats.message import Message
 from runnel.log.index import Key
 from runnel.log.log import Stored
 
@@ -56,6 +58,12 @@ class StoredRun:
     def end(self) -> int:
         return self.base + self.count
 
+    @property
+    def event_time_ns(self) -> int:
+        """Of its first message; 0: nobody set it, or it is compressed."""
+        batch = self.batch
+        return first_event_time_ns(batch.body) if batch.envelope.codec == Codec.NONE else 0
+
     def row_keys(self) -> Sequence[bytes | None]:
         """The key of each message. It is looked up once: several offers may ask."""
         if self._row_keys is None:
@@ -73,9 +81,20 @@ class StoredRun:
             return self._block
         if is_gapless:
             return _packed(self.batch.slice(first, first + width))
-        bits = np.frombuffer(mask.to_bytes((width + 7) // 8, "little"), np.uint8)
-        rows = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + first
-        return _packed(self.batch.take(rows))
+        return _packed(self.batch.take(_rows(mask, first)))
+
+    def messages_of(self, begin: int, mask: int) -> list[Message]:
+        """The same messages as objects."""
+        batch, first = self.batch, begin - self.base
+        if mask.bit_count() == self.count:
+            return batch.messages()
+        return [batch.message(row) for row in _rows(mask, first).tolist()]
+
+
+def _rows(mask: int, first: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """`first` + i for every bit i."""
+    bits = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(bits, bitorder="little")) + first
 
 
 def _packed(batch: Batch) -> Sequence[bytes | memoryview]:

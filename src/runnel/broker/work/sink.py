@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from runnel.broker.work.larder import StoredRun
 from runnel.errors import RunnelError
+from runnel.formats.message import Message
 from runnel.formats.work_heads import Lease, Part
 
 
-class WorkDelivery(NamedTuple):
-    """Messages leased to a consumer: what they are, and their block in buffers."""
+class WorkDelivery:
+    """Messages leased to a consumer: what they are, and they themselves, as a door wants them. Its size is near enough."""
 
-    lease: Lease
-    buffers: Sequence[bytes | memoryview]
-    size: int
-    messages: int
+    __slots__ = ("_base", "_mask", "_run", "lease", "messages", "size")
+
+    def __init__(self, lease: Lease, run: StoredRun, base: int, mask: int, messages: int) -> None:
+        self.lease = lease
+        self.messages = messages
+        self.size = run.size * messages // run.count
+        self._run = run
+        self._base = base
+        self._mask = mask
+
+    @property
+    def buffers(self) -> Sequence[bytes | memoryview]:
+        """The block of them, made anew each time unless it is stored so."""
+        return self._run.block_of(self._base, self._mask)
+
+    def each(self) -> list[Message]:
+        """The messages as objects, without a block in between."""
+        return self._run.messages_of(self._base, self._mask)
 
 
 class WorkSink(Protocol):

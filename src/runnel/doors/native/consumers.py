@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from runnel.broker.broker import Broker
+from runnel.broker.access import Access
 from runnel.broker.work import WorkConsumer, WorkDelivery
 from runnel.doors.native.answers import consumer_ended_notice, shortened
 from runnel.doors.native.output import Buffer, Output, say
@@ -55,7 +55,6 @@ class Consumers:
     """By the client's numbers. It is the `WorkSink` of all of them."""
 
     __slots__ = (
-        "_broker",
         "_by_number",
         "_is_closed",
         "_is_paused",
@@ -64,9 +63,8 @@ class Consumers:
         "messages_out",
     )
 
-    def __init__(self, broker: Broker, output: Output, *, tail_bytes_max: int) -> None:
+    def __init__(self, output: Output, *, tail_bytes_max: int) -> None:
         """A frame with several deliveries has a tail of at most so many bytes; a single one may be larger."""
-        self._broker = broker
         self._output = output
         self._tail_bytes_max = tail_bytes_max
         self._by_number: dict[int, WorkConsumer | _Opening] = {}
@@ -90,14 +88,14 @@ class Consumers:
             )
         self._by_number[number] = _Opening()
 
-    async def open(self, request: Consume) -> None:
+    async def open(self, access: Access, request: Consume) -> None:
         """Open what was prepared, and tell the client."""
         number = request.consumer
         opening = self._by_number.get(number)
         if not isinstance(opening, _Opening):
             raise _connection_over()  # before its turn came
         try:
-            consumer = await self._broker.work.consume(number, self, request)
+            consumer = await access.consume(number, self, request)
         except BaseException:
             self._forget(number, opening)
             raise
@@ -255,14 +253,16 @@ class Consumers:
         tail: list[Buffer] = []
         tail_bytes = 0
         for delivery in deliveries:
-            if leases and tail_bytes + delivery.size > self._tail_bytes_max:
+            buffers = delivery.buffers
+            size = sum(map(len, buffers))
+            if leases and tail_bytes + size > self._tail_bytes_max:
                 self._output.queue(
                     wire.encode(Work(consumer, leases), tail_bytes), tail, tail_bytes
                 )
                 leases, tail, tail_bytes = [], [], 0
             leases.append(delivery.lease)
-            tail += delivery.buffers
-            tail_bytes += delivery.size
+            tail += buffers
+            tail_bytes += size
             self.messages_out += delivery.messages
         self._output.queue(wire.encode(Work(consumer, leases), tail_bytes), tail, tail_bytes)
 

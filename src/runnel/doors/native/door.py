@@ -54,18 +54,20 @@ class Door:
 
     def new_connection(self) -> Connection:
         """The protocol for a plain socket."""
-        return Connection(self, self._receive_buffer, times_out=True)
+        return Connection(self, self._receive_buffer, gate=self.gate, times_out=True)
 
     def new_encrypted_connection(self) -> Connection:
         """The protocol for TLS, which may hold on to a receive buffer longer than one read."""
-        return Connection(self, memoryview(bytearray(RECEIVE_BYTES // 4)), times_out=True)
+        buffer = memoryview(bytearray(RECEIVE_BYTES // 4))
+        return Connection(self, buffer, gate=self.gate, times_out=True)
 
     def connect(self, client: asyncio.BaseProtocol) -> asyncio.Transport:
         """Connect a client within the process; returns the client's transport.
 
-        It may be silent for as long as it likes: a process does not lose itself.
+        It may be silent for as long as it likes, and needs no token: a process neither loses itself nor keeps
+        itself out.
         """
-        server = Connection(self, self._receive_buffer, times_out=False)
+        server = Connection(self, self._receive_buffer, gate=None, times_out=False)
         _, transport = connect_pipe(self._loop, server, client)
         return transport
 

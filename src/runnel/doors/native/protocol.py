@@ -16,6 +16,7 @@ from runnel.doors.native.turns import Turns
 from runnel.doors.native.wake_up import WakeUp
 from runnel.errors import HandshakeError, RunnelError, TimeoutExpiredError
 from runnel.formats.frames import FrameReader
+from runnel.security.gate import Gate
 
 RECEIVE_BYTES: Final = 256 * 1024
 
@@ -74,8 +75,13 @@ class Connection(asyncio.BufferedProtocol):
         "session",
     )
 
-    def __init__(self, door: Host, buffer: memoryview, *, times_out: bool) -> None:
-        """`buffer` may be shared with others: nothing stays in it when `buffer_updated` returns."""
+    def __init__(
+        self, door: Host, buffer: memoryview, *, gate: Gate | None, times_out: bool
+    ) -> None:
+        """`buffer` may be shared with others: nothing stays in it when `buffer_updated` returns.
+
+        Without a gate the client may do everything: it is in this process.
+        """
         self._door = door
         self._buffer = buffer
         self._times_out = times_out
@@ -95,7 +101,9 @@ class Connection(asyncio.BufferedProtocol):
         self._connected_ns = door.broker.clock.time_ns()
         self._since_ns = door.broker.clock.monotonic_ns()
         self._bytes_in = self._bytes_out = 0
-        self.session = Session(door.broker, door.settings, self, tasks=door.tasks, turns=door.turns)
+        self.session = Session(
+            door.broker, door.settings, self, gate=gate, tasks=door.tasks, turns=door.turns
+        )
 
     # --- What the transport tells ---
 
@@ -246,6 +254,7 @@ class Connection(asyncio.BufferedProtocol):
                 session.messages_out,
                 self._bytes_out,
             ),
+            session.token_name,
         )
 
     def check_times(self, now_ns: int) -> None:

@@ -2,7 +2,8 @@
 
 A session knows neither sockets nor TLS. Frames are handed to it, it hands bytes to an `Output`, and it may ask for no
 more input: while a publish waits for room, while too many requests are unanswered, and while the client does not read.
-Requests are begun in the order in which they came and answered as they are done.
+Requests are begun in the order in which they came and answered as they are done; the verbs they become are those of an
+`Access`, which has the rights of the token that the client showed in its hello.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
+from runnel.broker.access import Access
 from runnel.broker.broker import Broker, Level, Published
 from runnel.config import Settings
 from runnel.doors.native import verbs
@@ -26,10 +28,19 @@ from runnel.doors.native.requests import check_no_tail, id_of, message_of, only_
 from runnel.doors.native.subscriptions import Subscriptions
 from runnel.doors.native.tasks import Tasks
 from runnel.doors.native.turns import Turns
-from runnel.errors import BusyError, ClosedError, HandshakeError, MalformedError, RunnelError
+from runnel.errors import (
+    BusyError,
+    ClosedError,
+    HandshakeError,
+    MalformedError,
+    RunnelError,
+    UnauthenticatedError,
+)
 from runnel.formats import wire
 from runnel.formats import work_heads as work
 from runnel.formats.frames import Frame
+from runnel.security.gate import Gate, Pass
+from runnel.security.rights import Rights
 from runnel.world.diagnostics import get_logger
 
 logger = get_logger("runnel.native")
@@ -44,10 +55,15 @@ _ROOM: Final = 1  # the log's queue is full
 _ANSWERS: Final = 2  # too many requests are unanswered
 _OUTPUT: Final = 4  # the client does not read what it is sent
 _TURN: Final = 8  # others have their turn
+_PENALTY: Final = 16  # it showed a wrong token, and has to wait before it is told so
+
+# Before anybody has come in, whatever is tried is refused.
+_NOBODY: Final = Rights("", ())
 
 
 class _Stage(enum.Enum):
     GREETING = "waits for hello"
+    REFUSING = "is about to be turned away"
     OPEN = "open"
     DRAINING = "finishes what was accepted"
     CLOSED = "closed"
@@ -57,15 +73,18 @@ class Session:
     """One connection's side of the conversation."""
 
     __slots__ = (
+        "_access",
         "_broker",
         "_ends_when_idle",
         "_frames",
+        "_gate",
         "_holds",
         "_idle",
         "_is_input_paused",
         "_large_answers",
         "_messages_fetched",
         "_output",
+        "_pass",
         "_settings",
         "_stage",
         "_tasks",
@@ -84,17 +103,22 @@ class Session:
         settings: Settings,
         output: Output,
         *,
+        gate: Gate | None,
         tasks: Tasks | None = None,
         turns: Turns | None = None,
     ) -> None:
+        """Without a gate nobody is asked for a token, whatever the settings say."""
         self._broker = broker
+        self._gate = gate
+        self._access = Access(broker, _NOBODY)
+        self._pass: Pass | None = None
         self._settings = settings
         self._output = output
         self._tasks = Tasks() if tasks is None else tasks
         self._turns = Turns() if turns is None else turns
-        self.subscriptions = Subscriptions(broker, output)
+        self.subscriptions = Subscriptions(output)
         tail_bytes_max = min(settings.native.frame_bytes_max // 2, _WORK_BYTES_MAX)
-        self.consumers = Consumers(broker, output, tail_bytes_max=tail_bytes_max)
+        self.consumers = Consumers(output, tail_bytes_max=tail_bytes_max)
         self.client = ""  # what it calls itself
         self.messages_in = self._messages_fetched = 0
         self._stage = _Stage.GREETING
@@ -109,8 +133,13 @@ class Session:
 
     @property
     def has_greeted(self) -> bool:
-        """Whether the client has said hello, rightly."""
+        """Whether the client has said hello; its token may still turn out to be wrong."""
         return self._stage is not _Stage.GREETING
+
+    @property
+    def token_name(self) -> str:
+        """That of the token it showed; empty where none was asked for."""
+        return "" if self._pass is None else self._pass.name
 
     @property
     def is_held_back(self) -> bool:
@@ -155,7 +184,7 @@ class Session:
 
     def drain(self, within_ms: int) -> None:
         """Begin nothing more that reads or writes messages; finish what was begun."""
-        if self._stage is _Stage.GREETING:
+        if self._stage in (_Stage.GREETING, _Stage.REFUSING):
             self.fail(_shutting_down())
         elif self._stage is _Stage.OPEN:
             self._stage = _Stage.DRAINING
@@ -187,6 +216,8 @@ class Session:
         """The connection is gone. What it changes is finished; what it waited for is not."""
         self._close_consumers()
         self._stage = _Stage.CLOSED
+        if self._pass is not None:
+            self._pass.leave()
         self._frames.clear()
         self.subscriptions.close()
         self._large_answers.resume()  # those that wait for their turn find that nobody waits for them
@@ -257,12 +288,47 @@ class Session:
         except Exception as error:  # noqa: BLE001 - the boundary: a bug costs one connection
             self._break_down(id_of(request), error)
 
+    # --- Who it is ---
+
     def _greet(self, request: wire.Request, tail: memoryview) -> None:
-        hello = checked_hello(request, tail)
+        """Let the client in, or tell it why not and close: there is no second try on the same connection."""
+        request_id = id_of(request)
+        try:
+            self._admit(checked_hello(request, tail))
+        except UnauthenticatedError as error:
+            self._stage = _Stage.REFUSING
+            self._hold(_PENALTY)  # what it has sent already is not even looked at
+            self._start(request_id, partial(self._refuse_later, request_id, error))
+        except RunnelError as error:
+            self._refuse(request_id, error)
+
+    def _admit(self, hello: wire.Hello) -> None:
+        rights: Rights | None = None
+        if self._gate is not None:
+            self._pass = self._gate.admit(hello.token)
+            self._pass.on_revoked(self._end_revoked)
+            rights = self._pass.rights
+        self._access = Access(self._broker, rights)
         self._stage = _Stage.OPEN
         self.client = hello.client
         self._broker.metrics.counters.connections_opened += 1
         say(self._output, welcome_to(hello, self._settings))
+
+    async def _refuse_later(self, request_id: int, error: RunnelError) -> None:
+        assert self._gate is not None
+        await self._gate.penalty(self._output.peer)
+        self._refuse(request_id, error)
+
+    def _refuse(self, request_id: int, error: RunnelError) -> None:
+        self._broker.metrics.counters.connections_refused += 1
+        self._say_error(request_id, error)
+        self.close()
+
+    def _end_revoked(self, error: RunnelError) -> None:
+        self.consumers.close(is_clean=True)  # it is not their work that has failed
+        self.fail(error)
+
+    # --- Requests become verbs ---
 
     def _obey(self, request: wire.Request, tail: memoryview) -> None:
         if isinstance(request, wire.Publish):
@@ -284,13 +350,13 @@ class Session:
                 self._check_open()
                 count_max = self._settings.native.subscriptions_max
                 self.subscriptions.prepare(request.subscription, count_max)
-                self._start(request.id, partial(self.subscriptions.open, request))
+                self._start(request.id, partial(self.subscriptions.open, self._access, request))
             case wire.Unsubscribe():
                 self.subscriptions.unsubscribe(request)
             case work.Consume():
                 self._check_open()
                 self.consumers.prepare(request.consumer, self._settings.native.consumers_max)
-                self._start(request.id, partial(self.consumers.open, request))
+                self._start(request.id, partial(self.consumers.open, self._access, request))
             case wire.FetchShard():
                 self._check_open()
                 self._start(request.id, partial(self._reply_at_length, request))
@@ -309,7 +375,7 @@ class Session:
         self, request: verbs.PromptRequest | verbs.ListRequest | verbs.SmallRequest
     ) -> None:
         if isinstance(request, verbs.PromptRequest):
-            reply = verbs.reply_to(self._broker, request)
+            reply = verbs.reply_to(self._access, request)
             say(self._output, reply.head, reply.tail)
         elif isinstance(request, verbs.ListRequest):
             self._start(request.id, partial(self._reply_at_length, request))
@@ -327,7 +393,7 @@ class Session:
         level = None if request.level is None else Level.checked(request.level)
         batch = only_batch(tail)
         self.messages_in += len(batch)
-        append = partial(self._broker.publish, batch, level)
+        append = partial(self._access.publish, batch, level)
         topic = batch.envelope.topics[0]
         self._append(request.id, level, topic, append)
 
@@ -336,7 +402,7 @@ class Session:
         level = None if request.level is None else Level.checked(request.level)
         self.messages_in += 1
         message = message_of(request)
-        append = partial(self._broker.send, message, level, partition=request.partition)
+        append = partial(self._access.send, message, level, partition=request.partition)
         self._append(request.id, level, request.topic, append)
 
     def _append(
@@ -365,7 +431,7 @@ class Session:
     ) -> None:
         """A publish that met a full queue: tried again whenever there is room, until it is in."""
         while True:
-            await self._broker.wait_room(topic)
+            await self._access.wait_room(topic)
             if self._stage is _Stage.CLOSED:
                 return
             try:
@@ -428,13 +494,13 @@ class Session:
         self._settle()
 
     async def _reply_later(self, request: verbs.SmallRequest) -> None:
-        reply = await verbs.wait_reply_to(self._broker, request)
+        reply = await verbs.wait_reply_to(self._access, request)
         say(self._output, reply.head, reply.tail)
 
     async def _reply_at_length(self, request: verbs.WaitingRequest) -> None:
         async with LargeAnswer(self._large_answers) as turn:
             if self._stage is not _Stage.CLOSED:
-                reply = await verbs.wait_reply_to(self._broker, request, turn.aside)
+                reply = await verbs.wait_reply_to(self._access, request, turn.aside)
                 self._messages_fetched += reply.messages
                 say(self._output, reply.head, reply.tail)
 

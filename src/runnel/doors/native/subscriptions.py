@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from runnel.broker.broker import Broker, Delivery, LiveSubscription
+from runnel.broker.access import Access
+from runnel.broker.broker import Delivery, LiveSubscription
 from runnel.doors.native.answers import ended_notice
 from runnel.doors.native.output import Output, say
 from runnel.errors import ClientFault, LimitExceededError, RunnelError
@@ -21,10 +22,9 @@ class _Opening(msgspec.Struct):
 class Subscriptions:
     """By the client's numbers. It is the `Sink` of all of them."""
 
-    __slots__ = ("_broker", "_by_number", "_is_closed", "_is_paused", "_output", "messages_out")
+    __slots__ = ("_by_number", "_is_closed", "_is_paused", "_output", "messages_out")
 
-    def __init__(self, broker: Broker, output: Output) -> None:
-        self._broker = broker
+    def __init__(self, output: Output) -> None:
         self._output = output
         self._by_number: dict[int, LiveSubscription | _Opening] = {}
         self._is_paused = False
@@ -46,14 +46,14 @@ class Subscriptions:
             )
         self._by_number[number] = _Opening()
 
-    async def open(self, request: wire.Subscribe) -> None:
+    async def open(self, access: Access, request: wire.Subscribe) -> None:
         """Open what was prepared, and tell the client."""
         number = request.subscription
         opening = self._by_number.get(number)
         if not isinstance(opening, _Opening):
             return  # the connection was lost before its turn came
         try:
-            subscription = await self._broker.subscribe(
+            subscription = await access.subscribe(
                 number,
                 self,
                 request.patterns,

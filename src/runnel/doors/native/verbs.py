@@ -11,7 +11,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from runnel.broker.broker import Broker, ShardId
+from runnel.broker.access import Access
+from runnel.broker.broker import ShardId
 from runnel.doors.native.output import Buffer
 from runnel.doors.native.requests import check_count
 from runnel.formats import block, wire
@@ -65,71 +66,71 @@ class Reply(NamedTuple):
     messages: int = 0
 
 
-def reply_to(broker: Broker, request: PromptRequest) -> Reply:
+def reply_to(access: Access, request: PromptRequest) -> Reply:
     """The answer to a request that waits for nothing."""
     match request:
         case wire.Ping():
-            return Reply(wire.Pong(request.id, broker.clock.time_ns()))
+            return Reply(wire.Pong(request.id, access.time_ns()))
         case wire.Routes():
-            return Reply(wire.RouteList(request.id, broker.routes(request.topics)))
+            return Reply(wire.RouteList(request.id, access.routes(request.topics)))
         case wire.Producer():
-            return Reply(wire.Term(request.id, broker.new_term(request.name)))
+            return Reply(wire.Term(request.id, access.new_term(request.name)))
         case wire.Cursors():
-            return Reply(wire.CursorList(request.id, broker.cursors(request.name)))
+            return Reply(wire.CursorList(request.id, access.cursors(request.name)))
         case wire.Statistics():
-            document = _json.encode(broker.statistics())
+            document = _json.encode(access.statistics())
             return Reply(wire.StatisticsReport(request.id), (document,))
 
 
 async def wait_reply_to(
-    broker: Broker, request: WaitingRequest, while_waiting: WhileWaiting = nullcontext
+    access: Access, request: WaitingRequest, while_waiting: WhileWaiting = nullcontext
 ) -> Reply:
     """The answer to a request that may wait for a device, or within `while_waiting` for a message."""
     match request:
         case wire.Fetch():
-            return await _wait_fetched(broker, request, while_waiting)
+            return await _wait_fetched(access, request, while_waiting)
         case wire.Shards():
-            shards = await broker.shards(request.patterns, request.time_ns)
+            shards = await access.shards(request.patterns, request.time_ns)
             return Reply(wire.ShardList(request.id, shards))
         case wire.FetchShard():
-            return await _wait_shard_fetched(broker, request)
+            return await _wait_shard_fetched(access, request)
         case wire.Topics():
             limit = min(request.limit, _TOPICS_LISTED_MAX)
-            topics, is_complete = await broker.topics(
+            topics, is_complete = await access.topics(
                 request.pattern, after=request.after, limit=limit
             )
             return Reply(wire.TopicList(request.id, topics, is_complete))
         case wire.DescribeTopic():
-            topic = await broker.describe_topic(request.name)
+            topic = await access.describe_topic(request.name)
             return Reply(wire.TopicList(request.id, (topic,), is_complete=True))
         case wire.DeleteTopic():
-            await broker.delete_topic(request.name)
+            await access.delete_topic(request.name)
         case wire.PurgeTopic():
-            await broker.purge_topic(request.name)
+            await access.purge_topic(request.name)
         case wire.SetCursor():
-            await broker.set_cursor(request.name, request.places)
+            await access.set_cursor(request.name, request.places)
         case wire.RemoveCursor():
-            await broker.remove_cursor(request.name)
+            await access.remove_cursor(request.name)
         case _:
-            return await _wait_work_reply(broker, request)
+            return await _wait_work_reply(access, request)
     return Reply(wire.Done(request.id))
 
 
-async def _wait_work_reply(broker: Broker, request: _WorkRequest) -> Reply:
+async def _wait_work_reply(access: Access, request: _WorkRequest) -> Reply:
     """Of subscriptions and their dead letters."""
     match request:
         case work.ListSubscriptions():
-            subscriptions = await broker.work.subscriptions(request.name)
+            subscriptions = await access.subscriptions(request.name)
             return Reply(work.SubscriptionList(request.id, subscriptions))
         case work.DeadLetters():
-            batches, next_offset = await broker.work.dead_letters(
+            batches, next_offset = await access.dead_letters(
                 request.subscription, request.offset, request.messages_max
             )
             blocks = [part for batch in batches for part in _block_of(batch)]
             return Reply(work.DeadList(request.id, next_offset), blocks, sum(map(len, batches)))
         case work.SettleDead():
             check_count(request, len(request.offsets))
-            settled = await broker.work.settle_dead(
+            settled = await access.settle_dead(
                 request.subscription,
                 request.offsets,
                 is_all=request.is_all,
@@ -137,22 +138,22 @@ async def _wait_work_reply(broker: Broker, request: _WorkRequest) -> Reply:
             )
             return Reply(work.Settled(request.id, settled))
         case work.MakeSubscription():
-            await broker.work.make_subscription(
+            await access.make_subscription(
                 request.name, request.patterns, request.mode, request.start, request.options
             )
         case work.DeleteSubscription():
-            await broker.work.delete_subscription(request.name)
+            await access.delete_subscription(request.name)
         case work.PauseSubscription():
-            await broker.work.pause_subscription(request.name, is_paused=request.is_paused)
+            await access.pause_subscription(request.name, is_paused=request.is_paused)
         case work.MoveSubscription():
-            await broker.work.move_subscription(request.name, request.start, member=request.member)
+            await access.move_subscription(request.name, request.start, member=request.member)
         case work.RemoveMember():
-            await broker.work.remove_member(request.name, request.member)
+            await access.remove_member(request.name, request.member)
     return Reply(wire.Done(request.id))
 
 
-async def _wait_fetched(broker: Broker, request: wire.Fetch, while_waiting: WhileWaiting) -> Reply:
-    fetched = await broker.fetch(
+async def _wait_fetched(access: Access, request: wire.Fetch, while_waiting: WhileWaiting) -> Reply:
+    fetched = await access.fetch(
         request.topic,
         request.partition,
         offset=request.offset,
@@ -173,8 +174,8 @@ async def _wait_fetched(broker: Broker, request: wire.Fetch, while_waiting: Whil
     return Reply(head, blocks, sum(map(len, fetched.batches)))
 
 
-async def _wait_shard_fetched(broker: Broker, request: wire.FetchShard) -> Reply:
-    fetched = await broker.fetch_shard(
+async def _wait_shard_fetched(access: Access, request: wire.FetchShard) -> Reply:
+    fetched = await access.fetch_shard(
         ShardId(request.journal, request.shard),
         request.entry,
         end_entry=request.end_entry,

@@ -1,0 +1,196 @@
+"""`runnel token`: who may do what. Works on the file of tokens that the settings name, whether a broker runs or not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from runnel.cli.default_command import DefaultCommandGroup
+from runnel.cli.settings_flags import Assignments, Config, Data, flags_of
+from runnel.cli.tables import Table, printable
+from runnel.cli.times import format_time
+from runnel.config import Authentication, Settings, load
+from runnel.errors import ClientFault
+from runnel.security.gate import tokens_path
+from runnel.security.rights import Grant
+from runnel.security.tokens import Token, TokenFile, check_grants, new_token
+
+app = typer.Typer(cls=DefaultCommandGroup, add_completion=False)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="What the token is called.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RIGHT:PATTERN",
+        help="A right (publish, read, consume, admin) to the topics of a pattern; may be given many times.",
+    ),
+]
+ConnectionsMax = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Most connections, or calls under way, at a time. [security.token_connections_max]",
+    ),
+]
+
+
+@app.callback()
+def _token() -> None:
+    """Make, list, change and revoke tokens. Alone: list them.
+
+    A broker with security.authentication = "token" lets in whoever shows one of them. It sees changes at
+    once. The file has hashes only: a token is shown when it is made, and never again.
+    """
+
+
+@app.command()
+def add(
+    name: Name,
+    *,
+    allow: Allow = None,
+    connections_max: ConnectionsMax = None,
+    config: Config = None,
+    data: Data = None,
+    assignments: Assignments = None,
+) -> None:
+    """Make a token, and print it: runnel token add gateway --allow publish:sensors/* --allow read:commands/*
+
+    `*` has none of the topics that begin with `!`: a right to them names them, as read:!system/*.
+    """
+    settings = _settings(config, data, assignments)
+    grants = _grants(allow)
+    token, text = new_token(name, grants, now_ns=time.time_ns(), connections_max=connections_max)
+    with _file(settings).changing() as tokens:
+        if any(known.name == name for known in tokens):
+            raise ClientFault(
+                f"there is a token {name!r} already: revoke it first, give this one another name, or give "
+                "that one other rights (`runnel token change`)"
+            )
+        tokens.append(token)
+    typer.echo(text)
+    _tell(
+        "This is the only time that it is shown. Clients and commands take it from the variable RUNNEL_TOKEN, "
+        "programs as connect(token=…), HTTP as `Authorization: Bearer …`."
+    )
+    _tell_if_unused(settings)
+
+
+@app.command("list")
+def list_tokens(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    config: Config = None,
+    data: Data = None,
+    assignments: Assignments = None,
+) -> None:
+    """List tokens: their names and rights, never the tokens themselves."""
+    settings = _settings(config, data, assignments)
+    found = sorted(_file(settings).read(), key=lambda token: token.name)
+    if as_json:
+        documents = [_document(token) for token in found]
+        typer.echo(msgspec.json.format(msgspec.json.encode(documents), indent=2).decode())
+    elif found:
+        token_table(found).show()
+    else:
+        _tell("there are no tokens")
+    _tell_if_unused(settings)
+
+
+@app.command()
+def change(
+    name: Name,
+    *,
+    allow: Allow = None,
+    connections_max: ConnectionsMax = None,
+    config: Config = None,
+    data: Data = None,
+    assignments: Assignments = None,
+) -> None:
+    """Give a token other rights, in place of all that it has; it stays the same token.
+
+    Its connections are closed, and clients that come again have the new rights.
+    """
+    file = _file(_settings(config, data, assignments))
+    grants = _grants(allow)
+    check_grants(name, grants)
+    with file.changing() as tokens:
+        at = _place_of(name, tokens, file.path)
+        tokens[at] = msgspec.structs.replace(
+            tokens[at], allow=tuple(map(str, grants)), connections_max=connections_max
+        )
+    _tell(f"changed {printable(name)}")
+
+
+@app.command()
+def revoke(
+    name: Name, *, config: Config = None, data: Data = None, assignments: Assignments = None
+) -> None:
+    """Revoke a token: its connections end at once, and nobody is let in with it any more."""
+    file = _file(_settings(config, data, assignments))
+    with file.changing() as tokens:
+        del tokens[_place_of(name, tokens, file.path)]
+    _tell(f"revoked {printable(name)}")
+
+
+def token_table(tokens: Sequence[Token]) -> Table:
+    """A line for each right."""
+    rows: list[tuple[str, ...]] = []
+    for token in tokens:
+        most = "" if token.connections_max is None else f"{token.connections_max:,}"
+        made = f"{format_time(token.made_ns)[:19]}Z"
+        first, *others = token.allow or ("nothing",)
+        rows.append((token.name, first, most, made))
+        rows += [("", other, "", "") for other in others]
+    return Table(
+        ("token", "allowed", "connections", "made"), rows, numbers=frozenset(("connections",))
+    )
+
+
+def _document(token: Token) -> dict[str, object]:
+    return {
+        "name": token.name,
+        "id": token.id,
+        "allow": list(token.allow),
+        "connections_max": token.connections_max,
+        "made": format_time(token.made_ns),
+        "made_ns": token.made_ns,
+    }
+
+
+def _settings(config: str | None, data: str | None, assignments: Sequence[str] | None) -> Settings:
+    return load(config_path=config, flags=flags_of(assignments, data)).settings
+
+
+def _file(settings: Settings) -> TokenFile:
+    return TokenFile(tokens_path(settings))
+
+
+def _grants(allow: Sequence[str] | None) -> list[Grant]:
+    return list(dict.fromkeys(map(Grant.parse, allow or ())))
+
+
+def _place_of(name: str, tokens: Sequence[Token], path: Path) -> int:
+    for place, token in enumerate(tokens):
+        if token.name == name:
+            return place
+    raise ClientFault(
+        f"there is no token {name!r} in {path}; `runnel token list` has all there are"
+    )
+
+
+def _tell(text: str) -> None:
+    """Beside the output: that is for programs."""
+    typer.echo(text, err=True)
+
+
+def _tell_if_unused(settings: Settings) -> None:
+    if settings.security.authentication is Authentication.NONE:
+        _tell(
+            'note: by these settings nobody is asked for a token; security.authentication = "token" changes that'
+        )

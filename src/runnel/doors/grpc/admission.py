@@ -1,0 +1,49 @@
+"""Who is let in at the gRPC door, with which rights, and how many at a time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+from runnel.doors.grpc.calls import Call, Context, peer_of, token_of
+from runnel.doors.grpc.door import GrpcDoor
+from runnel.errors import LimitExceededError, UnauthenticatedError
+
+# Calls with a wrong token that wait for their answer; beyond that they are answered at once.
+_PUNISHED_MAX: Final = 256
+
+# The native door counts connections from 1. Calls are counted far from there, so that no two have one id.
+_call_ids = itertools.count(2**40)
+
+
+async def enter(door: GrpcDoor, context: Context) -> Call:
+    """Let a call in. Its task is the one that asks, and in the end says `leave`."""
+    counters = door.broker.metrics.counters
+    counters.requests += 1
+    if door.refusal is not None:
+        raise door.refusal
+    peer = peer_of(context)
+    try:
+        given = door.gate.admit(token_of(context))
+    except UnauthenticatedError:
+        await _punish(door, peer)
+        raise
+    calls_max = door.settings.grpc.calls_max
+    if len(door.calls) >= calls_max:
+        given.leave()
+        counters.connections_refused += 1
+        raise LimitExceededError(
+            f"the broker has {calls_max} calls under way; no more are allowed (grpc.calls_max)"
+        )
+    call = Call(door, context, peer, next(_call_ids), given)
+    door.add(call)
+    return call
+
+
+async def _punish(door: GrpcDoor, peer: str) -> None:
+    if door.punished < _PUNISHED_MAX:
+        door.punished += 1
+        try:
+            await door.gate.penalty(peer.rpartition(":")[0])
+        finally:
+            door.punished -= 1

@@ -1,0 +1,116 @@
+"""All calls of the gRPC door that are under way, what they share, and how they end when the broker goes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Protocol
+
+from runnel.broker.broker import Broker, ConnectionRow
+from runnel.config import Settings
+from runnel.doors.grpc.generated import runnel_pb2 as pb
+from runnel.doors.grpc.tasks import Tasks
+from runnel.errors import ClosedError, RunnelError
+from runnel.security.gate import Gate
+
+_NS_PER_SECOND: Final = 1_000_000_000
+_NS_PER_MS: Final = 1_000_000
+
+
+class Underway(Protocol):
+    """A call, as the door sees it."""
+
+    @property
+    def is_stream(self) -> bool: ...
+    def closing(self) -> None: ...
+    def finish_with(self, error: BaseException) -> None: ...
+    def row(self) -> ConnectionRow: ...
+
+
+class GrpcDoor:
+    """What calls share. Made within a running loop; `close` it before the broker."""
+
+    def __init__(self, broker: Broker, gate: Gate, settings: Settings) -> None:
+        self.broker = broker
+        self.gate = gate
+        self.settings = settings
+        self.tasks = Tasks()
+        self.calls: set[Underway] = set()
+        self.punished = 0  # calls with a wrong token that wait for their answer
+        self._refusal: RunnelError | None = None
+        self._empty = asyncio.Event()  # no call is under way
+        self._empty.set()
+        self._hurry = asyncio.Event()
+        broker.connection_rows.append(self.rows)
+        broker.metrics.add_limit("grpc.calls_max", settings.grpc.calls_max, lambda: len(self.calls))
+
+    @property
+    def is_closing(self) -> bool:
+        return self._refusal is not None
+
+    # --- Calls ---
+
+    @property
+    def refusal(self) -> RunnelError | None:
+        """Why nobody is let in any more, once that is so."""
+        return self._refusal
+
+    def add(self, call: Underway) -> None:
+        self.calls.add(call)
+        self._empty.clear()
+
+    def remove(self, call: Underway) -> None:
+        self.calls.discard(call)
+        if not self.calls:
+            self._empty.set()
+
+    def rows(self) -> list[ConnectionRow]:
+        """The streams, as the metrics show connections."""
+        return [call.row() for call in self.calls if call.is_stream]
+
+    # --- The end ---
+
+    def closing_notice(self) -> pb.Closing:
+        """What streams are told when the broker is about to go."""
+        within_ms = self.settings.grpc.drain_timeout_ns // _NS_PER_MS
+        return pb.Closing(text=str(shutting_down()), within_ms=within_ms)
+
+    async def drain(self) -> bool:
+        """Let nobody in any more, tell the streams, and let every call finish.
+
+        False: time was up, or `hurry` was called, before all had. What is left, `close` cuts off.
+        """
+        self._refusal = shutting_down()
+        for call in list(self.calls):
+            call.closing()
+        loop = asyncio.get_running_loop()
+        timeout_seconds = self.settings.grpc.drain_timeout_ns / _NS_PER_SECOND
+        finishing: asyncio.Task[Any] = loop.create_task(self._empty.wait())
+        ends: list[asyncio.Task[Any]] = [
+            finishing,
+            loop.create_task(self.broker.clock.sleep(timeout_seconds)),
+            loop.create_task(self._hurry.wait()),
+        ]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return finishing.done()
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.wait(ends)
+
+    def hurry(self) -> None:
+        """A drain under way waits no longer."""
+        self._hurry.set()
+
+    async def close(self) -> None:
+        """End every call that is left, and wait until nothing of it is at work."""
+        self._refusal = shutting_down()
+        if self.rows in self.broker.connection_rows:
+            self.broker.connection_rows.remove(self.rows)
+        for call in list(self.calls):
+            call.finish_with(self._refusal)
+        await self.tasks.wait()
+
+
+def shutting_down() -> ClosedError:
+    return ClosedError("the broker is shutting down; call again later")

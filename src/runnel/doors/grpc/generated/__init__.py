@@ -1,0 +1,1 @@
+"""Built from proto/runnel/v1/runnel.proto by bin/proto: never edited."""

@@ -1,0 +1,173 @@
+"""The gRPC door on a TCP port: opened as the settings say, with health and reflection; drained and closed later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+
+from runnel.broker.broker import Broker
+from runnel.config import GrpcSettings, Settings
+from runnel.doors.grpc.door import GrpcDoor
+from runnel.doors.grpc.service import SERVICE, handler_of
+from runnel.errors import SettingsError
+from runnel.security.gate import Gate
+from runnel.world.addresses import Endpoint, format_address, resolve
+from runnel.world.listening import listen
+from runnel.world.tls import TlsFiles
+
+_NS_PER_MS: Final = 1_000_000
+# For what ends a call to reach its client, once nothing is waited for any more.
+_CLOSE_SECONDS: Final = 0.5
+# Calls beyond grpc.calls_max that are told so, that ask for health, or that look at the service by reflection.
+_OTHER_CALLS_MAX: Final = 256
+_HANDSHAKE_MS_MAX: Final = 10_000
+_METADATA_BYTES_MAX: Final = 16 * 2**10
+# How often a client may ask whether the connection lives, and how long it may take to answer the same question.
+_PING_MS_MIN: Final = 5_000
+_PING_MS_MAX: Final = 20_000
+
+
+class GrpcListener:
+    """Make one with `await GrpcListener.open(…)`; `drain` and `close` it before the broker."""
+
+    def __init__(
+        self,
+        door: GrpcDoor,
+        server: grpc.aio.Server,
+        health_service: health.HealthServicer,
+        address: str,
+        tls: GrpcTls | None,
+    ) -> None:
+        self.door = door
+        self.address = address
+        """Where clients reach it, as `host:port`, with the port that port 0 became."""
+        self.tls = tls
+        self._server = server
+        self._health = health_service
+
+    @classmethod
+    async def open(cls, broker: Broker, gate: Gate, settings: Settings) -> GrpcListener:
+        own = settings.grpc
+        assert own.listen is not None
+        tls = cast("GrpcTls | None", GrpcTls.of("grpc", own.tls_certificate, own.tls_key))
+        endpoint = await _checked(own.listen, is_allowed=gate.asks or own.allow_remote)
+        server = grpc.aio.server(
+            options=_options(own), maximum_concurrent_rpcs=own.calls_max + _OTHER_CALLS_MAX
+        )
+        port = _bind(server, endpoint, own.listen, tls)
+        health_service = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+        for name in (SERVICE.full_name, ""):
+            await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
+        names = (SERVICE.full_name, HEALTH, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        door = GrpcDoor(broker, gate, settings)
+        server.add_generic_rpc_handlers((handler_of(door),))
+        try:
+            await server.start()
+        except BaseException:
+            await door.close()
+            raise
+        return cls(door, server, health_service, format_address(endpoint.address[0], port), tls)
+
+    @property
+    def connection_count(self) -> int:
+        """Calls under way: gRPC does not tell of its connections."""
+        return len(self.door.calls)
+
+    async def drain(self) -> bool:
+        """Let nobody in any more, and let every call finish. False: not all did in time.
+
+        The port stays open meanwhile, so that whoever asks for health is told that it does not serve.
+        """
+        with suppress(TimeoutError):  # somebody who watches it may not read
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._health.enter_graceful_shutdown()
+        return await self.door.drain()
+
+    def hurry(self) -> None:
+        """A drain under way waits no longer."""
+        self.door.hurry()
+
+    async def close(self) -> None:
+        """Cut off whoever is left."""
+        await self.door.close()
+        await self._server.stop(_CLOSE_SECONDS)
+
+
+class GrpcTls(TlsFiles):
+    """The files in the form in which grpcio wants them: it asks before every handshake whether there are new ones."""
+
+    def __init__(self, section: str, certificate: str, key: str) -> None:
+        super().__init__(section, certificate, key)
+        self._pair = self._read()
+        self._told = self._pair
+
+    def reload(self) -> bool:
+        if not super().reload():
+            return False
+        self._pair = self._read()
+        return True
+
+    def credentials(self) -> grpc.ServerCredentials:
+        return grpc.dynamic_ssl_server_credentials(
+            grpc.ssl_server_certificate_configuration([self._pair]),
+            self._fetch,  # type: ignore[arg-type]  # None is allowed, and means what it says there
+        )
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called by threads of grpcio's; None: nothing has changed."""
+        pair = self._pair
+        if pair is self._told:
+            return None
+        self._told = pair
+        return grpc.ssl_server_certificate_configuration([pair])
+
+    def _read(self) -> tuple[bytes, bytes]:
+        return Path(self.key).read_bytes(), Path(self.certificate).read_bytes()
+
+
+async def _checked(text: str, *, is_allowed: bool) -> Endpoint:
+    """Where to listen. grpcio binds by itself, and says little of what went wrong: so a socket of ours tries first."""
+    listening = await listen(text, section="grpc", is_allowed_remotely=is_allowed)
+    listening.close()
+    return await resolve(text, key="grpc.listen")
+
+
+def _bind(server: grpc.aio.Server, endpoint: Endpoint, text: str, tls: GrpcTls | None) -> int:
+    """The port, which is another if it was 0."""
+    try:
+        if tls is None:
+            return server.add_insecure_port(str(endpoint))
+        return server.add_secure_port(str(endpoint), tls.credentials())
+    except RuntimeError:
+        raise SettingsError(f'grpc.listen = "{text}": cannot listen on {endpoint}') from None
+
+
+def _options(own: GrpcSettings) -> Sequence[tuple[str, Any]]:
+    idle_ms = own.idle_timeout_ns // _NS_PER_MS
+    return (
+        ("grpc.so_reuseport", 0),  # or a second broker would take half of the connections
+        ("grpc.max_receive_message_length", own.message_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
+        ("grpc.max_concurrent_streams", own.calls_max + _OTHER_CALLS_MAX),
+        ("grpc.max_allowed_incoming_connections", own.calls_max + _OTHER_CALLS_MAX),
+        ("grpc.max_connection_idle_ms", idle_ms),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS_MAX),
+        # A client whose machine is gone is found out, and its calls end.
+        ("grpc.keepalive_time_ms", max(1000, idle_ms)),
+        ("grpc.keepalive_timeout_ms", _PING_MS_MAX),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS_MIN),
+    )

@@ -1,0 +1,48 @@
+"""What a stream is about to say: put by callbacks, which must not wait; taken by the one task that writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    """Its owner sees to it that it stays small: by credits, windows, or by reading no further."""
+
+    __slots__ = ("_is_finished", "_waiter", "items")
+
+    def __init__(self) -> None:
+        self.items: deque[T] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_finished = False
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def put(self, item: T) -> None:
+        self.items.append(item)
+        self._wake()
+
+    def finish(self) -> None:
+        """Nothing more will be put."""
+        self._is_finished = True
+        self._wake()
+
+    async def wait(self) -> bool:
+        """Until there is something to take. False: there is nothing, and never will be."""
+        while not self.items and not self._is_finished:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return bool(self.items)
+
+    def take_all(self) -> list[T]:
+        taken = list(self.items)
+        self.items.clear()
+        return taken
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

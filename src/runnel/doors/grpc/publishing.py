@@ -1,0 +1,198 @@
+"""Publishing, one request at a time or in a stream, and the terms of named publishers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import grpc.aio
+
+from runnel.broker.broker import Level, Published
+from runnel.doors.grpc.calls import Call
+from runnel.doors.grpc.generated import runnel_pb2 as pb
+from runnel.doors.grpc.outbox import Outbox
+from runnel.doors.grpc.sending import Part, Sending, answer_to, prepared, request_in
+from runnel.doors.grpc.statuses import error_of
+from runnel.doors.grpc.talking import talk
+from runnel.errors import BusyError, ClosedError, RunnelError
+
+# Requests of one stream that are not answered, or whose answers the client has not taken: no more are read meanwhile.
+_UNANSWERED_MAX: Final = 1024
+# Requests that are gathered before they are begun: so many, so large, or for so long.
+_GATHERED_MAX: Final = 64
+_GATHERED_BYTES: Final = 2**14
+_GATHER_SECONDS: Final = 0.001
+
+
+async def publish(call: Call, request: pb.PublishRequest) -> pb.PublishResponse:
+    sending = prepared(call, request)
+    published = await _all_appended(call, sending)
+    # Whoever leaves does not take back what was accepted.
+    done = await asyncio.shield(asyncio.gather(*published))
+    return answer_to(sending, done)
+
+
+async def new_term(call: Call, request: pb.NewTermRequest) -> pb.NewTermResponse:
+    return pb.NewTermResponse(term=call.access.new_term(request.producer))
+
+
+async def publish_stream(call: Call) -> None:
+    await PublishStream(call).run()
+
+
+async def _all_appended(call: Call, sending: Sending) -> list[asyncio.Future[Published]]:
+    published: list[asyncio.Future[Published]] = []
+    try:
+        for part in sending.parts:
+            published.append(await _appended(call, part))  # noqa: PERF401 - what is in must be known
+    except BaseException:
+        asyncio.gather(*published, return_exceptions=True)  # nobody else will look at them
+        raise
+    return published
+
+
+async def _appended(call: Call, part: Part) -> asyncio.Future[Published]:
+    """Tried again whenever there is room, until it is in."""
+    while True:
+        try:
+            return part.append()
+        except BusyError:
+            await call.access.wait_room(part.topic)
+
+
+class PublishStream:
+    """One stream: requests are begun in the order in which they came and answered as they are done.
+
+    A client that sends on without waiting has its requests gathered for a moment: reading is one thing, and storing
+    and answering many together another (bench/doors.py). One that waits for each answer gets it at once.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._counters = call.door.broker.metrics.counters
+        self._inbox: Outbox[pb.PublishRequest] = Outbox()
+        self._outbox: Outbox[pb.PublishResponse] = Outbox()
+        self._unanswered = 0  # those included whose answers are not written yet
+        self._settled: asyncio.Future[None] | None = None
+        self._gathered: asyncio.Event = asyncio.Event()  # waited long enough for more
+        self._is_pipelined = False  # the last request came before the one before it was answered
+        self._is_closing = False
+
+    async def run(self) -> None:
+        self._call.queued_bytes = lambda: sum(each.ByteSize() for each in self._outbox.items)
+        sending = self._call.start(self._send())
+        try:
+            await talk(self._call, self._read(), self._write(), self._finish)
+        finally:
+            sending.cancel()
+
+    # --- What the client says ---
+
+    async def _read(self) -> None:
+        read, counters, flow = self._call.context.read, self._counters, self._call.flow
+        while True:
+            data = await read()
+            if data is grpc.aio.EOF:
+                return
+            counters.requests += 1
+            flow.bytes_in += len(data)
+            self._is_pipelined = self._unanswered > 0
+            self._unanswered += 1
+            self._inbox.put(request_in(data))
+            if len(self._inbox) >= _GATHERED_MAX or len(data) >= _GATHERED_BYTES:
+                self._gathered.set()
+            while self._unanswered >= _UNANSWERED_MAX:
+                await self._wait_settled()
+
+    async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        while await self._inbox.wait():
+            if self._is_pipelined:
+                timer = loop.call_later(_GATHER_SECONDS, self._gathered.set)
+                await self._gathered.wait()
+                timer.cancel()
+            self._gathered.clear()
+            for request in self._inbox.take_all():
+                await self._begin(request)
+
+    async def _begin(self, request: pb.PublishRequest) -> None:
+        try:
+            sending = prepared(self._call, request)
+            self._call.flow.messages_in += sending.messages
+            # What comes behind waits too where there is no room: the order of a stream is a promise.
+            published = await _all_appended(self._call, sending)
+        except RunnelError as error:
+            self._refuse(request.id, error)
+            return
+        if len(published) == 1:
+            published[0].add_done_callback(partial(self._on_published, sending))
+        else:
+            together = asyncio.gather(*published)
+            together.add_done_callback(partial(self._on_all_published, sending))
+
+    # --- What the client is told ---
+
+    def _on_published(self, sending: Sending, published: asyncio.Future[Published]) -> None:
+        if not self._has_failed(sending, published):
+            self._answer(sending, (published.result(),))
+
+    def _on_all_published(
+        self, sending: Sending, published: asyncio.Future[list[Published]]
+    ) -> None:
+        if not self._has_failed(sending, published):
+            self._answer(sending, published.result())
+
+    def _has_failed(self, sending: Sending, published: asyncio.Future[Any]) -> bool:
+        if published.cancelled():
+            self._refuse(sending.id, ClosedError("the broker was closed before it was stored"))
+            return True
+        error = published.exception()
+        if error is None:
+            return False
+        if not isinstance(error, RunnelError):
+            self._call.broken(error)
+        self._refuse(sending.id, error)
+        return True
+
+    def _answer(self, sending: Sending, published: Sequence[Published]) -> None:
+        if sending.level is Level.NONE:
+            self._settle(1)
+        else:
+            self._outbox.put(answer_to(sending, published))
+
+    def _refuse(self, request_id: int, error: BaseException) -> None:
+        self._counters.requests_failed += 1
+        self._outbox.put(pb.PublishResponse(id=request_id, error=error_of(error)))
+
+    async def _write(self) -> None:
+        write, flow = self._call.context.write, self._call.flow
+        while await self._outbox.wait():
+            answers = self._outbox.take_all()
+            data = pb.PublishStreamResponse(answers=answers).SerializeToString()
+            flow.bytes_out += len(data)
+            await write(data)
+            self._settle(len(answers))
+        if self._is_closing:
+            closing = self._call.door.closing_notice()
+            await write(pb.PublishStreamResponse(closing=closing).SerializeToString())
+
+    async def _finish(self, *, is_closing: bool) -> None:
+        """Answer what was accepted."""
+        self._is_closing = is_closing
+        self._gathered.set()
+        self._inbox.finish()
+        while self._unanswered:
+            await self._wait_settled()
+        self._outbox.finish()
+
+    def _settle(self, count: int) -> None:
+        self._unanswered -= count
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
+
+    async def _wait_settled(self) -> None:
+        """Until a request more is settled."""
+        self._settled = asyncio.get_running_loop().create_future()
+        await self._settled

@@ -1,0 +1,206 @@
+"""A request to publish, made ready: its messages in batches by shard, or its one batch, and the answer to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Final, NamedTuple
+
+from runnel.broker.broker import Level, Published, ShardId
+from runnel.doors.grpc.calls import Call
+from runnel.doors.grpc.generated import runnel_pb2 as pb
+from runnel.doors.grpc.messages import batch_of, level_of, message_of, parsed, told_level
+from runnel.errors import ClientFault, LimitExceededError, MalformedError
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.topics.partitions import partition_of_key
+
+MESSAGES_MAX: Final = 100_000
+"""Of one request: each takes a hundred bytes of memory once it is parsed, and two on the wire if it is empty."""
+
+# Smaller requests cannot have too many messages to be parsed, and need not be looked through before.
+_COUNTED_FROM_BYTES: Final = 64 * 2**10
+
+
+class Part(NamedTuple):
+    """What goes to one shard."""
+
+    append: Callable[[], asyncio.Future[Published]]  # BusyError: wait for room, then call it again
+    topic: str  # one of it
+    rows: Sequence[int] = ()  # which of the request's messages, in the order of the batch
+    counts: Sequence[int] = ()  # of its runs
+
+
+class Sending(NamedTuple):
+    id: int
+    level: Level | None
+    parts: Sequence[Part]
+    partitions: Sequence[int]  # of each message; of a batch: none
+    messages: int
+
+
+def request_in(data: bytes) -> pb.PublishRequest:
+    """What a publisher said. How large it may be is the door's own limit."""
+    check_count(data)
+    return parsed(pb.PublishRequest, data, bytes_max=len(data))
+
+
+def prepared(call: Call, request: pb.PublishRequest) -> Sending:
+    """Everything that can be wrong with a request by itself is found here; the rest by the broker."""
+    level = level_of(request.level)
+    given = request.messages
+    if request.batch:
+        if given:
+            raise ClientFault("a request has either messages or a batch, not both")
+        batch = batch_of(request.batch)
+        publish = partial(call.access.publish, batch, level)
+        part = Part(publish, batch.envelope.topics[0])
+        return Sending(request.id, level, (part,), (), len(batch))
+    if not given:
+        raise ClientFault("a request needs messages, or a batch; it has neither")
+    if len(given) == 1:
+        return _single(call, request, level)
+    return _gathered(call, request, level)
+
+
+def _single(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending:
+    """The broker gathers it with those of others."""
+    (given,) = request.messages
+    topic = given.topic or request.topic
+    partition, key, partition_key = _keys_of(given)
+    if partition is None:
+        chosen_by = key if partition_key is None else partition_key
+        partition = 0
+        if chosen_by is not None:
+            (route,) = call.access.routes((topic,))
+            partition = partition_of_key(chosen_by, len(route.owners))
+    message = message_of(
+        given, topic, partition, key, partition_key, call.traceparent, call.tracestate
+    )
+    send = partial(call.access.send, message, level, partition=partition)
+    part = Part(send, topic, (0,), (1,))
+    return Sending(request.id, level, (part,), (partition,), 1)
+
+
+def _keys_of(message: pb.Message) -> tuple[int | None, bytes | None, bytes | None]:
+    has = message.HasField
+    return (
+        message.partition if has("partition") else None,
+        message.key if has("key") else None,
+        message.partition_key if has("partition_key") else None,
+    )
+
+
+def _gathered(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending:
+    """One batch for each shard; within it the messages of a partition together, in their order."""
+    given = request.messages
+    default = request.topic
+    topics = list(dict.fromkeys([message.topic or default for message in given]))
+    routes = {route.topic: route.owners for route in call.access.routes(topics)}
+    partitions: list[int] = []
+    by_shard: dict[ShardId, dict[tuple[str, int], list[tuple[int, Message]]]] = {}
+    for row, message in enumerate(given):
+        topic = message.topic or default
+        owners = routes[topic]
+        partition, key, partition_key = _keys_of(message)
+        if partition is None:
+            chosen_by = key if partition_key is None else partition_key
+            partition = 0 if chosen_by is None else partition_of_key(chosen_by, len(owners))
+        partitions.append(partition)
+        # A partition that there is none of is refused by the broker, whatever shard it would be in.
+        owner = owners[min(partition, len(owners) - 1)]
+        runs = by_shard.setdefault(ShardId(owner.journal, owner.shard), {})
+        placed = message_of(
+            message, topic, partition, key, partition_key, call.traceparent, call.tracestate
+        )
+        runs.setdefault((topic, partition), []).append((row, placed))
+    parts = [_part(call, level, list(runs.values())) for runs in by_shard.values()]
+    return Sending(request.id, level, parts, partitions, len(given))
+
+
+def _part(call: Call, level: Level | None, runs: list[list[tuple[int, Message]]]) -> Part:
+    rows = list(chain.from_iterable(runs))
+    batch = Batch.from_messages([message for _, message in rows])
+    return Part(
+        partial(call.access.publish, batch, level),
+        batch.envelope.topics[0],
+        [row for row, _ in rows],
+        [len(run) for run in runs],
+    )
+
+
+def answer_to(sending: Sending, published: Sequence[Published]) -> pb.PublishResponse:
+    """What became of a request: one `Published` for each of its parts."""
+    last = published[-1]
+    answer = pb.PublishResponse(
+        id=sending.id,
+        level=told_level(last.level),
+        receive_time_ns=last.receive_time_ns,
+        entry=last.entry,
+        epoch=last.epoch,
+        is_repeated=last.is_repeated,
+        receivers=last.receivers,
+    )
+    if sending.level is Level.NONE:
+        return answer
+    if not sending.partitions:
+        answer.offsets.extend(last.base_offsets)
+        return answer
+    answer.partitions.extend(sending.partitions)
+    if sending.messages == 1:
+        answer.offsets.extend(last.base_offsets)
+        return answer
+    offsets = [0] * sending.messages
+    for part, part_published in zip(sending.parts, published, strict=True):
+        rows = iter(part.rows)
+        for base, count in zip(part_published.base_offsets, part.counts, strict=True):
+            for offset in range(base, base + count):
+                offsets[next(rows)] = offset
+    answer.offsets.extend(offsets)
+    return answer
+
+
+def check_count(data: bytes) -> None:
+    """Whether so many fields may be parsed. The bytes of a publish are looked through once, message by message."""
+    if len(data) < _COUNTED_FROM_BYTES:
+        return
+    position = count = 0
+    try:
+        while position < len(data):
+            tag, position = _varint(data, position)
+            match tag & 7:
+                case 0:
+                    _, position = _varint(data, position)
+                case 1:
+                    position += 8
+                case 2:
+                    length, position = _varint(data, position)
+                    position += length
+                case 5:
+                    position += 4
+                case _:
+                    return  # groups: no field of ours has one, and the parser limits their depth
+            count += 1
+            if count > MESSAGES_MAX:
+                raise LimitExceededError(
+                    f"more than {MESSAGES_MAX:,} messages in one request; send them in several"
+                )
+    except IndexError:
+        raise MalformedError("runnel.v1.PublishRequest", "ends within a field") from None
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    byte = data[position]
+    position += 1
+    if byte < 0x80:
+        return byte, position
+    value, shift = byte & 0x7F, 7
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80 or shift > 63:
+            return value, position
+        shift += 7

@@ -1,0 +1,259 @@
+"""One connection: uvicorn's HTTP/1.1 protocol with the limits that it leaves to others.
+
+A head has a size, and a request a time to arrive in; a connection that is idle, or whose client reads nothing, ends.
+The door looks at all of them now and then (`check_times`), by the broker's clock; there is no timer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from runnel.broker.broker import ConnectionRow
+from runnel.broker.topic_traffic import Flow
+from runnel.doors.http.problems import PROBLEM_TYPE, problem_bytes, problem_of
+from runnel.errors import (
+    HandshakeError,
+    LimitExceededError,
+    RunnelError,
+    TimeoutExpiredError,
+)
+from runnel.world.addresses import format_address
+
+if TYPE_CHECKING:
+    from runnel.doors.http.door import HttpDoor
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+# Whoever was refused is still heard for so long, so that the answer is not lost with the connection.
+_LINGER_NS: Final = 1_000_000_000
+CONNECTION: Final = "runnel.connection"  # its key in a request's scope
+
+# What goes wrong with a request is answered, counted, or logged by the front: nothing is left for uvicorn to say.
+_silent: Final = logging.getLogger("runnel.http.uvicorn")
+_silent.addHandler(logging.NullHandler())
+_silent.propagate = False
+_silent.setLevel(logging.CRITICAL + 1)
+
+# Far from those of other doors: no two connections of a process have the same.
+_connection_ids: Final = itertools.count(1 << 40)
+
+
+class Connection(HttpToolsProtocol):
+    """See the module's first lines. Requests come one after the other; `on_lost` is the current one's."""
+
+    def __init__(self, door: HttpDoor, config: Config, state: ServerState) -> None:
+        super().__init__(config, state, {}, door.loop)
+        self.logger = _silent
+        self.id = 0
+        self.door = door
+        self.flow_of_messages = Flow()
+        self.token_name = ""
+        self.agent = ""  # as the client calls itself
+        self.on_lost: Callable[[], object] | None = None
+        """Called once when the client has gone while a request of its is under way."""
+        self._opened_ns = 0  # wall clock
+        self._is_in_body = False
+        self._head_bytes = 0
+        self._discarded_bytes = 0
+        self._quiet_since_ns = 0  # nothing has come since then, where nothing is under way
+        self._arriving_since_ns: int | None = None  # a request that has not arrived whole
+        self._unread_since_ns: int | None = None  # an answer that the client does not read
+        self._unread_bytes = 0
+        self._is_refused = False
+
+    # --- What the door asks ---
+
+    @property
+    def peer(self) -> str:
+        return "" if self.client is None else format_address(*self.client)
+
+    @property
+    def peer_host(self) -> str:
+        return "" if self.client is None else self.client[0]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is under way."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def row(self) -> ConnectionRow:
+        return ConnectionRow(
+            self.id,
+            "http",
+            self.peer,
+            self.agent,
+            self._opened_ns,
+            0,
+            self.transport.get_write_buffer_size(),
+            self.flow_of_messages,
+            self.token_name,
+        )
+
+    def check_times(self, now_ns: int) -> None:
+        """End what has taken too long."""
+        http = self.door.settings.http
+        if self._is_refused:
+            if now_ns - self._quiet_since_ns > _LINGER_NS:
+                self.transport.abort()
+        elif self._arriving_since_ns is not None:
+            if now_ns - self._arriving_since_ns > http.request_timeout_ns:
+                self._refuse(
+                    TimeoutExpiredError("the request did not arrive within http.request_timeout"),
+                    408,
+                )
+        elif not self.is_busy:
+            if now_ns - self._quiet_since_ns > http.idle_timeout_ns:
+                self.door.broker.metrics.counters.connections_idle += 1
+                self.transport.close()
+        elif self._unread_since_ns is not None:
+            waiting_bytes = self.transport.get_write_buffer_size()
+            if waiting_bytes < self._unread_bytes:
+                self._unread_since_ns = now_ns
+            elif now_ns - self._unread_since_ns > http.idle_timeout_ns:
+                self.transport.abort()
+            self._unread_bytes = waiting_bytes
+
+    def arriving(self) -> None:
+        """A handler waits for more of the body: the client's time for it begins anew."""
+        if self._is_in_body:
+            self._arriving_since_ns = self.door.broker.clock.monotonic_ns()
+
+    def holding(self) -> None:
+        """A handler reads no further for now: that is not the client's doing."""
+        self._arriving_since_ns = None
+
+    # --- uvicorn's ---
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        clock = self.door.broker.clock
+        self._opened_ns = clock.time_ns()
+        self._quiet_since_ns = clock.monotonic_ns()
+        self.id = next(_connection_ids)
+        refusal = self.door.enter(self)
+        if refusal is not None:
+            self._turn_away(refusal, 503)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.door.leave(self)
+        self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        react, self.on_lost = self.on_lost, None
+        if react is not None:
+            react()
+
+    def shutdown(self) -> None:
+        if self._is_refused:
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if not self._is_in_body:
+            if self._arriving_since_ns is None:
+                self._arriving_since_ns = self.door.broker.clock.monotonic_ns()
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self._refuse(
+                LimitExceededError(f"the head of a request has more than {HEAD_BYTES_MAX} bytes"),
+                431,
+            )
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+
+    def on_headers_complete(self) -> None:
+        self._is_in_body = True
+        self._head_bytes = 0
+        self._discarded_bytes = 0
+        super().on_headers_complete()
+        if self.door.is_closing:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if (
+            self.cycle.response_complete
+        ):  # answered before it was there: let it come, but not for ever
+            self._discarded_bytes += len(body)
+            if self._discarded_bytes > self.door.settings.http.body_bytes_max:
+                self.transport.close()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_in_body = False
+        self._arriving_since_ns = None
+        self._quiet_since_ns = self.door.broker.clock.monotonic_ns()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._quiet_since_ns = self.door.broker.clock.monotonic_ns()
+        self.door.on_answered()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_since_ns = self.door.broker.clock.monotonic_ns()
+        self._unread_bytes = self.transport.get_write_buffer_size()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread_since_ns = None
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - it says nothing that helps
+        self._refuse(HandshakeError("this is not HTTP/1.1 as RFC 9112 wants it"), 400)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Asked for another protocol (HTTP/2, WebSocket): answered in this one, and then no more."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    # --- Refusing ---
+
+    def _refuse(self, error: RunnelError, status: int) -> None:
+        """What comes cannot be a request, or not in time."""
+        self.door.broker.metrics.counters.protocol_errors += 1
+        if self.is_busy and (self.cycle.response_started or self.pipeline):
+            self.transport.abort()  # nothing can be said within another answer
+            return
+        if self.is_busy:  # its handler waits for what will not come
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self._tell_lost()
+        self._turn_away(error, status)
+
+    def _turn_away(self, error: RunnelError, status: int) -> None:
+        """Say why, and hear the client out: to close on it while it speaks would take the answer from it."""
+        self._is_refused = True
+        self._quiet_since_ns = self.door.broker.clock.monotonic_ns()
+        self._write_problem(error, status)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    def _write_problem(self, error: RunnelError, status: int) -> None:
+        problem, headers = problem_of(error)
+        body = problem_bytes(msgspec.structs.replace(problem, status=status))
+        lines = [
+            *(f"{name}: {value}\r\n".encode("latin-1") for name, value in headers),
+            b"content-type: ",
+            PROBLEM_TYPE.encode(),
+            b"\r\n",
+            b"content-length: %d\r\n" % len(body),
+            b"connection: close\r\n\r\n",
+        ]
+        self.transport.write(b"".join((STATUS_LINE[status], *lines, body)))

@@ -1,0 +1,217 @@
+"""All connections of the HTTP door: their number, their times, the streams among them, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Final
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from runnel.broker.broker import Broker, ConnectionRow
+from runnel.config import Settings
+from runnel.doors.http.connection import Connection
+from runnel.errors import ClosedError, LimitExceededError, RunnelError
+from runnel.security.gate import Gate
+
+if TYPE_CHECKING:
+    from runnel.doors.http.calls import Call
+
+# Connections that were turned away and are still being told so; beyond that they are just closed.
+_REFUSED_MAX: Final = 64
+_SWEEP_SECONDS_MAX: Final = 1.0
+_SWEEPS_PER_TIMEOUT: Final = 4
+_NS_PER_SECOND: Final = 1_000_000_000
+# Nothing here is for a cache to keep, or for a browser to take for something else than it says it is.
+_SAFE_HEADERS: Final = (
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+)
+
+
+class HttpDoor:
+    """What requests share. Made within a running loop; `close` it before the broker."""
+
+    def __init__(self, broker: Broker, gate: Gate, settings: Settings) -> None:
+        self.broker = broker
+        self.gate = gate
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self.closing = asyncio.Event()
+        """Set when draining begins: streams and long polls end."""
+        self.connections: set[Connection] = set()
+        self._refused: set[Connection] = set()
+        self._calls: set[Call] = set()  # that want to know of their end
+        self._stream_count = 0
+        self._keyless_turn = 0
+        self._state = ServerState()
+        self._tell_date()
+        self._changed = asyncio.Event()  # somebody has left, or was answered, while draining
+        self._hurry = asyncio.Event()
+        self._is_closed = False
+        broker.connection_rows.append(self.rows)
+        broker.metrics.add_limit(
+            "http.streams_max", settings.http.streams_max, lambda: self._stream_count
+        )
+        broker.metrics.add_limit(
+            "http.streams_max", settings.http.streams_max, lambda: self._stream_count
+        )
+        self._sweeping = self.loop.create_task(self._sweep(), name="runnel-http")
+
+    # --- Connections ---
+
+    def new_connection(self, config: Config) -> Connection:
+        return Connection(self, config, self._state)
+
+    def enter(self, connection: Connection) -> RunnelError | None:
+        """A connection is there: let it in, or say why not."""
+        refusal: RunnelError | None = None
+        connections_max = self.settings.http.connections_max
+        if self.is_closing:
+            refusal = ClosedError("the broker is shutting down; connect again later")
+        elif len(self.connections) >= connections_max:
+            refusal = LimitExceededError(
+                f"the HTTP door has {connections_max} connections; no more are allowed"
+            )
+        counters = self.broker.metrics.counters
+        if refusal is None:
+            counters.connections_opened += 1
+            self.connections.add(connection)
+            return None
+        counters.connections_refused += 1
+        self._refused.add(connection)
+        if len(self._refused) > _REFUSED_MAX:
+            self._refused.pop().transport.abort()
+        return refusal
+
+    def leave(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._refused.discard(connection)
+        self._changed.set()
+
+    def on_answered(self) -> None:
+        """A request is over."""
+        self._changed.set()
+
+    def rows(self) -> list[ConnectionRow]:
+        """The connections as the metrics show them."""
+        return [connection.row() for connection in self.connections]
+
+    @contextmanager
+    def enter_stream(self) -> Iterator[None]:
+        """A stream, or a request that waits for a message: as many as the settings allow at a time."""
+        streams_max = self.settings.http.streams_max
+        if self._stream_count >= streams_max:
+            raise LimitExceededError(
+                f"http.streams_max = {streams_max} streams and waiting requests are under way; no more are allowed"
+            )
+        self._stream_count += 1
+        try:
+            yield
+        finally:
+            self._stream_count -= 1
+
+    def next_keyless(self, partitions: int) -> int:
+        """The partition for the messages of a batch that have no key: in turns."""
+        self._keyless_turn += 1
+        return self._keyless_turn % partitions
+
+    @property
+    def stream_count(self) -> int:
+        return self._stream_count
+
+    async def _sweep(self) -> None:
+        """One look at all connections now and then, instead of a timer for each."""
+        http = self.settings.http
+        shortest_ns = min(http.request_timeout_ns, http.idle_timeout_ns)
+        pause_seconds = min(_SWEEP_SECONDS_MAX, shortest_ns / _NS_PER_SECOND / _SWEEPS_PER_TIMEOUT)
+        while True:
+            await self.broker.clock.sleep(pause_seconds)
+            self._tell_date()
+            now_ns = self.broker.clock.monotonic_ns()
+            for connection in [*self.connections, *self._refused]:
+                connection.check_times(now_ns)
+
+    def _tell_date(self) -> None:
+        date = formatdate(self.broker.clock.time_ns() / _NS_PER_SECOND, usegmt=True)
+        self._state.default_headers = [(b"date", date.encode()), *_SAFE_HEADERS]
+
+    # --- Calls that last ---
+
+    def watch(self, call: Call) -> None:
+        """Tell a call of the door's end, until `forget`."""
+        if self.is_closing:
+            call.end(_closing())
+        else:
+            self._calls.add(call)
+
+    def forget(self, call: Call) -> None:
+        self._calls.discard(call)
+
+    # --- The end ---
+
+    @property
+    def is_closing(self) -> bool:
+        return self.closing.is_set()
+
+    async def drain(self) -> bool:
+        """End streams, finish what was asked, close every connection.
+
+        False: time was up, or `hurry` was called, before all was finished. What is left, `close` cuts off.
+        """
+        self._begin_closing()
+        timeout_seconds = self.settings.http.drain_timeout_ns / _NS_PER_SECOND
+        finishing = self.loop.create_task(self._finish())
+        ends: list[asyncio.Task[object]] = [
+            finishing,
+            self.loop.create_task(self.broker.clock.sleep(timeout_seconds)),
+            self.loop.create_task(self._hurry.wait()),
+        ]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return finishing.done()
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.wait(ends)
+
+    def hurry(self) -> None:
+        """A drain under way waits no longer."""
+        self._hurry.set()
+
+    async def close(self) -> None:
+        """Cut off every connection that is left, and wait until nothing of it is at work."""
+        self._begin_closing()
+        self._sweeping.cancel()
+        if self.rows in self.broker.connection_rows:
+            self.broker.connection_rows.remove(self.rows)
+        for connection in [*self.connections, *self._refused]:
+            connection.transport.abort()
+        tasks = list(self._state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait({self._sweeping, *tasks})
+        await self._wait_empty()
+
+    def _begin_closing(self) -> None:
+        if not self.is_closing:
+            self.closing.set()
+            for call in list(self._calls):
+                call.end(_closing())
+
+    async def _finish(self) -> None:
+        for connection in list(self.connections):
+            connection.shutdown()  # at once, or when the request under way is answered
+        await self._wait_empty()
+
+    async def _wait_empty(self) -> None:
+        while self.connections or self._refused:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def _closing() -> ClosedError:
+    return ClosedError("the broker is shutting down; try again later")

@@ -1,0 +1,166 @@
+"""All seats of a door: found by who asks, made when somebody asks first, ended when nobody has for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from runnel.doors.http.calls import Call
+from runnel.doors.http.consumers import Seat
+from runnel.doors.http.door import HttpDoor
+from runnel.errors import LimitExceededError
+from runnel.formats.work_heads import Consume
+from runnel.security.rights import Right
+from runnel.subscriptions.definition import Mode
+
+_IDLE_NS_MAX: Final = 60 * 1_000_000_000
+_SWEEP_SECONDS: Final = 1.0
+_ID_BYTES: Final = 9
+
+# Far from those of connections, whose turns seats share when the log is read.
+_connection_ids: Final = itertools.count(1 << 50)
+
+
+class Taken(NamedTuple):
+    """A seat, and whose it is. `consumer` is a name that the caller chose, or was given."""
+
+    seat: Seat
+    subscription: str
+    member: str
+    consumer: str
+    token_name: str
+
+
+class Seats:
+    """By the name of the subscription, the member, the consumer and the token; and by the ids in ack ids."""
+
+    def __init__(self, door: HttpDoor) -> None:
+        self._door = door
+        self._by_key: dict[tuple[str, str, str, str], Taken] = {}
+        self._by_id: dict[str, Taken] = {}
+        # In shared mode nobody minds who sits where: those without a name of their own have one seat together.
+        self._shared: dict[tuple[str, str], Taken] = {}
+        self._joining = asyncio.Lock()
+        self._sweeping: asyncio.Task[None] | None = None
+        door.broker.metrics.add_limit(
+            "http.consumers_max", door.settings.http.consumers_max, lambda: len(self._by_id)
+        )
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def by_id(self, seat_id: str) -> Taken | None:
+        return self._by_id.get(seat_id)
+
+    async def find(self, call: Call, subscription: str, member: str, consumer: str) -> Taken:
+        """The caller's seat; made if it has none. Without the name of a consumer it gets one."""
+        taken = self._known(call, subscription, member, consumer)
+        if taken is None:
+            async with self._joining:
+                taken = self._known(call, subscription, member, consumer)
+                if taken is None:
+                    taken = await self._join(call, subscription, member, consumer)
+        check_rights(call, taken)
+        return taken
+
+    def _known(self, call: Call, subscription: str, member: str, consumer: str) -> Taken | None:
+        if not consumer:
+            return None if member else self._shared.get((subscription, call.name))
+        return self._by_key.get((subscription, member, consumer, call.name))
+
+    def of(self, call: Call, subscription: str, consumer: str) -> list[Taken]:
+        """The caller's seats of this name, of whichever member."""
+        return [
+            taken
+            for taken in self._by_id.values()
+            if (taken.subscription, taken.consumer, taken.token_name)
+            == (subscription, consumer, call.name)
+        ]
+
+    async def _join(self, call: Call, subscription: str, member: str, consumer: str) -> Taken:
+        self._make_room()
+        seat_id = secrets.token_urlsafe(_ID_BYTES)
+        name = consumer or f"http-{seat_id}"
+        seat = Seat(
+            seat_id,
+            next(_connection_ids),
+            f"{call.peer} {name}",
+            self._door.broker.clock,
+            lambda: self._forget(taken),
+        )
+        taken = Taken(seat, subscription, member, name, call.name)
+        request = Consume(0, 1, subscription, window_messages=0, window_bytes=0, member=member)
+        seat.open(await call.access.consume(1, seat, request))
+        self._by_key[subscription, member, name, call.name] = taken
+        self._by_id[seat_id] = taken
+        if not consumer and seat.consumer.definition.mode is Mode.SHARED:
+            self._shared[subscription, call.name] = taken
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = self._door.loop.create_task(self._sweep(), name="runnel-http-seats")
+        return taken
+
+    def _make_room(self) -> None:
+        """For one more: if there are too many, the one that has been idle for longest goes."""
+        consumers_max = self._door.settings.http.consumers_max
+        if len(self._by_id) < consumers_max:
+            return
+        idle = [taken.seat for taken in self._by_id.values() if taken.seat.is_free]
+        if not idle:
+            raise LimitExceededError(
+                f"http.consumers_max = {consumers_max} consumers have messages leased, or wait for some; no more "
+                "are allowed"
+            )
+        min(idle, key=lambda seat: seat.used_ns).close()
+
+    def _forget(self, taken: Taken) -> None:
+        self._by_id.pop(taken.seat.id, None)
+        key = (taken.subscription, taken.member, taken.consumer, taken.token_name)
+        if self._by_key.get(key) is taken:
+            del self._by_key[key]
+        if self._shared.get((taken.subscription, taken.token_name)) is taken:
+            del self._shared[taken.subscription, taken.token_name]
+
+    # --- Time ---
+
+    async def _sweep(self) -> None:
+        """End what is idle, as long as there is any seat; all that nobody works at when the door closes."""
+        closing = self._door.loop.create_task(self._door.closing.wait())
+        try:
+            while self._by_id and not self._door.is_closing:
+                sleeping = self._door.loop.create_task(
+                    self._door.broker.clock.sleep(_SWEEP_SECONDS)
+                )
+                await asyncio.wait({sleeping, closing}, return_when=asyncio.FIRST_COMPLETED)
+                sleeping.cancel()
+                self._end_idle()
+        finally:
+            closing.cancel()
+
+    def _end_idle(self) -> None:
+        now_ns = self._door.broker.clock.monotonic_ns()
+        for taken in list(self._by_id.values()):
+            seat = taken.seat
+            seat.give_back_unclaimed()
+            is_idle = self._door.is_closing or now_ns - seat.used_ns >= _IDLE_NS_MAX
+            if is_idle and not seat.is_closed and seat.is_free:
+                seat.close()
+
+
+def check_rights(call: Call, taken: Taken) -> None:
+    """The caller's rights may be others than when the seat was made."""
+    rights = call._pass.rights  # noqa: SLF001
+    if rights is not None:
+        rights.check_patterns(Right.CONSUME, taken.seat.consumer.definition.patterns)
+
+
+_of_doors: Final[WeakKeyDictionary[HttpDoor, Seats]] = WeakKeyDictionary()
+
+
+def seats_of(door: HttpDoor) -> Seats:
+    seats = _of_doors.get(door)
+    if seats is None:
+        seats = _of_doors[door] = Seats(door)
+    return seats
