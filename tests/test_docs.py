@@ -28,8 +28,9 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
 )
 PYTHON_PAGES = ("README.md", "docs/python.md")
-SHELL_PAGES = ("README.md", "docs/cli.md")
+SHELL_PAGES = ("README.md", "docs/cli.md", "docs/http.md")
 DOCUMENTED_URL = "runnel://127.0.0.1:7470"
+DOCUMENTED_HTTP = "http://127.0.0.1:7480"
 
 _BLOCK = re.compile(r"^(<!-- not run: [^\n]+ -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)]*)?\)")
@@ -61,17 +62,26 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def broker_url(directory: Path) -> Iterator[str]:
-    with serving(directory / "runnel-data") as (_, url):
-        yield url
+def doors(directory: Path) -> Iterator[tuple[str, str]]:
+    """The native and the HTTP door of a broker."""
+    with serving(directory / "runnel-data", "--http", "127.0.0.1:0") as (_, urls):
+        native, http = urls.split()
+        yield native, http
 
 
-def run_blocks(found: list[Block], url: str, directory: Path | None = None) -> None:
+@pytest.fixture(scope="module")
+def broker_url(doors: tuple[str, str]) -> str:
+    return doors[0]
+
+
+def run_blocks(
+    found: list[Block], url: str, directory: Path | None = None, http: str = DOCUMENTED_HTTP
+) -> None:
     """Python and commands, one after the other, with the names that the Python before made."""
     assert found
     names: dict[str, Any] = {"__name__": found[0].page}
     for block in found:
-        text = block.text.replace(DOCUMENTED_URL, url)
+        text = block.text.replace(DOCUMENTED_URL, url).replace(DOCUMENTED_HTTP, http)
         if directory is not None:
             # Java has another working directory than this process: what it is told needs a whole path.
             text = re.sub(r"\b(?=checkpoints/|tables/|runnel-data\")", f"{directory}/", text)
@@ -108,11 +118,12 @@ def test_python_of_a_page_runs_from_top_to_bottom(page: str, broker_url: str) ->
 
 @pytest.mark.parametrize("page", SHELL_PAGES)
 def test_commands_of_a_page_succeed_one_after_the_other(
-    page: str, broker_url: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, doors: tuple[str, str], directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(directory)
-    monkeypatch.setenv("RUNNEL_URL", broker_url)
-    run_blocks(blocks(page, "sh"), broker_url)
+    native, http = doors
+    monkeypatch.setenv("RUNNEL_URL", native)
+    run_blocks(blocks(page, "sh"), native, http=http)
 
 
 def test_settings_of_the_pages_are_accepted(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -23,15 +23,21 @@ _LISTENING: Final = b"listening on "
 
 
 class Server:
-    """One data directory, one port, and one process after the other."""
+    """One data directory, one port, and one process after the other.
 
-    def __init__(self, directory: Path, port: int, settings: tuple[str, ...]) -> None:
+    Other doors than the native one are closed, unless they are given a port.
+    """
+
+    def __init__(
+        self, directory: Path, port: int, settings: tuple[str, ...], **other_ports: int
+    ) -> None:
         self.url = f"runnel://127.0.0.1:{port}"
         self.port = port
         self.directory = directory
+        self.addresses = {name: f"127.0.0.1:{other}" for name, other in other_ports.items()}
         self._words = ["--data", str(directory / "data"), "--listen", f"127.0.0.1:{port}"]
-        # Tests of those doors open them at ports of their own.
-        self._words += ["--set", "http.listen=none", "--set", "grpc.listen=none"]
+        for name in ("http", "grpc"):
+            self._words += ["--set", f"{name}.listen={self.addresses.get(name, 'none')}"]
         for setting in settings:
             self._words += ["--set", setting]
         self._process: subprocess.Popen[bytes] | None = None
@@ -133,10 +139,14 @@ def held_port() -> Iterator[int]:
 
 
 @asynccontextmanager
-async def serving(directory: Path, *settings: str) -> AsyncIterator[Server]:
-    """A server that is up. Each setting is `key=value`, as `--set` takes it."""
-    with held_port() as port:
-        server = Server(directory, port, settings)
+async def serving(
+    directory: Path, *settings: str, doors: Sequence[str] = ()
+) -> AsyncIterator[Server]:
+    """A server that is up, with these doors besides the native one. Each setting is `key=value`, as `--set` takes it."""
+    with ExitStack() as held:
+        port = held.enter_context(held_port())
+        other_ports = {name: held.enter_context(held_port()) for name in doors}
+        server = Server(directory, port, settings, **other_ports)
         try:
             await server.start()
             yield server

@@ -20,6 +20,7 @@ from tests.doors.grpc.scene import (
     failure,
     messages,
     opened,
+    publish,
     rest_of,
     run,
 )
@@ -71,6 +72,24 @@ def test_messages_of_one_request_get_their_offsets_in_order() -> None:
                     )
                 )
                 assert fetched.messages[0].payload == message.payload
+
+    run(scenario())
+
+
+def test_messages_without_a_key_take_turns_through_the_partitions_request_by_request() -> None:
+    async def scenario() -> None:
+        async with opened() as scene:
+            partitions: list[int] = []
+            for _ in range(4):
+                response = await publish(scene, "parted/a", b"1", b"2")
+                assert len(set(response.partitions)) == 1
+                partitions += {*response.partitions}
+                (alone,) = (await publish(scene, "parted/b", b"1")).partitions
+                partitions.append(alone)
+            assert sorted(partitions) == [0, 0, 1, 1, 2, 2, 3, 3]
+            given = pb.Message(topic="parted/a", partition=2)
+            response = await scene.stub.Publish(pb.PublishRequest(messages=[given, given]))
+            assert list(response.partitions) == [2, 2]
 
     run(scenario())
 

@@ -156,6 +156,8 @@ async def test_long_polls_have_a_limit() -> None:
         ({"offset": "x"}, "offset", "int"),
         ({"offset": "-1"}, "offset", ">= 0"),
         ({"limit": "0"}, "limit", ">= 1"),
+        ({"bytes": "0"}, "bytes", ">= 1"),
+        ({"partition": "null"}, "partition", "not a number"),
         ({"wait": "soon"}, "wait", "500ms"),
         ({"payload": "xml"}, "payload", "auto, text, json, base64"),
         ({"time": "noon"}, "time", "RFC 3339"),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
+
+import grpc.aio
 
 from runnel.broker.access import Access
 from runnel.broker.broker import ConnectionRow
 from runnel.broker.topic_traffic import Flow
 from runnel.doors.grpc.door import GrpcDoor
+from runnel.errors import RunnelError
 from runnel.formats.traces import TRACEPARENT, TRACESTATE
 from runnel.security.gate import Pass
 from runnel.world.diagnostics import get_logger
-
-if TYPE_CHECKING:
-    import grpc.aio
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -94,7 +94,7 @@ class Call:
         grpcio would do so with the first write; but one that is cancelled in the midst of it could not be refused.
         """
         self._beginning = self.door.tasks.start(_begin(self.context))
-        await asyncio.shield(self._beginning)
+        await self.uninterrupted(self._beginning)
 
     async def wait_begun(self) -> None:
         if self._beginning is not None:
@@ -138,7 +138,21 @@ class Call:
 
     async def complete(self, work: Coroutine[Any, Any, T]) -> T:
         """Do what changes something: to its end, also if the caller is gone meanwhile."""
-        return await asyncio.shield(self.door.tasks.start(work))
+        return await self.uninterrupted(self.door.tasks.start(work))
+
+    async def uninterrupted(self, future: asyncio.Future[T]) -> T:
+        """Wait for it; whoever leaves does not end it."""
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(self._on_left_alone)
+            raise
+
+    def _on_left_alone(self, future: asyncio.Future[Any]) -> None:
+        """Nobody waits for it any more: only a bug is still of interest."""
+        error = None if future.cancelled() else future.exception()
+        if error is not None and not isinstance(error, RunnelError | grpc.aio.InternalError):
+            self.broken(error)
 
     def row(self) -> ConnectionRow:
         """As the metrics show it."""

@@ -65,7 +65,8 @@ class WorkStream:
         finally:
             if self._consumer is not None:
                 # Where the broker ended the call, what was being worked on comes back without counting as failed.
-                self._consumer.close(is_clean=call.end is not None or call.door.is_closing)
+                is_clean = isinstance(call.end, RunnelError) or call.door.is_closing
+                self._consumer.close(is_clean=is_clean)
 
     # --- What the client says ---
 

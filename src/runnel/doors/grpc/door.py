@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any, Final, Protocol
 
 from runnel.broker.broker import Broker, ConnectionRow
@@ -34,6 +35,9 @@ class GrpcDoor:
         self.gate = gate
         self.settings = settings
         self.tasks = Tasks()
+        self.turns = (
+            itertools.count()
+        )  # of requests with messages that have no key, through partitions
         self.calls: set[Underway] = set()
         self.punished = 0  # calls with a wrong token that wait for their answer
         self._refusal: RunnelError | None = None

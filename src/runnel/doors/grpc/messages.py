@@ -76,14 +76,11 @@ def message_of(
     tracestate: str | None,
 ) -> Message:
     """A message to publish. Hot: once for each."""
-    tags: Mapping[str, str] | None = dict(message.tags) or None
-    if traceparent is not None:
-        tags = trace_tags(traceparent, tracestate, tags)
     return Message(
         topic,
         message.payload,
         key,
-        tags or NO_TAGS,
+        tags_of(message, traceparent, tracestate),
         message.event_time_ns,
         message.transmit_time_ns,
         0,
@@ -92,6 +89,17 @@ def message_of(
         message.uid if message.HasField("uid") else None,
         partition_key,
     )
+
+
+def tags_of(
+    message: pb.Message, traceparent: str | None, tracestate: str | None
+) -> Mapping[str, str]:
+    """Its own, and those of the trace that its call belongs to."""
+    given = message.tags
+    tags: Mapping[str, str] | None = dict(given) if given else None
+    if traceparent is not None:
+        tags = trace_tags(traceparent, tracestate, tags)
+    return tags or NO_TAGS
 
 
 def batch_of(data: bytes) -> Batch:

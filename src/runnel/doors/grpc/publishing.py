@@ -29,8 +29,7 @@ _GATHER_SECONDS: Final = 0.001
 async def publish(call: Call, request: pb.PublishRequest) -> pb.PublishResponse:
     sending = prepared(call, request)
     published = await _all_appended(call, sending)
-    # Whoever leaves does not take back what was accepted.
-    done = await asyncio.shield(asyncio.gather(*published))
+    done = await call.uninterrupted(asyncio.gather(*published))
     return answer_to(sending, done)
 
 

@@ -11,8 +11,16 @@ from typing import Final, NamedTuple
 from runnel.broker.broker import Level, Published, ShardId
 from runnel.doors.grpc.calls import Call
 from runnel.doors.grpc.generated import runnel_pb2 as pb
-from runnel.doors.grpc.messages import batch_of, level_of, message_of, parsed, told_level
+from runnel.doors.grpc.messages import (
+    batch_of,
+    level_of,
+    message_of,
+    parsed,
+    tags_of,
+    told_level,
+)
 from runnel.errors import ClientFault, LimitExceededError, MalformedError
+from runnel.formats import columns
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.topics.partitions import partition_of_key
@@ -62,7 +70,7 @@ def prepared(call: Call, request: pb.PublishRequest) -> Sending:
         raise ClientFault("a request needs messages, or a batch; it has neither")
     if len(given) == 1:
         return _single(call, request, level)
-    return _gathered(call, request, level)
+    return _one_run(call, request, level) or _gathered(call, request, level)
 
 
 def _single(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending:
@@ -71,17 +79,22 @@ def _single(call: Call, request: pb.PublishRequest, level: Level | None) -> Send
     topic = given.topic or request.topic
     partition, key, partition_key = _keys_of(given)
     if partition is None:
+        (route,) = call.access.routes((topic,))
         chosen_by = key if partition_key is None else partition_key
-        partition = 0
-        if chosen_by is not None:
-            (route,) = call.access.routes((topic,))
-            partition = partition_of_key(chosen_by, len(route.owners))
+        partition = _chosen(chosen_by, len(route.owners), keyless=next(call.door.turns))
     message = message_of(
         given, topic, partition, key, partition_key, call.traceparent, call.tracestate
     )
     send = partial(call.access.send, message, level, partition=partition)
     part = Part(send, topic, (0,), (1,))
     return Sending(request.id, level, (part,), (partition,), 1)
+
+
+def _chosen(key: bytes | None, count: int, *, keyless: int) -> int:
+    """By its key; without one requests take turns, so that those of one stay together."""
+    if count == 1:
+        return 0
+    return keyless % count if key is None else partition_of_key(key, count)
 
 
 def _keys_of(message: pb.Message) -> tuple[int | None, bytes | None, bytes | None]:
@@ -93,12 +106,51 @@ def _keys_of(message: pb.Message) -> tuple[int | None, bytes | None, bytes | Non
     )
 
 
+def _one_run(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending | None:
+    """If all are of one partition there is: straight into columns, in a third of the time. None if they are not."""
+    given = list(request.messages)
+    topics = {message.topic or request.topic for message in given}
+    if len(topics) > 1 or any([message.HasField("partition") for message in given]):  # noqa: C419 - quicker
+        return None
+    (topic,) = topics
+    (route,) = call.access.routes((topic,))
+    if len(route.owners) > 1:
+        return None
+    transmit_times = {message.transmit_time_ns for message in given}
+    table = columns.build(
+        [message.payload for message in given],
+        event_times_ns=[message.event_time_ns for message in given],
+        transmit_time_ns=transmit_times.pop()
+        if len(transmit_times) == 1
+        else [message.transmit_time_ns for message in given],
+        keys=[message.key if message.HasField("key") else None for message in given],
+        partition_keys=_partition_keys(given),
+        uids=[message.uid if message.HasField("uid") else None for message in given],
+        tags=[tags_of(message, call.traceparent, call.tracestate) for message in given],
+    )
+    batch = Batch.from_columns(table, (topic,), (len(given),))
+    part = Part(partial(call.access.publish, batch, level), topic, range(len(given)), (len(given),))
+    return Sending(request.id, level, (part,), (0,) * len(given), len(given))
+
+
+def _partition_keys(given: Sequence[pb.Message]) -> list[bytes | None] | None:
+    """None if there is none at all. A message without one has its key for it."""
+    if not any([message.HasField("partition_key") for message in given]):  # noqa: C419 - quicker
+        return None
+    partition_keys = []
+    for message in given:
+        _, key, partition_key = _keys_of(message)
+        partition_keys.append(key if partition_key is None else partition_key)
+    return partition_keys
+
+
 def _gathered(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending:
     """One batch for each shard; within it the messages of a partition together, in their order."""
     given = request.messages
     default = request.topic
     topics = list(dict.fromkeys([message.topic or default for message in given]))
     routes = {route.topic: route.owners for route in call.access.routes(topics)}
+    keyless = next(call.door.turns)
     partitions: list[int] = []
     by_shard: dict[ShardId, dict[tuple[str, int], list[tuple[int, Message]]]] = {}
     for row, message in enumerate(given):
@@ -107,7 +159,7 @@ def _gathered(call: Call, request: pb.PublishRequest, level: Level | None) -> Se
         partition, key, partition_key = _keys_of(message)
         if partition is None:
             chosen_by = key if partition_key is None else partition_key
-            partition = 0 if chosen_by is None else partition_of_key(chosen_by, len(owners))
+            partition = _chosen(chosen_by, len(owners), keyless=keyless)
         partitions.append(partition)
         # A partition that there is none of is refused by the broker, whatever shard it would be in.
         owner = owners[min(partition, len(owners) - 1)]

@@ -135,7 +135,7 @@ async def _within_call(door: GrpcDoor, context: Context, work: Callable[[Call], 
             call.leave()
     if call is not None:
         await call.wait_begun()
-    if context.cancelled():
+    if context.cancelled() or isinstance(failure, grpc.aio.InternalError):
         raise asyncio.CancelledError  # the client has left: what failed was to tell it something
     if call is not None and not isinstance(failure, RunnelError):
         call.broken(failure)

@@ -39,5 +39,7 @@ async def talk(
         reading.cancel()
         writing.cancel()
         await asyncio.wait({reading, writing})
+        if not reading.cancelled():
+            reading.exception()  # looked at, also where the client left in the same moment
     if is_closing:
         raise shutting_down()

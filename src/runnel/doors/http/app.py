@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from litestar import Litestar, Request, Response
+from litestar import Litestar, Request, Response, route
 from litestar.exceptions import ValidationException
+from litestar.handlers import HTTPRouteHandler
 from litestar.types import ControllerRouterHandler
 
+from runnel.doors.http.answers import Answer
 from runnel.doors.http.calls import call_of
 from runnel.doors.http.cursors import cursor_handlers
 from runnel.doors.http.health import health_handlers
@@ -18,7 +20,7 @@ from runnel.doors.http.page import page_handlers
 from runnel.doors.http.problems import PROBLEM_TYPE, problem_bytes, problem_of
 from runnel.doors.http.publishing import publish_handlers
 from runnel.doors.http.reading import read_handlers
-from runnel.doors.http.requests import CheckedParameters, DoorRequest, explained
+from runnel.doors.http.requests import DoorRequest, explained
 from runnel.doors.http.statistics import watch_handlers
 from runnel.doors.http.topics import topic_handlers
 from runnel.doors.http.work import work_handlers
@@ -40,14 +42,39 @@ HANDLERS: list[ControllerRouterHandler] = [
 def litestar_app() -> Litestar:
     """One for all doors of a process: a request brings its door along. Making it takes a while."""
     return Litestar(
-        [*HANDLERS, *page_handlers(HANDLERS)],
-        middleware=[CheckedParameters],
+        [*_options(), *HANDLERS, *page_handlers(HANDLERS)],
         request_class=DoorRequest,
         request_max_body_size=None,  # `read_body` sees to it, by the door's settings
         exception_handlers={Exception: _answer_problem},
         openapi_config=None,
         logging_config=None,
     )
+
+
+def _options() -> list[ControllerRouterHandler]:
+    """What methods each resource has. Litestar's own answers know of the handler alone that came first."""
+    methods: dict[str, set[str]] = {}
+    for handler in HANDLERS:
+        assert isinstance(handler, HTTPRouteHandler)
+        for path in handler.paths:
+            methods.setdefault(path, {"OPTIONS"}).update(handler.http_methods)
+    return [_options_of(path, ", ".join(sorted(found))) for path, found in methods.items()]
+
+
+def _options_of(path: str, methods: str) -> HTTPRouteHandler:
+    answer = Answer(status=204, headers=(("allow", methods),))
+
+    @route(
+        path,
+        http_method=["OPTIONS"],
+        status_code=200,
+        include_in_schema=False,
+        sync_to_thread=False,
+    )
+    def options() -> Answer:
+        return answer
+
+    return options
 
 
 def _answer_problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 from runnel.broker.access import Access
 from runnel.broker.topic_traffic import Flow
 from runnel.doors.http.connection import Connection
+from runnel.doors.http.door import HttpDoor
 from runnel.errors import ConnectionLostError, RunnelError
 from runnel.security.gate import Pass
 
 if TYPE_CHECKING:
     from litestar import Request
-
-    from runnel.doors.http.door import HttpDoor
 
 _T = TypeVar("_T")
 

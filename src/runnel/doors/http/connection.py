@@ -10,15 +10,16 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from runnel.broker.broker import ConnectionRow
+from runnel.broker.broker import Broker, ConnectionRow
 from runnel.broker.topic_traffic import Flow
+from runnel.config import Settings
 from runnel.doors.http.problems import PROBLEM_TYPE, problem_bytes, problem_of
 from runnel.errors import (
     HandshakeError,
@@ -28,13 +29,12 @@ from runnel.errors import (
 )
 from runnel.world.addresses import format_address
 
-if TYPE_CHECKING:
-    from runnel.doors.http.door import HttpDoor
-
 HEAD_BYTES_MAX: Final = 64 * 1024
 # Whoever was refused is still heard for so long, so that the answer is not lost with the connection.
 _LINGER_NS: Final = 1_000_000_000
 CONNECTION: Final = "runnel.connection"  # its key in a request's scope
+
+_HEAD_BEGIN: Final = b"HTTP/1.1 "
 
 # What goes wrong with a request is answered, counted, or logged by the front: nothing is left for uvicorn to say.
 _silent: Final = logging.getLogger("runnel.http.uvicorn")
@@ -46,10 +46,63 @@ _silent.setLevel(logging.CRITICAL + 1)
 _connection_ids: Final = itertools.count(1 << 40)
 
 
+class Home(Protocol):
+    """The door that a connection came to."""
+
+    broker: Broker
+    settings: Settings
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def is_closing(self) -> bool: ...
+    def enter(self, connection: Connection) -> RunnelError | None: ...
+    def leave(self, connection: Connection) -> None: ...
+    def on_answered(self) -> None: ...
+
+
+class _JoinedWrites:
+    """A transport for uvicorn's answers, whose head and body come one after the other: they leave together."""
+
+    __slots__ = ("_head", "_loop", "_transport", "is_closing")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        head = self._head
+        if head is not None:
+            self._head = None
+            self._transport.write(head + data)
+        elif data.startswith(_HEAD_BEGIN):
+            self._head = data
+            self._loop.call_soon(self.flush)  # if nothing follows at once
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._transport.write(head)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def write_eof(self) -> None:
+        self.flush()
+        self._transport.write_eof()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Connection(HttpToolsProtocol):
     """See the module's first lines. Requests come one after the other; `on_lost` is the current one's."""
 
-    def __init__(self, door: HttpDoor, config: Config, state: ServerState) -> None:
+    def __init__(self, door: Home, config: Config, state: ServerState) -> None:
         super().__init__(config, state, {}, door.loop)
         self.logger = _silent
         self.id = 0
@@ -104,7 +157,9 @@ class Connection(HttpToolsProtocol):
             if now_ns - self._quiet_since_ns > _LINGER_NS:
                 self.transport.abort()
         elif self._arriving_since_ns is not None:
-            if now_ns - self._arriving_since_ns > http.request_timeout_ns:
+            if self.flow.read_paused:  # it is we who do not read
+                self._arriving_since_ns = now_ns
+            elif now_ns - self._arriving_since_ns > http.request_timeout_ns:
                 self._refuse(
                     TimeoutExpiredError("the request did not arrive within http.request_timeout"),
                     408,
@@ -134,6 +189,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = cast("asyncio.Transport", _JoinedWrites(transport, self.loop))
         clock = self.door.broker.clock
         self._opened_ns = clock.time_ns()
         self._quiet_since_ns = clock.monotonic_ns()

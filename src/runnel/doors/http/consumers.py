@@ -17,13 +17,14 @@ import msgspec
 from runnel.broker.work import WorkConsumer, WorkDelivery
 from runnel.errors import RunnelError
 from runnel.formats.message import Message
-from runnel.formats.work_heads import Part
+from runnel.formats.work_heads import Attempt, Part
 from runnel.world.clock import Clock
 
 _NS_PER_SECOND: Final = 1_000_000_000
 # A lease that ends so soon counts as ended: the broker must not find room that it makes before it is reckoned with.
 _AHEAD_NS: Final = 5_000_000
 _WINDOW_BYTES_MAX: Final = 2**30
+_NEVER_NS: Final = 2**63 - 1
 # What the broker reckons for a delivery beyond its bytes, at most.
 _DELIVERY_BYTES: Final = 1024
 
@@ -55,7 +56,7 @@ class Leased(NamedTuple):
 
     arrival: _Arrival
     message: Message
-    attempt: int
+    before: Attempt | None  # how it fared, if it was delivered before
 
     @property
     def delivery(self) -> int:
@@ -95,6 +96,9 @@ class Seat:
         self._requests = 0
         self._arrived: deque[_Arrival] = deque()
         self._leases: dict[int, _Lease] = {}
+        self._messages = 0  # of all leases, that are not settled
+        self._bytes = 0
+        self._due_ns = _NEVER_NS  # no lease ends before
         self._news: asyncio.Future[None] | None = None
         self._error: RunnelError | None = None
         self._is_closed = False
@@ -119,16 +123,7 @@ class Seat:
     def is_free(self) -> bool:
         """Whether nobody waits, and nothing is leased to it that anybody was given."""
         self._expire()
-        return not self._requests and all(
-            self._waiting(number) == lease.left for number, lease in self._leases.items()
-        )
-
-    def _waiting(self, delivery: int) -> int:
-        """Messages of a delivery that nobody has been given."""
-        for arrival in self._arrived:
-            if arrival.delivery.lease.delivery == delivery:
-                return arrival.left
-        return 0
+        return not self._requests and self._messages == sum([each.left for each in self._arrived])
 
     # --- Taking ---
 
@@ -204,11 +199,11 @@ class Seat:
                 break
             arrival = self._arrived[0]
             gone, lease = arrival.gone, arrival.delivery.lease
-            attempts = {attempt.offset: attempt.failures + 1 for attempt in lease.attempts}
+            before = {attempt.offset: attempt for attempt in lease.attempts}
             for message in arrival.delivery.each():
                 if message.offset not in gone and len(found) < wanted.messages_max:
                     gone.add(message.offset)
-                    found.append(Leased(arrival, message, attempts.get(message.offset, 1)))
+                    found.append(Leased(arrival, message, before.get(message.offset)))
                     size += message.size
             if not arrival.left:
                 self._arrived.popleft()
@@ -218,11 +213,10 @@ class Seat:
     async def _wait_news(self) -> None:
         """Until something has happened, or a lease is about to end."""
         self._news = asyncio.get_running_loop().create_future()
-        next_ns = min((lease.deadline_ns for lease in self._leases.values()), default=None)
-        if next_ns is None:
+        if not self._leases:
             await self._news
             return
-        seconds = (next_ns - _AHEAD_NS - self._clock.monotonic_ns()) / _NS_PER_SECOND
+        seconds = (self._due_ns - _AHEAD_NS - self._clock.monotonic_ns()) / _NS_PER_SECOND
         sleeping = asyncio.get_running_loop().create_task(self._clock.sleep(max(seconds, 0)))
         try:
             await asyncio.wait({self._news, sleeping}, return_when=asyncio.FIRST_COMPLETED)
@@ -239,23 +233,27 @@ class Seat:
     def _in_flight(self) -> tuple[int, int]:
         """Messages and bytes that are leased to it, without leases that end now."""
         self._expire()
-        leases = self._leases.values()
-        return (
-            sum([lease.left for lease in leases]),
-            sum([lease.size + _DELIVERY_BYTES for lease in leases]),
-        )
+        return self._messages, self._bytes
 
     def _expire(self) -> None:
-        if not self._leases:
-            return
         now_ns = self._clock.monotonic_ns() + _AHEAD_NS
+        if now_ns < self._due_ns:
+            return
         over = [number for number, lease in self._leases.items() if lease.deadline_ns <= now_ns]
         for number in over:
-            del self._leases[number]
+            self._drop(number)
         if over:
             self._arrived = deque(
                 each for each in self._arrived if each.delivery.lease.delivery in self._leases
             )
+        self._due_ns = min(
+            (lease.deadline_ns for lease in self._leases.values()), default=_NEVER_NS
+        )
+
+    def _drop(self, delivery: int) -> None:
+        lease = self._leases.pop(delivery)
+        self._messages -= lease.left
+        self._bytes -= lease.size
 
     def _begin_leases(self, deliveries: Iterable[int], lease_ns: int | None) -> None:
         """Lease anew what is leased to it, from now on, unless it has just been leased for as long."""
@@ -274,6 +272,7 @@ class Seat:
             self._consumer.renew(known, lease_ns=lease_ns)
             for number in known:
                 self._leases[number].deadline_ns = deadline_ns
+            self._due_ns = min(self._due_ns, deadline_ns)
             self._wake()  # whoever waits reckons anew
 
     # --- What is said of messages ---
@@ -330,20 +329,25 @@ class Seat:
             if lease.begin <= offset < lease.end and offset not in lease.settled:
                 lease.settled.add(offset)
                 lease.left -= 1
+                self._messages -= 1
         if lease.left <= 0:
-            del self._leases[delivery]
+            self._drop(delivery)
 
     # --- What the broker says (WorkSink) ---
 
     def deliver_work(self, consumer: int, deliveries: Sequence[WorkDelivery]) -> None:  # noqa: ARG002
-        now_ns = self._clock.monotonic_ns()
         lease_ns = self._consumer.definition.options.lease_ns
+        deadline_ns = self._clock.monotonic_ns() + lease_ns
         for delivery in deliveries:
-            lease = delivery.lease
+            lease, messages = delivery.lease, delivery.messages
+            size = delivery.size + _DELIVERY_BYTES
             self._leases[lease.delivery] = _Lease(
-                lease.begin, lease.end, delivery.messages, delivery.size, now_ns + lease_ns, set()
+                lease.begin, lease.end, messages, size, deadline_ns, set()
             )
+            self._messages += messages
+            self._bytes += size
             self._arrived.append(_Arrival(delivery, set()))
+        self._due_ns = min(self._due_ns, deadline_ns)
         self._wake()
 
     def recall(self, consumer: int, parts: Sequence[Part]) -> None:  # noqa: ARG002
@@ -386,6 +390,7 @@ class Seat:
         self._is_closed = True
         self._arrived.clear()
         self._leases.clear()
+        self._messages = self._bytes = 0
         self._on_ended()
         self._wake()
 

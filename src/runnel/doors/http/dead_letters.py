@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import Request, get, post
-from litestar.params import FromPath, QueryParameter
+from litestar.params import FromPath, JSONBody, QueryParameter
 from litestar.types import ControllerRouterHandler
 from msgspec import Meta
 
@@ -64,7 +64,9 @@ async def list_dead(
     operation_id="redriveDeadLetters",
     tags=["work"],
 )
-async def redrive(request: Request[Any, Any, Any], name: FromPath[str], data: SettleIn) -> Settled:
+async def redrive(
+    request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[SettleIn]
+) -> Settled:
     """Send letters back: their subscription owes the messages again, as if they had never been delivered."""
     return await _settle(request, name, data, is_redriven=True)
 
@@ -75,7 +77,9 @@ async def redrive(request: Request[Any, Any, Any], name: FromPath[str], data: Se
     operation_id="dropDeadLetters",
     tags=["work"],
 )
-async def drop(request: Request[Any, Any, Any], name: FromPath[str], data: SettleIn) -> Settled:
+async def drop(
+    request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[SettleIn]
+) -> Settled:
     """Be done with letters: they are listed no more, and stay in the dead letter topic."""
     return await _settle(request, name, data, is_redriven=False)
 

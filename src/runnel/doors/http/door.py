@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -16,9 +16,6 @@ from runnel.config import Settings
 from runnel.doors.http.connection import Connection
 from runnel.errors import ClosedError, LimitExceededError, RunnelError
 from runnel.security.gate import Gate
-
-if TYPE_CHECKING:
-    from runnel.doors.http.calls import Call
 
 # Connections that were turned away and are still being told so; beyond that they are just closed.
 _REFUSED_MAX: Final = 64
@@ -30,6 +27,12 @@ _SAFE_HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
 )
+
+
+class Lasting(Protocol):
+    """A call that wants to know when it has to end."""
+
+    def end(self, error: RunnelError) -> None: ...
 
 
 class HttpDoor:
@@ -44,7 +47,7 @@ class HttpDoor:
         """Set when draining begins: streams and long polls end."""
         self.connections: set[Connection] = set()
         self._refused: set[Connection] = set()
-        self._calls: set[Call] = set()  # that want to know of their end
+        self._calls: set[Lasting] = set()
         self._stream_count = 0
         self._keyless_turn = 0
         self._state = ServerState()
@@ -141,14 +144,14 @@ class HttpDoor:
 
     # --- Calls that last ---
 
-    def watch(self, call: Call) -> None:
+    def watch(self, call: Lasting) -> None:
         """Tell a call of the door's end, until `forget`."""
         if self.is_closing:
             call.end(_closing())
         else:
             self._calls.add(call)
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: Lasting) -> None:
         self._calls.discard(call)
 
     # --- The end ---

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from litestar import Request, Response, delete, get, post, put
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath
+from litestar.params import FromPath, JSONBody
 from litestar.types import ControllerRouterHandler
 from msgspec import Meta
 
@@ -169,7 +169,7 @@ async def _told(call: Call, name: str) -> SubscriptionOut:
     responses={201: ResponseSpec(SubscriptionOut, description="It was made.")},
 )
 async def make(
-    request: Request[Any, Any, Any], name: FromPath[str], data: SubscriptionIn
+    request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[SubscriptionIn]
 ) -> Response[SubscriptionOut]:
     """Make a subscription; if it is there already, with the same patterns and mode, its options may change."""
     call = call_of(request)
@@ -238,7 +238,9 @@ async def resume(request: Request[Any, Any, Any], name: FromPath[str]) -> None:
     operation_id="moveSubscription",
     tags=["work"],
 )
-async def move(request: Request[Any, Any, Any], name: FromPath[str], data: MoveIn) -> None:
+async def move(
+    request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[MoveIn]
+) -> None:
     """Begin elsewhere. Leases end, and do not count as failed."""
     await call_of(request).access.move_subscription(name, _start(data.start), data.member)
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from litestar import Request, delete, post
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, QueryParameter
+from litestar.params import FromPath, JSONBody, QueryParameter
 from litestar.types import ControllerRouterHandler
+from msgspec import UNSET, UnsetType
 
 from runnel.doors.http.ack_ids import Named, ack_id, named
 from runnel.doors.http.answers import Answer, encode_json
@@ -35,11 +36,18 @@ _WAIT_NS_MAX: Final = 60 * _NS_PER_SECOND
 _LOOK_SECONDS: Final = 0.05
 
 
+class LeasedMessage(MessageOut, frozen=True, omit_defaults=True, gc=False):
+    """A message, and how it is acknowledged: by `ack`. `attempt` is 1, and more where it failed before."""
+
+    first_delivery_ns: int | UnsetType = UNSET
+    """Where it was delivered before: when that was first."""
+
+
 class Consumed(msgspec.Struct, frozen=True):
     """Messages that are leased to a consumer. Empty: none came within the time that was waited."""
 
     consumer: str
-    messages: Sequence[MessageOut]
+    messages: Sequence[LeasedMessage]
 
 
 class AckIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,7 +140,8 @@ async def consume(
     wanted = Wanted(limit, bytes_max, _lease_ns("lease", lease))
     if consumer:
         check_text("consumer", consumer)
-    taken = await seats_of(call.door).find(call, name, member, consumer)
+    seats = seats_of(call.door)
+    taken = await seats.find(call, name, member, consumer)
     seat = taken.seat
     try:
         found = await seat.take(wanted, may_wait=False)
@@ -142,17 +151,22 @@ async def consume(
             seat.put_back(found)
             raise ConnectionLostError("the client has gone")
     finally:
-        seat.give_back_unclaimed()
+        seats.release(seat)
     flow = call.flow
     flow.messages_out += len(found)
     flow.bytes_out += sum([each.message.size for each in found])
-    messages = [_message_out(seat.id, each, payload) for each in found]
+    messages = [_leased_message(seat.id, each, payload) for each in found]
     return Answer(encode_json(Consumed(taken.consumer, messages)))
 
 
-def _message_out(seat_id: str, leased: Leased, form: PayloadForm) -> MessageOut:
+def _leased_message(seat_id: str, leased: Leased, form: PayloadForm) -> LeasedMessage:
     ack = ack_id(seat_id, leased.delivery, leased.message.offset)
-    return message_out(leased.message, form, ack=ack, attempt=leased.attempt)
+    before = leased.before
+    attempt = 1 if before is None else before.failures + 1
+    out = message_out(leased.message, form, ack=ack, attempt=attempt)
+    first_ns = UNSET if before is None else before.first_delivery_ns
+    fields: tuple[Any, ...] = (*msgspec.structs.astuple(out), first_ns)
+    return LeasedMessage(*fields)
 
 
 async def _wait(call: Call, seat: Seat, wanted: Wanted, wait_ns: int) -> list[Leased]:
@@ -189,18 +203,22 @@ async def _wait(call: Call, seat: Seat, wanted: Wanted, wait_ns: int) -> list[Le
     tags=["work"],
     responses={200: ResponseSpec(Acked, description="Stored.")},
 )
-async def ack(request: Request[Any, Any, Any], name: FromPath[str], data: AckIn) -> Answer:
+async def ack(
+    request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[AckIn]
+) -> Answer:
     """Say that messages are done. Answered once that is stored."""
     call = call_of(request)
     found = named(call, seats_of(call.door), name, data.acks)
     for taken, offsets in found.by_seat.values():
         _note_late(found, taken.seat, taken.seat.ack(offsets))
-    await _stored(found)
+    await _stored(call, found)
     return Answer(encode_json(Acked(*_counted(found))))
 
 
 @post("/v1/subscriptions/{name:str}/nack", status_code=200, operation_id="nack", tags=["work"])
-async def nack(request: Request[Any, Any, Any], name: FromPath[str], data: NackIn) -> Nacked:
+async def nack(
+    request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[NackIn]
+) -> Nacked:
     """Say that messages failed: they come again after a delay, or become dead letters."""
     call = call_of(request)
     delay_ns = _duration_in("$.delay", data.delay)
@@ -208,12 +226,14 @@ async def nack(request: Request[Any, Any, Any], name: FromPath[str], data: NackI
     for taken, offsets in found.by_seat.values():
         late = taken.seat.nack(offsets, delay_ns=delay_ns, reason=data.reason)
         _note_late(found, taken.seat, late)
-    await _stored(found)
+    await _stored(call, found)
     return Nacked(*_counted(found))
 
 
 @post("/v1/subscriptions/{name:str}/extend", status_code=200, operation_id="extend", tags=["work"])
-async def extend(request: Request[Any, Any, Any], name: FromPath[str], data: ExtendIn) -> Extended:
+async def extend(
+    request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[ExtendIn]
+) -> Extended:
     """Lease messages anew, from now on, together with those that came in the same delivery."""
     call = call_of(request)
     lease_ns = _duration_in("$.lease", data.lease)
@@ -251,10 +271,11 @@ def _note_late(found: Named, seat: Seat, late: set[tuple[int, int]]) -> None:
     found.late += [ack_id(seat.id, *each) for each in sorted(late)]
 
 
-async def _stored(found: Named) -> None:
+async def _stored(call: Call, found: Named) -> None:
     """Until all of it is stored. Raises what storing failed with."""
     for taken, _ in found.by_seat.values():
         await taken.seat.consumer.wait_stored()
+        seats_of(call.door).release(taken.seat)
 
 
 def _counted(found: Named) -> tuple[int, list[str]]:

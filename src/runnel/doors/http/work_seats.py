@@ -102,6 +102,12 @@ class Seats:
             self._sweeping = self._door.loop.create_task(self._sweep(), name="runnel-http-seats")
         return taken
 
+    def release(self, seat: Seat) -> None:
+        """A request is over: what nobody claims goes back, and when the door closes the seat goes with it."""
+        seat.give_back_unclaimed()
+        if self._door.is_closing and seat.is_free:
+            seat.close()
+
     def _make_room(self) -> None:
         """For one more: if there are too many, the one that has been idle for longest goes."""
         consumers_max = self._door.settings.http.consumers_max
