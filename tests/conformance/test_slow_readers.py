@@ -16,6 +16,7 @@ LIVE = TopicRule(match="live/*", keep=Keep.NONE)
 MEMORY = TopicRule(match="m/*", keep=Keep.MEMORY)
 SMALL_QUEUE = BrokerSettings(live_queue_bytes_max=4000)
 SIZE = 500  # of a payload: a handful of them fill buffer and queue
+LARGE = 2**18  # some dozens of them are more than sockets and windows hold
 
 
 def numbered(number: int) -> bytes:
@@ -149,6 +150,22 @@ async def test_disconnect_ends_the_subscription_and_no_other(stage: Stage) -> No
         assert seen == [numbered(number) for number in range(len(seen))]
         assert await take_payloads(quick, 40) == [numbered(number) for number in range(40)]
         assert (await stage.bus.publish("live/a", b"after")).receivers == 1
+
+
+@verb(LIVE, broker=SMALL_QUEUE)
+async def test_reader_that_does_not_read_is_told_what_it_missed_however_much_was_under_way(
+    stage: Stage,
+) -> None:
+    async with stage.bus.subscribe("live/a", buffer_bytes=1) as slow:
+        for number in range(80):
+            await stage.bus.publish("live/a", (b"%d" % number).ljust(LARGE))
+        messages = await take(slow, 1)
+        while not messages[-1].payload.startswith(b"79 "):
+            messages += await take(slow, 1)
+        missed = sum(gap.missed for gap in slow.gaps)
+        assert {gap.reason for gap in slow.gaps} == {"overflow"}
+        assert len(messages) + missed == 80
+        assert [m.offset for m in messages] == sorted({m.offset for m in messages})
 
 
 @verb(LIVE, broker=SMALL_QUEUE)

@@ -38,12 +38,10 @@ async def test_topics_are_listed_by_name_whoever_keeps_them(stage: Stage) -> Non
 @verb()
 async def test_long_lists_come_in_several_pages(stage: Stage) -> None:
     async with stage.bus.publisher() as publisher:
-        for number in range(2500):
+        for number in range(1200):
             publisher.send(b"x", f"t/{number:04}")
-    assert await names(stage) == [f"t/{number:04}" for number in range(2500)]
-    assert await names(stage, "t/1?99") == ["t/1099", "t/1199", "t/1299"] + [
-        f"t/1{number}99" for number in range(3, 10)
-    ]
+    assert await names(stage) == [f"t/{number:04}" for number in range(1200)]
+    assert await names(stage, "t/?199") == ["t/0199", "t/1199"]
 
 
 @verb()

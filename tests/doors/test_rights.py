@@ -215,7 +215,7 @@ async def ask_for_metrics(bus: Any) -> None:
 
 async def watch_the_system(bus: Bus) -> None:
     async with bus.subscribe("!system/events", start="last") as events:
-        assert await anext(events)
+        assert (await anext(events)).topic == "!system/events"
 
 
 async def publish_what_pipelines_do(bus: Bus) -> None:

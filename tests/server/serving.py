@@ -142,7 +142,7 @@ def held_port() -> Iterator[int]:
 async def serving(
     directory: Path, *settings: str, doors: Sequence[str] = ()
 ) -> AsyncIterator[Server]:
-    """A server that is up, with these doors besides the native one. Each setting is `key=value`, as `--set` takes it."""
+    """A server that is up, with these doors besides the native one. A setting is `key=value`, as `--set` takes it."""
     with ExitStack() as held:
         port = held.enter_context(held_port())
         other_ports = {name: held.enter_context(held_port()) for name in doors}

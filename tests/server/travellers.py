@@ -72,7 +72,7 @@ class Reader:
     def __init__(self, door: str, connect_again: Connect) -> None:
         self.found: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
         self.count = 0
-        self._word = {"http": "last_id", "grpc": "position"}.get(door)
+        self._word = {"http": "last_id", "grpc": "position"}.get(door, "")
         self._connect = connect_again
         self._place: Any = None
 
@@ -95,21 +95,22 @@ class Reader:
                 yield message
         finally:  # everything that has arrived was read, so the position is behind it
             assert not subscription.gaps
-            if self._word is not None:
+            if self._word:
                 self._place = getattr(subscription, self._word)
 
 
 class Worker:
-    """On a subscription of its own to everything; `acked` is what it was promised never to see again."""
+    """On a subscription of its own to everything: what it was given, and what it was promised never to see again."""
 
     def __init__(self, door: str, connect_again: Connect) -> None:
         self.subscription = f"work-{door}"
-        self.acked: dict[Place, bytes] = {}
+        self.taken: dict[Place, bytes] = {}
+        self.acked: set[Place] = set()
         self._connect = connect_again
 
     @property
     def count(self) -> int:
-        return len(self.acked)
+        return len(self.taken)
 
     async def run(self) -> None:
         while True:
@@ -129,10 +130,11 @@ class Worker:
             (message.topic, message.offset): message.payload
             for message in (batch.messages() if hasattr(batch, "messages") else batch)
         }
-        again = taken.keys() & self.acked.keys()
+        again = taken.keys() & self.acked
         assert not again, f"acknowledged before, and it was stored: {sorted(again)}"
+        self.taken |= taken
         await batch.ack(stored=True)
-        self.acked |= taken
+        self.acked |= taken.keys()
 
 
 class Travellers:

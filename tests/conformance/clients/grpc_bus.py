@@ -20,7 +20,7 @@ from runnel.client.publisher import checked_level
 from runnel.client.results import BatchReceipt, Gap, Page, Receipt, ShardPage
 from runnel.client.work_verbs import DeadLetterPage
 from runnel.doors.grpc.generated import runnel_pb2 as pb
-from runnel.errors import ClientFault, ClosedError, RunnelError, UnknownTopicError
+from runnel.errors import ClientFault, ConnectionLostError, RunnelError, UnknownTopicError
 from runnel.formats import block, envelope
 from runnel.formats.batch import Batch
 from runnel.formats.wire import (
@@ -33,7 +33,7 @@ from runnel.formats.wire import (
 )
 from runnel.formats.work_heads import SubscriptionState
 from tests.conformance.clients import grpc_forms as forms
-from tests.conformance.clients.grpc_line import GrpcLine, answers
+from tests.conformance.clients.grpc_line import GrpcLine, answers, say
 from tests.conformance.clients.grpc_reading import GrpcSubscription
 from tests.conformance.clients.grpc_working import GrpcConsumer
 from tests.conformance.clients.publishing import Outgoing, RemotePublisher, outgoing
@@ -166,7 +166,7 @@ class GrpcBus(RemoteBus):
         if request.level != pb.LEVEL_NONE:
             self._publishing[request.id] = answered
         async with self._writing:
-            await self._stream.write(request)
+            await say(self._stream, request)
         if request.level == pb.LEVEL_NONE:
             return None
         answer = await answered
@@ -175,7 +175,7 @@ class GrpcBus(RemoteBus):
         return answer
 
     async def _take_answers(self) -> None:
-        failure: RunnelError = ClosedError("the stream has ended")
+        failure: RunnelError = ConnectionLostError("the stream has ended")
         try:
             async for response in answers(self._stream):
                 for answer in response.answers:
@@ -187,6 +187,7 @@ class GrpcBus(RemoteBus):
         for waiting in self._publishing.values():
             if not waiting.done():
                 waiting.set_exception(failure)
+                waiting.exception()  # perhaps nobody waits any more
 
     def publisher(
         self,

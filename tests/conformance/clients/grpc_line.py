@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
@@ -80,6 +81,17 @@ async def answers(call: Any) -> AsyncIterator[Any]:
         raise _error(code, await call.details(), await call.trailing_metadata())
 
 
+async def say(call: Any, request: Proto) -> None:
+    """One more request of a stream. Raises what the call has ended with, if it has."""
+    try:
+        await call.write(request)
+    except asyncio.InvalidStateError:
+        told = await call.code(), await call.details(), await call.trailing_metadata()
+        raise _error(*told) from None
+    except aio.AioRpcError as error:
+        raise error_of(error) from None
+
+
 def error_of(error: aio.AioRpcError) -> RunnelError:
     """What the call's status and trailing metadata tell."""
     return _error(error.code(), error.details(), error.trailing_metadata())
@@ -88,7 +100,7 @@ def error_of(error: aio.AioRpcError) -> RunnelError:
 def _error(code: grpc.StatusCode, text: str | None, trailing: Any) -> RunnelError:
     told = dict(trailing or ())
     if "runnel-code" not in told:
-        if code is grpc.StatusCode.UNAVAILABLE:
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
             return ConnectionLostError(text or "")
         return RunnelError(f"{code.name}: {text}")
     error = from_details(

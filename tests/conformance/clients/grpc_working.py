@@ -12,7 +12,7 @@ from typing import Any
 from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.errors import ClientFault, LateAckError, MalformedError, RunnelError
 from tests.conformance.clients.grpc_forms import message_of, word_of
-from tests.conformance.clients.grpc_line import GrpcLine, answers
+from tests.conformance.clients.grpc_line import GrpcLine, answers, say
 from tests.conformance.clients.working import RemoteBatch, RemoteConsumer, RemoteWork
 
 Handle = tuple[int, int]  # delivery and offset
@@ -48,7 +48,7 @@ class GrpcConsumer(RemoteConsumer):
         if self._call is not None:
             return
         self._call = self._line.talk("Consume", pb.ConsumeResponse)
-        await self._say(open=self._opening)
+        await say(self._call, pb.ConsumeRequest(open=self._opening))
         responses = answers(self._call)
         first = await anext(responses)
         if first.WhichOneof("event") != "consuming":
@@ -65,8 +65,8 @@ class GrpcConsumer(RemoteConsumer):
         self._waiting.clear()
 
     async def _say(self, **what: Any) -> None:
-        with contextlib.suppress(Exception if self._has_ended else asyncio.InvalidStateError):
-            await self._call.write(pb.ConsumeRequest(**what))
+        with contextlib.suppress(RunnelError):  # whoever reads is told that it has ended
+            await say(self._call, pb.ConsumeRequest(**what))
 
     # --- What comes ---
 

@@ -15,7 +15,7 @@ from runnel.client.intake import as_bytes
 from runnel.client.places import StartAt, start_of, time_ns_of
 from runnel.client.results import BatchReceipt, Gap, Receipt
 from runnel.client.work_verbs import DeadLetterPage
-from runnel.errors import ClientFault, RunnelError, UnknownTopicError
+from runnel.errors import ClientFault, InvalidNameError, RunnelError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, CursorState, TopicState
@@ -32,6 +32,8 @@ from tests.conformance.clients.remote_bus import (
 )
 from tests.conformance.clients.working import work_options
 
+# A page may not be asked to be larger.
+_PAGE_BYTES_MAX = 4 * 2**20
 # Requests of one publisher to different topics that are under way at once.
 _AT_ONCE = 8
 
@@ -207,10 +209,12 @@ class HttpBus(RemoteBus):
             "partition": partition,
             "time": time_ns_of(time) if isinstance(time, datetime) else time,
             "limit": messages_max,
-            "bytes": bytes_max,
+            "bytes": None if bytes_max is None else min(bytes_max, _PAGE_BYTES_MAX),
             "wait": str(wait_s) if wait_s else None,
         }
-        params = {name: value for name, value in given.items() if value is not None}
+        params: dict[str, str | int] = {
+            name: value for name, value in given.items() if value is not None
+        }
         told = await self.line.ask("GET", f"/v1/topics/{segment(topic)}/messages", params)
         return HttpPage(
             [forms.message_of(message) for message in told["messages"]],
@@ -223,11 +227,17 @@ class HttpBus(RemoteBus):
     # --- Topics ---
 
     async def topics_page(self, pattern: str, after: str) -> tuple[list[TopicState], bool]:
-        params = {"pattern": pattern, "after": after, "limit": TOPICS_PER_PAGE}
+        params: dict[str, str | int] = {
+            "pattern": pattern,
+            "after": after,
+            "limit": TOPICS_PER_PAGE,
+        }
         told = await self.line.ask("GET", "/v1/topics", params)
         return [forms.topic_of(topic) for topic in told["topics"]], told["is_complete"]
 
     async def topic(self, name: str) -> TopicState:
+        if not name:  # that path leads to the list of all
+            raise InvalidNameError("the topic name is empty")
         return forms.topic_of(await self.line.ask("GET", f"/v1/topics/{segment(name)}"))
 
     async def delete_topic(self, name: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
@@ -115,9 +115,3 @@ class RemoteSubscription(ABC):
             self._has_ended = True
             self._error = error
             self._changed.notify_all()
-
-
-def check_patterns(patterns: Sequence[str]) -> None:
-    """What has no place on the wire, so that no door can refuse it."""
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise ClientFault(f"{patterns!r}: a subscription needs at least one pattern, as text")

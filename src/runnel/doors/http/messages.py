@@ -7,7 +7,8 @@ import difflib
 import enum
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -109,13 +110,20 @@ def uid_of(field: str, text: str) -> bytes:
 
 
 def decoded(
-    decoder: msgspec.json.Decoder[_T], body: bytes | bytearray, *, fields: Sequence[str] = ()
+    decoder: msgspec.json.Decoder[_T],
+    body: bytes | bytearray,
+    *,
+    fields: Sequence[str] = (),
+    choices: Mapping[str, str] = MappingProxyType({}),
 ) -> _T:
-    """A body, or the place in it that is wrong. `fields`: those that an unknown one may have been meant to be."""
+    """A body, or the place in it that is wrong.
+
+    `fields`: those that an unknown one may have been meant to be. `choices`: what some of them may be.
+    """
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise validation_fault(error, fields) from None
+        raise _validation_fault(error, fields, choices) from None
     except msgspec.DecodeError as error:
         raise MalformedError("body", f"not JSON: {error}") from None
     except UnicodeDecodeError as error:
@@ -128,7 +136,9 @@ _PLACED: Final = re.compile(r"(?P<problem>.*?)(?: - at `(?P<place>.*)`)?", re.DO
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 
 
-def validation_fault(error: msgspec.ValidationError, fields: Sequence[str] = ()) -> FieldFault:
+def _validation_fault(
+    error: msgspec.ValidationError, fields: Sequence[str], choices: Mapping[str, str]
+) -> FieldFault:
     """What msgspec found, with the place as `field`."""
     found = _PLACED.fullmatch(str(error))
     assert found is not None
@@ -138,7 +148,8 @@ def validation_fault(error: msgspec.ValidationError, fields: Sequence[str] = ())
         near = difflib.get_close_matches(name, fields, 1)
         allowed = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(fields)}"
         return FieldFault(f"{place}.{name}", f"is not known here; {allowed}")
-    return FieldFault(place, problem)
+    words = choices.get(place.rpartition(".")[2])
+    return FieldFault(place, f"{problem}; it is one of {words}" if words else problem)
 
 
 MESSAGE_FIELDS: Final = tuple(MessageIn.__struct_fields__)

@@ -229,10 +229,10 @@ def _describe_publish(operation: _Json) -> None:
             },
             "application/x-ndjson": {
                 "schema": {
-                    "type": "string",
-                    "description": "A MessageIn a line. The body has no limit, each line has.",
+                    **message,
+                    "description": "Of each line. The body has no limit, a line has.",
                 },
-                "example": '{"text":"21.5"}\n{"text":"21.6"}\n',
+                "examples": {"lines": {"value": '{"text":"21.5"}\n{"text":"21.6"}\n'}},
             },
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         },

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import enum
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -59,39 +60,49 @@ class DoorRequest(Request[Any, Any, Any]):
             raise NotTakenError(f"content-type {kind[:64]!r}: this resource takes {JSON}")
         wanted = self.route_handler.parsed_data_field
         assert wanted is not None
-        decoder, fields = _decoder(wanted.annotation)
-        return decoded(decoder, await self.body(), fields=fields)
+        shape = _shape(wanted.annotation)
+        return decoded(shape.decoder, await self.body(), fields=shape.fields, choices=shape.choices)
 
 
-_decoders: dict[Any, tuple[msgspec.json.Decoder[Any], tuple[str, ...]]] = {}
+class _Shape(NamedTuple):
+    """Of a body: how it is decoded, and what its faults are told with."""
+
+    decoder: msgspec.json.Decoder[Any]
+    fields: Sequence[str]  # of the struct and of those within it
+    choices: Mapping[str, str]  # of fields that are one of some words
 
 
-def _decoder(wanted: Any) -> tuple[msgspec.json.Decoder[Any], tuple[str, ...]]:
-    found = _decoders.get(wanted)
-    if found is None:
-        found = _decoders[wanted] = (msgspec.json.Decoder(wanted), tuple(_fields(wanted)))
-    return found
-
-
-def _fields(wanted: Any) -> list[str]:
-    """Names of the fields of a struct and of those within it: what an unknown one may have been meant to be."""
-    info = msgspec.inspect.type_info(wanted)
-    found: dict[str, None] = {}
-    waiting: list[Any] = [info]
+@lru_cache(maxsize=256)
+def _shape(wanted: Any) -> _Shape:
+    fields: dict[str, None] = {}
+    choices: dict[str, str] = {}
+    waiting: list[Any] = [msgspec.inspect.type_info(wanted)]
     while waiting:
         each = waiting.pop()
         if isinstance(each, msgspec.inspect.StructType):
             for field in each.fields:
-                if field.encode_name not in found:
-                    found[field.encode_name] = None
+                if field.encode_name not in fields:
+                    fields[field.encode_name] = None
                     waiting.append(field.type)
+                    if words := _words(field.type):
+                        choices[field.encode_name] = words
         waiting += [
             inner
             for name in ("item_type", "value_type", "type")
             if (inner := getattr(each, name, None)) is not None
         ]
         waiting += getattr(each, "types", ())
-    return list(found)
+    return _Shape(msgspec.json.Decoder(wanted), tuple(fields), choices)
+
+
+def _words(kind: Any) -> str:
+    """What a field may be, if that is a few words."""
+    for each in getattr(kind, "types", (kind,)):
+        if isinstance(each, msgspec.inspect.EnumType):
+            return ", ".join(str(member.value) for member in each.cls)
+        if isinstance(each, msgspec.inspect.LiteralType):
+            return ", ".join(map(str, each.values))
+    return ""
 
 
 def explained(request: Request[Any, Any, Any], error: ValidationException) -> ValidationException:
@@ -112,31 +123,46 @@ def explained(request: Request[Any, Any, Any], error: ValidationException) -> Va
     return error
 
 
+class _Known(NamedTuple):
+    """What a query parameter may be."""
+
+    is_text: bool
+    is_list: bool
+
+
 def _check_query(scope: Scope) -> None:
     """A misspelt parameter would be passed over, and the answer be another than was asked for."""
     handler = scope["route_handler"]
     if not isinstance(handler, HTTPRouteHandler):
         return
     known = _known(handler)
+    seen: set[str] = set()
     for part in scope["query_string"].split(b"&"):
         given, _, value = part.partition(b"=")
         name = unquote_plus(given.decode("latin-1"))
-        if name and name not in known:
+        if not name:
+            continue
+        if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = (
                 f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known) or 'none'}"
             )
             raise FieldFault(name[:64], f"is not a parameter of this resource; {hint}")
-        # What may be left out may be null for Litestar, and so it would take the word.
-        if value.lower() == b"null" and known.get(name):
-            raise FieldFault(name, "null is not a number")
+        # Litestar would take the first of them; and the word null, for what may be left out.
+        if name in seen and not known[name].is_list:
+            raise FieldFault(name, "is given twice")
+        if value.lower() == b"null" and not known[name].is_text:
+            raise FieldFault(name, "null is no value of it; leave it out instead")
+        seen.add(name)
 
 
 @lru_cache(maxsize=256)
-def _known(handler: HTTPRouteHandler) -> dict[str, bool]:
-    """The query parameters of a resource, and which of them are numbers."""
+def _known(handler: HTTPRouteHandler) -> dict[str, _Known]:
+    """The query parameters of a resource."""
     return {
-        field.kwarg_definition.name or name: int in {field.annotation, *field.args}
+        field.kwarg_definition.name or name: _Known(
+            str in {field.annotation, *field.args}, field.is_non_string_sequence
+        )
         for name, field in handler.parsed_fn_signature.parameters.items()
         if isinstance(field.kwarg_definition, QueryParameter)
     }
