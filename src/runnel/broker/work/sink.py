@@ -12,7 +12,7 @@ from runnel.formats.work_heads import Lease, Part
 
 
 class WorkDelivery:
-    """Messages leased to a consumer: what they are, and they themselves, as a door wants them. Its size is near enough."""
+    """Messages leased to a consumer: what they are, about how large, and they themselves, as a door wants them."""
 
     __slots__ = ("_base", "_mask", "_run", "lease", "messages", "size")
 

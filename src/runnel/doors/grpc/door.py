@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from runnel.broker.broker import Broker, ConnectionRow
 from runnel.config import Settings
@@ -12,6 +12,7 @@ from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.doors.grpc.tasks import Tasks
 from runnel.errors import ClosedError, RunnelError
 from runnel.security.gate import Gate
+from runnel.world.draining import Patience
 
 _NS_PER_SECOND: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000
@@ -43,7 +44,8 @@ class GrpcDoor:
         self._refusal: RunnelError | None = None
         self._empty = asyncio.Event()  # no call is under way
         self._empty.set()
-        self._hurry = asyncio.Event()
+        drain_seconds_max = settings.grpc.drain_timeout_ns / _NS_PER_SECOND
+        self._patience = Patience(broker.clock, drain_seconds_max)
         broker.connection_rows.append(self.rows)
         broker.metrics.add_limit("grpc.calls_max", settings.grpc.calls_max, lambda: len(self.calls))
 
@@ -86,25 +88,11 @@ class GrpcDoor:
         self._refusal = shutting_down()
         for call in list(self.calls):
             call.closing()
-        loop = asyncio.get_running_loop()
-        timeout_seconds = self.settings.grpc.drain_timeout_ns / _NS_PER_SECOND
-        finishing: asyncio.Task[Any] = loop.create_task(self._empty.wait())
-        ends: list[asyncio.Task[Any]] = [
-            finishing,
-            loop.create_task(self.broker.clock.sleep(timeout_seconds)),
-            loop.create_task(self._hurry.wait()),
-        ]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            return finishing.done()
-        finally:
-            for end in ends:
-                end.cancel()
-            await asyncio.wait(ends)
+        return await self._patience.lasts_for(self._empty.wait())
 
     def hurry(self) -> None:
         """A drain under way waits no longer."""
-        self._hurry.set()
+        self._patience.hurry()
 
     async def close(self) -> None:
         """End every call that is left, and wait until nothing of it is at work."""

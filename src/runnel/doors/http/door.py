@@ -16,6 +16,7 @@ from runnel.config import Settings
 from runnel.doors.http.connection import Connection
 from runnel.errors import ClosedError, LimitExceededError, RunnelError
 from runnel.security.gate import Gate
+from runnel.world.draining import Patience
 
 # Connections that were turned away and are still being told so; beyond that they are just closed.
 _REFUSED_MAX: Final = 64
@@ -53,7 +54,8 @@ class HttpDoor:
         self._state = ServerState()
         self._tell_date()
         self._changed = asyncio.Event()  # somebody has left, or was answered, while draining
-        self._hurry = asyncio.Event()
+        drain_seconds_max = settings.http.drain_timeout_ns / _NS_PER_SECOND
+        self._patience = Patience(broker.clock, drain_seconds_max)
         self._is_closed = False
         broker.connection_rows.append(self.rows)
         broker.metrics.add_limit(
@@ -98,6 +100,10 @@ class HttpDoor:
     def on_answered(self) -> None:
         """A request is over."""
         self._changed.set()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self.connections)
 
     def rows(self) -> list[ConnectionRow]:
         """The connections as the metrics show them."""
@@ -166,24 +172,11 @@ class HttpDoor:
         False: time was up, or `hurry` was called, before all was finished. What is left, `close` cuts off.
         """
         self._begin_closing()
-        timeout_seconds = self.settings.http.drain_timeout_ns / _NS_PER_SECOND
-        finishing = self.loop.create_task(self._finish())
-        ends: list[asyncio.Task[object]] = [
-            finishing,
-            self.loop.create_task(self.broker.clock.sleep(timeout_seconds)),
-            self.loop.create_task(self._hurry.wait()),
-        ]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            return finishing.done()
-        finally:
-            for end in ends:
-                end.cancel()
-            await asyncio.wait(ends)
+        return await self._patience.lasts_for(self._finish())
 
     def hurry(self) -> None:
         """A drain under way waits no longer."""
-        self._hurry.set()
+        self._patience.hurry()
 
     async def close(self) -> None:
         """Cut off every connection that is left, and wait until nothing of it is at work."""

@@ -16,6 +16,7 @@ from runnel.doors.native.turns import Turns
 from runnel.doors.native.wake_up import WakeUp
 from runnel.errors import ClosedError, LimitExceededError, RunnelError
 from runnel.security.gate import Gate
+from runnel.world.draining import Patience
 
 # Connections that were turned away and are still being told so; beyond that they are just closed.
 _REFUSED_MAX: Final = 64
@@ -46,7 +47,8 @@ class Door:
         self._refusal: RunnelError | None = None
         self._empty = asyncio.Event()  # nobody is there
         self._empty.set()
-        self._hurry = asyncio.Event()
+        drain_seconds_max = settings.native.drain_timeout_ns / _NS_PER_SECOND
+        self._patience = Patience(broker.clock, drain_seconds_max)
         broker.connection_rows.append(self.rows)
         self._sweeping = self._loop.create_task(self._sweep())
 
@@ -97,6 +99,10 @@ class Door:
     def _all(self) -> Iterator[Connection]:
         return itertools.chain(list(self.connections), list(self._refused))
 
+    @property
+    def connection_count(self) -> int:
+        return len(self.connections)
+
     def rows(self) -> list[ConnectionRow]:
         """The connections as the metrics show them."""
         return [connection.row() for connection in self.connections]
@@ -123,26 +129,11 @@ class Door:
         self._refusal = ClosedError("the broker is shutting down; connect again later")
         for connection in list(self.connections):
             connection.session.drain(timeout_ns // _NS_PER_MS)
-        finishing = self._loop.create_task(self._finish())
-        ends = [
-            finishing,
-            self._loop.create_task(self.broker.clock.sleep(timeout_ns / _NS_PER_SECOND)),
-            self._loop.create_task(self._hurried()),
-        ]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            return finishing.done()
-        finally:
-            for end in ends:
-                end.cancel()
-            await asyncio.wait(ends)
+        return await self._patience.lasts_for(self._finish())
 
     def hurry(self) -> None:
         """A drain under way waits no longer."""
-        self._hurry.set()
-
-    async def _hurried(self) -> None:
-        await self._hurry.wait()
+        self._patience.hurry()
 
     async def _finish(self) -> None:
         # All of them before any is closed: what one has published, another may still be sent.
