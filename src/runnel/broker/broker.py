@@ -8,6 +8,7 @@ from `publish` straight to their readers.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final
@@ -74,6 +75,7 @@ class Broker:
         self.events = Events(clock, self._publish_event)
         # Doors add what they know of their connections.
         self.connection_rows: list[Callable[[], Iterable[ConnectionRow]]] = []
+        self.connection_ids = itertools.count(1)  # no two of whatever door have the same
         self._workers = workers
         self._index: PatternIndex[LiveSubscription] = PatternIndex()
         self._gatherings = Gatherings(self._publish_now, self.wait_room, settings.broker)

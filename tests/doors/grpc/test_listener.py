@@ -46,6 +46,19 @@ def test_port_0_becomes_a_real_one(listen: str) -> None:
     run(scenario())
 
 
+def test_limits_may_be_as_large_as_settings_allow() -> None:
+    most = 2**63 - 1
+    settings = GrpcSettings(
+        listen="127.0.0.1:0", idle_timeout_ns=most, calls_max=most, message_bytes_max=most
+    )
+
+    async def scenario() -> None:
+        async with opened(settings) as scene:
+            await scene.stub.Ping(pb.PingRequest())
+
+    run(scenario())
+
+
 def _has_ipv6() -> bool:
     try:
         with socket.socket(socket.AF_INET6) as probe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -65,6 +66,7 @@ class FakeBroker:
         self.clock = VirtualClock()
         self.metrics = Metrics(topics_max=10, journal_of=lambda _: "main")
         self.connection_rows: list[object] = []
+        self.connection_ids = itertools.count(1)
         self.published: list[bytes] = []
         self.pending: list[asyncio.Future[Published]] = []
         self.holds_publishes = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Final
 
 from runnel.doors.grpc.calls import Call, Context, peer_of, token_of
@@ -11,9 +10,6 @@ from runnel.errors import LimitExceededError, UnauthenticatedError
 
 # Calls with a wrong token that wait for their answer; beyond that they are answered at once.
 _PUNISHED_MAX: Final = 256
-
-# The native door counts connections from 1. Calls are counted far from there, so that no two have one id.
-_call_ids = itertools.count(2**40)
 
 
 async def enter(door: GrpcDoor, context: Context) -> Call:
@@ -35,7 +31,7 @@ async def enter(door: GrpcDoor, context: Context) -> Call:
         raise LimitExceededError(
             f"the broker has {calls_max} calls under way; no more are allowed (grpc.calls_max)"
         )
-    call = Call(door, context, peer, next(_call_ids), given)
+    call = Call(door, context, peer, next(door.broker.connection_ids), given)
     door.add(call)
     return call
 

@@ -25,6 +25,7 @@ from runnel.world.addresses import Endpoint, format_address, resolve
 from runnel.world.listening import listen
 from runnel.world.tls import TlsFiles
 
+_OPTION_MAX: Final = 2**31 - 1
 _NS_PER_MS: Final = 1_000_000
 # For what ends a call to reach its client, once nothing is waited for any more.
 _CLOSE_SECONDS: Final = 0.5
@@ -155,15 +156,17 @@ def _bind(server: grpc.aio.Server, endpoint: Endpoint, text: str, tls: GrpcTls |
 
 
 def _options(own: GrpcSettings) -> Sequence[tuple[str, Any]]:
-    idle_ms = own.idle_timeout_ns // _NS_PER_MS
+    # grpcio takes no larger numbers; nothing that would be one is meant to end.
+    idle_ms = min(own.idle_timeout_ns // _NS_PER_MS, _OPTION_MAX)
+    calls_max = min(own.calls_max, _OPTION_MAX - _OTHER_CALLS_MAX) + _OTHER_CALLS_MAX
     return (
         ("grpc.so_reuseport", 0),  # or a second broker would take half of the connections
-        ("grpc.max_receive_message_length", own.message_bytes_max),
+        ("grpc.max_receive_message_length", min(own.message_bytes_max, _OPTION_MAX)),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
-        ("grpc.max_concurrent_streams", own.calls_max + _OTHER_CALLS_MAX),
-        ("grpc.max_allowed_incoming_connections", own.calls_max + _OTHER_CALLS_MAX),
+        ("grpc.max_concurrent_streams", calls_max),
+        ("grpc.max_allowed_incoming_connections", calls_max),
         ("grpc.max_connection_idle_ms", idle_ms),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS_MAX),
         # A client whose machine is gone is found out, and its calls end.

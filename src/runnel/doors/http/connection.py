@@ -7,7 +7,6 @@ The door looks at all of them now and then (`check_times`), by the broker's cloc
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
@@ -41,9 +40,6 @@ _silent: Final = logging.getLogger("runnel.http.uvicorn")
 _silent.addHandler(logging.NullHandler())
 _silent.propagate = False
 _silent.setLevel(logging.CRITICAL + 1)
-
-# Far from those of other doors: no two connections of a process have the same.
-_connection_ids: Final = itertools.count(1 << 40)
 
 
 class Home(Protocol):
@@ -193,7 +189,7 @@ class Connection(HttpToolsProtocol):
         clock = self.door.broker.clock
         self._opened_ns = clock.time_ns()
         self._quiet_since_ns = clock.monotonic_ns()
-        self.id = next(_connection_ids)
+        self.id = next(self.door.broker.connection_ids)
         refusal = self.door.enter(self)
         if refusal is not None:
             self._turn_away(refusal, 503)

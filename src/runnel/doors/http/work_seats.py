@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
@@ -19,9 +18,6 @@ from runnel.subscriptions.definition import Mode
 _IDLE_NS_MAX: Final = 60 * 1_000_000_000
 _SWEEP_SECONDS: Final = 1.0
 _ID_BYTES: Final = 9
-
-# Far from those of connections, whose turns seats share when the log is read.
-_connection_ids: Final = itertools.count(1 << 50)
 
 
 class Taken(NamedTuple):
@@ -86,7 +82,7 @@ class Seats:
         name = consumer or f"http-{seat_id}"
         seat = Seat(
             seat_id,
-            next(_connection_ids),
+            next(self._door.broker.connection_ids),
             f"{call.peer} {name}",
             self._door.broker.clock,
             lambda: self._forget(taken),

@@ -25,9 +25,6 @@ _SWEEPS_PER_TIMEOUT: Final = 4
 _NS_PER_SECOND: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000
 
-# Of this process, not of a door: a broker may have several.
-_connection_ids = itertools.count(1)
-
 
 class Door:
     """What connections share. Made within a running loop; `close` it before the broker."""
@@ -83,7 +80,7 @@ class Door:
                 f"the broker has {connections_max} connections; no more are allowed"
             )
         if refusal is None:
-            connection.connection_id = next(_connection_ids)
+            connection.connection_id = next(self.broker.connection_ids)
             self.connections.add(connection)
             return
         self.broker.metrics.counters.connections_refused += 1
