@@ -62,9 +62,7 @@ class GrpcListener:
         assert own.listen is not None
         tls = cast("GrpcTls | None", GrpcTls.of("grpc", own.tls_certificate, own.tls_key))
         endpoint = await _checked(own.listen, is_allowed=gate.asks or own.allow_remote)
-        server = grpc.aio.server(
-            options=_options(own), maximum_concurrent_rpcs=own.calls_max + _OTHER_CALLS_MAX
-        )
+        server = grpc.aio.server(options=_options(own), maximum_concurrent_rpcs=_calls_max(own))
         port = _bind(server, endpoint, own.listen, tls)
         health_service = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
@@ -155,10 +153,14 @@ def _bind(server: grpc.aio.Server, endpoint: Endpoint, text: str, tls: GrpcTls |
         raise SettingsError(f'grpc.listen = "{text}": cannot listen on {endpoint}') from None
 
 
+def _calls_max(own: GrpcSettings) -> int:
+    return min(own.calls_max + _OTHER_CALLS_MAX, _OPTION_MAX)
+
+
 def _options(own: GrpcSettings) -> Sequence[tuple[str, Any]]:
     # grpcio takes no larger numbers; nothing that would be one is meant to end.
     idle_ms = min(own.idle_timeout_ns // _NS_PER_MS, _OPTION_MAX)
-    calls_max = min(own.calls_max, _OPTION_MAX - _OTHER_CALLS_MAX) + _OTHER_CALLS_MAX
+    calls_max = _calls_max(own)
     return (
         ("grpc.so_reuseport", 0),  # or a second broker would take half of the connections
         ("grpc.max_receive_message_length", min(own.message_bytes_max, _OPTION_MAX)),
