@@ -25,7 +25,7 @@ from runnel.world.addresses import Endpoint, format_address, resolve
 from runnel.world.listening import listen
 from runnel.world.tls import TlsFiles
 
-_OPTION_MAX: Final = 2**31 - 1
+_OPTION_MAX: Final = 2**31 - 2
 _NS_PER_MS: Final = 1_000_000
 # For what ends a call to reach its client, once nothing is waited for any more.
 _CLOSE_SECONDS: Final = 0.5
