@@ -17,16 +17,13 @@ from tests.spark.serving import DiskBroker
 from tests.spark.writing import ROWS
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist, all of these run in one process, where they share the session; and they begin at once.
-
-    They take longer than half of all the others: begun in their alphabetical turn, they would end long after them.
-    """
+    """With pytest-xdist, all of these run in one process, where they share the session."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
-    items.sort(key=lambda item: here not in item.path.parents)  # stable: else as they were
 
 
 @pytest.fixture(scope="session")
