@@ -179,3 +179,33 @@ def test_a_door_that_cannot_open_leaves_no_broker_behind(tmp_path: Path) -> None
             pass
 
     asyncio.run(scenario())
+
+
+def test_doors_whose_extras_are_missing_stay_closed_and_say_how_to_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("runnel.server.has_extra", lambda name: False)
+    caplog.set_level("INFO", "runnel")
+    native = NativeSettings(listen="127.0.0.1:0")
+
+    async def scenario() -> None:
+        async with open_server(Settings(data=str(tmp_path / "data"), native=native)) as server:
+            assert list(server.doors) == ["native"]
+
+    asyncio.run(scenario())
+    assert "pip install '.[http]'" in caplog.text
+    assert "pip install '.[grpc]'" in caplog.text
+
+
+def test_letting_everybody_in_from_everywhere_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    native = NativeSettings(listen="0.0.0.0:0", allow_remote=True)
+    open_to_all = only_native(Settings(data=str(tmp_path / "data"), native=native))
+
+    async def scenario() -> None:
+        async with open_server(open_to_all):
+            pass
+
+    asyncio.run(scenario())
+    assert "may read, write and delete everything" in caplog.text

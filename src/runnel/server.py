@@ -20,6 +20,7 @@ from runnel.world.addresses import is_loopback
 from runnel.world.clock import SystemClock
 from runnel.world.diagnostics import get_logger
 from runnel.world.disk import RealDisk
+from runnel.world.extras import has_extra, how_to_install
 from runnel.world.tls import TlsFiles
 from runnel.world.workers import ThreadWorkers
 
@@ -116,18 +117,32 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         for name, open_door in _doors(settings):
             doors[name] = await open_door(broker, gate, settings)
             opened.push_async_callback(doors[name].close)
-            if gate.asks and doors[name].tls is None and not is_loopback(doors[name].address):
-                logger.warning(
-                    "tokens and messages cross the network in the clear: set tls_certificate and tls_key",
-                    door=name,
-                    address=doors[name].address,
-                )
+            _warn_of(name, doors[name], gate)
         server = Server(settings, broker, doors)
         _let_watch(server, gate)
         for watch in (server.watch_certificates(), broker.watching.watch_disk()):
             watching = asyncio.get_running_loop().create_task(watch)
             opened.push_async_callback(_ended, watching)
         yield server
+
+
+def _warn_of(name: str, door: Listener, gate: Gate) -> None:
+    """What is allowed, and yet nobody should do without knowing."""
+    if is_loopback(door.address):
+        return
+    if not gate.asks:
+        logger.warning(
+            "whoever reaches this address may read, write and delete everything: allow_remote is set, and nobody is "
+            "asked for a token",
+            door=name,
+            address=door.address,
+        )
+    elif door.tls is None:
+        logger.warning(
+            "tokens and messages cross the network in the clear: set tls_certificate and tls_key",
+            door=name,
+            address=door.address,
+        )
 
 
 def _let_watch(server: Server, gate: Gate) -> None:
@@ -160,15 +175,15 @@ def _doors(settings: Settings) -> Iterator[tuple[str, OpenDoor]]:
     """The doors that the settings open, but for those whose extra is not installed."""
     yield "native", NativeListener.open
     if settings.http.listen is not None:
-        if find_spec("litestar") is None or find_spec("uvicorn") is None:
-            logger.info("the HTTP door stays closed: pip install 'runnel[http]' brings it")
+        if not has_extra("http"):
+            logger.info("the HTTP door stays closed; to have it, " + how_to_install("http"))
         else:
             from runnel.doors.http.listener import HttpListener
 
             yield "http", HttpListener.open
     if settings.grpc.listen is not None:
-        if find_spec("grpc") is None or find_spec("grpc_health") is None:
-            logger.info("the gRPC door stays closed: pip install 'runnel[grpc]' brings it")
+        if not has_extra("grpc"):
+            logger.info("the gRPC door stays closed; to have it, " + how_to_install("grpc"))
         else:
             from runnel.doors.grpc.listener import GrpcListener
 

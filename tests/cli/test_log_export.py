@@ -248,7 +248,7 @@ def test_missing_pyarrow_is_told_with_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert run(["log", "export", str(data[0]), "--to", str(tmp_path / "out.parquet")]) == 2
-    assert "needs pyarrow: pip install runnel[arrow]" in capsys.readouterr().err
+    assert "needs pyarrow: pip install '.[arrow]'" in capsys.readouterr().err
     assert run(["log", "export", str(data[0]), "--to", str(tmp_path / "out.jsonl")]) == 0
 
 

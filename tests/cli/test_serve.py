@@ -99,6 +99,21 @@ def test_wrong_settings_are_refused_before_anything_begins(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("words", [["--http", "127.0.0.1:0"], ["--set", "grpc.listen=127.0.0.1:0"]])
+def test_door_that_was_asked_for_needs_its_extra(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("runnel.cli.serve.has_extra", lambda name: False)
+    assert run(["serve", *words]) == 2
+    assert 'listen = "127.0.0.1:0"' in (told := capfd.readouterr().err)
+    assert "install Runnel with its extra" in told
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

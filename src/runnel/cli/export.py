@@ -49,7 +49,7 @@ def sink_maker(target: str) -> MakeSink:
         import pyarrow  # noqa: F401 - is it there?
     except ImportError:
         raise ClientFault(
-            f"--to {target} needs pyarrow: pip install runnel[arrow], or export to .jsonl"
+            f"--to {target} needs pyarrow: pip install '.[arrow]', or export to .jsonl"
         ) from None
     return ParquetSink if suffix == ".parquet" else ArrowSink
 

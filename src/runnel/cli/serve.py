@@ -14,7 +14,9 @@ from runnel.cli import diagnostics
 from runnel.cli.banner import banner_lines, listening_line
 from runnel.cli.diagnostics import LogFormat, LogLevel
 from runnel.cli.settings_flags import Assignments, Config, Data, flags_of
-from runnel.config import IN_MEMORY, Flag, load
+from runnel.config import IN_MEMORY, Flag, Loaded, Origin, load
+from runnel.errors import SettingsError
+from runnel.world.extras import has_extra, how_to_install
 
 if TYPE_CHECKING:
     from runnel.server import Server
@@ -73,11 +75,23 @@ def serve(
         for key, value, option in (("http.listen", http, "--http"), ("grpc.listen", grpc, "--grpc"))
         if value is not None
     ]
-    settings = load(config_path=config, flags=flags).settings
+    loaded = load(config_path=config, flags=flags)
+    _check_extras(loaded)
     diagnostics.configure(log_format, log_level)
     from runnel.server import run  # what is wrong with the settings is told without it
 
-    run(settings, ready=_announce)
+    run(loaded.settings, ready=_announce)
+
+
+def _check_extras(loaded: Loaded) -> None:
+    """A door that is open by default may be missing; one that somebody asked for may not."""
+    for name, door in (("http", loaded.settings.http), ("grpc", loaded.settings.grpc)):
+        source = loaded.sources[f"{name}.listen"]
+        is_asked_for = source.origin is not Origin.DEFAULT and door.listen is not None
+        if is_asked_for and not has_extra(name):
+            raise SettingsError(
+                f'{name}.listen = "{door.listen}" ({source}): {how_to_install(name)}'
+            )
 
 
 def _announce(server: Server) -> None:

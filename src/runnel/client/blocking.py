@@ -397,7 +397,7 @@ class BlockingSubscription:
             self._batches = iter(arrived)
 
     def to_arrow(self) -> Iterator[pyarrow.RecordBatch]:
-        """A pyarrow.RecordBatch at a time: `pip install runnel[arrow]`."""
+        """A pyarrow.RecordBatch at a time: `pip install '.[arrow]'`."""
         for batch in self.batches():
             yield batch.to_arrow()
 

@@ -297,7 +297,7 @@ class Subscription(Attached):
             yield batch
 
     async def to_arrow(self) -> AsyncIterator[pyarrow.RecordBatch]:
-        """The same subscription, a pyarrow.RecordBatch at a time: `pip install runnel[arrow]`."""
+        """The same subscription, a pyarrow.RecordBatch at a time: `pip install '.[arrow]'`."""
         while (batch := await self._next_batch()) is not None:
             yield batch.to_arrow()
 

@@ -306,7 +306,7 @@ class Batch:
         return topics, partitions, offsets, spread(head.column64(head.receive_times))
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """The batch as a pyarrow.RecordBatch over the same memory: `pip install runnel[arrow]`."""
+        """The batch as a pyarrow.RecordBatch over the same memory: `pip install '.[arrow]'`."""
         return _arrow().to_record_batch(self.envelope, self.columns)
 
     @staticmethod
@@ -365,7 +365,7 @@ def _arrow() -> ModuleType:
         from runnel.formats import arrow
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "Arrow needs pyarrow: pip install 'runnel[arrow]'", name=error.name
+            "Arrow needs pyarrow: pip install '.[arrow]'", name=error.name
         ) from None
     return arrow
 

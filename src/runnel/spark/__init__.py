@@ -25,7 +25,7 @@ try:
     import pyspark  # noqa: F401 - is it there?
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "runnel.spark needs pyspark: pip install 'runnel[spark]'", name=error.name
+        "runnel.spark needs pyspark: pip install '.[spark]'", name=error.name
     ) from None
 
 # At once, and not when they are asked for: the module `session` would otherwise take the function's place here.

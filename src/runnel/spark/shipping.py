@@ -39,7 +39,7 @@ def ship(spark: SparkSession) -> None:
     lacking = spark.sparkContext.parallelize([0], 1).map(lacks).first()
     if others := [name for name in lacking if name in _OTHERS]:
         raise ClientFault(
-            f"the executors' Python has no {', '.join(others)}: install 'runnel[spark]' where Spark's workers run, "
+            f"the executors' Python has no {', '.join(others)}: install '.[spark]' where Spark's workers run, "
             "or name a Python that has it with PYSPARK_PYTHON"
         )
     if lacking:

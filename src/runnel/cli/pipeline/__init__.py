@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 def _pipeline() -> None:
     """Archive, replay, measure and transform stored streams with Spark.
 
-    Needs what `pip install 'runnel[spark]'` installs, Java included. Without --master, Spark runs on this machine.
+    Needs what `pip install '.[spark]'` installs, Java included. Without --master, Spark runs on this machine.
     """
 
 

@@ -82,7 +82,7 @@ def needs_spark() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ClientFault(
-            f"pipelines need Spark, and {error.name} is not here: pip install 'runnel[spark]'"
+            f"pipelines need Spark, and {error.name} is not here: pip install '.[spark]'"
         ) from None
 
 
