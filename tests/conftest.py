@@ -12,6 +12,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+# What grpcio's core says of forks, and of threads, is nobody's business here; it reads this when it is first imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 # The same examples on every run, so that a failure belongs to the change that made it; new ground
 # is what bin/soak is for. No deadlines: a slow machine is not a fault.
 settings.register_profile("test", derandomize=True, deadline=None, database=None, print_blob=True)

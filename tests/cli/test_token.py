@@ -11,6 +11,7 @@ import pytest
 
 from runnel.cli.main import run
 from runnel.cli.token import token_table
+from runnel.log.paths import FORMAT_FILE
 from runnel.security.tokens import Token
 from tests.cli.conftest import running, serving
 
@@ -44,7 +45,7 @@ def test_a_token_is_printed_once_and_stored_as_a_hash(data: Path, capfd: Capture
     assert captured.out == f"{text}\n"
     assert text.startswith("runnel_")
     assert "RUNNEL_TOKEN" in captured.err
-    assert "note:" not in captured.err
+    assert "nobody is asked for a token" not in captured.err
     file = data / "tokens.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     secret = text.split("_", 2)[2]
@@ -127,6 +128,24 @@ def test_the_file_is_where_the_settings_say(data: Path, capfd: Captured) -> None
     settings.write_text('data = "memory:"\n[security]\ntokens_file = "elsewhere.json"\n')
     assert run(["token", "add", "a", "--allow", "read:*"]) == 0
     assert (data.parent / "elsewhere.json").exists()
+
+
+def test_each_change_says_which_file_was_written(data: Path, capfd: Captured) -> None:
+    note = f"note: {data} is no data directory of a broker yet; one that has its data elsewhere"
+    for words in (["add", "a", "--allow", "read:*"], ["change", "a", "--allow", "read:x"]):
+        assert run(["token", *words, "--data", "data"]) == 0  # beneath the working directory
+        told = capfd.readouterr().err
+        assert f" a in {data / 'tokens.json'}\n" in told
+        assert note in told
+    (data / FORMAT_FILE).touch()  # as a broker's first start leaves it
+    assert token(data, "revoke", "a") == 0
+    assert capfd.readouterr().err == f"revoked a in {data / 'tokens.json'}\n"
+    elsewhere = data.parent / "tokens" / "own.json"  # named, so no guess of ours
+    named = ("--set", f"security.tokens_file={elsewhere}")
+    assert run(["token", "add", "a", "--allow", "read:*", "--data", "none", *named]) == 0
+    told = capfd.readouterr().err
+    assert f"added a in {elsewhere}\n" in told
+    assert "data directory" not in told
 
 
 def test_a_running_broker_knows_at_once(

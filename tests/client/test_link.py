@@ -9,6 +9,7 @@ import pytest
 
 from runnel.client import Bus, connect, connect_blocking
 from runnel.client.addresses import parse_host, parse_url
+from runnel.client.strangers import stranger_of
 from runnel.client.timers import Deadline
 from runnel.errors import (
     ClientFault,
@@ -69,6 +70,38 @@ async def test_a_connection_that_is_refused_says_why() -> None:
         server.on(wire.Hello, refuse)
         with pytest.raises(RunnelError, match="too many connections"):
             await connect(server.url)
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "this is an HTTP door, not the native one"),
+        (bytes.fromhex("000012 04 00 00000000 000500004000"), "this is a gRPC door, not the"),
+    ],
+)
+@in_both_loops
+async def test_another_door_is_called_by_its_name_and_not_tried_again(
+    answer: bytes, problem: str
+) -> None:
+    async with FakeServer() as server:
+        server.on(wire.Hello, lambda peer, request, tail: peer.transport.write(answer))
+        with pytest.raises(HandshakeError, match=f"{problem}.* usually listens on 7470"):
+            await connect(server.url)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTT",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        bytes.fromhex("000012 04"),
+        bytes.fromhex("000012 01 00 00000000"),
+        wire.encode(wire.Pong(1, 1)),
+    ],
+)
+def test_what_no_door_begins_with_is_called_nothing(answer: bytes) -> None:
+    assert stranger_of(memoryview(answer)) is None
 
 
 @in_both_loops

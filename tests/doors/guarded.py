@@ -10,6 +10,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import Any, Final, cast
 
+import msgspec
+
 import runnel
 from runnel.client.bus import Bus
 from runnel.config import (
@@ -37,6 +39,7 @@ EVERYTHING: Final = tuple(
 )
 # A test that waits longer waits in vain.
 _PATIENCE_S: Final = 30.0
+ANYWHERE: Final = HttpSettings(listen="127.0.0.1:0")
 # Time passes ten times as fast: whoever shows wrong tokens is kept waiting.
 _TICK_S: Final = 0.001
 _TICK_NS: Final = 10_000_000
@@ -89,12 +92,14 @@ class Guarded:
 
 
 @asynccontextmanager
-async def open_guarded(directory: Path, *doors: str) -> AsyncIterator[Guarded]:
+async def open_guarded(
+    directory: Path, *doors: str, http: HttpSettings = ANYWHERE
+) -> AsyncIterator[Guarded]:
     """The native door is always open; of the others, these."""
     settings = Settings(
         data=str(directory / "data"),
         log=LogSettings(allocate_bytes=0, disk_reserve_bytes=0),
-        http=HttpSettings(listen="127.0.0.1:0"),
+        http=msgspec.structs.replace(http, listen="127.0.0.1:0"),
         grpc=GrpcSettings(listen="127.0.0.1:0"),
         security=SecuritySettings(
             authentication=Authentication.TOKEN, tokens_file=str(directory / "tokens.json")
@@ -127,11 +132,16 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task})
 
 
-def run_guarded(scenario: Callable[[Guarded], Awaitable[None]], *doors: str) -> None:
+def run_guarded(
+    scenario: Callable[[Guarded], Awaitable[None]],
+    *doors: str,
+    http: HttpSettings = ANYWHERE,
+) -> None:
     """A test, with a broker of its own and these doors besides the native one."""
 
     async def run(directory: Path) -> None:
-        async with asyncio.timeout(_PATIENCE_S), open_guarded(directory, *doors) as guarded:
+        opening = open_guarded(directory, *doors, http=http)
+        async with asyncio.timeout(_PATIENCE_S), opening as guarded:
             await scenario(guarded)
 
     with tempfile.TemporaryDirectory(prefix="runnel-test-") as directory:

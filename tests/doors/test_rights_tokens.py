@@ -6,11 +6,13 @@ import asyncio
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from runnel.client.bus import Bus
+from runnel.config import HttpSettings
 from runnel.errors import LimitExceededError, UnauthenticatedError, Unavailable
 from tests.conformance.clients.grpc_bus import GrpcBus
 from tests.conformance.clients.http_bus import HttpBus
@@ -203,7 +205,7 @@ def test_revoked_token_ends_streams_and_work_that_are_under_way(door: str) -> No
         async with guarded.connecting(door, token) as bus, guarded.connecting(door, token) as other:
             subscription = bus.subscribe("a")
             await subscription.open()
-            consumer = other.consume("s", "a", lease_s=5)
+            consumer = other.consume("s", "a", lease_s=3600, deliveries_max=1)
             await consumer.open()
             await root.publish("a", b"1")
             assert (await anext(subscription)).payload == b"1"
@@ -213,9 +215,10 @@ def test_revoked_token_ends_streams_and_work_that_are_under_way(door: str) -> No
                 with pytest.raises(UnauthenticatedError, match="revoked"):
                     await anext(waiting)
             await turned_away(guarded, door, token)
-        # What it had been given to do is for others now.
+        # What it had been given to do is for others now, at once, and did not fail.
         async with root.consume("s") as consumer:
-            assert (await anext(consumer)).payload == b"1"
+            work = await anext(consumer)
+            assert (work.payload, work.failures) == (b"1", 0)
 
     run_guarded(scenario, door)
 
@@ -235,3 +238,28 @@ def test_revoked_token_ends_a_fetch_that_waits(door: str) -> None:
                 await waiting
 
     run_guarded(scenario, door)
+
+
+def test_one_token_has_a_part_of_the_seats_at_the_http_door_and_not_those_of_others() -> None:
+    async def scenario(guarded: Guarded) -> None:
+        root = await guarded.client("native", *EVERYTHING)
+        await root.make_subscription("s", "a", mode="key_shared")
+        for number in range(4):
+            await root.publish("a", b"%d" % number, key=b"%d" % number)
+
+        async def take(token: str, consumer: str) -> httpx.Response:
+            return await client.post(
+                f"{address}/v1/subscriptions/s/messages?lease=3600&consumer={consumer}",
+                headers={"Authorization": f"Bearer {token}"},
+            )
+
+        address = f"http://{guarded.addresses['http']}"
+        greedy, other = guarded.token(*EVERYTHING), guarded.token(*EVERYTHING)
+        async with httpx.AsyncClient() as client:
+            for consumer in ("c1", "c2"):
+                assert len((await take(greedy, consumer)).json()["messages"]) == 1
+            refused = await take(greedy, "c3")
+            assert (refused.status_code, refused.json()["code"]) == (429, "limit_exceeded")
+            assert len((await take(other, "c3")).json()["messages"]) == 1
+
+    run_guarded(scenario, "http", http=HttpSettings(consumers_max=8))

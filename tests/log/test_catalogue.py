@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from contextlib import suppress
 from random import Random
 
@@ -244,7 +245,7 @@ def test_full_disk_refuses_a_record_and_takes_the_next() -> None:
         desk.open()
         await desk.add(Opened(1, 0))
         disk.fail(Kind.WRITE, errno.ENOSPC)
-        with pytest.raises(DiskFullError):
+        with pytest.raises(DiskFullError, match=rf"written: {os.strerror(errno.ENOSPC)}$"):
             await desk.add(Opened(2, 0))
         await desk.add(Opened(3, 0))
         assert list(loaded_after(disk).records) == [Opened(1, 0), Opened(3, 0)]

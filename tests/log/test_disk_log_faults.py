@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 
 import pytest
 
@@ -160,7 +161,8 @@ def test_sync_tells_of_a_batch_that_was_answered_too_early() -> None:
         await log.append(one("a", b"1"))
         home.disk.fail(Kind.WRITE, errno.ENOSPC, path=is_segment, times=1)
         await log.append(one("a", b"2"), Level.RECEIVED)
-        with pytest.raises(DiskFullError):
+        # Clients are told too: no path of a file is in it.
+        with pytest.raises(DiskFullError, match=rf"the batch: {os.strerror(errno.ENOSPC)}$"):
             await log.sync()
         await log.sync()  # told once
         assert (await log.append(one("a", b"3"))).base_offsets == [2]

@@ -82,7 +82,7 @@ def test_refusal_by_whoever_records_reaches_the_caller() -> None:
         raise ClientFault("not here")
 
     topics = TopicTable(RULES, 10, refuse)
-    with pytest.raises(ClientFault, match="run 0: not here"):
+    with pytest.raises(ClientFault, match=r"^not here"):
         topics.resolve(one("a", b"x").envelope)
     assert len(topics) == 0
 
@@ -108,7 +108,13 @@ def test_run_for_another_shard_or_an_unknown_partition_is_named() -> None:
         ClientFault, match="run 1: 'far' lies in shard far/0, the runs before it in"
     ):
         topics.resolve(batch(("a", [b"1"]), ("far", [b"2"])).envelope)
-    with pytest.raises(UnknownTopicError, match="run 0: topic 'p/1' has partitions 0 to 2, not 3"):
+    with pytest.raises(UnknownTopicError, match="run 1: topic 'p/1' has partitions 0 to 2, not 3"):
+        topics.resolve(batch(("a", [b"1"]), ("p/1", [b"2"], 3)).envelope)
+
+
+def test_run_that_is_the_only_one_needs_no_number() -> None:
+    topics = table()
+    with pytest.raises(UnknownTopicError, match=r"^topic 'p/1' has partitions 0 to 2, not 3"):
         topics.resolve(batch(("p/1", [b"1"], 3)).envelope)
 
 

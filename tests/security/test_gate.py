@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,6 +78,29 @@ def test_none_and_wrong_ones_are_refused_with_what_would_help(keys: Keyring) -> 
         assert not wrong or wrong not in str(refused.value).split()
 
 
+async def refusal(gate: Gate, clock: VirtualClock, token: str | None) -> float:
+    """How many seconds whoever shows this waits for its answer."""
+    with pytest.raises(UnauthenticatedError) as refused:
+        gate.admit(token)
+    waiting = asyncio.ensure_future(gate.penalty(refused.value, "192.0.2.1:5000"))
+    begin_ns = clock.monotonic_ns()
+    await turn()
+    while not waiting.done():
+        clock.advance(NS_PER_SECOND // 20)
+        await turn()
+    return (clock.monotonic_ns() - begin_ns) / NS_PER_SECOND
+
+
+@in_loop
+async def test_only_a_token_that_was_shown_is_punished(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    gate = Gate.open(Keyring(tmp_path).settings(), clock)
+    shown = (None, None, "wrong", None, "wrong", None)
+    waits = [await refusal(gate, clock, token) for token in shown]
+    assert waits == pytest.approx([0, 0, 0.1, 0, 0.2, 0])
+    assert gate.refused_count == 6
+
+
 def test_a_token_made_later_is_known_at_once(
     keys: Keyring, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,6 +160,7 @@ async def test_whoever_is_inside_with_a_changed_token_is_told_to_come_again(tmp_
         clock.advance(NS_PER_SECOND // 4)
         await turn()
         assert [type(end) for end in ends] == [ClosedError]
+        assert str(ends[0]) == "the rights of token 'a' were changed; connect again"
         given = gate.admit(text)
         assert given.rights is not None
         assert not given.rights.allows(Right.READ, "x")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import pytest
 
+from runnel.client import connect
 from runnel.security.penalties import Penalties, origin_of
 from tests.doors.native.talking import in_loop, turn
 from tests.fakes.clock import NS_PER_SECOND, VirtualClock
@@ -49,9 +51,32 @@ async def test_each_further_one_waits_longer_up_to_a_limit() -> None:
     clock = VirtualClock()
     penalties = Penalties(clock)
     waits = [await waited_s(penalties, clock, f"192.0.2.1:{port}") for port in range(9)]
-    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5])
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2, 2, 2, 2])
     assert await waited_s(penalties, clock, "192.0.2.2:1") == pytest.approx(0.1)
     assert penalties.failure_count == 10
+
+
+@in_loop
+async def test_the_longest_wait_leaves_a_client_most_of_its_time_to_be_told() -> None:
+    patience_s = inspect.signature(connect).parameters["connect_timeout_s"].default
+    clock = VirtualClock()
+    penalties = Penalties(clock)
+    longest_s = max([await waited_s(penalties, clock, "192.0.2.1") for _ in range(20)])
+    assert longest_s < patience_s / 2
+
+
+@in_loop
+async def test_what_is_only_noted_is_counted_and_told_of_and_waits_for_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    penalties = Penalties(VirtualClock(), "no token was shown")
+    for port in range(3):
+        penalties.note(f"192.0.2.1:{port}")
+    assert (penalties.failure_count, penalties.waiting_count) == (3, 0)
+    assert told(caplog) == [
+        "no token was shown address=192.0.2.1 times=1",
+        "no token was shown address=192.0.2.1 times=2",
+    ]
 
 
 @in_loop

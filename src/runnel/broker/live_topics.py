@@ -21,6 +21,7 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log.last_values import messages_of
 from runnel.log.log import ShardId, Stored
+from runnel.log.topic_table import told_run
 from runnel.topics.names import LIVE_JOURNAL, check_topic, is_reserved
 from runnel.topics.policies import Policies, Policy
 
@@ -117,19 +118,20 @@ class LiveTopics:
             topics = [known[name] for name in envelope.topics]
         except KeyError:
             topics = [
-                known.get(name) or self._learn(run, name)
+                known.get(name) or self._learn(envelope, run)
                 for run, name in enumerate(envelope.topics)
             ]
         if any(envelope.partitions):  # every topic has partition 0
             _check_partitions(envelope, topics)
         return topics
 
-    def _learn(self, run: int, name: str) -> LiveTopic:
+    def _learn(self, envelope: Envelope, run: int) -> LiveTopic:
+        name = envelope.topics[run]
         try:
             check_topic(name)
             policy = self._policies.for_topic(name)
         except ClientFault as fault:
-            raise type(fault)(f"run {run}: {fault}") from None
+            raise type(fault)(f"{told_run(envelope, run)}{fault}") from None
         if policy.keep is not Keep.NONE:
             raise ClientFault(
                 f"run {run}: topic {name!r} is kept ({policy.keep}), the runs before it are not; a "
@@ -233,6 +235,6 @@ def _check_partitions(envelope: Envelope, topics: Sequence[LiveTopic]) -> None:
     for run, (topic, number) in enumerate(zip(topics, partitions, strict=True)):
         if number >= topic.policy.partitions:
             raise UnknownTopicError(
-                f"run {run}: topic {topic.name!r} has partitions 0 to "
+                f"{told_run(envelope, run)}topic {topic.name!r} has partitions 0 to "
                 f"{topic.policy.partitions - 1}, not {number}"
             )

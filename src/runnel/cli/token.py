@@ -16,6 +16,7 @@ from runnel.cli.tables import Table, printable
 from runnel.cli.times import format_time
 from runnel.config import Authentication, Settings, load
 from runnel.errors import ClientFault
+from runnel.log.paths import FORMAT_FILE
 from runnel.security.gate import tokens_path
 from runnel.security.rights import Grant
 from runnel.security.tokens import Token, TokenFile, check_grants, new_token
@@ -66,7 +67,8 @@ def add(
     settings = _settings(config, data, assignments)
     grants = _grants(allow)
     token, text = new_token(name, grants, now_ns=time.time_ns(), connections_max=connections_max)
-    with _file(settings).changing() as tokens:
+    file = _file(settings)
+    with file.changing() as tokens:
         if any(known.name == name for known in tokens):
             raise ClientFault(
                 f"there is a token {name!r} already: revoke it first, give this one another name, or give "
@@ -78,6 +80,7 @@ def add(
         "This is the only time that it is shown. Clients and commands take it from the variable RUNNEL_TOKEN, "
         "programs as connect(token=…), HTTP as `Authorization: Bearer …`."
     )
+    _tell_written(f"added {printable(name)}", file, settings)
     _tell_if_unused(settings)
 
 
@@ -116,7 +119,8 @@ def change(
 
     Its connections are closed, and clients that come again have the new rights.
     """
-    file = _file(_settings(config, data, assignments))
+    settings = _settings(config, data, assignments)
+    file = _file(settings)
     grants = _grants(allow)
     check_grants(name, grants)
     with file.changing() as tokens:
@@ -124,7 +128,7 @@ def change(
         tokens[at] = msgspec.structs.replace(
             tokens[at], allow=tuple(map(str, grants)), connections_max=connections_max
         )
-    _tell(f"changed {printable(name)}")
+    _tell_written(f"changed {printable(name)}", file, settings)
 
 
 @app.command()
@@ -132,10 +136,11 @@ def revoke(
     name: Name, *, config: Config = None, data: Data = None, assignments: Assignments = None
 ) -> None:
     """Revoke a token: its connections end at once, and nobody is let in with it any more."""
-    file = _file(_settings(config, data, assignments))
+    settings = _settings(config, data, assignments)
+    file = _file(settings)
     with file.changing() as tokens:
         del tokens[_place_of(name, tokens, file.path)]
-    _tell(f"revoked {printable(name)}")
+    _tell_written(f"revoked {printable(name)}", file, settings)
 
 
 def token_table(tokens: Sequence[Token]) -> Table:
@@ -187,6 +192,17 @@ def _place_of(name: str, tokens: Sequence[Token], path: Path) -> int:
 def _tell(text: str) -> None:
     """Beside the output: that is for programs."""
     typer.echo(text, err=True)
+
+
+def _tell_written(what: str, file: TokenFile, settings: Settings) -> None:
+    """Where: a broker that reads another file knows nothing of it, and the mistake is seen here or nowhere."""
+    path = file.path.absolute()
+    _tell(f"{what} in {printable(str(path))}")
+    if settings.security.tokens_file is None and not (path.parent / FORMAT_FILE).exists():
+        _tell(
+            f"note: {printable(str(path.parent))} is no data directory of a broker yet; one that has its data "
+            "elsewhere does not see this: give the --data, --config or --set that it was started with"
+        )
 
 
 def _tell_if_unused(settings: Settings) -> None:

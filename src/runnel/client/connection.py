@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias, cast
 
+from runnel.client.strangers import stranger_of
 from runnel.client.timers import Handle, Timers
 from runnel.errors import (
     ConnectionLostError,
@@ -103,6 +104,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_gathering = False
         self._problem: str | None = None
         self.was_closed_without_reason = False  # by the other side
+        self.stranger: str | None = None  # who answers there instead of a native door, by the looks
         self.farewell: RunnelError | None = None  # what the broker said last, if it ended it
         self._is_given_up = False
         self._pinger: Handle | None = None
@@ -137,6 +139,8 @@ class Connection(asyncio.BufferedProtocol):
             for frame in frames:
                 self._take(frame)
         except RunnelError as error:
+            if not self._is_room_lent:
+                self.stranger = stranger_of(self._view[:nbytes])
             self.abort(f"the broker sent what cannot be understood: {error}")
 
     def eof_received(self) -> bool:

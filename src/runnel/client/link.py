@@ -36,7 +36,8 @@ _BACKOFF_MOST_S: Final = 5.0
 _CLOSE_TIMEOUT_S: Final = 2.0
 # What OpenSSL calls an answer that is no TLS at all.
 _NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
-
+# How it says that nobody it trusts has signed a certificate: of an authority that is missing, or by itself.
+_NOT_TRUSTED: Final = frozenset((2, 18, 19, 20, 21))
 
 # A connection that the broker refuses so is not tried again: the answer would be the same.
 _FINAL: Final = (HandshakeError, UnauthenticatedError)
@@ -143,6 +144,11 @@ class Link:
     def _not_reached(self, error: Exception) -> str:
         is_nobody_there = isinstance(error, OSError) and not isinstance(error, tls.SSLError)
         advice = self._advice if is_nobody_there else ""
+        if isinstance(error, tls.SSLCertVerificationError) and error.verify_code in _NOT_TRUSTED:
+            advice = (
+                "; `?ca=FILE` in the URL names the certificate of a private authority, or a broker's own: "
+                f"runnels://{self.address}?ca=cert.pem"
+            )
         return f"cannot connect to {self.address}: {_told(error)}{advice}"
 
     async def _keep_connected(self) -> None:
@@ -177,6 +183,11 @@ class Link:
             welcome, _ = await deadline.wait(greeted, self._not_answered)
         except BaseException as error:
             await _give_up(connection, dialling)
+            if isinstance(error, ConnectionLostError) and connection.stranger is not None:
+                raise HandshakeError(
+                    f"cannot connect to {self.address}: this is {connection.stranger}, not the native one, "
+                    f"which usually listens on {wire.DEFAULT_PORT}"
+                ) from None
             if isinstance(error, ConnectionLostError) and connection.was_closed_without_reason:
                 # A port with TLS does that to whoever does not begin with it.
                 raise ConnectionLostError(
@@ -354,6 +365,8 @@ def _told(error: Exception | None) -> str:
         return "connection refused"
     if isinstance(error, tls.SSLError) and error.reason in _NOT_TLS:
         return "what answers there does not speak TLS; try runnel:// in place of runnels://"
+    if isinstance(error, tls.SSLCertVerificationError):
+        return f"its certificate does not verify: {error.verify_message}"
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 

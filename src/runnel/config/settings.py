@@ -292,7 +292,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "native.tls_key": "File with the certificate's private key, PEM.",
     "http.listen": "Address and port of the HTTP door; port 0: any free one; none: closed.",
     "http.allow_remote": "Let listen name an address that other machines reach, unauthenticated.",
-    "http.connections_max": "Most connections at a time; each further one is turned away.",
+    "http.connections_max": "Most connections at a time; the one idle for longest makes room for another.",
     "http.body_bytes_max": "Largest body of a request; one line of a bulk publish, which may be longer.",
     "http.request_timeout": "Time for a request to arrive whole; between two lines of a bulk publish.",
     "http.idle_timeout": "A connection without a request for so long is closed.",

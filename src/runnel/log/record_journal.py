@@ -289,10 +289,11 @@ class RecordJournal(Generic[R]):
         done.result()  # a failure that is not the disk's is a bug: the loop's handler tells it
 
     def _judge(self, error: OSError) -> Unavailable:
+        reason = error.strerror or error  # clients are told; the file's path is not their business
         if isinstance(error.__context__, OSError):  # cutting the failed record off has failed too
-            self._broken = f"{self._name} is read-only until restart: {error}"
+            self._broken = f"{self._name} is read-only until restart: {reason}"
             return ReadOnlyError(self._broken)
-        return DiskFullError(f"{self._name} could not be written: {error}")
+        return DiskFullError(f"{self._name} could not be written: {reason}")
 
     async def close(self, *records: R) -> None:
         """Write these last, then let go of the file. Nothing may be added any more."""

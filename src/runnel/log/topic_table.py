@@ -161,10 +161,11 @@ class TopicTable:
         ):
             topic = topics.get(name)
             if topic is None or topic.is_deleted:
-                topic = self._ensure_run(run, name)
+                topic = self._ensure_run(envelope, run)
             if number >= len(topic.partitions):
                 raise UnknownTopicError(
-                    f"run {run}: topic {name!r} has partitions 0 to {len(topic.partitions) - 1}, not {number}"
+                    f"{told_run(envelope, run)}topic {name!r} has partitions 0 to "
+                    f"{len(topic.partitions) - 1}, not {number}"
                 )
             partition = topic.partitions[number]
             if partition.shard is not shard:
@@ -177,11 +178,16 @@ class TopicTable:
             partitions.append(partition)
         return partitions
 
-    def _ensure_run(self, run: int, name: str) -> Topic:
+    def _ensure_run(self, envelope: Envelope, run: int) -> Topic:
         try:
-            return self.ensure(name)
+            return self.ensure(envelope.topics[run])
         except ClientFault as fault:
-            raise type(fault)(f"run {run}: {fault}") from None
+            raise type(fault)(f"{told_run(envelope, run)}{fault}") from None
+
+
+def told_run(envelope: Envelope, run: int) -> str:
+    """What an error about a run begins with: nothing where there is no other that it could be about."""
+    return f"run {run}: " if envelope.run_count > 1 else ""
 
 
 def number_runs(

@@ -437,10 +437,11 @@ class ShardWriter:
         if isinstance(error, RunnelError):
             return error
         is_cut = not isinstance(error.__context__, OSError)
+        reason = error.strerror or error  # clients are told; the file's path is not their business
         if error.errno in NO_ROOM and is_cut:
-            return DiskFullError(f"shard {self._shard}: no room to store the batch: {error}")
+            return DiskFullError(f"shard {self._shard}: no room to store the batch: {reason}")
         self._refusal = ReadOnlyError(
-            f"shard {self._shard} takes no more batches until it has been reopened: {error}"
+            f"shard {self._shard} takes no more batches until it has been reopened: {reason}"
         )
         return self._refusal
 

@@ -36,6 +36,10 @@ _NEEDED: Final = (
 )
 
 
+class WrongTokenError(UnauthenticatedError):
+    """A token was shown, and is not known. Only this one may be a guess: whoever shows none has made none."""
+
+
 class Pass:
     """One admission. `rights` is None where everything is allowed."""
 
@@ -51,6 +55,11 @@ class Pass:
     def name(self) -> str:
         """The token's, for people; empty where nobody has to show one."""
         return "" if self.rights is None else self.rights.name
+
+    @property
+    def why_over(self) -> RunnelError | None:
+        """What `on_revoked` tells, once it is so, for those who look now and then."""
+        return self._end
 
     def on_revoked(self, react: Callable[[RunnelError], object]) -> None:
         """Call this, once, when the token is no longer known, or has other rights from now on.
@@ -111,7 +120,10 @@ class Gate:
         self._stamp: object = None
         self._tokens: dict[str, Token] = {}
         self._admitted: dict[str, _Admitted] = {}
+        self.on_token_ended: list[Callable[[Rights], object]] = []
+        """Called with the rights of a token that is known no more, or has others now: for what outlives its passes."""
         self._penalties = Penalties(clock)
+        self._without = Penalties(clock, "no token was shown")
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
@@ -142,7 +154,7 @@ class Gate:
     @property
     def refused_count(self) -> int:
         """Wrong tokens, and none, since the broker began."""
-        return self._penalties.failure_count
+        return self._penalties.failure_count + self._without.failure_count
 
     def start(self) -> None:
         if self._file is not None:
@@ -166,7 +178,7 @@ class Gate:
             raise UnauthenticatedError(_NEEDED)
         found = find(self._tokens, token)
         if found is None:
-            raise UnauthenticatedError("the token is not known here: it was revoked, or mistyped")
+            raise WrongTokenError("the token is not known here: it was revoked, or mistyped")
         admitted = self._admitted.get(found.id)
         if admitted is None:
             admitted = self._admitted[found.id] = _Admitted(found)
@@ -179,9 +191,12 @@ class Gate:
         admitted.passes.add(given)
         return given
 
-    async def penalty(self, address: str) -> None:
-        """After a wrong token: wait the longer, the more of them came from there lately."""
-        await self._penalties.wait(address)
+    async def penalty(self, error: UnauthenticatedError, address: str) -> None:
+        """Before this is answered. After a wrong token: the longer, the more of them came from there lately."""
+        if isinstance(error, WrongTokenError):
+            await self._penalties.wait(address)
+        else:
+            self._without.note(address)
 
     # --- The file ---
 
@@ -232,6 +247,8 @@ class Gate:
         )
         what = "a token was revoked" if is_revoked else "a token was changed"
         logger.info(what, token=name, ended=len(admitted.passes))
+        for react in self.on_token_ended:
+            react(admitted.rights)
         for each in list(admitted.passes):
             try:
                 each.revoke(error)

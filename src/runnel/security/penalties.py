@@ -2,7 +2,8 @@
 
 There is nothing to be guessed in a token; this is for whoever tries all the same, and for clients that would ask again
 and again with a token that was revoked. What waits is bounded: of one address a few, of all together some more, and
-whoever comes beyond that is answered at once, so that waiting answers cannot be piled up.
+whoever comes beyond that is answered at once, so that waiting answers cannot be piled up. No answer waits for as long
+as clients do: they are to hear the reason, and not to take the broker for one that does not answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from runnel.world.diagnostics import get_logger
 logger = get_logger("runnel.security")
 
 _FIRST_SECONDS: Final = 0.1
-_SECONDS_MAX: Final = 5.0
+_SECONDS_MAX: Final = 2.0
 _DOUBLINGS_MAX: Final = 10
 _FORGIVEN_AFTER_NS: Final = 60 * 1_000_000_000
 _ORIGINS_MAX: Final = 10_000
@@ -39,8 +40,9 @@ _IPV6_PREFIX: Final = 64
 class Penalties:
     """By address, for those that have failed lately."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, told: str = "a token was refused") -> None:
         self._clock = clock
+        self._told = told  # in the diagnostics, of each address
         # How many wrong tokens came from there, and when the last one did; the longest quiet first.
         self._failures: dict[str, tuple[int, int]] = {}
         self._waiting: dict[str, int] = {}
@@ -71,6 +73,10 @@ class Penalties:
             if not self._waiting[origin]:
                 del self._waiting[origin]
 
+    def note(self, address: str) -> None:
+        """It is counted and told of, and has not to wait."""
+        self._count(origin_of(address))
+
     def _count(self, origin: str) -> float:
         """One more from there; how long it has to wait for its answer."""
         self.failure_count += 1
@@ -91,7 +97,7 @@ class Penalties:
             self._lines = 0
         self._lines += 1
         if self._lines <= _LINES_PER_MINUTE_MAX:
-            logger.warning("a token was refused", address=origin, times=times)
+            logger.warning(self._told, address=origin, times=times)
 
 
 def origin_of(address: str) -> str:

@@ -5,9 +5,18 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
+from runnel.config import GrpcSettings, HttpSettings, NativeSettings
 from runnel.errors import SettingsError
+
+# What a door listens on unless the settings say otherwise: the best example of what is right there.
+_EXAMPLES: Final[Mapping[str, str | None]] = {
+    "native.listen": NativeSettings().listen,
+    "http.listen": HttpSettings().listen,
+    "grpc.listen": GrpcSettings().listen,
+}
 
 
 class Endpoint(NamedTuple):
@@ -27,14 +36,16 @@ class Endpoint(NamedTuple):
 def parse_address(text: str, *, key: str) -> tuple[str, int]:
     """Host and port of `host:port` or `[IPv6]:port`; `key` names the setting in an error."""
     host, separator, port = text.rpartition(":")
+    example = _EXAMPLES.get(key) or "127.0.0.1:7470"
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
+        _, _, usual_port = example.rpartition(":")
         raise SettingsError(
-            f'{key} = "{text}": an IPv6 address stands in brackets, as "[::1]:7470"'
+            f'{key} = "{text}": an IPv6 address stands in brackets, as "[::1]:{usual_port}"'
         )
     if not separator or not host:
-        raise SettingsError(f'{key} = "{text}" is not host:port, as "127.0.0.1:7470"')
+        raise SettingsError(f'{key} = "{text}" is not host:port, as "{example}"')
     if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
         raise SettingsError(f'{key} = "{text}": the port {port!r} is not a number from 0 to 65535')
     return host, int(port)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,6 +32,8 @@ from runnel.doors.grpc.listener import GrpcListener
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.security.gate import Gate
+from runnel.security.rights import Grant
+from runnel.security.tokens import TokenFile, new_token
 from runnel.world.clock import SystemClock
 from runnel.world.disk import RealDisk
 from runnel.world.workers import ThreadWorkers
@@ -104,6 +107,22 @@ async def opened(
             await broker.close()
     finally:
         workers.close()
+
+
+def with_token(text: str) -> dict[str, Any]:
+    return {"metadata": (("authorization", f"Bearer {text}"),)}
+
+
+def add_token(path: Path, name: str, *allowed: str, connections_max: int | None = None) -> str:
+    token, text = new_token(
+        name,
+        [Grant.parse(right) for right in allowed],
+        now_ns=time.time_ns(),
+        connections_max=connections_max,
+    )
+    with TokenFile(path).changing() as tokens:
+        tokens.append(token)
+    return text
 
 
 async def until_calls(scene: Scene, count: int) -> None:

@@ -85,6 +85,28 @@ def test_a_cursor_is_set_listed_and_removed() -> None:
     run(scenario())
 
 
+def test_a_subscription_without_a_mode_is_not_made_but_found() -> None:
+    async def scenario() -> None:
+        async with opened() as scene:
+            plain = pb.MakeSubscriptionRequest(name="s", patterns=["t"])
+            failed = await failure(scene.stub.MakeSubscription(plain))
+            assert (failed.code, failed.status) == ("bad_request", StatusCode.INVALID_ARGUMENT)
+            assert "MODE_KEY_SHARED" in failed.text
+            listed = await scene.stub.ListSubscriptions(pb.ListSubscriptionsRequest())
+            assert not listed.subscriptions
+            await scene.stub.MakeSubscription(
+                pb.MakeSubscriptionRequest(name="s", patterns=["t"], mode=pb.MODE_KEY_SHARED)
+            )
+            plain.options.lease_ms = 1234
+            await scene.stub.MakeSubscription(plain)
+            (found,) = (
+                await scene.stub.ListSubscriptions(pb.ListSubscriptionsRequest(name="s"))
+            ).subscriptions
+            assert (found.mode, found.options.lease_ms) == (pb.MODE_KEY_SHARED, 1234)
+
+    run(scenario())
+
+
 def test_a_subscription_is_made_paused_moved_and_deleted() -> None:
     async def scenario() -> None:
         async with opened() as scene:

@@ -282,6 +282,19 @@ def test_a_deleted_subscription_ends_its_consumers() -> None:
     run(scenario())
 
 
+def test_without_a_mode_a_subscription_is_as_it_is_or_shared() -> None:
+    async def scenario() -> None:
+        async with opened() as scene:
+            await scene.stub.MakeSubscription(
+                pb.MakeSubscriptionRequest(name="s", patterns=["t"], mode=pb.MODE_KEY_SHARED)
+            )
+            for name, mode in (("s", pb.MODE_KEY_SHARED), ("new", pb.MODE_SHARED)):
+                consuming = await Worker(scene.stub).open(name, "t", mode=pb.MODE_UNSPECIFIED)
+                assert consuming.mode == mode
+
+    run(scenario())
+
+
 def test_what_makes_no_sense_ends_the_call_with_a_reason() -> None:
     async def scenario() -> None:
         async with opened() as scene:

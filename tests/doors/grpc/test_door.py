@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,14 +18,15 @@ from runnel.broker.access import Access
 from runnel.config import GrpcSettings
 from runnel.doors.grpc import admission, listener
 from runnel.doors.grpc.generated import runnel_pb2 as pb
-from runnel.security.rights import Grant
-from runnel.security.tokens import TokenFile, new_token
+from runnel.security.penalties import Penalties
+from runnel.security.tokens import TokenFile
 from tests.doors.grpc.scene import (
     LOOPS,
     NewLoop,
     Reader,
     Scene,
     Worker,
+    add_token,
     block,
     channel,
     client,
@@ -37,26 +37,11 @@ from tests.doors.grpc.scene import (
     rest_of,
     run,
     until_calls,
+    with_token,
 )
 
 SERVICE = "runnel.v1.Runnel"
 NS_PER_MS = 1_000_000
-
-
-def with_token(text: str) -> dict[str, Any]:
-    return {"metadata": (("authorization", f"Bearer {text}"),)}
-
-
-def add_token(path: Path, name: str, *allowed: str, connections_max: int | None = None) -> str:
-    token, text = new_token(
-        name,
-        [Grant.parse(right) for right in allowed],
-        now_ns=time.time_ns(),
-        connections_max=connections_max,
-    )
-    with TokenFile(path).changing() as tokens:
-        tokens.append(token)
-    return text
 
 
 def revoke(path: Path, name: str) -> None:
@@ -181,7 +166,7 @@ def test_a_compressed_bomb_ends_at_the_limit() -> None:
 
 
 def test_there_are_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "_OTHER_CALLS_MAX", 1)
+    monkeypatch.setattr(listener, "_OTHER_CONNECTIONS_MAX", 1)
 
     async def scenario() -> None:
         async with opened(GrpcSettings(listen="127.0.0.1:0", calls_max=3)) as scene:
@@ -367,9 +352,28 @@ def test_wrong_tokens_wait_but_not_too_many_of_them(
     async def scenario() -> None:
         async with opened(tokens=tmp_path / "tokens.json") as scene:
             began = asyncio.get_running_loop().time()
-            calls = [failure(scene.stub.Ping(pb.PingRequest())) for _ in range(20)]
+            wrong = with_token("runnel_0000_wrong")
+            calls = [failure(scene.stub.Ping(pb.PingRequest(), **wrong)) for _ in range(20)]
             await asyncio.gather(*calls)
             assert 0.1 < asyncio.get_running_loop().time() - began < 2.0
+
+    run(scenario())
+
+
+def test_missing_tokens_do_not_wait_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+
+    async def wait(penalties: Penalties, address: str) -> None:
+        waits.append(address)
+
+    monkeypatch.setattr(Penalties, "wait", wait)
+
+    async def scenario() -> None:
+        async with opened(tokens=tmp_path / "tokens.json") as scene:
+            await failure(scene.stub.Ping(pb.PingRequest()))
+            assert waits == []
+            await failure(scene.stub.Ping(pb.PingRequest(), **with_token("runnel_0000_wrong")))
+            assert waits == ["127.0.0.1"]
 
     run(scenario())
 

@@ -179,12 +179,13 @@ async def test_a_bulk_that_does_not_end_is_ended_when_the_door_closes() -> None:
             b'd\r\n{"text":"a"}\n\r\n'
         )
         await until(lambda: door.broker.metrics.counters.messages_in == 1)
-        assert await door.listener.drain()
+        draining = asyncio.create_task(door.listener.drain())
         answer = await talker.hear()
         assert answer.status == 503
         assert answer.json["details"]["published"] == 1
         assert answer.json["retriable"]
         assert await talker.is_over()
+        assert await draining
 
 
 @in_loop

@@ -49,8 +49,10 @@ def test_either_loop_will_do(new_loop: Callable[[], asyncio.AbstractEventLoop]) 
 @in_loop
 async def test_a_connection_too_many_is_told_so_and_closed() -> None:
     async with open_door(http=HttpSettings(connections_max=1)) as door:
+        await door.publish("a", b"1")
         first = await Talker.connect(door.listener.address)
-        await until(lambda: door.listener.connection_count == 1)
+        first.ask("GET", "/v1/topics/a/messages?offset=2&wait=1h")
+        await until(lambda: door.listener.door.stream_count == 1)
         second = await Talker.connect(door.listener.address)
         second.ask("GET", "/healthz")
         answer = await second.hear()
@@ -58,7 +60,7 @@ async def test_a_connection_too_many_is_told_so_and_closed() -> None:
         assert answer.headers["connection"] == "close"
         assert await second.is_over()
         assert door.broker.metrics.counters.connections_refused == 1
-        first.ask("GET", "/healthz")
+        await door.publish("a", b"2")
         assert (await first.hear()).status == 200
         first.vanish()
         await until(lambda: door.listener.connection_count == 0)
@@ -71,8 +73,10 @@ async def test_a_connection_too_many_is_told_so_and_closed() -> None:
 @in_loop
 async def test_whoever_is_refused_and_stays_is_cut_off() -> None:
     async with open_door(http=HttpSettings(connections_max=1)) as door:
+        await door.publish("a", b"1")
         first = await Talker.connect(door.listener.address)
-        await until(lambda: door.listener.connection_count == 1)
+        first.ask("GET", "/v1/topics/a/messages?offset=2&wait=1h")
+        await until(lambda: door.listener.door.stream_count == 1)
         second = await Talker.connect(door.listener.address)
         assert (await second.hear()).status == 503
         await _pass(door, 3)

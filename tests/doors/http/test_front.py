@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 
@@ -73,6 +74,15 @@ async def test_wrong_tokens_are_answered_later_and_later(tmp_path: Path) -> None
         assert not asking.done()
         door.clock.advance(10 * SECOND_NS)
         assert (await asking).status_code == 401
+
+
+@in_loop
+async def test_missing_tokens_are_answered_at_once_however_many(tmp_path: Path) -> None:
+    keys = Keyring(tmp_path)
+    async with open_door(security=keys.settings().security) as door:
+        for headers in 10 * [{}, {"authorization": "Basic YTpi"}]:
+            # The clock stands still: whoever had to wait would wait for ever.
+            assert (await door.http.get("/v1/topics", headers=headers)).status_code == 401
 
 
 @in_loop
@@ -214,6 +224,26 @@ async def test_a_bug_is_told_without_its_insides_and_logged_once(
         assert "secret" not in answer.text
         assert len([each for each in caplog.records if each.exc_info is not None]) == 1
         assert (await door.http.get("/healthz")).status_code == 200
+
+
+@in_loop
+async def test_a_stream_whose_token_was_changed_is_told_so_and_to_connect_again(
+    tmp_path: Path,
+) -> None:
+    keys = Keyring(tmp_path)
+    headers = _bearer(keys.add("reader", "read:*"))
+    async with open_door(security=keys.settings().security) as door:
+        async with door.http.stream("GET", "/v1/stream?pattern=a", headers=headers) as answer:
+            await until(lambda: door.listener.door.stream_count == 1)
+            keys.change("reader", "read:b")
+            door.clock.advance(SECOND_NS)
+            text = (await answer.aread()).decode()
+        *_, kind, data = text.strip().splitlines()
+        problem = json.loads(data.removeprefix("data: "))
+        assert kind == "event: ended"
+        assert (problem["code"], problem["retriable"]) == ("closed", True)
+        assert problem["title"] == "Connect again"
+        assert problem["detail"] == "the rights of token 'reader' were changed; connect again"
 
 
 @in_loop

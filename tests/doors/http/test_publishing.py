@@ -201,9 +201,12 @@ async def test_a_body_of_another_type_is_the_payload() -> None:
     ("name", "value", "part"),
     [
         ("Runnel-Tag", "unit", "name=value"),
+        ("Runnel-Tags", "unit=C", "did you mean 'Runnel-Tag'?"),
+        ("RUNNEL-PARTITIONKEY", "a", "did you mean 'Runnel-Partition-Key'?"),
+        ("Runnel-Zoo", "a", "known are Runnel-Key, "),
         ("Runnel-Key-Base64", "A", "base64"),
         ("Runnel-Event-Time", "noon", "RFC 3339"),
-        ("runnel-keys", "a", "known are Runnel-Key"),
+        ("runnel-keys", "a", "did you mean 'Runnel-Key'?"),
         ("Runnel-Key", "%ff", "UTF-8"),
     ],
 )
@@ -212,8 +215,17 @@ async def test_wrong_headers_are_named(name: str, value: str, part: str) -> None
     async with open_door() as door:
         answer = await door.http.post(MESSAGES, content=b"x", headers={name: value})
         problem = _problem(answer, 400, "bad_request")
-        assert problem["field"] == name
+        assert problem["field"].lower() == name.lower()
         assert part in problem["detail"]
+
+
+@in_loop
+async def test_a_partition_that_is_not_there_is_told_without_words_of_the_log() -> None:
+    async with open_door() as door:
+        for body in ({"text": "a"}, [{"text": "a"}, {"text": "b"}]):
+            answer = await door.http.post(MESSAGES, params={"partition": 7}, json=body)
+            problem = _problem(answer, 404, "unknown_topic")
+            assert problem["detail"] == "topic 'sensors/a' has partitions 0 to 0, not 7"
 
 
 @in_loop

@@ -9,13 +9,14 @@ import pytest
 
 from runnel.broker.work import WorkDelivery
 from runnel.config import Authentication, HttpSettings, SecuritySettings
+from runnel.doors.http.acked import ACKED_MAX, AckedLately
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
 from runnel.security.rights import Grant
 from runnel.security.tokens import TokenFile, new_token
 from tests.doors.http.open_door import in_loop, open_door, until
-from tests.doors.http.workplace import Workplace, problem, texts
+from tests.doors.http.workplace import Json, Workplace, problem, texts
 
 SECOND_NS = 10**9
 
@@ -156,6 +157,61 @@ async def test_what_is_acknowledged_stays_so_after_a_restart(
         assert texts(await work.take(limit=3, wait=5)) == ["2"]
         answer = await work.ask("POST", "/ack", json={"acks": [messages[1]["ack"]]})
         assert problem(answer) == (409, "late_ack")
+
+
+@in_loop
+async def test_an_ack_that_is_said_again_is_acknowledged_again() -> None:
+    async with open_door() as door:
+        work = Workplace(door)
+        await work.make()
+        await door.publish("a", b"1", b"2", b"3")
+        first, second, third = await work.take(limit=3)
+        assert await work.ack([first, second]) == {"acked": 2, "late": []}
+        assert await work.ack([first, second]) == {"acked": 2, "late": []}
+        assert await work.ack([second, third]) == {"acked": 2, "late": []}
+        counters = door.broker.metrics.counters
+        assert (counters.work_acked, counters.work_late) == (3, 0)
+
+
+@in_loop
+async def test_what_was_acknowledged_cannot_fail_any_more_nor_be_extended() -> None:
+    async with open_door() as door:
+        work = Workplace(door)
+        await work.make()
+        await door.publish("a", b"1", b"2")
+        first, second = await work.take(limit=2)
+        await work.ack([first])
+        for verb in ("/nack", "/extend"):
+            answer = await work.ask("POST", verb, json={"acks": [first["ack"]]})
+            assert problem(answer) == (409, "late_ack")
+        await work.nack([second])
+        answer = await work.ask("POST", "/ack", json={"acks": [second["ack"]]})
+        assert problem(answer) == (409, "late_ack")
+        assert "settled otherwise" in answer.json()["detail"]
+        assert await work.ack([first]) == {"acked": 1, "late": []}
+
+
+@in_loop
+async def test_an_ack_is_remembered_for_a_minute() -> None:
+    async with open_door() as door:
+        work = Workplace(door)
+        await work.make(lease_ms=200_000)
+        await door.publish("a", b"1", b"2")
+        done, _ = await work.take(limit=2)  # with the other the seat stays
+        await work.ack([done])
+        door.clock.advance(59 * SECOND_NS)
+        assert await work.ack([done]) == {"acked": 1, "late": []}
+        door.clock.advance(SECOND_NS)
+        answer = await work.ask("POST", "/ack", json={"acks": [done["ack"]]})
+        assert problem(answer) == (409, "late_ack")
+
+
+def test_no_more_acks_are_remembered_than_a_request_may_name() -> None:
+    acked = AckedLately()
+    acked.add([(1, offset) for offset in range(ACKED_MAX)], 0)
+    acked.add([(2, 5), (2, 2**62)], 0)
+    assert len(acked) == ACKED_MAX
+    assert acked.unknown({1: [0, 1, 2], 2: [5, 2**62], 3: [0]}) == {1: [0, 1], 3: [0]}
 
 
 # --- Failing, and time ---
@@ -308,6 +364,21 @@ async def test_a_nack_brings_the_later_ones_of_its_key_again_in_order() -> None:
         door.clock.advance(31 * SECOND_NS)
         again = await work.take(consumer="two", limit=4, wait=1)
         assert texts(again) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+@in_loop
+async def test_later_ones_of_a_key_in_the_same_nack_do_not_count_as_failed(limit: int) -> None:
+    async with open_door() as door:
+        work = Workplace(door)
+        await work.make(mode="key_shared")
+        await door.publish_all(*(Message("a", b"%d" % number, b"x") for number in range(3)))
+        taken: list[Json] = []
+        while len(taken) < 3:
+            taken += await work.take(consumer="one", limit=limit)
+        await work.nack(taken, delay=0)
+        again = await work.take(consumer="two", limit=3, wait=1)
+        assert [(each["text"], each["attempt"]) for each in again] == [("0", 2), ("1", 1), ("2", 1)]
 
 
 @in_loop
@@ -489,6 +560,17 @@ async def test_waiting_requests_end_empty_when_the_broker_goes() -> None:
         assert await waiting == []
         assert await draining
         await until(lambda: len(work.seats) == 0)
+
+
+@in_loop
+async def test_seats_leave_with_the_door_while_the_broker_stays() -> None:
+    async with open_door() as door:
+        work = Workplace(door)
+        await work.make()
+        await door.publish("a", b"1")
+        assert len(await work.take()) == 1
+        await door.listener.close()
+        assert (work.in_flight(), work.consumers()) == (0, 0)
 
 
 @in_loop
@@ -687,3 +769,12 @@ async def test_what_is_not_there_is_not_found(method: str, path: str) -> None:
     async with open_door() as door:
         work = Workplace(door, "n%2Fone")
         assert problem(await work.ask(method, path)) == (404, "unknown_subscription")
+
+
+@in_loop
+async def test_taking_from_a_subscription_that_is_not_there_says_what_makes_it() -> None:
+    async with open_door() as door:
+        answer = await Workplace(door, "n%2Fone").ask("POST", "/messages")
+        assert answer.json()["detail"] == (
+            "subscription 'n/one' does not exist; PUT /v1/subscriptions/n%2Fone makes it"
+        )

@@ -150,6 +150,45 @@ async def test_rubbish_is_told_what_is_wrong_and_closed(
         assert scene.broker.metrics.counters.protocol_errors == 1
 
 
+class _Browser(asyncio.Protocol):
+    """Speaks HTTP wherever it is."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set_result(None)
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        *(f"{method} /v1/topics HTTP/1.1" for method in ("GET", "PUT", "POST", "HEAD", "DELETE")),
+        "OPTIONS * HTTP/1.1",
+        "PATCH / HTTP/1.1",
+        "PRI * HTTP/2.0",
+    ],
+)
+@in_loop
+async def test_who_begins_with_http_is_told_in_http_where_it_is(request_line: str) -> None:
+    async with opened() as scene:
+        browser = _Browser()
+        _, transport = connect_pipe(
+            asyncio.get_running_loop(), scene.door.new_connection(), browser
+        )
+        transport.write(f"{request_line}\r\nhost: a\r\n\r\n".encode())
+        await browser.ended
+        head, _, body = browser.heard.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert f"content-length: {len(body)}".encode() in head
+        assert body == b"this is Runnel's native door; HTTP is usually at 7480\n"
+        assert scene.broker.metrics.counters.protocol_errors == 1
+
+
 @given(
     st.lists(
         st.one_of(

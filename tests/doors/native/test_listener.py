@@ -390,6 +390,25 @@ def test_whoever_speaks_tls_to_a_plain_port_or_the_reverse_is_told(
     run(scenario(), new_loop)
 
 
+@LOOPS
+def test_a_certificate_of_a_private_authority_is_told_how_to_be_trusted(
+    new_loop: NewLoop, tmp_path: Path
+) -> None:
+    own = make_certificate(tmp_path)
+
+    async def scenario() -> None:
+        async with listening(own.settings()) as listener:
+            url = f"runnels://{listener.address}"
+            with pytest.raises(Unavailable, match=r"does not verify: self.signed") as refused:
+                await runnel.client.connect(url)
+            assert "`?ca=FILE` in the URL names" in str(refused.value)
+            assert f"{url}?ca=cert.pem" in str(refused.value)
+            async with runnel.client.connect(f"{url}?ca={own.certificate}") as bus:
+                await bus.ping()
+
+    run(scenario(), new_loop)
+
+
 def test_tls_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     own, other = make_certificate(tmp_path), make_certificate(tmp_path, "other")
     (tmp_path / "text").write_text("no certificate")

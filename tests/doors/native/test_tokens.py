@@ -133,6 +133,21 @@ async def test_a_wrong_token_is_answered_late_and_a_right_one_from_there_at_once
 
 
 @in_loop
+async def test_a_missing_token_is_answered_at_once_however_often(tmp_path: Path) -> None:
+    async with opened(tmp_path) as scene:
+        for _ in range(10):
+            talker = scene.connect()
+            talker.say(hello(None))
+            (answer,) = await talker.hear_end()
+            assert isinstance(answer, wire.Error)
+            assert "none was shown" in answer.text
+        wrong = scene.connect()
+        wrong.say(hello("wrong"))
+        await scene.pass_time(0.15)
+        await wrong.hear_end()  # the first from there, and no later than a first one
+
+
+@in_loop
 async def test_a_penalty_is_no_silence(tmp_path: Path) -> None:
     """It may last longer than a client is given to say hello, and is not called a missing hello."""
     quick = NativeSettings(handshake_timeout_ns=SECOND_NS // 10, idle_timeout_ns=SECOND_NS // 10)

@@ -21,8 +21,8 @@ async def enter(door: GrpcDoor, context: Context) -> Call:
     peer = peer_of(context)
     try:
         given = door.gate.admit(token_of(context))
-    except UnauthenticatedError:
-        await _punish(door, peer)
+    except UnauthenticatedError as error:
+        await _punish(door, error, peer)
         raise
     calls_max = door.settings.grpc.calls_max
     if len(door.calls) >= calls_max:
@@ -36,10 +36,10 @@ async def enter(door: GrpcDoor, context: Context) -> Call:
     return call
 
 
-async def _punish(door: GrpcDoor, peer: str) -> None:
+async def _punish(door: GrpcDoor, error: UnauthenticatedError, peer: str) -> None:
     if door.punished < _PUNISHED_MAX:
         door.punished += 1
         try:
-            await door.gate.penalty(peer.rpartition(":")[0])
+            await door.gate.penalty(error, peer.rpartition(":")[0])
         finally:
             door.punished -= 1

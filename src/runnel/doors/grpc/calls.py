@@ -12,7 +12,7 @@ from runnel.broker.access import Access
 from runnel.broker.broker import ConnectionRow
 from runnel.broker.topic_traffic import Flow
 from runnel.doors.grpc.door import GrpcDoor
-from runnel.errors import RunnelError
+from runnel.errors import MalformedError, RunnelError, TimeoutExpiredError
 from runnel.formats.traces import TRACEPARENT, TRACESTATE
 from runnel.security.gate import Pass
 from runnel.world.diagnostics import get_logger
@@ -171,6 +171,20 @@ class Call:
 
 async def _begin(context: Context) -> None:
     await context.send_initial_metadata(())
+
+
+async def single_request(context: Context, *, seconds_max: float) -> Any:
+    """What the caller of a method says that takes one request."""
+    try:
+        async with asyncio.timeout(seconds_max):
+            request = await context.read()
+    except TimeoutError:
+        raise TimeoutExpiredError(
+            f"the request did not come whole within {seconds_max:g} seconds"
+        ) from None
+    if request is grpc.aio.EOF:
+        raise MalformedError("the call", "it has no request; this method takes one")
+    return request
 
 
 def token_of(context: Context) -> str | None:

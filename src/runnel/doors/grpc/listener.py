@@ -10,14 +10,11 @@ from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import SERVICE_NAME as HEALTH
-from grpc_health.v1.health import aio as health
-from grpc_reflection.v1alpha import reflection
 
 from runnel.broker.broker import Broker
 from runnel.config import GrpcSettings, Settings
 from runnel.doors.grpc.door import GrpcDoor
+from runnel.doors.grpc.public import Public
 from runnel.doors.grpc.service import SERVICE, handler_of
 from runnel.errors import SettingsError
 from runnel.security.gate import Gate
@@ -29,8 +26,13 @@ _OPTION_MAX: Final = 2**31 - 2
 _NS_PER_MS: Final = 1_000_000
 # For what ends a call to reach its client, once nothing is waited for any more.
 _CLOSE_SECONDS: Final = 0.5
-# Calls beyond grpc.calls_max that are told so, that ask for health, or that look at the service by reflection.
-_OTHER_CALLS_MAX: Final = 256
+# Connections beyond grpc.calls_max, for those that ask for health or are about to be refused.
+_OTHER_CONNECTIONS_MAX: Final = 256
+# Calls beyond grpc.calls_max: those that wait to be refused, ask for health, or look at the service. They have limits
+# of their own, far below; this one is not reached by what a few connections can do.
+_OTHER_CALLS_MAX: Final = 4096
+# Of one connection; its client waits with the next. So nobody takes all that there are with one.
+_CONNECTION_CALLS_MAX: Final = 100
 _HANDSHAKE_MS_MAX: Final = 10_000
 _METADATA_BYTES_MAX: Final = 16 * 2**10
 # How often a client may ask whether the connection lives, and how long it may take to answer the same question.
@@ -45,7 +47,7 @@ class GrpcListener:
         self,
         door: GrpcDoor,
         server: grpc.aio.Server,
-        health_service: health.HealthServicer,
+        public: Public,
         address: str,
         tls: GrpcTls | None,
     ) -> None:
@@ -54,7 +56,7 @@ class GrpcListener:
         """Where clients reach it, as `host:port`, with the port that port 0 became."""
         self.tls = tls
         self._server = server
-        self._health = health_service
+        self._public = public
 
     @classmethod
     async def open(cls, broker: Broker, gate: Gate, settings: Settings) -> GrpcListener:
@@ -64,20 +66,16 @@ class GrpcListener:
         endpoint = await _checked(own.listen, is_allowed=gate.asks or own.allow_remote)
         server = grpc.aio.server(options=_options(own), maximum_concurrent_rpcs=_calls_max(own))
         port = _bind(server, endpoint, own.listen, tls)
-        health_service = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-        for name in (SERVICE.full_name, ""):
-            await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
-        names = (SERVICE.full_name, HEALTH, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        public = Public(SERVICE.full_name)
+        await public.open()
         door = GrpcDoor(broker, gate, settings)
-        server.add_generic_rpc_handlers((handler_of(door),))
+        server.add_generic_rpc_handlers((handler_of(door), *public.handlers()))
         try:
             await server.start()
         except BaseException:
             await door.close()
             raise
-        return cls(door, server, health_service, format_address(endpoint.address[0], port), tls)
+        return cls(door, server, public, format_address(endpoint.address[0], port), tls)
 
     @property
     def connection_count(self) -> int:
@@ -91,7 +89,7 @@ class GrpcListener:
         """
         with suppress(TimeoutError):  # somebody who watches it may not read
             async with asyncio.timeout(_CLOSE_SECONDS):
-                await self._health.enter_graceful_shutdown()
+                await self._public.closing()
         return await self.door.drain()
 
     def hurry(self) -> None:
@@ -160,15 +158,17 @@ def _calls_max(own: GrpcSettings) -> int:
 def _options(own: GrpcSettings) -> Sequence[tuple[str, Any]]:
     # grpcio takes no larger numbers; nothing that would be one is meant to end.
     idle_ms = min(own.idle_timeout_ns // _NS_PER_MS, _OPTION_MAX)
-    calls_max = _calls_max(own)
+    connections_max = min(own.calls_max + _OTHER_CONNECTIONS_MAX, _OPTION_MAX)
     return (
         ("grpc.so_reuseport", 0),  # or a second broker would take half of the connections
         ("grpc.max_receive_message_length", min(own.message_bytes_max, _OPTION_MAX)),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
-        ("grpc.max_concurrent_streams", calls_max),
-        ("grpc.max_allowed_incoming_connections", calls_max),
+        ("grpc.max_concurrent_streams", _CONNECTION_CALLS_MAX),
+        # It would count calls that have ended but are not freed, and so refuse clients that keep to the limit.
+        ("grpc.http.overload_protection", 0),
+        ("grpc.max_allowed_incoming_connections", connections_max),
         ("grpc.max_connection_idle_ms", idle_ms),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS_MAX),
         # A client whose machine is gone is found out, and its calls end.

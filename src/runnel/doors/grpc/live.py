@@ -6,6 +6,7 @@ only as fast as the client reads: so little waits here, whoever reads slowly.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final, TypeAlias
 
 from runnel.broker.broker import Delivery, LiveSubscription
@@ -32,9 +33,13 @@ _CREDIT_BYTES: Final = 2**20
 _MESSAGES_MAX: Final = 500
 _BYTES_MAX: Final = 2**19
 
+# A reader of many topics has a long position, which would be most of what it is sent: it comes only so often.
+_POSITION_BYTES_MAX: Final = 2**12
+_POSITION_SECONDS: Final = 1.0
+
 _LATEST: Final = Start("latest")
 
-_Event: TypeAlias = Delivery | GapState
+_Event: TypeAlias = Delivery | GapState | None  # None: the last responses had no position
 
 
 async def subscribe(call: Call, request: pb.SubscribeRequest) -> None:
@@ -58,6 +63,8 @@ class LiveStream:
         self._progress = Progress(self._patterns, self._start, given)
         self._outbox: Outbox[_Event] = Outbox()
         self._queued_bytes = 0
+        self._long_position: asyncio.TimerHandle | None = None  # until it may come again
+        self._is_position_owed = False
         self._end: RunnelError | None = None
         self._is_closing = False
 
@@ -76,11 +83,13 @@ class LiveStream:
         call.when_closing(self._close)
         try:
             self._progress.begin(subscription)
-            await self._say(pb.SubscribeResponse(subscribed=pb.Subscribed()))
+            await self._say_in_full(pb.SubscribeResponse(subscribed=pb.Subscribed()))
             subscription.start()
             await self._write(subscription)
         finally:
             subscription.close()
+            if self._long_position is not None:
+                self._long_position.cancel()
 
     # --- What the broker says (Sink) ---
 
@@ -114,12 +123,15 @@ class LiveStream:
         outbox = self._outbox
         while await outbox.wait() and not self._is_closing:
             event = outbox.items.popleft()
-            if isinstance(event, GapState):
+            if event is None:
+                if self._is_position_owed:
+                    await self._say_in_full(pb.SubscribeResponse(delivery=pb.Delivery()))
+            elif isinstance(event, GapState):
                 self._progress.missed(event)
                 await self._say(pb.SubscribeResponse(gap=told_gap(event)))
             elif not event.size:
                 self._progress.last_values_sent()
-                await self._say(pb.SubscribeResponse(caught_up=pb.CaughtUp()))
+                await self._say_in_full(pb.SubscribeResponse(caught_up=pb.CaughtUp()))
             else:
                 size = await (self._write_blocks if self._is_blocks else self._write_messages)(
                     event
@@ -128,7 +140,7 @@ class LiveStream:
                 subscription.grant(size)
         if self._is_closing:
             notice = self._call.door.closing_notice()
-            await self._say(pb.SubscribeResponse(closing=notice))
+            await self._say_in_full(pb.SubscribeResponse(closing=notice))
             raise shutting_down()
         if self._end is not None:
             raise self._end
@@ -187,7 +199,30 @@ class LiveStream:
         await self._say(pb.SubscribeResponse(delivery=pb.Delivery(messages=messages)))
 
     async def _say(self, response: pb.SubscribeResponse) -> None:
+        if self._long_position is None:
+            await self._say_in_full(response)
+        else:
+            self._is_position_owed = True
+            await self._send(response)
+
+    async def _say_in_full(self, response: pb.SubscribeResponse) -> None:
+        """With the position, however long it is."""
         response.position = self._progress.told()
+        self._is_position_owed = False
+        if len(response.position) > _POSITION_BYTES_MAX:
+            if self._long_position is not None:
+                self._long_position.cancel()
+            loop = asyncio.get_running_loop()
+            self._long_position = loop.call_later(_POSITION_SECONDS, self._may_tell_position)
+        await self._send(response)
+
+    def _may_tell_position(self) -> None:
+        """Tell it with the next response, or without one if none has come since."""
+        self._long_position = None
+        if self._is_position_owed:
+            self._outbox.put(None)
+
+    async def _send(self, response: pb.SubscribeResponse) -> None:
         data = response.SerializeToString()
         self._call.flow.bytes_out += len(data)
         await self._call.context.write(data)

@@ -20,6 +20,8 @@ from runnel.errors import BusyError, ClosedError, RunnelError
 
 # Requests of one stream that are not answered, or whose answers the client has not taken: no more are read meanwhile.
 _UNANSWERED_MAX: Final = 1024
+# And their bytes, of those that are not stored: above it no more are read. One is, whatever its size.
+_UNSTORED_BYTES_MAX: Final = 8 * 2**20
 # Requests that are gathered before they are begun: so many, so large, or for so long.
 _GATHERED_MAX: Final = 64
 _GATHERED_BYTES: Final = 2**14
@@ -71,9 +73,10 @@ class PublishStream:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._counters = call.door.broker.metrics.counters
-        self._inbox: Outbox[pb.PublishRequest] = Outbox()
+        self._inbox: Outbox[tuple[pb.PublishRequest, int]] = Outbox()  # with their sizes
         self._outbox: Outbox[pb.PublishResponse] = Outbox()
         self._unanswered = 0  # those included whose answers are not written yet
+        self._unstored_bytes = 0  # what requests take that are neither stored nor refused
         self._settled: asyncio.Future[None] | None = None
         self._gathered: asyncio.Event = asyncio.Event()  # waited long enough for more
         self._is_pipelined = False  # the last request came before the one before it was answered
@@ -99,10 +102,13 @@ class PublishStream:
             flow.bytes_in += len(data)
             self._is_pipelined = self._unanswered > 0
             self._unanswered += 1
-            self._inbox.put(request_in(data))
-            if len(self._inbox) >= _GATHERED_MAX or len(data) >= _GATHERED_BYTES:
+            size = len(data)
+            self._unstored_bytes += size
+            self._inbox.put((request_in(data), size))
+            del data  # it would stay as long as the next one does not come
+            if len(self._inbox) >= _GATHERED_MAX or size >= _GATHERED_BYTES:
                 self._gathered.set()
-            while self._unanswered >= _UNANSWERED_MAX:
+            while self._unanswered >= _UNANSWERED_MAX or self._unstored_bytes > _UNSTORED_BYTES_MAX:
                 await self._wait_settled()
 
     async def _send(self) -> None:
@@ -113,33 +119,38 @@ class PublishStream:
                 await self._gathered.wait()
                 timer.cancel()
             self._gathered.clear()
-            for request in self._inbox.take_all():
-                await self._begin(request)
+            for request, size in self._inbox.take_all():
+                await self._begin(request, size)
 
-    async def _begin(self, request: pb.PublishRequest) -> None:
+    async def _begin(self, request: pb.PublishRequest, size: int) -> None:
         try:
             sending = prepared(self._call, request)
             self._call.flow.messages_in += sending.messages
             # What comes behind waits too where there is no room: the order of a stream is a promise.
             published = await _all_appended(self._call, sending)
         except RunnelError as error:
+            self._release(size)
             self._refuse(request.id, error)
             return
         if len(published) == 1:
-            published[0].add_done_callback(partial(self._on_published, sending))
+            published[0].add_done_callback(partial(self._on_published, sending, size))
         else:
             together = asyncio.gather(*published)
-            together.add_done_callback(partial(self._on_all_published, sending))
+            together.add_done_callback(partial(self._on_all_published, sending, size))
 
     # --- What the client is told ---
 
-    def _on_published(self, sending: Sending, published: asyncio.Future[Published]) -> None:
+    def _on_published(
+        self, sending: Sending, size: int, published: asyncio.Future[Published]
+    ) -> None:
+        self._release(size)
         if not self._has_failed(sending, published):
             self._answer(sending, (published.result(),))
 
     def _on_all_published(
-        self, sending: Sending, published: asyncio.Future[list[Published]]
+        self, sending: Sending, size: int, published: asyncio.Future[list[Published]]
     ) -> None:
+        self._release(size)
         if not self._has_failed(sending, published):
             self._answer(sending, published.result())
 
@@ -186,12 +197,22 @@ class PublishStream:
             await self._wait_settled()
         self._outbox.finish()
 
+    def _release(self, size: int) -> None:
+        """A request is stored or refused: its answer is all that is left of it."""
+        is_full = self._unstored_bytes > _UNSTORED_BYTES_MAX
+        self._unstored_bytes -= size
+        if is_full:
+            self._wake()
+
     def _settle(self, count: int) -> None:
         self._unanswered -= count
+        self._wake()
+
+    def _wake(self) -> None:
         if self._settled is not None and not self._settled.done():
             self._settled.set_result(None)
 
     async def _wait_settled(self) -> None:
-        """Until a request more is settled."""
+        """Until a request more is settled, or stored where that may let the next one in."""
         self._settled = asyncio.get_running_loop().create_future()
         await self._settled

@@ -1,11 +1,11 @@
-"""The methods of the .proto, each joined to its verb: a request is parsed, let in, done and answered; or refused."""
+"""The methods of the .proto, each joined to its verb: a call is let in, heard, done and answered; or refused."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -15,15 +15,18 @@ from google.protobuf.message_factory import GetMessageClass
 
 from runnel.doors.grpc import consuming, live, publishing, reading, topics, work
 from runnel.doors.grpc.admission import enter
-from runnel.doors.grpc.calls import Call, Context
+from runnel.doors.grpc.calls import Call, Context, single_request
 from runnel.doors.grpc.door import GrpcDoor
 from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.doors.grpc.messages import parsed
 from runnel.doors.grpc.sending import request_in
-from runnel.doors.grpc.statuses import status_of
+from runnel.doors.grpc.statuses import refused
 from runnel.errors import RunnelError
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Runnel"]
+
+# For the one request of a call to come, whole. A stream may take its time with each of its.
+_REQUEST_SECONDS_MAX: Final = 30.0
 
 T = TypeVar("T")
 Verb: TypeAlias = Callable[[Call, Any], Awaitable[Message]]
@@ -69,23 +72,25 @@ def handler_of(door: GrpcDoor) -> grpc.GenericRpcHandler:
 
 
 def _method(door: GrpcDoor, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
-    # Requests come as bytes: what cannot be parsed is answered as every other mistake of a client's.
+    # Requests come as bytes: what cannot be parsed is answered as every other mistake of a client's. All are taken as
+    # streams, which is the same on the wire: grpcio would read a single request before anybody is asked who calls, and
+    # wait for the rest of it for ever.
     if method.client_streaming:
         return grpc.stream_stream_rpc_method_handler(_talked(door, _TALKING[method.name]))
     request_type = GetMessageClass(method.input_type)
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(
+        return grpc.stream_stream_rpc_method_handler(
             _written(door, _WRITING[method.name], request_type)
         )
-    return grpc.unary_unary_rpc_method_handler(_answered(door, _VERBS[method.name], request_type))
+    return grpc.stream_unary_rpc_method_handler(_answered(door, _VERBS[method.name], request_type))
 
 
 def _answered(door: GrpcDoor, verb: Verb, request_type: type[Message]) -> Any:
     parse = request_in if request_type is pb.PublishRequest else partial(parsed, request_type)
 
-    async def handle(data: bytes, context: Context) -> bytes:
+    async def handle(_: object, context: Context) -> bytes:
         async def answer(call: Call) -> bytes:
-            response = await verb(call, parse(data))
+            response = await verb(call, parse(await _request(context)))
             return response.SerializeToString()
 
         return await _within_call(door, context, answer)
@@ -94,9 +99,9 @@ def _answered(door: GrpcDoor, verb: Verb, request_type: type[Message]) -> Any:
 
 
 def _written(door: GrpcDoor, writing: Writing, request_type: type[Message]) -> Any:
-    async def handle(data: bytes, context: Context) -> None:
+    async def handle(_: object, context: Context) -> None:
         async def write(call: Call) -> None:
-            request = parsed(request_type, data)
+            request = parsed(request_type, await _request(context))
             await call.begin_stream()
             await writing(call, request)
 
@@ -114,6 +119,11 @@ def _talked(door: GrpcDoor, talking: Talking) -> Any:
         await _within_call(door, context, speak)
 
     return handle
+
+
+async def _request(context: Context) -> bytes:
+    data: bytes = await single_request(context, seconds_max=_REQUEST_SECONDS_MAX)
+    return data
 
 
 async def _within_call(door: GrpcDoor, context: Context, work: Callable[[Call], Awaitable[T]]) -> T:
@@ -140,13 +150,4 @@ async def _within_call(door: GrpcDoor, context: Context, work: Callable[[Call], 
     if call is not None and not isinstance(failure, RunnelError):
         call.broken(failure)
     door.broker.metrics.counters.requests_failed += 1
-    return await _refused(context, failure)
-
-
-async def _refused(context: Context, failure: BaseException) -> NoReturn:
-    status = status_of(failure)
-    try:
-        await context.abort(status.code, status.text, status.metadata)
-    except grpc.aio.InternalError as error:
-        raise asyncio.CancelledError from error  # the client has left meanwhile
-    raise AssertionError("abort raises by itself")
+    return await refused(context, failure)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
+import grpc.aio
 from grpc import StatusCode
 
 from runnel.doors.grpc.generated import runnel_pb2 as pb
@@ -74,6 +76,16 @@ def status_of(error: BaseException) -> Status:
             (DETAILS, told.details or "{}"),
         ),
     )
+
+
+async def refused(context: grpc.aio.ServicerContext[Any, Any], failure: BaseException) -> NoReturn:
+    """End a call with it."""
+    status = status_of(failure)
+    try:
+        await context.abort(status.code, status.text, status.metadata)
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError from error  # the client has left meanwhile
+    raise AssertionError("abort raises by itself")
 
 
 def error_of(error: BaseException) -> pb.Error:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from runnel.doors.grpc.calls import Call
 from runnel.doors.grpc.door import shutting_down
+
+
+# grpcio says that the requests have ended also where the client is gone, and a moment later that it is.
+_GONE_SECONDS: Final = 0.01
 
 
 class Finish(Protocol):
@@ -33,6 +37,7 @@ async def talk(
         is_closing = reading.cancelled()
         if not is_closing:
             reading.result()
+            await asyncio.sleep(_GONE_SECONDS)  # cancelled within, if it did not leave in good order
         await finish(is_closing=is_closing)
         await asyncio.shield(writing)
     finally:

@@ -8,7 +8,7 @@ from runnel.doors.grpc.calls import Call
 from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.doors.grpc.messages import block_of, is_blocks, natural, told_messages
 from runnel.doors.grpc.options import mode_of, options_of, start_of, told_mode, told_options
-from runnel.errors import ClientFault, LimitExceededError
+from runnel.errors import ClientFault, LimitExceededError, UnknownSubscriptionError
 from runnel.formats import work_heads as heads
 
 _DEAD_LISTED: Final = 100
@@ -19,15 +19,28 @@ _OFFSETS_MAX: Final = 100_000
 async def make_subscription(
     call: Call, request: pb.MakeSubscriptionRequest
 ) -> pb.MakeSubscriptionResponse:
+    mode = mode_of(request.mode) or await _mode_of_existing(call, request.name)
     making = call.access.make_subscription(
         request.name,
         tuple(request.patterns),
-        mode_of(request.mode),
+        mode,
         start_of(request.start),
         options_of(request.options) if request.HasField("options") else None,
     )
     await call.complete(making)
     return pb.MakeSubscriptionResponse()
+
+
+async def _mode_of_existing(call: Call, name: str) -> str:
+    """What is meant if nothing is said: nobody guesses the mode of a subscription that is to be made."""
+    try:
+        [known] = await call.access.subscriptions(name)
+    except UnknownSubscriptionError:
+        raise ClientFault(
+            f"mode: subscription {name!r} does not exist; say whether to make it MODE_SHARED, MODE_KEY_SHARED or "
+            "MODE_MULTICAST"
+        ) from None
+    return known.mode
 
 
 async def list_subscriptions(

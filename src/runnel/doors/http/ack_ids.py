@@ -11,13 +11,14 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from runnel.doors.http.acked import ACKED_MAX
 from runnel.doors.http.calls import Call
 from runnel.doors.http.problems import FieldFault
 from runnel.doors.http.work_seats import Seats, Taken, check_rights
 from runnel.errors import ForbiddenError
 
 _FORM: Final = re.compile(r"([A-Za-z0-9_-]{1,32})\.([0-9]{1,18})\.([0-9]{1,18})", re.ASCII)
-IDS_MAX: Final = 10_000
+IDS_MAX: Final = ACKED_MAX  # so that a whole request can be said again
 
 
 class Named:
@@ -53,7 +54,7 @@ def named(call: Call, seats: Seats, subscription: str, ids: Sequence[str]) -> Na
 
 
 def _check(call: Call, taken: Taken, subscription: str, at: int) -> None:
-    if taken.token_name != call.name:
+    if taken.owner is not call.rights:
         raise ForbiddenError(f"$.acks[{at}]: its message was given to somebody with another token")
     if taken.subscription != subscription:
         raise FieldFault(

@@ -34,6 +34,7 @@ from runnel.formats.message import Message
 _IN_FLIGHT_MAX: Final = 8
 # What is decoded at once holds up everybody else for so long.
 _PIECE_BYTES_MAX: Final = 256 * 1024
+_PIECE_LINES_MAX: Final = 10_000  # about: of lines as long as the others
 
 _lines: Final = msgspec.json.Decoder(MessageIn)
 
@@ -95,6 +96,7 @@ class _Bulk:
         while True:
             call.connection.arriving()
             event = await call.unless_ended(_received(request))
+            call.check_going_on()  # whoever sends fast has always something ready
             if event["type"] != "http.request":
                 raise ConnectionLostError("the client has gone in the middle of its lines")
             chunk, is_last = event["body"], not event["more_body"]
@@ -115,14 +117,20 @@ class _Bulk:
 
     async def _take(self, piece: bytes) -> None:
         """Whole lines."""
+        bytes_max = _PIECE_BYTES_MAX
+        lines = piece.count(b"\n")
+        if lines > _PIECE_LINES_MAX:
+            bytes_max = min(bytes_max, len(piece) * _PIECE_LINES_MAX // lines)
         begin = 0
         while begin < len(piece):
             end = len(piece)
-            if end - begin > _PIECE_BYTES_MAX:
-                end = piece.rfind(b"\n", begin, begin + _PIECE_BYTES_MAX) + 1
+            if end - begin > bytes_max:
+                end = piece.rfind(b"\n", begin, begin + bytes_max) + 1
                 end = end or piece.find(b"\n", begin) + 1 or len(piece)
             await self._take_some(piece[begin:end])
             begin = end
+            if begin < len(piece):
+                await asyncio.sleep(0)
 
     async def _take_some(self, piece: bytes) -> None:
         first = self._line + 1
@@ -173,6 +181,7 @@ class _Bulk:
         if not messages:
             return
         await self.settle(_IN_FLIGHT_MAX - 1)
+        self._call.check_going_on()
         try:
             batch, _ = placed_batch(messages)
             answer = await published(

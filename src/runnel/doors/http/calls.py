@@ -13,6 +13,7 @@ from runnel.doors.http.connection import Connection
 from runnel.doors.http.door import HttpDoor
 from runnel.errors import ConnectionLostError, RunnelError
 from runnel.security.gate import Pass
+from runnel.security.rights import Rights
 
 if TYPE_CHECKING:
     from litestar import Request
@@ -54,6 +55,11 @@ class Call:
         return self._pass.name
 
     @property
+    def rights(self) -> Rights | None:
+        """The token's; None where nobody has to show one, and everybody may do everything."""
+        return self._pass.rights
+
+    @property
     def peer(self) -> str:
         return self.connection.peer
 
@@ -89,17 +95,27 @@ class Call:
         self.end(ConnectionLostError("the client has gone"))
 
     def check_going_on(self) -> None:
-        """Raise why it has to end, if it has to."""
+        """Raise why it has to end, if it has to. Only of calls that asked for `ended`."""
         if self.why_ended is not None:
             raise self.why_ended
 
+    def check_admitted(self) -> None:
+        """Raise why, if the token is no longer good: what took a while to arrive may be too late."""
+        why = self._pass.why_over
+        if why is not None:
+            raise why
+
     async def unless_ended(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """The result of something that may take long; it is given up, and the reason raised, when the call ends."""
+        """The result of something that may take long; it is given up, and the reason raised, when the call ends.
+
+        What was ready in the same moment is given all the same, unless the token is no longer good.
+        """
         loop = self.door.loop
         working = loop.create_task(work)
         ending = loop.create_task(self.ended.wait())
         try:
             await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+            self.check_admitted()
             if working.done():
                 return working.result()
             assert self.why_ended is not None
@@ -108,6 +124,8 @@ class Call:
             working.cancel()
             ending.cancel()
             await asyncio.wait({working, ending})
+            if not working.cancelled():
+                working.exception()  # it has been seen, whether it is raised or not
 
     def leave(self) -> None:
         """It is over."""

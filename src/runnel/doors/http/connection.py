@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, Final, Protocol, cast
+from collections.abc import Callable, Collection
+from typing import Any, Final, NoReturn, Protocol, cast
 
+import httptools
 import msgspec
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -29,11 +31,22 @@ from runnel.errors import (
 from runnel.world.addresses import format_address
 
 HEAD_BYTES_MAX: Final = 64 * 1024
+"""Of a request's head; also of what comes in a chunked body beside the body, trailers above all."""
+QUEUED_MAX: Final = 64
+"""Requests that may wait for the answers to those before them."""
 # Whoever was refused is still heard for so long, so that the answer is not lost with the connection.
 _LINGER_NS: Final = 1_000_000_000
 CONNECTION: Final = "runnel.connection"  # its key in a request's scope
+AUTHORITY: Final = "runnel.authority"  # the host of a request whose target is an absolute URI
 
 _HEAD_BEGIN: Final = b"HTTP/1.1 "
+_FIELD_BYTES: Final = len(b": \r\n")
+
+_NOT_HTTP_FAULT: Final = HandshakeError("this is not HTTP/1.1 as RFC 9112 wants it"), 400
+_TRAILERS_FAULT: Final = (
+    LimitExceededError(f"trailers, or extensions of a chunk, of more than {HEAD_BYTES_MAX} bytes"),
+    431,
+)
 
 # What goes wrong with a request is answered, counted, or logged by the front: nothing is left for uvicorn to say.
 _silent: Final = logging.getLogger("runnel.http.uvicorn")
@@ -57,13 +70,22 @@ class Home(Protocol):
 
 
 class _JoinedWrites:
-    """A transport for uvicorn's answers, whose head and body come one after the other: they leave together."""
+    """A transport for uvicorn's answers, whose head and body come one after the other: they leave together.
 
-    __slots__ = ("_head", "_loop", "_transport", "is_closing")
+    `hears_out` is asked before it is closed: whether that is left to it.
+    """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = ("_head", "_hears_out", "_loop", "_transport", "is_closing")
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        hears_out: Callable[[], bool],
+    ) -> None:
         self._transport = transport
         self._loop = loop
+        self._hears_out = hears_out
         self._head: bytes | None = None
         self.is_closing = transport.is_closing
 
@@ -85,7 +107,8 @@ class _JoinedWrites:
 
     def close(self) -> None:
         self.flush()
-        self._transport.close()
+        if not self._hears_out():
+            self._transport.close()
 
     def write_eof(self) -> None:
         self.flush()
@@ -93,6 +116,21 @@ class _JoinedWrites:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+class _Flow(FlowControl):
+    """uvicorn's, but that nothing is read while requests are queued: they would grow more and more.
+
+    The one that is being answered needs no more of its body then: it came before the head of the next.
+    """
+
+    def __init__(self, transport: asyncio.Transport, queue: Collection[object]) -> None:
+        super().__init__(transport)
+        self._queue = queue
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self._queue:
+            super().resume_reading()
 
 
 class Connection(HttpToolsProtocol):
@@ -111,7 +149,10 @@ class Connection(HttpToolsProtocol):
         self._opened_ns = 0  # wall clock
         self._is_in_body = False
         self._head_bytes = 0
+        self._beside_bytes = 0  # that came since the last of a body
+        self._trailer_bytes = 0
         self._discarded_bytes = 0
+        self._fault: tuple[RunnelError, int] | None = None  # why the parser was stopped
         self._quiet_since_ns = 0  # nothing has come since then, where nothing is under way
         self._arriving_since_ns: int | None = None  # a request that has not arrived whole
         self._unread_since_ns: int | None = None  # an answer that the client does not read
@@ -132,6 +173,11 @@ class Connection(HttpToolsProtocol):
     def is_busy(self) -> bool:
         """Whether a request is under way."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def quiet_since_ns(self) -> int:
+        """Where it is not busy: since when. Bytes that are no request do not count."""
+        return self._quiet_since_ns
 
     def row(self) -> ConnectionRow:
         return ConnectionRow(
@@ -185,7 +231,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.transport = cast("asyncio.Transport", _JoinedWrites(transport, self.loop))
+        joined = _JoinedWrites(transport, self.loop, self._hears_out)
+        self.transport = cast("asyncio.Transport", joined)
+        self.flow = _Flow(transport, self.pipeline)
         clock = self.door.broker.clock
         self._opened_ns = clock.time_ns()
         self._quiet_since_ns = clock.monotonic_ns()
@@ -196,6 +244,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # its timer would keep all of this for months
         self.door.leave(self)
         self._tell_lost()
 
@@ -213,7 +262,9 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        if not self._is_in_body:
+        if self._is_in_body:
+            self._beside_bytes += len(data)
+        else:
             if self._arriving_since_ns is None:
                 self._arriving_since_ns = self.door.broker.clock.monotonic_ns()
             self._head_bytes += len(data)
@@ -223,20 +274,46 @@ class Connection(HttpToolsProtocol):
                 LimitExceededError(f"the head of a request has more than {HEAD_BYTES_MAX} bytes"),
                 431,
             )
+        elif self._beside_bytes > HEAD_BYTES_MAX:
+            self._refuse(*_TRAILERS_FAULT)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """As uvicorn's, written out because it is hot. A trailer is dropped: nothing here asks for any."""
+        if self._is_in_body:
+            self._trailer_bytes += len(name) + len(value) + _FIELD_BYTES
+            if self._trailer_bytes > HEAD_BYTES_MAX:
+                self._stop(*_TRAILERS_FAULT)
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
     def on_headers_complete(self) -> None:
-        self._is_in_body = True
+        if len(self.pipeline) >= QUEUED_MAX:
+            self._stop(
+                LimitExceededError(
+                    f"{QUEUED_MAX} requests wait for the answers to those before them; no more are allowed"
+                ),
+                503,
+            )
         self._head_bytes = 0
+        self._trailer_bytes = 0
         self._discarded_bytes = 0
         super().on_headers_complete()
+        self._is_in_body = True
+        if not self.url.startswith(b"/") and b"://" in self.url:
+            authority = self.url.partition(b"://")[2].partition(b"/")[0]
+            self.scope[AUTHORITY] = authority  # type: ignore[typeddict-unknown-key]
         if self.door.is_closing:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
+        self._beside_bytes = 0
         super().on_body(body)
         if (
             self.cycle.response_complete
@@ -248,11 +325,14 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._is_in_body = False
+        self._beside_bytes = 0
         self._arriving_since_ns = None
         self._quiet_since_ns = self.door.broker.clock.monotonic_ns()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        if not self._is_refused:
+            super().on_response_complete()
+            self.flow.resume_reading()  # if that was the last one queued
         self._quiet_since_ns = self.door.broker.clock.monotonic_ns()
         self.door.on_answered()
 
@@ -266,7 +346,7 @@ class Connection(HttpToolsProtocol):
         self._unread_since_ns = None
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - it says nothing that helps
-        self._refuse(HandshakeError("this is not HTTP/1.1 as RFC 9112 wants it"), 400)
+        self._refuse(*(self._fault or _NOT_HTTP_FAULT))
 
     def _unsupported_upgrade_warning(self) -> None:
         """Asked for another protocol (HTTP/2, WebSocket): answered in this one, and then no more."""
@@ -275,9 +355,19 @@ class Connection(HttpToolsProtocol):
 
     # --- Refusing ---
 
+    def _stop(self, error: RunnelError, status: int) -> NoReturn:
+        """From within the parser: it goes no further, and uvicorn comes to `send_400_response`."""
+        self._fault = error, status
+        raise httptools.HttpParserError
+
     def _refuse(self, error: RunnelError, status: int) -> None:
         """What comes cannot be a request, or not in time."""
+        if self._is_refused or self.transport.is_closing():
+            return
         self.door.broker.metrics.counters.protocol_errors += 1
+        if self._is_in_body and not self.is_busy:  # it has been answered: there is nothing to say
+            self.transport.close()
+            return
         if self.is_busy and (self.cycle.response_started or self.pipeline):
             self.transport.abort()  # nothing can be said within another answer
             return
@@ -288,10 +378,23 @@ class Connection(HttpToolsProtocol):
         self._turn_away(error, status)
 
     def _turn_away(self, error: RunnelError, status: int) -> None:
-        """Say why, and hear the client out: to close on it while it speaks would take the answer from it."""
+        """Say why, and hear the client out."""
+        self._write_problem(error, status)
+        self._hear_out()
+
+    def _hears_out(self) -> bool:
+        """Asked before the connection is closed. A request that has not arrived whole is let come for a moment."""
+        if self._is_in_body and not self._is_refused and not self.transport.is_closing():
+            self._hear_out()
+            return True
+        return False
+
+    def _hear_out(self) -> None:
+        """Say no more, and listen a little longer: to close on a client that speaks takes the answer from it."""
         self._is_refused = True
         self._quiet_since_ns = self.door.broker.clock.monotonic_ns()
-        self._write_problem(error, status)
+        self.pipeline.clear()
+        self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:

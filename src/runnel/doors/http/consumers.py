@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from runnel.broker.work import WorkConsumer, WorkDelivery
+from runnel.doors.http.acked import AckedLately, Offsets
 from runnel.errors import RunnelError
 from runnel.formats.message import Message
 from runnel.formats.work_heads import Attempt, Part
@@ -27,9 +28,6 @@ _WINDOW_BYTES_MAX: Final = 2**30
 _NEVER_NS: Final = 2**63 - 1
 # What the broker reckons for a delivery beyond its bytes, at most.
 _DELIVERY_BYTES: Final = 1024
-
-Offsets = Mapping[int, Sequence[int]]
-"""By delivery."""
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
@@ -99,6 +97,7 @@ class Seat:
         self._messages = 0  # of all leases, that are not settled
         self._bytes = 0
         self._due_ns = _NEVER_NS  # no lease ends before
+        self._acked_lately = AckedLately()
         self._news: asyncio.Future[None] | None = None
         self._error: RunnelError | None = None
         self._is_closed = False
@@ -278,9 +277,13 @@ class Seat:
     # --- What is said of messages ---
 
     def ack(self, offsets: Offsets) -> set[tuple[int, int]]:
-        """Those that came too late, by delivery and offset."""
-        late = self._consumer.ack((), _parts(offsets))
-        return self._settled(offsets, late)
+        """Those that came too late, by delivery and offset. What was acknowledged lately may be so again."""
+        self.forget_acked()
+        offsets = self._acked_lately.unknown(offsets)
+        late = self._settled(offsets, self._consumer.ack((), _parts(offsets)) if offsets else ())
+        acked = {(number, offset) for number, named in offsets.items() for offset in named}
+        self._acked_lately.add(sorted(acked - late), self.used_ns)
+        return late
 
     def nack(self, offsets: Offsets, *, delay_ns: int | None, reason: str) -> set[tuple[int, int]]:
         late = self._consumer.nack(_parts(offsets), delay_ns=delay_ns, reason=reason)
@@ -305,6 +308,10 @@ class Seat:
             lease_ns,
         )
         return late
+
+    def forget_acked(self) -> None:
+        """What was acknowledged so long ago that nobody asks whether it was heard."""
+        self._acked_lately.forget_old(self._clock.monotonic_ns())
 
     def _has(self, delivery: int, offset: int) -> bool:
         lease = self._leases.get(delivery)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from typing import Final, Protocol
@@ -46,6 +46,8 @@ class HttpDoor:
         self.loop = asyncio.get_running_loop()
         self.closing = asyncio.Event()
         """Set when draining begins: streams and long polls end."""
+        self.on_close: list[Callable[[], object]] = []
+        """Called by `close` when no request is under way any more; the broker may stay open."""
         self.connections: set[Connection] = set()
         self._refused: set[Connection] = set()
         self._calls: set[Lasting] = set()
@@ -58,9 +60,6 @@ class HttpDoor:
         self._patience = Patience(broker.clock, drain_seconds_max)
         self._is_closed = False
         broker.connection_rows.append(self.rows)
-        broker.metrics.add_limit(
-            "http.streams_max", settings.http.streams_max, lambda: self._stream_count
-        )
         broker.metrics.add_limit(
             "http.streams_max", settings.http.streams_max, lambda: self._stream_count
         )
@@ -77,9 +76,9 @@ class HttpDoor:
         connections_max = self.settings.http.connections_max
         if self.is_closing:
             refusal = ClosedError("the broker is shutting down; connect again later")
-        elif len(self.connections) >= connections_max:
+        elif len(self.connections) >= connections_max and not self._make_room():
             refusal = LimitExceededError(
-                f"the HTTP door has {connections_max} connections; no more are allowed"
+                f"the HTTP door has {connections_max} connections with requests under way; no more are allowed"
             )
         counters = self.broker.metrics.counters
         if refusal is None:
@@ -91,6 +90,20 @@ class HttpDoor:
         if len(self._refused) > _REFUSED_MAX:
             self._refused.pop().transport.abort()
         return refusal
+
+    def _make_room(self) -> bool:
+        """End the connection that has been idle for longest. False: all are busy.
+
+        Else idle ones could keep out everybody, down to the probe that asks whether the broker lives.
+        """
+        idle = [each for each in self.connections if not each.is_busy]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda each: each.quiet_since_ns)
+        self.broker.metrics.counters.connections_idle += 1
+        longest.transport.abort()
+        self.leave(longest)  # at once, for the loop tells it of its end only later
+        return True
 
     def leave(self, connection: Connection) -> None:
         self.connections.discard(connection)
@@ -191,6 +204,8 @@ class HttpDoor:
             task.cancel()
         await asyncio.wait({self._sweeping, *tasks})
         await self._wait_empty()
+        while self.on_close:
+            self.on_close.pop()()
 
     def _begin_closing(self) -> None:
         if not self.is_closing:

@@ -9,7 +9,7 @@ none to show.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -17,7 +17,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from runnel.doors.http.answers import Answer
 from runnel.doors.http.calls import CALL, Call
-from runnel.doors.http.connection import CONNECTION, Connection
+from runnel.doors.http.connection import AUTHORITY, CONNECTION, Connection
 from runnel.doors.http.door import HttpDoor
 from runnel.doors.http.paths import routed_path
 from runnel.doors.http.problems import (
@@ -35,12 +35,18 @@ logger = get_logger("runnel.http")
 
 # For everybody: whether it lives, and what it can do.
 _OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", "/openapi.json", "/docs"))
+# Of these there is one, or none: with several, nobody knows which one others go by.
+_SINGLE: Final = (b"host", b"transfer-encoding", b"authorization")
 # A browser's EventSource sends no headers of ours: there a token may stand in the query, for want of a better place.
 _STREAM_PATH: Final = "/v1/stream"
 _QUERY_TOKEN: Final = "access_token"
 
 _NOBODY: Final = Pass(None, None)
 _SHOWN_CHARS_MAX: Final = 100
+
+
+class _AmbiguousError(ClientFault):
+    """A head that others may read otherwise, a proxy before the broker for one: nothing after it is heard."""
 
 
 class Front:
@@ -60,17 +66,23 @@ class Front:
         connection = cast("Connection", scope[CONNECTION])  # type: ignore[typeddict-item]
         self._counters.requests += 1
         try:
-            headers = dict(scope["headers"])
+            fields = cast("Sequence[tuple[bytes, bytes]]", scope["headers"])
+            headers = dict(fields)
             path = scope["path"] = routed_path(scope["raw_path"])
-            self._check(headers)
+            if len(headers) < len(fields):
+                _check_single(fields)
+            self._check(scope, headers)
             if path in _OPEN_PATHS:
                 admitted = _NOBODY
             else:
                 admitted = self._door.gate.admit(_token(scope, path, headers))
         except RunnelError as error:
             if isinstance(error, UnauthenticatedError):
-                await self._door.gate.penalty(connection.peer_host)
-            await problem_answer(error, connection)(scope, receive, send)
+                await self._door.gate.penalty(error, connection.peer_host)
+            answer = problem_answer(error, connection)
+            if isinstance(error, _AmbiguousError):
+                answer.headers.append((b"connection", b"close"))
+            await answer(scope, receive, send)
             return
         with Call(self._door, connection, admitted, headers) as call:
             connection.token_name = call.name
@@ -84,8 +96,13 @@ class Front:
                     logger.exception("an answer broke off", path=path)
                 connection.transport.abort()
 
-    def _check(self, headers: Mapping[bytes, bytes]) -> None:
+    def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         """Refuse what no resource takes."""
+        transfer = headers.get(b"transfer-encoding")
+        if transfer is not None and transfer.lower() != b"chunked":
+            raise _AmbiguousError(
+                f"transfer-encoding {_shown(transfer)}: bodies come as they are, or chunked"
+            )
         encoding = headers.get(b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
             raise NotTakenError(
@@ -94,6 +111,11 @@ class Front:
         if self._door.gate.asks:
             return
         host = headers.get(b"host", b"")
+        authority = cast("bytes | None", scope.get(AUTHORITY))
+        if authority is not None and authority.lower() != host.lower():
+            raise _AmbiguousError(
+                f"the target is of the host {_shown(authority)}, and host is {_shown(host)}"
+            )
         if self._is_for_this_machine and host not in self._own_hosts:
             self._check_host(host)
         origin = headers.get(b"origin")
@@ -127,6 +149,13 @@ def problem_answer(error: BaseException, connection: Connection) -> Answer:
     return Answer(
         problem_bytes(problem), status=problem.status, content_type=PROBLEM_TYPE, headers=headers
     )
+
+
+def _check_single(fields: Sequence[tuple[bytes, bytes]]) -> None:
+    names = [name for name, _ in fields]
+    for name in _SINGLE:
+        if names.count(name) > 1:
+            raise _AmbiguousError(f"{name.decode()} is given {names.count(name)} times")
 
 
 def _token(scope: Scope, path: str, headers: Mapping[bytes, bytes]) -> str | None:

@@ -24,13 +24,13 @@ class Readiness(msgspec.Struct, frozen=True):
 
 @get("/healthz", operation_id="health", tags=["health"], sync_to_thread=False)
 def healthz() -> Health:
-    """Alive: answered as long as the process answers anything."""
+    """Tell that the process is alive: answered as long as it answers anything."""
     return Health("ok")
 
 
 @get("/readyz", operation_id="readiness", tags=["health"], sync_to_thread=False)
 def readyz(request: Request[Any, Any, Any]) -> Response[Readiness]:
-    """Ready: 503 while the broker shuts down, or cannot store everything that it is given."""
+    """Tell whether the broker is ready: 503 while it shuts down, or cannot store everything that it is given."""
     door = call_of(request).door
     troubles = list(door.broker.watching.troubles())
     if door.is_closing:

@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+import msgspec
 from litestar.types import Receive, Scope, Send
 
 from runnel.broker.broker import Delivery, LiveSubscription
 from runnel.doors.http import live_events
 from runnel.doors.http.answers import encode_json
-from runnel.doors.http.blocks import batches_of
+from runnel.doors.http.blocks import Blocks, messages_of
 from runnel.doors.http.calls import Call
 from runnel.doors.http.live_events import message_event
 from runnel.doors.http.messages import PayloadForm, gap_out, message_out
@@ -191,15 +192,19 @@ class LiveStream:
                     live_events.event(live_events.CAUGHT_UP, self._position.current(), b"{}")
                 )
                 continue
-            for event in self._events(arrived, await batches_of(arrived.buffers)):
-                parts.append(event)
-                size += len(event)
-                if size >= _CHUNK_BYTES:
-                    await self._write(send, b"".join(parts))
-                    parts, size = [], 0
-                    await asyncio.sleep(0)  # whoever reads fast leaves time for others
-                    if self._is_over():
-                        return
+            blocks = Blocks(arrived.buffers)
+            arrived = msgspec.structs.replace(arrived, buffers=())  # they may be of more than this
+            while not blocks.is_over:
+                batch = await blocks.next()
+                for event in self._events(arrived, batch, is_last=blocks.is_over):
+                    parts.append(event)
+                    size += len(event)
+                    if size >= _CHUNK_BYTES:
+                        chunk, parts, size = b"".join(parts), [], 0
+                        await self._write(send, chunk)
+                        await asyncio.sleep(0)  # whoever reads fast leaves time for others
+                        if self._is_over():
+                            return
             written_bytes += arrived.size
             self._call.flow.messages_out += arrived.messages
             self._call.flow.bytes_out += arrived.size
@@ -208,28 +213,29 @@ class LiveStream:
         if written_bytes:
             subscription.grant(written_bytes)
 
-    def _events(self, delivery: Delivery, batches: Sequence[Batch]) -> Iterator[bytes]:
-        """Of its messages, but for last values that came before a connection was lost."""
+    def _events(self, delivery: Delivery, batch: Batch, *, is_last: bool) -> Iterator[bytes]:
+        """Of a batch's messages, but for last values that came before a connection was lost.
+
+        `is_last`: of the batches of the delivery. They are made as they are asked for.
+        """
         position, form, shard = self._position, self._form, delivery.shard
-        for batch in batches:
-            messages = batch.messages()
-            if position.is_last and not delivery.next_entry:
-                for message, (is_repeated, event_id) in zip(
-                    messages, position.last_values(batch), strict=True
-                ):
-                    if not is_repeated:
-                        yield message_event(event_id, encode_json(message_out(message, form)))
-                continue
-            ids = position.ids(
-                batch,
-                shard.journal,
-                shard.shard,
-                delivery.epoch,
-                delivery.next_entry,
-                is_whole=batch is batches[-1],
-            )
-            for message, event_id in zip(messages, ids, strict=True):
-                yield message_event(event_id, encode_json(message_out(message, form)))
+        if position.is_last and not delivery.next_entry:
+            for message, (is_repeated, event_id) in zip(
+                messages_of(batch), position.last_values(batch), strict=True
+            ):
+                if not is_repeated:
+                    yield message_event(event_id, encode_json(message_out(message, form)))
+            return
+        ids = position.ids(
+            batch,
+            shard.journal,
+            shard.shard,
+            delivery.epoch,
+            delivery.next_entry,
+            is_whole=is_last,
+        )
+        for message, event_id in zip(messages_of(batch), ids, strict=True):
+            yield message_event(event_id, encode_json(message_out(message, form)))
 
     def _gap_event(self, gap: GapState) -> bytes:
         data = encode_json(gap_out(gap))

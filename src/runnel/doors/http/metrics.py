@@ -15,7 +15,7 @@ from runnel.doors.http.exposition import Exposition, metrics_of
 
 @get("/metrics", operation_id="metrics", tags=["watching"], media_type="text/plain")
 async def metrics(request: Request[Any, Any, Any]) -> Answer:
-    """Metrics in Prometheus' text format, or as OpenMetrics if `Accept` asks for it.
+    """Tell all metrics in Prometheus' text format, or as OpenMetrics if `Accept` asks for it.
 
     Needs the right to read `!system/metrics/broker`. docs/operations/metrics.md has all of them and their meaning.
     """

@@ -5,6 +5,7 @@ That is: a publisher's bodies and headers, the problems that every resource may 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -70,7 +71,11 @@ def openapi_document(handlers: Sequence[ControllerRouterHandler]) -> bytes:
         [*handlers],
         logging_config=None,
         openapi_config=OpenAPIConfig(
-            title="Runnel", version=_version(), description=_DESCRIPTION, tags=list(_TAGS)
+            title="Runnel",
+            version=_version(),
+            description=_DESCRIPTION,
+            tags=list(_TAGS),
+            use_handler_docstrings=True,
         ),
     )
     document: _Json = app.openapi_schema.to_schema()
@@ -115,16 +120,23 @@ def _structs(app: Litestar) -> Iterator[type[msgspec.Struct]]:
         if isinstance(route, HTTPRoute):
             for handler in route.route_handlers:
                 signature = handler.parsed_fn_signature
-                for field in (signature.return_type, handler.parsed_data_field):
-                    for each in () if field is None else (field, *field.inner_types):
-                        if isinstance(each.annotation, type) and issubclass(
-                            each.annotation, msgspec.Struct
-                        ):
-                            yield each.annotation
+                kinds = [
+                    each.annotation
+                    for field in (signature.return_type, handler.parsed_data_field)
+                    if field is not None
+                    for each in (field, *field.inner_types)
+                ]
+                # What a handler encodes by itself, it has declared.
+                kinds += [spec.data_container for spec in (handler.responses or {}).values()]
+                for kind in kinds:
+                    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+                        yield kind
 
 
 def _complete(path: str, method: str, operation: _Json) -> None:
-    """Add the problems that it may answer with, and whether it needs a token."""
+    """Add what it does in a sentence, the problems that it may answer with, and whether it needs a token."""
+    operation["description"] = _unwrapped(operation["description"])
+    operation["summary"] = _first_sentence(operation["description"])
     for parameter in operation.get("parameters", ()):
         _simplify(parameter)
     operation["responses"] = {
@@ -166,6 +178,15 @@ def _simplify(parameter: _Json) -> None:
     if parameter["in"] == "path" and schema.get("type") == "string":
         schema |= {"minLength": 1, "maxLength": NAME_BYTES_MAX, "pattern": _NAME_PATTERN}
         parameter.setdefault("description", "A name, percent-encoded.")
+
+
+def _unwrapped(docstring: str) -> str:
+    """Its paragraphs, each in one line: where lines end in the source means nothing to readers."""
+    return "\n\n".join(" ".join(each.split()) for each in docstring.split("\n\n"))
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"\.(?:\s|$)", text, maxsplit=1)[0]
 
 
 def _is_litestars(response: _Json) -> bool:

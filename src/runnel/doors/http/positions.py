@@ -33,6 +33,7 @@ ID_CHARS_MAX: Final = 4096
 """Longer ids would not pass through common proxies, as a header; events that would need one have none."""
 
 FIELD: Final = "last_event_id"
+_PLACES_MAX: Final = ID_CHARS_MAX * 3 // 4 // 5  # a place has five bytes or more
 _DIGEST_CHARS: Final = 11  # of 8 bytes in base64, without padding
 _NUMBER_MAX: Final = 2**63 - 1
 _FROM_URL: Final = str.maketrans("-_+/", "+/!!")  # the other alphabet is none of ours
@@ -58,8 +59,11 @@ class Position:
 
     def __init__(self, patterns: Sequence[str], start: Start, seen: str = "") -> None:
         """`seen`: the digests that an id had, if the stream goes on after one."""
-        self._topics: Final = sorted(set(patterns))
-        self._checksum: Final = _checksum(self._topics)
+        topics = sorted(set(patterns))
+        self._numbers: Final = {topic: number for number, topic in enumerate(topics)}
+        self._checksum: Final = _checksum(topics)
+        # Places become neither fewer nor shorter: once they are too long, they are not looked at again.
+        self._is_too_long = False
         self._is_by_partition: Final = all(Pattern(pattern).is_literal for pattern in patterns)
         self._is_last = start.kind in ("last", "resume_last")
         self._seen = seen
@@ -99,7 +103,8 @@ class Position:
                 if digest in self._seen_before:
                     yield True, None
                     continue
-                self._seen += digest
+                if len(self._seen) <= ID_CHARS_MAX:  # else there are no ids until all have come
+                    self._seen += digest
                 yield False, self._id(text)
 
     def ids(
@@ -158,6 +163,9 @@ class Position:
 
     def _text(self, first: ShardPlace | PartitionPlace | None = None) -> str | None:
         """`places`, with this one before all others; None: they are too many."""
+        known = self._partitions if self._is_by_partition else self._shards
+        if self._is_too_long or len(known) > _PLACES_MAX:
+            return None
         shards: list[ShardPlace] = []
         partitions: list[tuple[int, int, int, int]] = []
         if self._is_by_partition:
@@ -165,17 +173,17 @@ class Position:
             if isinstance(first, PartitionPlace):
                 places.insert(0, first)
             partitions = [
-                (self._topics.index(place.topic), place.partition, place.epoch, place.offset)
+                (self._numbers[place.topic], place.partition, place.epoch, place.offset)
                 for place in places
             ]
         else:
             shards = list(self._shards.values())
             if isinstance(first, ShardPlace):
                 shards.insert(0, first)
-        if len(shards) + len(partitions) > ID_CHARS_MAX // 4:
-            return None
         packed = _encode(_Places(1, self._checksum, self._is_last, shards, partitions))
-        return urlsafe_b64encode(packed).decode().rstrip("=")
+        text = urlsafe_b64encode(packed).decode().rstrip("=")
+        self._is_too_long = len(text) > ID_CHARS_MAX
+        return None if self._is_too_long else text
 
     def _id(self, text: str | None, numbers: str = "") -> str | None:
         if text is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -26,8 +27,11 @@ from runnel.doors.http.placing import (
     unobserved,
     with_trace,
 )
-from runnel.doors.http.problems import FieldFault
+from runnel.doors.http.problems import FieldFault, TooLargeError
 from runnel.doors.http.raw_messages import message_of
+
+ARRAY_MAX: Final = 10_000
+"""Messages of an array: all of them are decoded at once, which holds up everybody else for so long."""
 
 _one: Final = msgspec.json.Decoder(MessageIn)
 _many: Final = msgspec.json.Decoder(list[MessageIn])
@@ -71,7 +75,7 @@ async def publish(
         ),
     ] = None,
 ) -> Answer:
-    """Publish messages to a topic, which is made by it."""
+    """Publish messages to a topic, which is made if it is new."""
     call = call_of(request)
     kind = content_type(call)
     if kind == NDJSON:
@@ -80,6 +84,7 @@ async def publish(
     if kind != JSON:
         message = message_of(topic, body, request.scope["headers"])
     elif body[:64].lstrip()[:1] == b"[":
+        _check_count(body)
         messages = decoded(_many, body, fields=MESSAGE_FIELDS)
         return await _publish_many(call, topic, messages, level, partition)
     else:
@@ -100,6 +105,32 @@ async def publish(
         unobserved(answer)
         return Answer(encode_json(Receipt(topic, partition)), status=202)
     return Answer(encode_json(_receipt(topic, partition, await answer)))
+
+
+def _check_count(body: bytes) -> None:
+    """Refuse an array of too many, before anything is made of it.
+
+    A message has at least one brace: only where there are many braces, it has to be seen whose they are.
+    """
+    if body.count(b"{") <= ARRAY_MAX:
+        return
+    count = 0
+
+    class Element(msgspec.Struct):
+        """One message, of which nothing is looked at."""
+
+        def __post_init__(self) -> None:
+            nonlocal count
+            count += 1
+            if count > ARRAY_MAX:
+                raise TooLargeError(
+                    f"the array has more than {ARRAY_MAX} messages; {NDJSON} takes any number, one a line"
+                )
+
+    with suppress(
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError
+    ):  # told by what decodes it
+        msgspec.json.decode(body, type=list[Element])
 
 
 async def _publish_many(

@@ -10,6 +10,7 @@ Text is UTF-8, percent-encoded: no name or value can end its header.
 
 from __future__ import annotations
 
+import difflib
 from base64 import b64encode
 from collections.abc import Iterable
 from typing import Final
@@ -34,6 +35,7 @@ _KNOWN: Final = (
     "Runnel-Uid",
 )
 _SPELLED: Final = {name.lower().encode(): name for name in _KNOWN}
+_BY_END: Final = {name.lower().removeprefix("runnel-"): name for name in _KNOWN}
 
 
 def message_of(topic: str, payload: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Message:
@@ -45,8 +47,7 @@ def message_of(topic: str, payload: bytes, headers: Iterable[tuple[bytes, bytes]
             continue
         name = _SPELLED.get(raw_name)
         if name is None:
-            shown = raw_name.decode("latin-1")
-            raise FieldFault(shown, f"is not known here; known are {', '.join(_KNOWN)}")
+            raise _unknown(raw_name)
         value = raw_value.decode("latin-1")
         if name == "Runnel-Tag":
             tag, equals, of_tag = value.partition("=")
@@ -69,6 +70,14 @@ def message_of(topic: str, payload: bytes, headers: Iterable[tuple[bytes, bytes]
         uid=uid_of("Runnel-Uid", values["Runnel-Uid"]) if "Runnel-Uid" in values else None,
         partition_key=_bytes(values, "Runnel-Partition-Key"),
     )
+
+
+def _unknown(raw_name: bytes) -> FieldFault:
+    """Told with the header that was meant, as far as one can tell: they all begin alike, so that counts for nothing."""
+    given = raw_name.removeprefix(_PREFIX).decode("latin-1")
+    near = difflib.get_close_matches(given, _BY_END, 1)
+    hint = f"did you mean {_BY_END[near[0]]!r}?" if near else f"known are {', '.join(_KNOWN)}"
+    return FieldFault(raw_name.decode("latin-1"), f"is not known here; {hint}")
 
 
 def headers_of(message: Message, *, epoch: int | None = None) -> list[tuple[str, str]]:

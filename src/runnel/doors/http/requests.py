@@ -17,7 +17,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import QueryParameter
 from litestar.types import Scope
 
-from runnel.doors.http.bodies import JSON, content_type, read_body
+from runnel.doors.http.bodies import JSON, content_type, read_control_body
 from runnel.doors.http.calls import call_of
 from runnel.doors.http.messages import decoded
 from runnel.doors.http.paths import decoded_name
@@ -50,7 +50,7 @@ class DoorRequest(Request[Any, Any, Any]):
 
     async def body(self) -> bytes:
         if self._read is None:
-            self._read = await read_body(call_of(self), self)
+            self._read = await read_control_body(call_of(self), self)
         return self._read
 
     async def json(self) -> Any:

@@ -188,14 +188,14 @@ async def make(
 
 @get("/v1/subscriptions", operation_id="listSubscriptions", tags=["work"])
 async def list_all(request: Request[Any, Any, Any]) -> SubscriptionList:
-    """All subscriptions that you may consume from, or administer."""
+    """List the subscriptions that you may consume from, or administer."""
     states = await call_of(request).access.subscriptions()
     return SubscriptionList([SubscriptionOut.of(state) for state in states])
 
 
 @get("/v1/subscriptions/{name:str}", operation_id="describeSubscription", tags=["work"])
 async def describe(request: Request[Any, Any, Any], name: FromPath[str]) -> SubscriptionOut:
-    """One subscription, with its partitions."""
+    """Describe a subscription with its partitions."""
     return await _told(call_of(request), name)
 
 
@@ -217,7 +217,7 @@ async def remove(request: Request[Any, Any, Any], name: FromPath[str]) -> None:
     tags=["work"],
 )
 async def pause(request: Request[Any, Any, Any], name: FromPath[str]) -> None:
-    """Deliver nothing more for now. What is leased stays so."""
+    """Pause a subscription: nothing more is delivered for now. What is leased stays so."""
     await call_of(request).access.pause_subscription(name, is_paused=True)
 
 
@@ -228,7 +228,7 @@ async def pause(request: Request[Any, Any, Any], name: FromPath[str]) -> None:
     tags=["work"],
 )
 async def resume(request: Request[Any, Any, Any], name: FromPath[str]) -> None:
-    """Go on delivering."""
+    """Let a paused subscription go on."""
     await call_of(request).access.pause_subscription(name, is_paused=False)
 
 
@@ -241,7 +241,7 @@ async def resume(request: Request[Any, Any, Any], name: FromPath[str]) -> None:
 async def move(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[MoveIn]
 ) -> None:
-    """Begin elsewhere. Leases end, and do not count as failed."""
+    """Let a subscription begin elsewhere. Leases end, and do not count as failed."""
     await call_of(request).access.move_subscription(name, _start(data.start), data.member)
 
 
@@ -254,7 +254,7 @@ async def move(
 async def remove_member(
     request: Request[Any, Any, Any], name: FromPath[str], member: FromPath[str]
 ) -> None:
-    """Owe a member of a multicast nothing any more."""
+    """Remove a member of a multicast: it is owed nothing any more."""
     await call_of(request).access.remove_member(name, member)
 
 

@@ -70,7 +70,7 @@ class ExtendIn(AckIn, frozen=True, forbid_unknown_fields=True):
 
 
 class Acked(msgspec.Struct, frozen=True):
-    """`late`: those whose lease had ended before; they go, or went, to somebody again."""
+    """`late`: those whose lease has ended, or that were settled otherwise. What is acknowledged twice is not late."""
 
     acked: int
     late: Sequence[str]
@@ -206,7 +206,10 @@ async def _wait(call: Call, seat: Seat, wanted: Wanted, wait_ns: int) -> list[Le
 async def ack(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[AckIn]
 ) -> Answer:
-    """Say that messages are done. Answered once that is stored."""
+    """Say that messages are done. Answered once that is stored.
+
+    If no answer comes, say it again: what this acknowledged within the last minute counts as acknowledged.
+    """
     call = call_of(request)
     found = named(call, seats_of(call.door), name, data.acks)
     for taken, offsets in found.by_seat.values():
@@ -282,7 +285,7 @@ def _counted(found: Named) -> tuple[int, list[str]]:
     in_time = found.count - len(found.late)
     if not in_time:
         raise LateAckError(
-            "the lease of each of these had ended: the messages go, or went, to somebody again"
+            "the lease of each of these has ended, or they were settled otherwise, or this broker never gave them"
         )
     return in_time, found.late
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 from typing import Final, NamedTuple
-from weakref import WeakKeyDictionary
+from urllib.parse import quote
 
 from runnel.doors.http.calls import Call
 from runnel.doors.http.consumers import Seat
 from runnel.doors.http.door import HttpDoor
-from runnel.errors import LimitExceededError
+from runnel.errors import LimitExceededError, RunnelError, UnknownSubscriptionError
 from runnel.formats.work_heads import Consume
-from runnel.security.rights import Right
+from runnel.security.rights import Right, Rights
 from runnel.subscriptions.definition import Mode
 
 _IDLE_NS_MAX: Final = 60 * 1_000_000_000
 _SWEEP_SECONDS: Final = 1.0
 _ID_BYTES: Final = 9
+# One token may have a part of all seats: others are to have some too.
+_TOKENS_SHARE: Final = 4
 
 
 class Taken(NamedTuple):
@@ -27,23 +29,25 @@ class Taken(NamedTuple):
     subscription: str
     member: str
     consumer: str
-    token_name: str
+    owner: Rights | None  # of the token, for as long as it has these; None: nobody is asked for one
 
 
 class Seats:
-    """By the name of the subscription, the member, the consumer and the token; and by the ids in ack ids."""
+    """By the name of the subscription, the member, the consumer, and the token; and by the ids in ack ids."""
 
     def __init__(self, door: HttpDoor) -> None:
         self._door = door
-        self._by_key: dict[tuple[str, str, str, str], Taken] = {}
+        self._by_key: dict[tuple[str, str, str, Rights | None], Taken] = {}
         self._by_id: dict[str, Taken] = {}
         # In shared mode nobody minds who sits where: those without a name of their own have one seat together.
-        self._shared: dict[tuple[str, str], Taken] = {}
+        self._shared: dict[tuple[str, Rights | None], Taken] = {}
         self._joining = asyncio.Lock()
         self._sweeping: asyncio.Task[None] | None = None
         door.broker.metrics.add_limit(
             "http.consumers_max", door.settings.http.consumers_max, lambda: len(self._by_id)
         )
+        door.on_close.append(self._close)
+        door.gate.on_token_ended.append(self._on_token_ended)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -64,20 +68,20 @@ class Seats:
 
     def _known(self, call: Call, subscription: str, member: str, consumer: str) -> Taken | None:
         if not consumer:
-            return None if member else self._shared.get((subscription, call.name))
-        return self._by_key.get((subscription, member, consumer, call.name))
+            return None if member else self._shared.get((subscription, call.rights))
+        return self._by_key.get((subscription, member, consumer, call.rights))
 
     def of(self, call: Call, subscription: str, consumer: str) -> list[Taken]:
         """The caller's seats of this name, of whichever member."""
         return [
             taken
             for taken in self._by_id.values()
-            if (taken.subscription, taken.consumer, taken.token_name)
-            == (subscription, consumer, call.name)
+            if taken.owner is call.rights
+            and (taken.subscription, taken.consumer) == (subscription, consumer)
         ]
 
     async def _join(self, call: Call, subscription: str, member: str, consumer: str) -> Taken:
-        self._make_room()
+        self._make_room(call.rights)
         seat_id = secrets.token_urlsafe(_ID_BYTES)
         name = consumer or f"http-{seat_id}"
         seat = Seat(
@@ -87,13 +91,25 @@ class Seats:
             self._door.broker.clock,
             lambda: self._forget(taken),
         )
-        taken = Taken(seat, subscription, member, name, call.name)
+        taken = Taken(seat, subscription, member, name, call.rights)
         request = Consume(0, 1, subscription, window_messages=0, window_bytes=0, member=member)
-        seat.open(await call.access.consume(1, seat, request))
-        self._by_key[subscription, member, name, call.name] = taken
+        try:
+            seat.open(await call.access.consume(1, seat, request))
+        except UnknownSubscriptionError:
+            # The broker would make it for who names its topics; here that is another request.
+            raise UnknownSubscriptionError(
+                f"subscription {subscription!r} does not exist; "
+                f"PUT /v1/subscriptions/{quote(subscription, safe='')} makes it"
+            ) from None
+        try:
+            call.check_admitted()  # it would not be told that its token has ended meanwhile
+        except RunnelError:
+            seat.close()
+            raise
+        self._by_key[subscription, member, name, call.rights] = taken
         self._by_id[seat_id] = taken
         if not consumer and seat.consumer.definition.mode is Mode.SHARED:
-            self._shared[subscription, call.name] = taken
+            self._shared[subscription, call.rights] = taken
         if self._sweeping is None or self._sweeping.done():
             self._sweeping = self._door.loop.create_task(self._sweep(), name="runnel-http-seats")
         return taken
@@ -104,26 +120,35 @@ class Seats:
         if self._door.is_closing and seat.is_free:
             seat.close()
 
-    def _make_room(self) -> None:
-        """For one more: if there are too many, the one that has been idle for longest goes."""
+    def _make_room(self, owner: Rights | None) -> None:
+        """For one more: if there are too many, the one that has been idle for longest goes, the caller's own first."""
         consumers_max = self._door.settings.http.consumers_max
-        if len(self._by_id) < consumers_max:
+        own = [taken for taken in self._by_id.values() if taken.owner is owner]
+        own_max = consumers_max if owner is None else max(1, consumers_max // _TOKENS_SHARE)
+        if len(own) < own_max and len(self._by_id) < consumers_max:
             return
-        idle = [taken.seat for taken in self._by_id.values() if taken.seat.is_free]
+        idle = [taken.seat for taken in own if taken.seat.is_free]
+        if not idle and len(own) < own_max:
+            idle = [taken.seat for taken in self._by_id.values() if taken.seat.is_free]
         if not idle:
             raise LimitExceededError(
-                f"http.consumers_max = {consumers_max} consumers have messages leased, or wait for some; no more "
-                "are allowed"
+                f"http.consumers_max = {consumers_max}, of one token {own_max}: so many consumers have messages "
+                "leased, or wait for some; no more are allowed"
             )
         min(idle, key=lambda seat: seat.used_ns).close()
 
+    def _on_token_ended(self, owner: Rights) -> None:
+        """What is leased with it goes to others, and does not count as failed."""
+        for taken in [each for each in self._by_id.values() if each.owner is owner]:
+            taken.seat.close()
+
     def _forget(self, taken: Taken) -> None:
         self._by_id.pop(taken.seat.id, None)
-        key = (taken.subscription, taken.member, taken.consumer, taken.token_name)
+        key = (taken.subscription, taken.member, taken.consumer, taken.owner)
         if self._by_key.get(key) is taken:
             del self._by_key[key]
-        if self._shared.get((taken.subscription, taken.token_name)) is taken:
-            del self._shared[taken.subscription, taken.token_name]
+        if self._shared.get((taken.subscription, taken.owner)) is taken:
+            del self._shared[taken.subscription, taken.owner]
 
     # --- Time ---
 
@@ -146,19 +171,26 @@ class Seats:
         for taken in list(self._by_id.values()):
             seat = taken.seat
             seat.give_back_unclaimed()
+            seat.forget_acked()
             is_idle = self._door.is_closing or now_ns - seat.used_ns >= _IDLE_NS_MAX
             if is_idle and not seat.is_closed and seat.is_free:
                 seat.close()
 
+    def _close(self) -> None:
+        """The door is closed: nobody will say what became of what is leased here."""
+        for taken in list(self._by_id.values()):
+            taken.seat.close()
+        self._door.gate.on_token_ended.remove(self._on_token_ended)
+        _of_doors.pop(self._door, None)
+
 
 def check_rights(call: Call, taken: Taken) -> None:
     """The caller's rights may be others than when the seat was made."""
-    rights = call._pass.rights  # noqa: SLF001
-    if rights is not None:
-        rights.check_patterns(Right.CONSUME, taken.seat.consumer.definition.patterns)
+    if call.rights is not None:
+        call.rights.check_patterns(Right.CONSUME, taken.seat.consumer.definition.patterns)
 
 
-_of_doors: Final[WeakKeyDictionary[HttpDoor, Seats]] = WeakKeyDictionary()
+_of_doors: Final[dict[HttpDoor, Seats]] = {}  # until they are closed
 
 
 def seats_of(door: HttpDoor) -> Seats:

@@ -14,6 +14,22 @@ from runnel.formats import wire
 _NS_PER_MS: Final = 1_000_000
 
 
+# How requests of HTTP begin: each method of 1.1 as far as a frame's length reaches, and the preface of 2.
+_HTTP_BEGINNINGS: Final = frozenset(
+    (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"PRI ")
+)
+_HTTP_TEXT: Final = b"this is Runnel's native door; HTTP is usually at 7480\n"
+_HTTP_ANSWER: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+    % (len(_HTTP_TEXT), _HTTP_TEXT)
+)
+
+
+def answer_to_http(beginning: memoryview) -> bytes | None:
+    """For a connection that begins so, and cannot be understood here: what it understands, if it speaks HTTP."""
+    return _HTTP_ANSWER if bytes(beginning[:4]) in _HTTP_BEGINNINGS else None
+
+
 def checked_hello(request: wire.Request, tail: memoryview) -> wire.Hello:
     """The first request of a connection, if it is what it must be."""
     if not isinstance(request, wire.Hello):

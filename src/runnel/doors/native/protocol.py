@@ -9,6 +9,7 @@ from typing import Final, Protocol, cast
 from runnel.broker.broker import Broker, ConnectionRow
 from runnel.broker.topic_traffic import Flow
 from runnel.config import Settings, format_duration
+from runnel.doors.native.greeting import answer_to_http
 from runnel.doors.native.output import Buffer
 from runnel.doors.native.session import Session
 from runnel.doors.native.tasks import Tasks
@@ -137,7 +138,13 @@ class Connection(asyncio.BufferedProtocol):
                 frames = self._reader.feed(self._buffer[:nbytes])
         except RunnelError as error:
             self._door.broker.metrics.counters.protocol_errors += 1
-            self.session.fail(error)
+            is_beginning = self._bytes_in == nbytes
+            answer = answer_to_http(self._buffer[:nbytes]) if is_beginning else None
+            if answer is None:
+                self.session.fail(error)
+            else:
+                self.queue(answer)
+                self.session.close()
         else:
             if frames:
                 self.session.receive(frames)

@@ -55,7 +55,7 @@ _ROOM: Final = 1  # the log's queue is full
 _ANSWERS: Final = 2  # too many requests are unanswered
 _OUTPUT: Final = 4  # the client does not read what it is sent
 _TURN: Final = 8  # others have their turn
-_PENALTY: Final = 16  # it showed a wrong token, and has to wait before it is told so
+_PENALTY: Final = 16  # it was not let in, and may have to wait before it is told so
 
 # Before anybody has come in, whatever is tried is refused.
 _NOBODY: Final = Rights("", ())
@@ -314,9 +314,9 @@ class Session:
         self._broker.metrics.counters.connections_opened += 1
         say(self._output, welcome_to(hello, self._settings))
 
-    async def _refuse_later(self, request_id: int, error: RunnelError) -> None:
+    async def _refuse_later(self, request_id: int, error: UnauthenticatedError) -> None:
         assert self._gate is not None
-        await self._gate.penalty(self._output.peer)
+        await self._gate.penalty(error, self._output.peer)
         self._refuse(request_id, error)
 
     def _refuse(self, request_id: int, error: RunnelError) -> None:
