@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -22,6 +23,7 @@ from runnel.doors.grpc.messages import (
 from runnel.errors import ClientFault, LimitExceededError, MalformedError
 from runnel.formats import columns
 from runnel.formats.batch import Batch
+from runnel.formats.columns import Columns
 from runnel.formats.message import Message
 from runnel.topics.partitions import partition_of_key
 
@@ -107,8 +109,15 @@ def _keys_of(message: pb.Message) -> tuple[int | None, bytes | None, bytes | Non
 
 
 def _one_run(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending | None:
-    """If all are of one partition there is: straight into columns, in a third of the time. None if they are not."""
+    """If all are of one partition there is: straight into columns, in less time. None if they are not."""
     given = list(request.messages)
+    payloads = [message.payload for message in given]
+    if call.traceparent is None and _have_only(request, payloads):
+        if len(call.access.routes((request.topic,))[0].owners) > 1:
+            return None
+        return _as_run(
+            call, request, level, request.topic, columns.build(payloads, event_times_ns=(0,))
+        )
     topics = {message.topic or request.topic for message in given}
     if len(topics) > 1 or any([message.HasField("partition") for message in given]):  # noqa: C419 - quicker
         return None
@@ -118,7 +127,7 @@ def _one_run(call: Call, request: pb.PublishRequest, level: Level | None) -> Sen
         return None
     transmit_times = {message.transmit_time_ns for message in given}
     table = columns.build(
-        [message.payload for message in given],
+        payloads,
         event_times_ns=[message.event_time_ns for message in given],
         transmit_time_ns=transmit_times.pop()
         if len(transmit_times) == 1
@@ -128,9 +137,34 @@ def _one_run(call: Call, request: pb.PublishRequest, level: Level | None) -> Sen
         uids=[message.uid if message.HasField("uid") else None for message in given],
         tags=[tags_of(message, call.traceparent, call.tracestate) for message in given],
     )
-    batch = Batch.from_columns(table, (topic,), (len(given),))
-    part = Part(partial(call.access.publish, batch, level), topic, range(len(given)), (len(given),))
-    return Sending(request.id, level, (part,), (0,) * len(given), len(given))
+    return _as_run(call, request, level, topic, table)
+
+
+def _as_run(
+    call: Call, request: pb.PublishRequest, level: Level | None, topic: str, table: Columns
+) -> Sending:
+    count = table.count
+    batch = Batch.from_columns(table, (topic,), (count,))
+    part = Part(partial(call.access.publish, batch, level), topic, range(count), (count,))
+    return Sending(request.id, level, (part,), (0,) * count, count)
+
+
+def _have_only(request: pb.PublishRequest, payloads: Sequence[bytes]) -> bool:
+    """Whether no message has anything but a payload: then the request has no byte more than these take.
+
+    To ask each message for each of its fields would take six times as long as everything else.
+    """
+    head = pb.PublishRequest(id=request.id, level=request.level, topic=request.topic)
+    left = request.ByteSize() - head.ByteSize()
+    for length, count in Counter(map(len, payloads)).items():
+        inner = _field_bytes(length) if length else 0
+        left -= count * _field_bytes(inner)
+    return left == 0
+
+
+def _field_bytes(length: int) -> int:
+    """A tag of one byte, the length, and as much as it says."""
+    return 1 + max(1, (length.bit_length() + 6) // 7) + length
 
 
 def _partition_keys(given: Sequence[pb.Message]) -> list[bytes | None] | None:

@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol
 from runnel.doors.grpc.calls import Call
 from runnel.doors.grpc.door import shutting_down
 
-
 # grpcio says that the requests have ended also where the client is gone, and a moment later that it is.
 _GONE_SECONDS: Final = 0.01
 
@@ -37,7 +36,7 @@ async def talk(
         is_closing = reading.cancelled()
         if not is_closing:
             reading.result()
-            await asyncio.sleep(_GONE_SECONDS)  # cancelled within, if it did not leave in good order
+            await asyncio.sleep(_GONE_SECONDS)  # cancelled within it, if the client just vanished
         await finish(is_closing=is_closing)
         await asyncio.shield(writing)
     finally:
