@@ -188,9 +188,12 @@ class Crew:
 
     def resize(self, seat: int, window_messages: int, window_bytes: int) -> None:
         if (known := self._seats.get(seat)) is not None:
+            is_smaller = (
+                window_messages <= known.window_messages and window_bytes <= known.window_bytes
+            )
             known.window_messages = window_messages
             known.window_bytes = window_bytes
-            self._resize(seat, known)
+            self._resize(seat, known, is_smaller=is_smaller)
 
     def pause(self, seat: int) -> None:
         """The connection is full."""
@@ -203,14 +206,15 @@ class Crew:
             known.is_paused = False
             self._resize(seat, known)
 
-    def _resize(self, number: int, seat: _Seat) -> None:
+    def _resize(self, number: int, seat: _Seat, *, is_smaller: bool = False) -> None:
         has_room = seat.is_started and not seat.is_paused
         self.group.resize(
             number,
             window_messages=seat.window_messages if has_room else 0,
             window_bytes=seat.window_bytes if has_room else 0,
         )
-        self.wake()
+        if not is_smaller:  # else there is nothing more to deliver
+            self.wake()
 
     def leave(self, seat: int, *, is_clean: bool) -> bool:
         """Whether it was there: the broker may have ended it before."""
