@@ -47,7 +47,6 @@ class GrpcDoor:
         drain_seconds_max = settings.grpc.drain_timeout_ns / _NS_PER_SECOND
         self._patience = Patience(broker.clock, drain_seconds_max)
         broker.connection_rows.append(self.rows)
-        broker.metrics.add_limit("grpc.calls_max", settings.grpc.calls_max, lambda: len(self.calls))
 
     @property
     def is_closing(self) -> bool:

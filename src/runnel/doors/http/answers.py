@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from litestar.types import Receive, Scope, Send
@@ -43,7 +43,3 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
-
-
-def json_answer(content: Any, *, status: int = 200) -> Answer:
-    return Answer(encode_json(content), status=status)

@@ -81,7 +81,7 @@ def _answer_problem(request: Request[Any, Any, Any], error: Exception) -> Respon
     call_of(request).door.broker.metrics.counters.requests_failed += 1
     if isinstance(error, ValidationException):
         error = explained(request, error)
-    problem, headers = problem_of(error)
+    problem, headers = problem_of(error, call_of(request).peer)
     return Response(
         problem_bytes(problem),
         media_type=PROBLEM_TYPE,

@@ -93,7 +93,7 @@ class Front:
             except Exception:  # the boundary of a request
                 # Litestar answers whatever fails before an answer has begun; the rest cannot be told any more.
                 if not connection.transport.is_closing():
-                    logger.exception("an answer broke off", path=path)
+                    logger.exception("an answer broke off", peer=connection.peer, path=path)
                 connection.transport.abort()
 
     def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:

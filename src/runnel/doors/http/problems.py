@@ -122,10 +122,13 @@ class BulkError(RunnelError):
         self.published = published
 
 
-def problem_of(error: BaseException) -> tuple[Problem, Headers]:
-    """The answer to any failure, and the headers that belong to it. What is nobody's error but ours is logged."""
+def problem_of(error: BaseException, peer: str = "") -> tuple[Problem, Headers]:
+    """The answer to any failure, and the headers that belong to it. What is nobody's error but ours is logged.
+
+    `peer` is who asked, for that line.
+    """
     if isinstance(error, BulkError):
-        problem, headers = problem_of(error.cause)
+        problem, headers = problem_of(error.cause, peer)
         details = {**(problem.details or {}), "published": error.published}
         if error.line is not None:
             details["line"] = error.line
@@ -136,8 +139,8 @@ def problem_of(error: BaseException) -> tuple[Problem, Headers]:
     if isinstance(error, RunnelError):
         return _of_error(error)
     if isinstance(error, litestar.HTTPException):
-        return _of_litestar(error)
-    return _of_bug(error)
+        return _of_litestar(error, peer)
+    return _of_bug(error, peer)
 
 
 def problem_bytes(problem: Problem) -> bytes:
@@ -173,7 +176,7 @@ def _of_error(error: RunnelError) -> tuple[Problem, Headers]:
     return problem, headers
 
 
-def _of_litestar(error: litestar.HTTPException) -> tuple[Problem, Headers]:
+def _of_litestar(error: litestar.HTTPException, peer: str) -> tuple[Problem, Headers]:
     """What Litestar refuses before a handler is called."""
     match error:
         case litestar.NotFoundException():
@@ -192,12 +195,12 @@ def _of_litestar(error: litestar.HTTPException) -> tuple[Problem, Headers]:
             detail = "the body is larger than http.body_bytes_max allows"
             return _made("limit_exceeded", detail, status=413), ()
         case _ if error.status_code >= 500:
-            return _of_bug(error)
+            return _of_bug(error, peer)
     return _made("bad_request", error.detail, status=error.status_code), ()
 
 
-def _of_bug(error: BaseException) -> tuple[Problem, Headers]:
-    logger.error("a request failed for a reason that is a bug", exc_info=error)
+def _of_bug(error: BaseException, peer: str) -> tuple[Problem, Headers]:
+    logger.error("a request failed for a reason that is a bug", peer=peer, exc_info=error)
     return _made("internal", "the broker could not answer; its diagnostics say why"), ()
 
 
