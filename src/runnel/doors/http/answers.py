@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from litestar.types import Receive, Scope, Send
 
+from runnel.doors.http.connection import CONNECTION, CYCLE, Connection
+
 JSON: Final = "application/json"
 
 encode_json: Final = msgspec.json.Encoder().encode
-_JSON_HEADER: Final = (b"content-type", b"application/json")
+_JSON_FIELD: Final = b"content-type: application/json\r\n"
 
 
 class Answer:
     """An ASGI application that sends these bytes. Header values must be Latin-1 without line ends."""
 
-    __slots__ = ("body", "headers", "status")
+    __slots__ = ("_content_type", "_headers", "_status", "body")
 
     def __init__(
         self,
@@ -25,21 +27,27 @@ class Answer:
         *,
         status: int = 200,
         content_type: str | None = JSON,
-        headers: Iterable[tuple[str, str]] = (),
+        headers: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.body = body
-        self.status = status
-        self.headers = [
-            (b"content-length", b"%d" % len(body)),
-            *((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers),
-        ]
-        if status == 204:
-            self.headers[:1] = []
-        elif content_type == JSON:
-            self.headers.append(_JSON_HEADER)
-        elif content_type is not None:
-            self.headers.append((b"content-type", content_type.encode("latin-1")))
+        self._status = status
+        self._content_type = content_type
+        self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        if self._content_type is JSON and self._status == 200 and not self._headers:
+            connection: Connection = scope[CONNECTION]  # type: ignore[typeddict-item]
+            if connection.answer(scope[CYCLE], 200, _JSON_FIELD, self.body):  # type: ignore[typeddict-item]
+                return
+        await send(
+            {"type": "http.response.start", "status": self._status, "headers": self._fields()}
+        )
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+    def _fields(self) -> list[tuple[bytes, bytes]]:
+        given = list(self._headers)
+        if self._status != 204:
+            given.append(("content-length", str(len(self.body))))
+            if self._content_type is not None:
+                given.append(("content-type", self._content_type))
+        return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in given]

@@ -15,7 +15,11 @@ import httptools
 import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from runnel.broker.broker import Broker, ConnectionRow
@@ -37,6 +41,7 @@ QUEUED_MAX: Final = 64
 # Whoever was refused is still heard for so long, so that the answer is not lost with the connection.
 _LINGER_NS: Final = 1_000_000_000
 CONNECTION: Final = "runnel.connection"  # its key in a request's scope
+CYCLE: Final = "runnel.cycle"  # uvicorn's side of the request
 AUTHORITY: Final = "runnel.authority"  # the host of a request whose target is an absolute URI
 
 _HEAD_BEGIN: Final = b"HTTP/1.1 "
@@ -61,6 +66,8 @@ class Home(Protocol):
     broker: Broker
     settings: Settings
     loop: asyncio.AbstractEventLoop
+    usual_fields: bytes
+    """Of the head of every answer, line by line."""
 
     @property
     def is_closing(self) -> bool: ...
@@ -99,6 +106,11 @@ class _JoinedWrites:
             self._loop.call_soon(self.flush)  # if nothing follows at once
         else:
             self._transport.write(data)
+
+    def write_whole(self, answer: bytes) -> None:
+        """A head with its body."""
+        self.flush()
+        self._transport.write(answer)
 
     def flush(self) -> None:
         if self._head is not None:
@@ -218,6 +230,27 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
             self._unread_bytes = waiting_bytes
 
+    def answer(self, cycle: RequestResponseCycle, status: int, fields: bytes, body: bytes) -> bool:
+        """Write a whole answer. False: not now, and nothing was written; uvicorn's `send` knows what to do.
+
+        That takes head and body apart and looks into every field, which for a small answer costs more than making it.
+        """
+        if cycle.response_started or cycle.disconnected or self.flow.write_paused:
+            return False
+        if cycle.scope["method"] == "HEAD":
+            return False
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        length = b"content-length: %d\r\n" % len(body)
+        end = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
+        parts = STATUS_LINE[status], self.door.usual_fields, length, fields, end, body
+        self._joined.write_whole(b"".join(parts))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
+
     def arriving(self) -> None:
         """A handler waits for more of the body: the client's time for it begins anew."""
         if self._is_in_body:
@@ -231,8 +264,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        joined = _JoinedWrites(transport, self.loop, self._hears_out)
-        self.transport = cast("asyncio.Transport", joined)
+        self._joined = _JoinedWrites(transport, self.loop, self._hears_out)
+        self.transport = cast("asyncio.Transport", self._joined)
         self.flow = _Flow(transport, self.pipeline)
         clock = self.door.broker.clock
         self._opened_ns = clock.time_ns()
@@ -244,7 +277,6 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # its timer would keep all of this for months
         self.door.leave(self)
         self._tell_lost()
 
@@ -305,6 +337,7 @@ class Connection(HttpToolsProtocol):
         self._trailer_bytes = 0
         self._discarded_bytes = 0
         super().on_headers_complete()
+        self.scope[CYCLE] = self.cycle  # type: ignore[typeddict-unknown-key]
         self._is_in_body = True
         if not self.url.startswith(b"/") and b"://" in self.url:
             authority = self.url.partition(b"://")[2].partition(b"/")[0]
@@ -330,8 +363,10 @@ class Connection(HttpToolsProtocol):
         self._quiet_since_ns = self.door.broker.clock.monotonic_ns()
 
     def on_response_complete(self) -> None:
-        if not self._is_refused:
-            super().on_response_complete()
+        """As uvicorn's, without its timer for connections that stay quiet: `check_times` sees to those."""
+        if not self._is_refused and not self.transport.is_closing():
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
             self.flow.resume_reading()  # if that was the last one queued
         self._quiet_since_ns = self.door.broker.clock.monotonic_ns()
         self.door.on_answered()

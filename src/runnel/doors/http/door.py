@@ -159,7 +159,9 @@ class HttpDoor:
 
     def _tell_date(self) -> None:
         date = formatdate(self.broker.clock.time_ns() / _NS_PER_SECOND, usegmt=True)
-        self._state.default_headers = [(b"date", date.encode()), *_SAFE_HEADERS]
+        usual = [(b"date", date.encode()), *_SAFE_HEADERS]
+        self._state.default_headers = usual
+        self.usual_fields = b"".join([b"%b: %b\r\n" % field for field in usual])
 
     # --- Calls that last ---
 

@@ -79,10 +79,8 @@ class Front:
         except RunnelError as error:
             if isinstance(error, UnauthenticatedError):
                 await self._door.gate.penalty(error, connection.peer_host)
-            answer = problem_answer(error, connection)
-            if isinstance(error, _AmbiguousError):
-                answer.headers.append((b"connection", b"close"))
-            await answer(scope, receive, send)
+            is_last = isinstance(error, _AmbiguousError)
+            await problem_answer(error, connection, is_last=is_last)(scope, receive, send)
             return
         with Call(self._door, connection, admitted, headers) as call:
             connection.token_name = call.name
@@ -142,10 +140,14 @@ class Front:
             self._own_hosts.add(host)
 
 
-def problem_answer(error: BaseException, connection: Connection) -> Answer:
-    """The answer to a request that failed; it is counted."""
+def problem_answer(
+    error: BaseException, connection: Connection, *, is_last: bool = False
+) -> Answer:
+    """The answer to a request that failed; it is counted. `is_last`: of this connection."""
     connection.door.broker.metrics.counters.requests_failed += 1
     problem, headers = problem_of(error)
+    if is_last:
+        headers = (*headers, ("connection", "close"))
     return Answer(
         problem_bytes(problem), status=problem.status, content_type=PROBLEM_TYPE, headers=headers
     )

@@ -5,8 +5,6 @@ The connections are uvicorn's, its server is not: signals, logging and the order
 
 from __future__ import annotations
 
-from typing import Final
-
 from uvicorn.config import Config
 
 from runnel.broker.broker import Broker
@@ -19,9 +17,6 @@ from runnel.world.addresses import format_address
 from runnel.world.draining import PortListener
 from runnel.world.listening import BACKLOG, listen
 from runnel.world.tls import TlsFiles
-
-# The door's own sweep ends idle connections, by the broker's clock; uvicorn's timer, by the loop's, is to do nothing.
-_NEVER_SECONDS: Final = 10**7
 
 
 class HttpListener(PortListener[HttpDoor]):
@@ -65,7 +60,6 @@ def _uvicorn(app: Front) -> Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=_NEVER_SECONDS,
     )
     config.load()
     return config
