@@ -54,6 +54,8 @@ def offsets(base: int, mask: int) -> list[int]:
 
 def lowest(mask: int, count: int) -> int:
     """The `count` lowest bits that are set, which is 1 or more; all if there are no more."""
+    if count == 1:
+        return mask & -mask
     if mask.bit_count() <= count:
         return mask
     few, many = 0, mask.bit_length()  # so many digits hold too few, and enough, of them

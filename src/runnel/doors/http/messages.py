@@ -198,14 +198,24 @@ class MessageOut(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     attempt: int | UnsetType = UNSET
 
 
+_Out = TypeVar("_Out", bound=MessageOut)
+
+
 def message_out(
+    message: Message, form: PayloadForm = PayloadForm.AUTO, *, epoch: int | UnsetType = UNSET
+) -> MessageOut:
+    return message_as(MessageOut, message, form, epoch=epoch)
+
+
+def message_as(
+    kind: type[_Out],
     message: Message,
-    form: PayloadForm = PayloadForm.AUTO,
+    form: PayloadForm,
     *,
     epoch: int | UnsetType = UNSET,
     ack: str | UnsetType = UNSET,
     attempt: int | UnsetType = UNSET,
-) -> MessageOut:
+) -> _Out:
     text, json, base64 = _payload_out(message.payload, form)
     key: str | UnsetType = UNSET
     key_base64: str | UnsetType = UNSET
@@ -215,7 +225,7 @@ def message_out(
         key, key_base64 = _text_or_base64(message.key)
     if message.partition_key is not None and message.partition_key != message.key:
         partition_key, partition_key_base64 = _text_or_base64(message.partition_key)
-    return MessageOut(
+    return kind(
         message.topic,
         message.partition,
         message.offset,

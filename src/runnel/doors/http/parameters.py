@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta
@@ -26,6 +27,7 @@ Time: TypeAlias = Annotated[str, Meta(examples=["2026-01-31T12:00:00.25Z", "1769
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+@lru_cache(maxsize=64)  # whoever asks again and again, asks alike
 def duration_ns(field: str, text: str | None, default_ns: int = 0) -> int:
     """`5`, `0.5` (seconds), `500ms` or `1h30m`."""
     if text is None:

@@ -10,6 +10,7 @@ Routing sees one escaped segment for each name; handlers see the names themselve
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -51,6 +52,7 @@ def _joined(field: str, rest: bytes, *, has_messages: bool) -> bytes:
     return b"/".join((b"%2F".join(segments), *tail))
 
 
+@lru_cache(maxsize=1024)
 def decoded_name(field: str, escaped: str) -> str:
     """The name that a segment stands for."""
     if "%" not in escaped and escaped.isascii():

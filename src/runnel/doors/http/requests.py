@@ -24,6 +24,7 @@ from runnel.doors.http.paths import decoded_name
 from runnel.doors.http.problems import FieldFault, NotTakenError
 
 _CHECKED: Final = "runnel.checked"
+_SHORT_BYTES_MAX: Final = 256  # of a query that is remembered
 
 
 class DoorRequest(Request[Any, Any, Any]):
@@ -39,7 +40,11 @@ class DoorRequest(Request[Any, Any, Any]):
         # Once: of a request that was refused, Litestar makes another one to answer with.
         if scope["query_string"] and "route_handler" in scope and _CHECKED not in scope:
             scope[_CHECKED] = True  # type: ignore[typeddict-unknown-key]
-            _check_query(scope)
+            handler = scope["route_handler"]
+            query = scope["query_string"]
+            if isinstance(handler, HTTPRouteHandler):
+                check = _check_again if len(query) <= _SHORT_BYTES_MAX else _check_query
+                check(handler, query)
 
     @property
     def path_params(self) -> dict[str, Any]:
@@ -130,14 +135,11 @@ class _Known(NamedTuple):
     is_list: bool
 
 
-def _check_query(scope: Scope) -> None:
+def _check_query(handler: HTTPRouteHandler, query: bytes) -> None:
     """A misspelt parameter would be passed over, and the answer be another than was asked for."""
-    handler = scope["route_handler"]
-    if not isinstance(handler, HTTPRouteHandler):
-        return
     known = _known(handler)
     seen: set[str] = set()
-    for part in scope["query_string"].split(b"&"):
+    for part in query.split(b"&"):
         given, _, value = part.partition(b"=")
         name = unquote_plus(given.decode("latin-1"))
         if not name:
@@ -154,6 +156,10 @@ def _check_query(scope: Scope) -> None:
         if value.lower() == b"null" and not known[name].is_text:
             raise FieldFault(name, "null is no value of it; leave it out instead")
         seen.add(name)
+
+
+# Whoever asks again and again, asks alike.
+_check_again: Final = lru_cache(maxsize=1024)(_check_query)
 
 
 @lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ from runnel.doors.http.answers import Answer, encode_json
 from runnel.doors.http.calls import Call, call_of
 from runnel.doors.http.consumers import Leased, Seat, Wanted
 from runnel.doors.http.dead_letters import dead_letter_handlers
-from runnel.doors.http.messages import MessageOut, PayloadForm, message_out
+from runnel.doors.http.messages import MessageOut, PayloadForm, message_as
 from runnel.doors.http.parameters import Duration, duration_ns
 from runnel.doors.http.problems import FieldFault
 from runnel.doors.http.subscriptions import subscription_handlers
@@ -163,10 +163,10 @@ def _leased_message(seat_id: str, leased: Leased, form: PayloadForm) -> LeasedMe
     ack = ack_id(seat_id, leased.delivery, leased.message.offset)
     before = leased.before
     attempt = 1 if before is None else before.failures + 1
-    out = message_out(leased.message, form, ack=ack, attempt=attempt)
-    first_ns = UNSET if before is None else before.first_delivery_ns
-    fields: tuple[Any, ...] = (*msgspec.structs.astuple(out), first_ns)
-    return LeasedMessage(*fields)
+    out = message_as(LeasedMessage, leased.message, form, ack=ack, attempt=attempt)
+    if before is None:
+        return out
+    return msgspec.structs.replace(out, first_delivery_ns=before.first_delivery_ns)
 
 
 async def _wait(call: Call, seat: Seat, wanted: Wanted, wait_ns: int) -> list[Leased]:
