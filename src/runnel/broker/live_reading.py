@@ -290,11 +290,17 @@ class LiveReading:
         """By topic: what goes to its readers now, or will once they have caught up."""
         head = stored.envelope
         traffic = self._metrics.traffic
+        count = head.message_count
+        if len(head.topics) == 1:  # most batches: what all of them want is all of it
+            for _, subscribers in shares:
+                readers = len(subscribers)
+                traffic.count_out(head.topics[0], count * readers, len(stored.body) * readers)
+            return
         for share, subscribers in shares:
             readers = len(subscribers)
             topics, counts = share.topics_and_counts()
             total = sum(counts)
-            size = len(stored.body) * total // head.message_count * readers
+            size = len(stored.body) * total // count * readers
             if len(topics) == 1:
                 traffic.count_out(topics[0], total * readers, size)
             else:

@@ -183,23 +183,17 @@ class LiveTopics:
         Topics that do not exist are numbered too, which counts for nothing: `make` begins anew.
         """
         head = batch.envelope
-        bases: list[int] = []
-        add = bases.append
-        for topic, number, count in zip(
-            topics, head.column32(head.partitions), head.column32(head.counts), strict=True
-        ):
-            offsets = topic.next_offsets
-            base = offsets[number]
-            add(base)
-            offsets[number] = base + count
-        epochs = (topics[0].epoch,) if self._is_one_epoch else [topic.epoch for topic in topics]
+        if len(topics) == 1 or self._is_one_epoch:
+            epochs = topics[0].epoch.to_bytes(8, "little")
+        else:
+            epochs = envelopes.pack64([topic.epoch for topic in topics])
         entry = self._next_entry
         self._next_entry = entry + 1
         numbered = msgspec.structs.replace(
             head,
-            base_offsets=array("q", bases).tobytes(),
+            base_offsets=_next_bases(head, topics),
             receive_times=receive_time_ns.to_bytes(8, "little", signed=True),
-            epochs=envelopes.pack64(epochs),
+            epochs=epochs,
             entries=entry.to_bytes(8, "little"),
             rows=b"",
             shard=0,
@@ -228,6 +222,26 @@ class LiveTopics:
         for key, last in messages_of(batch, wanted):
             is_small = last.envelope.body_bytes <= bytes_max
             keeping[key].last[key[1]] = last if is_small else None
+
+
+def _next_bases(head: Envelope, topics: Sequence[LiveTopic]) -> bytes:
+    """The first offset of each run, as a column; what comes next begins behind it."""
+    if len(topics) == 1:
+        number = int.from_bytes(head.partitions, "little")
+        offsets = topics[0].next_offsets
+        base = offsets[number]
+        offsets[number] = base + int.from_bytes(head.counts, "little")
+        return base.to_bytes(8, "little")
+    bases: list[int] = []
+    add = bases.append
+    for topic, number, count in zip(
+        topics, head.column32(head.partitions), head.column32(head.counts), strict=True
+    ):
+        offsets = topic.next_offsets
+        base = offsets[number]
+        add(base)
+        offsets[number] = base + count
+    return array("q", bases).tobytes()
 
 
 def _check_partitions(envelope: Envelope, topics: Sequence[LiveTopic]) -> None:
