@@ -425,6 +425,34 @@ def test_lost_catalogue_does_not_lead_to_offsets_given_twice() -> None:
     run(scenario)
 
 
+def test_catalogue_older_than_its_segments_does_not_lead_to_offsets_given_twice() -> None:
+    """As in a copy that was made piece by piece, the catalogue first, while the broker went on."""
+    home = Home(EVERY_BATCH, log=PLAIN)
+
+    async def scenario() -> None:
+        log = await home.open()
+        await log.append(one("a", b"1"))
+        early = {path: home.content(path) for path in home.catalogue_files()}
+        await log.append(one("rare", b"1"))
+        for number in range(4):
+            await log.append(one("a", b"%d" % number))
+        log = await home.reopen(log)
+        await log.close()
+        assert list(early) == home.catalogue_files()
+        for path, content in early.items():
+            home.overwrite(path, content)
+        log = await home.open()
+        assert sorted(topic.name for topic in log.topics()) == ["a", "rare"]
+        done = await log.append(batch(("rare", [b"2"]), ("a", [b"6"])))
+        assert (done.base_offsets, done.entry) == ([2, 6], 7)
+        assert await payloads(log, "rare") == [b"1", b"2"]
+        log = await home.reopen(log)
+        assert await payloads(log, "rare") == [b"1", b"2"]
+        await log.close()
+
+    run(scenario)
+
+
 # --- Retention while others read ---
 
 

@@ -171,7 +171,13 @@ class Recovery:
         for shard_id, opened in found:
             shard = self._shard(shard_id)
             shard.load(opened)
+            recorded = self._state.checkpoints.get(shard_id, ())
+            next_entry = max([checkpoint.next_entry for checkpoint in recorded], default=1)
             for item in opened:
+                # Where a full segment ends is recorded before the next begins. Unless the catalogue is an older one,
+                # of a copy that was made piece by piece: then it knows nothing of what came after.
+                if item.segment.growing is None and item.segment.last_entry >= next_entry:
+                    self.is_incomplete = True
                 shard.replay(item)
                 if item.segment.growing is not None:
                     self._advance(shard_id, item.segment.growing.next_offsets().items())
