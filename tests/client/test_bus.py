@@ -12,6 +12,7 @@ from runnel.client import Receipt, connect
 from runnel.errors import (
     ClientFault,
     ConnectionLostError,
+    LimitExceededError,
     MalformedError,
     OffsetGoneError,
     UnknownTopicError,
@@ -291,3 +292,14 @@ async def test_closing_twice_is_closing_once() -> None:
         bus = await connect(server.url)
         await bus.close()
         await bus.close()
+
+
+@in_both_loops
+async def test_request_that_no_frame_can_carry_is_refused_and_costs_no_connection() -> None:
+    async with FakeServer() as server, connect(server.url) as bus:
+        for level in ("stored", "none"):
+            with pytest.raises(LimitExceededError, match=r"native\.frame_bytes_max") as refused:
+                await bus.publish("a", bytes(2**24), level=level)
+            assert not refused.value.retriable
+        await bus.ping()
+        assert len(server.peers) == 1

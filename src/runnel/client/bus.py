@@ -71,6 +71,7 @@ class Bus(WorkVerbs):
 
     @property
     def is_connected(self) -> bool:
+        """Whether there is a connection at this moment; a lost one comes back by itself."""
         return self._router.home.connection is not None
 
     async def __aenter__(self) -> Self:
@@ -476,6 +477,7 @@ class Bus(WorkVerbs):
         return {topic: self._router.routes[topic] for topic in topics}
 
     async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its messages. Made again, it goes on behind its last offset."""
         self._router.forget([name])
         await self._do(lambda number: wire.DeleteTopic(number, name), f"deleting {name}")
 
@@ -494,6 +496,7 @@ class Bus(WorkVerbs):
         return list(answer.cursors)
 
     async def cursor(self, name: str) -> CursorState | None:
+        """One named cursor, with its lag; None if there is none of that name."""
         answer, _ = await self._ask(
             wire.CursorList, lambda number: wire.Cursors(number, name), f"asking for cursor {name}"
         )
@@ -514,6 +517,7 @@ class Bus(WorkVerbs):
         )
 
     async def remove_cursor(self, name: str) -> None:
+        """Forget a cursor: what only it held back from retention may go."""
         await self._do(lambda number: wire.RemoveCursor(number, name), f"removing cursor {name}")
 
 

@@ -16,13 +16,14 @@ from runnel.client.strangers import stranger_of
 from runnel.client.timers import Handle, Timers
 from runnel.errors import (
     ConnectionLostError,
+    LimitExceededError,
     MovedError,
     RunnelError,
     Unavailable,
     from_details,
 )
 from runnel.formats import wire, work_heads
-from runnel.formats.frames import Frame, FrameReader
+from runnel.formats.frames import PREFIX_BYTES, Frame, FrameReader
 
 Buffer: TypeAlias = bytes | memoryview
 OnAnswer: TypeAlias = Callable[[wire.Answer | RunnelError, memoryview], None]
@@ -89,6 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         self.consumers: Final[dict[int, WorkReceiver]] = {}
         self.is_open = False
         self.is_writable = True
+        self.frame_bytes_max = _FRAME_BYTES_MAX  # that the broker takes, once it has said so
         self.closed: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._timers = timers
@@ -185,6 +187,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self.is_open:
             on_answer(ConnectionLostError(f"the connection to {self.peer} was lost"), _NO_TAIL)
             return
+        try:
+            self.check_size(len(encoded) + tail_bytes)
+        except LimitExceededError as error:
+            on_answer(error, _NO_TAIL)
+            return
         self._pending[number] = on_answer
         self.send(encoded, tail, tail_bytes)
 
@@ -201,6 +208,14 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._unanswered) > _UNANSWERED_MAX:
             self._pending.pop(self._unanswered.popleft(), None)
         self.request(number, head, on_answer, tail, tail_bytes)
+
+    def check_size(self, frame_bytes: int) -> None:
+        """Refuse what would cost everybody this connection: the broker ends it at a frame that is too large."""
+        if frame_bytes - PREFIX_BYTES > self.frame_bytes_max:
+            raise LimitExceededError(
+                f"a request of {frame_bytes} bytes; the broker takes {self.frame_bytes_max} "
+                "(native.frame_bytes_max)"
+            )
 
     def send(self, encoded: Buffer, tail: Sequence[Buffer] = (), tail_bytes: int = 0) -> None:
         """Send an encoded frame.

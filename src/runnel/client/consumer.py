@@ -114,6 +114,7 @@ class Consumer(Attached):
 
     @property
     def statistics(self) -> ConsumerStatistics:
+        """What this consumer has received, acknowledged, given back and lost so far."""
         return self._ledger.statistics
 
     # --- Opening and closing ---

@@ -210,6 +210,7 @@ class Link:
         if not connection.is_open or self.welcome is None:
             return  # lost in the same breath
         self.connection = connection
+        connection.frame_bytes_max = self.welcome.frame_bytes_max
         self._attempts = 0
         self._problem = None
         connection.keep_alive(self.welcome.idle_timeout_ms, self.next_number)
@@ -340,7 +341,9 @@ class Link:
         """Send what is not answered, if there is a connection; otherwise it has lost its meaning."""
         if self.connection is not None:
             size = sum(map(len, tail))
-            self.connection.send(wire.encode(head, size), tail, size)
+            encoded = wire.encode(head, size)
+            self.connection.check_size(len(encoded) + size)
+            self.connection.send(encoded, tail, size)
 
 
 async def _give_up(connection: Connection, dialling: asyncio.Future[asyncio.BaseTransport]) -> None:

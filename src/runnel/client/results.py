@@ -25,9 +25,9 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     topic: str
     partition: int
     offset: int
-    epoch: int
+    epoch: int  # of the shard: raised each time that its broker starts
     receive_time_ns: int
-    level: str
+    level: str  # stored, received or none
     receivers: int | None = None
 
 
@@ -35,11 +35,11 @@ class BatchReceipt(msgspec.Struct, frozen=True):
     """The same for a whole batch: the offset of each run's first message."""
 
     base_offsets: Sequence[int]
-    entry: int
+    entry: int  # the batch's number in its shard
     epoch: int
     receive_time_ns: int
     level: str
-    is_repeated: bool = False
+    is_repeated: bool = False  # a named publisher's batch that had been stored before
     receivers: int | None = None
 
 
@@ -58,7 +58,11 @@ class ShardPage(msgspec.Struct, frozen=True):
 
 
 class Page:
-    """What a fetch found. `messages` are made when they are first looked at; `next_offset` goes on from here."""
+    """What a fetch found. `messages` are made when they are first looked at; `next_offset` goes on from here.
+
+    `batches` are the same as they were stored. `first_offset` and `end_offset` are the partition's, now: its first
+    message, and its next one. `gaps` tells of what is missing in between.
+    """
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class Page:
 
     @cached_property
     def messages(self) -> list[Message]:
+        """Those of all batches, in order."""
         return [message for batch in self.batches for message in batch.messages()]
 
     def __len__(self) -> int:

@@ -208,6 +208,7 @@ class WorkVerbs(ABC):
         await self._pause(name, is_paused=True)
 
     async def resume_subscription(self, name: str) -> None:
+        """Go on delivering after a pause."""
         await self._pause(name, is_paused=False)
 
     async def _pause(self, name: str, *, is_paused: bool) -> None:

@@ -77,7 +77,8 @@ class Door:
         connections_max = self.settings.native.connections_max
         if refusal is None and len(self.connections) >= connections_max:
             refusal = LimitExceededError(
-                f"the broker has {connections_max} connections; no more are allowed"
+                f"the broker has {connections_max} connections; no more are allowed "
+                "(native.connections_max)"
             )
         if refusal is None:
             connection.connection_id = next(self.broker.connection_ids)

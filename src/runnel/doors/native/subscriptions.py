@@ -42,7 +42,8 @@ class Subscriptions:
             raise ClientFault(f"this connection has a subscription {number}; choose another number")
         if len(self._by_number) >= count_max:
             raise LimitExceededError(
-                f"this connection has {count_max} subscriptions; no more are allowed"
+                f"this connection has {count_max} subscriptions; no more are allowed "
+                "(native.subscriptions_max)"
             )
         self._by_number[number] = _Opening()
 
