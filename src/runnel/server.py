@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -21,6 +22,7 @@ from runnel.world.clock import SystemClock
 from runnel.world.diagnostics import get_logger
 from runnel.world.disk import RealDisk
 from runnel.world.extras import has_extra, how_to_install
+from runnel.world.notifying import State, notify
 from runnel.world.tls import TlsFiles
 from runnel.world.workers import ThreadWorkers
 
@@ -213,14 +215,25 @@ async def serve(settings: Settings, *, ready: Callable[[Server], None] | None = 
                 server.stop()
             if ready is not None:
                 ready(server)
+            notify(State.READY)
             await server.wait_stop()
+            notify(State.STOPPING)
             await server.drain()
 
 
 def run(settings: Settings, *, ready: Callable[[Server], None] | None = None) -> None:
     """`serve`, on the quickest loop there is, in a process of its own."""
     _allow_files(settings)
-    _run_loop(serve(settings, ready=ready))
+
+    def begin(server: Server) -> None:
+        # What is there now stays for good. Were it looked through again and again for what nobody needs any more,
+        # every such look would hold up all messages for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
+        if ready is not None:
+            ready(server)
+
+    _run_loop(serve(settings, ready=begin))
 
 
 def _allow_files(settings: Settings) -> None:

@@ -63,8 +63,8 @@ def serve(
 ) -> None:
     """Run a broker until Ctrl-C or SIGTERM.
 
-    `runnel config show` takes the same options and prints the settings that they give; docs/settings.md
-    has all of them. When it is ready it says so on standard output: "listening on runnel://…".
+    `runnel config show` takes the same --config, --data and --set, and prints the settings that they
+    give; docs/settings.md has all of them. When it is ready it says so on standard output: "listening on runnel://…".
 
     At the end it finishes what it has accepted and exits with 0; a second signal does not wait for the
     clients.

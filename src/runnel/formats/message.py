@@ -17,20 +17,21 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """One message. Times are nanoseconds since 1970 UTC; 0 means that nobody set it (yet).
 
     `tags` is shared by all messages of a batch that have the same tags, so it cannot be changed.
-    gc=False: a message refers to bytes, text, numbers and such a mapping, never to itself.
     """
 
+    # gc=False: a message refers to bytes, text, numbers and such a mapping, never to itself.
+
     topic: str
-    payload: bytes
-    key: bytes | None = None
+    payload: bytes  # opaque, may be empty
+    key: bytes | None = None  # messages of one key stay in order
     tags: Mapping[str, str] = NO_TAGS
-    event_time_ns: int = 0
-    transmit_time_ns: int = 0
-    receive_time_ns: int = 0
+    event_time_ns: int = 0  # when it happened, as its author says
+    transmit_time_ns: int = 0  # when the client sent it
+    receive_time_ns: int = 0  # when the broker took it
     partition: int = 0
-    offset: int = 0
-    uid: bytes | None = None
-    partition_key: bytes | None = None
+    offset: int = 0  # 1, 2, 3 … in its partition; 0: not stored yet
+    uid: bytes | None = None  # a KSUID, 20 bytes
+    partition_key: bytes | None = None  # what chose the partition, if it was not the key
 
     @property
     def size(self) -> int:

@@ -76,12 +76,16 @@ class CursorPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class CursorState(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A named cursor: all of its places, and when it was set last."""
+
     name: str
     places: Sequence[CursorPlace]
     updated_ns: int
 
 
 class PartitionState(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The first offset that a partition still has, the next one that it will give, and who has it."""
+
     first_offset: int
     next_offset: int
     owner: Owner
@@ -124,8 +128,8 @@ class GapState(msgspec.Struct, array_like=True, frozen=True, gc=False):
     missed: int
     topic: str = ""
     partition: int = 0
-    first_offset: int = 0
-    next_offset: int = 0
+    first_offset: int = 0  # the first that is missing
+    next_offset: int = 0  # the first that is there again
     text: str = ""
 
 
@@ -296,6 +300,8 @@ class Ping(Head, tag="ping", frozen=True, gc=False):
 
 
 class Welcome(Head, tag="welcome", frozen=True, gc=False):
+    """What the broker says of itself at the beginning of a connection."""
+
     id: Id
     version: int
     features: Sequence[str]

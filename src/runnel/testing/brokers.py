@@ -36,10 +36,12 @@ class BrokerThread:
         self._thread = threading.Thread(target=self._run, name="runnel-test-broker")
 
     def start(self) -> None:
+        """Open the broker; then `url` says where. The fixture `runnel_broker` does that for you."""
         self._thread.start()
         self.url = self._begun.result()
 
     def stop(self) -> None:
+        """Close it, and wait until its thread has ended."""
         if self._begun.exception() is None:
             self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()

@@ -23,12 +23,15 @@ class VirtualClock:
         self._sleep_count = 0
 
     def time_ns(self) -> int:
+        """The wall clock, in nanoseconds since 1970 UTC."""
         return self._wall_ns
 
     def monotonic_ns(self) -> int:
+        """Nanoseconds since the clock was made, by which deadlines go."""
         return self._monotonic_ns
 
     async def sleep(self, seconds: float) -> None:
+        """Until so much time was let pass."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return

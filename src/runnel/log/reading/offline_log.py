@@ -83,9 +83,11 @@ class OfflineLog:
 
     @cached_property
     def catalogued(self) -> Catalogued:
+        """What the catalogue knows of topics and cursors, read once."""
         return read_catalogue(self.disk, f"{self.directory}/{paths.CATALOGUE}", self.report)
 
     def cursors(self) -> list[Cursor]:
+        """Named cursors, as the catalogue has them."""
         return self.catalogued.cursors
 
     def journals(self) -> list[JournalInfo]:

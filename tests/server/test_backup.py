@@ -1,0 +1,182 @@
+"""Copies of a data directory, made as docs/howto/backup-and-restore.md says, while everybody publishes and works.
+
+A process that is stopped (SIGSTOP) leaves what one that is killed in that moment would leave; so a copy made meanwhile
+is as good as the directory of a broker that was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from runnel.client import Bus, connect
+from tests.server.load import DEADLINE_S, SMALL, Ledger, Load, Place, read_stored
+from tests.server.serving import Server, held_port, serving
+from tests.server.test_sigkill import check_order, check_places, check_promises
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+Where = tuple[Place, int]
+
+_WORK: Final = "work"
+_WORK_TOPICS: Final = ("a", "parts/p", "parts/q")
+_CURSOR: Final = "reader"
+SETTINGS: Final = (*SMALL, "log.state_log_bytes_max=8KiB")
+
+
+class Worked:
+    """Work, by the place of its message: whose acknowledgement has left, and whose was answered as stored."""
+
+    def __init__(self) -> None:
+        self.acked: set[Where] = set()
+        self.stored: set[Where] = set()
+
+
+async def work(bus: Bus, worked: Worked) -> None:
+    async with bus.consume(_WORK, *_WORK_TOPICS) as consumer:
+        async for batch in consumer.batches():
+            places = [(Place(each.topic, each.partition), each.offset) for each in batch.messages()]
+            worked.acked.update(places)
+            await batch.ack(stored=True)
+            worked.stored.update(places)
+
+
+def copy_whole(source: Path, target: Path) -> None:
+    subprocess.run(["cp", "-a", str(source), str(target)], check=True)
+
+
+def mirror(source: Path, target: Path) -> None:
+    """As rsync -a --delete --modify-window=-1: what differs in size or time comes, what is gone goes."""
+    target.mkdir(exist_ok=True)
+    here = {child.name: child for child in source.iterdir()}
+    for there in list(target.iterdir()):
+        if there.name not in here:
+            shutil.rmtree(there) if there.is_dir() else there.unlink()
+    for name, child in here.items():
+        # Beside a broker that runs, what was listed may be gone by now: the second pass sees to it.
+        with suppress(FileNotFoundError):
+            if child.is_dir():
+                mirror(child, target / name)
+            elif not _is_same(child, target / name):
+                shutil.copy2(child, target / name)
+
+
+def _is_same(source: Path, target: Path) -> bool:
+    if not target.exists():
+        return False
+    here, there = source.stat(), target.stat()
+    return (here.st_size, here.st_mtime_ns) == (there.st_size, there.st_mtime_ns)
+
+
+def verify(data: Path) -> None:
+    words = [sys.executable, "-m", "runnel", "log", "verify", str(data)]
+    verified = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def pause(data: Path, server: Server) -> int:
+    pid = int((data / "lock").read_text())
+    assert pid == server.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+async def work_off(bus: Bus, owed: set[Where]) -> set[Where]:
+    """Work until everything that is owed for certain has come; all that came."""
+    came: set[Where] = set()
+    async with asyncio.timeout(DEADLINE_S), bus.consume(_WORK) as consumer:
+        batches = consumer.batches()
+        while not owed <= came:
+            batch = await anext(batches)
+            came.update(
+                (Place(each.topic, each.partition), each.offset) for each in batch.messages()
+            )
+            await batch.ack()
+    return came
+
+
+async def check_restored(directory: Path, promised: Ledger, worked: Worked) -> None:
+    """A broker on the copy keeps what the original had promised until then."""
+    verify(directory / "data")
+    with held_port() as port:
+        server = Server(directory, port, SETTINGS)
+        try:
+            await server.start()
+            async with connect(server.url, deadline_s=DEADLINE_S) as bus:
+                stored = await read_stored(bus)
+                places = check_places(stored)
+                check_order(stored)
+                check_promises(promised, places)
+                cursor = await bus.cursor(_CURSOR)
+                assert cursor is not None
+                assert [place.offset for place in cursor.places] == [7]
+                there = {where for where in places.values() if where[0].topic in _WORK_TOPICS}
+                came = await work_off(bus, there - worked.acked)
+                assert not came & worked.stored, "acknowledged work comes again"
+                receipt = await bus.publish("a", b"after")
+                assert receipt.offset == len(stored[Place("a", 0)]) + 1
+            await server.stop()
+            assert "Traceback" not in server.told, server.told
+        finally:
+            server.discard()
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_copy_of_a_paused_broker_keeps_everything_that_was_promised(
+    tmp_path: Path, passes: int
+) -> None:
+    original, restored = tmp_path / "original", tmp_path / "restored"
+    data, copied = original / "data", restored / "data"
+    original.mkdir()
+    restored.mkdir()
+
+    async def scenario() -> None:
+        promised, worked = Ledger(), Worked()
+        until_then = Worked()
+        async with serving(original, *SETTINGS) as server:
+            load = Load(server.url, seed=passes)
+            async with connect(server.url, deadline_s=DEADLINE_S) as bus:
+                working = asyncio.create_task(work(bus, worked))
+                try:
+                    await load.subscribe("*")
+                    for number in range(2):
+                        await load.publish_named(f"named-{number}")
+                    await load.wait_for(lambda: load.acknowledged > 1000)
+                    await bus.set_cursor(_CURSOR, {"a": 7})
+                    if passes == 2:
+                        await asyncio.to_thread(mirror, data, copied)
+                    await load.wait_for(
+                        lambda: load.acknowledged > 3000 and len(worked.stored) > 200
+                    )
+                    pid = pause(data, server)
+                    try:
+                        promised.acknowledged.update(load.named.acknowledged)
+                        until_then.acked, until_then.stored = set(worked.acked), set(worked.stored)
+                        await asyncio.to_thread(mirror if passes == 2 else copy_whole, data, copied)
+                    finally:
+                        os.kill(pid, signal.SIGCONT)
+                    # Nobody has noticed more than a pause.
+                    wanted = load.acknowledged + 500
+                    await load.wait_for(lambda: load.acknowledged > wanted)
+                    await load.end_publishing()
+                    stored = await read_stored(bus)
+                    await load.end_reading(stored)
+                finally:
+                    working.cancel()
+                    await asyncio.gather(working, return_exceptions=True)
+                    await load.close()
+            assert load.named.failures == []
+            check_promises(load.named, check_places(stored))
+            await server.stop()
+        await check_restored(restored, promised, until_then)
+
+    asyncio.run(scenario())
