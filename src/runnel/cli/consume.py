@@ -110,6 +110,8 @@ def consume(
         Pattern(text)  # its error says where the pattern is wrong
     if sum((command is not None, no_ack, nack)) > 1:
         raise ClientFault("--exec, --no-ack and --nack exclude each other: choose one")
+    if command is not None and not command.strip():
+        raise ClientFault("--exec is empty: it would acknowledge everything, and do nothing")
     begin = (
         None if start is None else parse_start("--start", start, patterns, time.time_ns(), STARTS)
     )

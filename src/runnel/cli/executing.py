@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
 import signal
 import sys
 import tempfile
 from asyncio.subprocess import Process
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO
 
 import msgspec
 import typer
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # What a shell says of a command that is not there, or is none. The message is not to blame.
 _CANNOT_RUN: Final = (126, 127)
+# What became of a command that wrote to a pipe without a reader: told by the system, or by its shell.
+_NOBODY_READS: Final = (-signal.SIGPIPE, 128 + signal.SIGPIPE)
 _INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM)
 # Whoever does not want to wait for what runs presses Ctrl-C again.
 _DRAIN_S: Final = 86_400.0
@@ -137,6 +140,10 @@ class Executor:
                 f"--exec {self._command!r} cannot be run: {outcome.last_line or outcome.how}"
             )
             await _leave_undone()
+        elif outcome.code in _NOBODY_READS and _is_unread(sys.stdout):
+            # `… | head` has left: every further command would fail, and no message is to blame for that.
+            self._problem = BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+            await _leave_undone()
         elif outcome.code and self.interrupts > 1:
             await _leave_undone()
         elif outcome.code:
@@ -155,6 +162,15 @@ class Executor:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
+
+
+def _is_unread(stream: TextIO | None) -> bool:
+    """Whether it is a pipe whose reader has gone."""
+    if stream is None:
+        return False
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)  # errors are told whether asked for or not
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 async def _leave_undone() -> None:

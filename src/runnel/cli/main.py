@@ -45,6 +45,8 @@ COMMANDS: Final[dict[str, str]] = {
     "config": "Show the effective settings and where they came from.",
 }
 
+_STDERR: Final = 2
+
 EXIT_FAILED: Final = 1
 EXIT_CLIENT_FAULT: Final = 2
 EXIT_UNAVAILABLE: Final = 3
@@ -101,7 +103,18 @@ def _runnel(
 
 def main() -> NoReturn:
     """The entry point: runs the command of this process's arguments and exits."""
+    _fill_standard_streams()
     sys.exit(run(sys.argv[1:]))
+
+
+def _fill_standard_streams() -> None:
+    """Whoever started us may have closed some of the three: what is opened later must not take their numbers.
+
+    libuv ends the process when it closes one of those. Python knows by now that it has no such stream.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(descriptor, True)  # noqa: FBT003 - as the standard library has it
+    os.close(descriptor)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -155,9 +155,20 @@ class ShardReader:
         return None
 
     async def read(
-        self, key: Key, offset: int, end_offset: int, bytes_max: int, is_served: IsServed
+        self,
+        key: Key,
+        offset: int,
+        end_offset: int,
+        bytes_max: int,
+        is_served: IsServed,
+        *,
+        is_mended: bool = False,
     ) -> Page:
-        """Batches with messages of the partition from `offset` on, up to `end_offset`."""
+        """Batches with messages of the partition from `offset` on, up to `end_offset`.
+
+        A block that is not what its index says is a StaleIndexError; once indexes have been mended (`is_mended`) it is
+        damage: it is whole, and lies in a file where it does not belong.
+        """
         found: list[Found] = []
         gaps: list[Gap] = []
         next_offset = offset
@@ -175,7 +186,7 @@ class ShardReader:
                 places.append(place)
                 size += place.size
             try:
-                await self._read_places(segment, key, places, found, gaps)
+                await self._read_places(segment, key, places, found, gaps, is_mended=is_mended)
             except (FileNotFoundError, StaleIndexError):
                 if found or gaps:
                     break  # what there is so far is right; the next page begins with this segment
@@ -205,6 +216,8 @@ class ShardReader:
         places: Sequence[_Place],
         found: list[Found],
         gaps: list[Gap],
+        *,
+        is_mended: bool,
     ) -> None:
         for group in adjoining(places):
             begin = group[0].position
@@ -219,7 +232,11 @@ class ShardReader:
                     continue
                 head = stored.batch.envelope
                 if head.entry != place.entry or head.topics[place.runs[0]] != key[0]:
-                    raise StaleIndexError(segment.path)
+                    if not is_mended:
+                        raise StaleIndexError(segment.path)
+                    wrong = MalformedError("block", f"is entry {head.entry}, not {place.entry}")
+                    gaps.append(self._gap(segment, place, wrong))
+                    continue
                 is_all = len(place.runs) == head.run_count
                 found.append(Found(stored.block, stored.batch) if is_all else stored)
 

@@ -7,6 +7,7 @@ either or both; then the higher generation, which was synced before it got its n
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -110,6 +111,11 @@ class SegmentFolder:
         self._files = files
         self.folder = folder
         self.missing: list[Damage] = []  # segments that `open_all` did not find
+
+    def check_there(self) -> None:
+        """Raise FileNotFoundError if it is gone: a disk that is away for a moment has not lost what is stored on it."""
+        if not self._disk.list(self.folder):
+            raise FileNotFoundError(errno.ENOENT, "the shard's folder is gone", self.folder)
 
     def open_all(self, *, is_clean: bool = False) -> list[Opened]:
         """Every segment in order. The last may have been cut by a crash; it is mended and stored."""

@@ -172,6 +172,8 @@ class Shard:
             with self._parts.files.use(active.path) as file:
                 file.truncate(active.end)
                 file.sync()
+        if self._segments:
+            self._folder.check_there()
         self._folder.discard_beyond(self._segments[-1].number if self._segments else 0)
         return self._folder.open_all()
 
@@ -307,16 +309,20 @@ class Shard:
             if offset == bounds.next_offset:
                 return Page((), offset)
             is_served = self._is_served(self._parts.clock.time_ns())
+            is_last = attempt == _READ_ATTEMPTS - 1
             try:
                 return await self._reader.read(
-                    partition.key, offset, bounds.next_offset, bytes_max, is_served
+                    partition.key,
+                    offset,
+                    bounds.next_offset,
+                    bytes_max,
+                    is_served,
+                    is_mended=is_last,
                 )
             except FileNotFoundError:  # retention was quicker: look again at what there is
-                if attempt == _READ_ATTEMPTS - 1:
+                if is_last:
                     raise
             except StaleIndexError:
-                if attempt == _READ_ATTEMPTS - 1:
-                    raise
                 await self._mend_indexes(partition.key)
         raise AssertionError("the last attempt returns or raises")
 

@@ -128,7 +128,7 @@ class Disk(Protocol):
         ...
 
     def lock(self, path: str) -> DiskLock:
-        """Lock by a file made for it; LockedError, naming the holder's pid, when it is taken."""
+        """Lock a directory by a file made for it there; LockedError, naming the holder's pid, when it is taken."""
         ...
 
 
@@ -249,6 +249,7 @@ class RealFile:
                 try:
                     written = os.pwritev(self._descriptor, buffers, position, self._dsync)
                     if written == size:
+                        self._check_linked()
                         return
                 except OSError as error:
                     if error.errno not in _UNSUPPORTED:
@@ -261,6 +262,7 @@ class RealFile:
                 self._write_rest(position, buffers, written)
             if sync:
                 _sync_data(self._descriptor)
+                self._check_linked()
         except OSError as error:
             self._name(error)
             raise
@@ -285,9 +287,15 @@ class RealFile:
     def sync(self) -> None:
         try:
             _sync_data(self._descriptor)
+            self._check_linked()
         except OSError as error:
             self._name(error)
             raise
+
+    def _check_linked(self) -> None:
+        """What was written to a file that somebody has removed is synced, and yet nobody will find it again."""
+        if not os.fstat(self._descriptor).st_nlink:
+            raise OSError(errno.ENOENT, "the file was removed while it was in use")
 
     def allocate(self, size: int) -> None:
         try:
@@ -347,40 +355,61 @@ class FileLock:
 
     It ends with the process, however that ends. A forked child shares it, so a process that holds
     one does not fork children that outlive it. The file stays: removing it would let two
-    processes lock two files of the same name.
+    processes lock two files of the same name. Should somebody remove it all the same, the file's
+    directory, which is locked as well, keeps the second one out.
     """
 
-    __slots__ = ("_descriptor", "path")
+    __slots__ = ("_descriptors", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._descriptors: list[int] = []
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+            file = self._open(path, os.O_RDWR | os.O_CREAT)
+            folder = self._open(str(Path(path).parent), os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock_folder(folder)
+            os.ftruncate(file, 0)
+            os.pwrite(file, b"%d\n" % os.getpid(), 0)
         except BlockingIOError:
-            # Empty for the instant between the holder's locking and its writing.
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-            os.close(descriptor)
+            # Empty for the instant between the holder's locking and its writing, or since it was removed.
+            holder = os.pread(self._descriptors[0], 32, 0).decode("ascii", "replace").strip()
+            self._close()
             raise LockedError(
-                f"{path} is locked by process {holder or '(starting)'}; "
+                f"{path} is locked by process {holder or '(unknown)'}; "
                 "stop that process or use another directory"
             ) from None
         except OSError as error:
-            os.close(descriptor)
+            self._close()
             error.filename = path
             raise
-        self._descriptor = descriptor
+
+    def _open(self, path: str, flags: int) -> int:
+        descriptor = os.open(path, flags, 0o666)
+        self._descriptors.append(descriptor)
+        return descriptor
 
     def release(self) -> None:
-        descriptor, self._descriptor = self._descriptor, _CLOSED
-        if descriptor != _CLOSED:
-            os.ftruncate(descriptor, 0)
-            os.close(descriptor)
+        if self._descriptors:
+            os.ftruncate(self._descriptors[0], 0)
+        self._close()
+
+    def _close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     def __repr__(self) -> str:
         return f"FileLock({self.path!r})"
+
+
+def _flock_folder(descriptor: int) -> None:
+    """Not every file system can, and then the file's lock has to do."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return
 
 
 if sys.platform == "darwin":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,16 @@ def test_either_loop_will_do(new_loop: Callable[[], asyncio.AbstractEventLoop]) 
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(asyncio.wait_for(scenario(), 30))
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="a matter of Linux")
+@in_loop
+async def test_the_system_gives_up_a_client_that_acknowledges_nothing() -> None:
+    async with open_door(http=SHORT) as door:
+        assert (await door.http.get("/healthz")).status_code == 200
+        (connection,) = door.listener.door.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 40_000
 
 
 @in_loop

@@ -1,9 +1,13 @@
-"""The gRPC door on a TCP port: opened as the settings say, with health and reflection; drained and closed later."""
+"""The gRPC door on a TCP port: opened as the settings say, with health and reflection; drained and closed later.
+
+One call whose method is not UTF-8 ends grpcio's server: it listens no longer, though calls that are under way go on. So
+the door looks after it, and opens another in its place.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
@@ -19,13 +23,20 @@ from runnel.doors.grpc.service import SERVICE, handler_of
 from runnel.errors import SettingsError
 from runnel.security.gate import Gate
 from runnel.world.addresses import Endpoint, format_address, resolve
+from runnel.world.diagnostics import get_logger
 from runnel.world.listening import listen
 from runnel.world.tls import TlsFiles
+
+logger = get_logger("runnel.grpc")
 
 _OPTION_MAX: Final = 2**31 - 2
 _NS_PER_MS: Final = 1_000_000
 # For what ends a call to reach its client, once nothing is waited for any more.
 _CLOSE_SECONDS: Final = 0.5
+# How often it is seen to that the server still listens; asking costs a timer.
+_LOOK_SECONDS: Final = 0.2
+# For the calls of a server that listens no longer; they go on as if nothing had happened.
+_RETIRED_SECONDS: Final = 3600.0
 # Connections beyond grpc.calls_max, for those that ask for health or are about to be refused.
 _OTHER_CONNECTIONS_MAX: Final = 256
 # Calls beyond grpc.calls_max: those that wait to be refused, ask for health, or look at the service. They have limits
@@ -40,6 +51,9 @@ _PING_MS_MIN: Final = 5_000
 _PING_MS_MAX: Final = 20_000
 
 
+_StartAnother = Callable[[], Awaitable[grpc.aio.Server]]
+
+
 class GrpcListener:
     """Make one with `await GrpcListener.open(…)`; `drain` and `close` it before the broker."""
 
@@ -50,6 +64,7 @@ class GrpcListener:
         public: Public,
         address: str,
         tls: GrpcTls | None,
+        start_another: _StartAnother,
     ) -> None:
         self.door = door
         self.address = address
@@ -57,6 +72,9 @@ class GrpcListener:
         self.tls = tls
         self._server = server
         self._public = public
+        self._start_another = start_another
+        self._retired: dict[grpc.aio.Server, asyncio.Task[None]] = {}
+        self._keeping_open = asyncio.get_running_loop().create_task(self._keep_open())
 
     @classmethod
     async def open(cls, broker: Broker, gate: Gate, settings: Settings) -> GrpcListener:
@@ -66,16 +84,56 @@ class GrpcListener:
         endpoint = await _checked(own.listen, is_allowed=gate.asks or own.allow_remote)
         server = grpc.aio.server(options=_options(own), maximum_concurrent_rpcs=_calls_max(own))
         port = _bind(server, endpoint, own.listen, tls)
+        endpoint = Endpoint(endpoint.family, (endpoint.address[0], port, *endpoint.address[2:]))
         public = Public(SERVICE.full_name)
         await public.open()
         door = GrpcDoor(broker, gate, settings)
-        server.add_generic_rpc_handlers((handler_of(door), *public.handlers()))
-        try:
+        handlers = (handler_of(door), *public.handlers())
+
+        async def start(server: grpc.aio.Server) -> None:
+            server.add_generic_rpc_handlers(handlers)
             await server.start()
+
+        async def start_another() -> grpc.aio.Server:
+            server = grpc.aio.server(options=_options(own), maximum_concurrent_rpcs=_calls_max(own))
+            _bind(server, endpoint, str(endpoint), tls)
+            await start(server)
+            return server
+
+        try:
+            await start(server)
         except BaseException:
             await door.close()
             raise
-        return cls(door, server, public, format_address(endpoint.address[0], port), tls)
+        address = format_address(*endpoint.address[:2])
+        return cls(door, server, public, address, tls, start_another)
+
+    async def _keep_open(self) -> None:
+        """Whenever the server has ended by itself, put another in its place."""
+        is_running = True
+        while is_running:
+            try:
+                is_running = await self._server.wait_for_termination(_LOOK_SECONDS)
+            except Exception as error:  # noqa: BLE001 - what the server ended with, whatever it is
+                await self._replace(error)
+
+    async def _replace(self, error: Exception) -> None:
+        self.door.broker.metrics.counters.protocol_errors += 1
+        ended = self._server
+        while self._server is ended:
+            try:
+                self._server = await self._start_another()
+            except SettingsError:  # its port is not free yet
+                await asyncio.sleep(_LOOK_SECONDS)
+        self._retired[ended] = asyncio.get_running_loop().create_task(self._retire(ended))
+        logger.warning(
+            "a call brought the gRPC server down; another took its place", problem=str(error)
+        )
+
+    async def _retire(self, server: grpc.aio.Server) -> None:
+        """Until its calls are over; the new one has all that come."""
+        await server.stop(_RETIRED_SECONDS)
+        del self._retired[server]
 
     @property
     def connection_count(self) -> int:
@@ -98,8 +156,13 @@ class GrpcListener:
 
     async def close(self) -> None:
         """Cut off whoever is left."""
+        self._keeping_open.cancel()
+        await asyncio.wait({self._keeping_open})
         await self.door.close()
-        await self._server.stop(_CLOSE_SECONDS)
+        for server in (self._server, *self._retired):
+            await server.stop(_CLOSE_SECONDS)
+        if self._retired:
+            await asyncio.wait(self._retired.values())
 
 
 class GrpcTls(TlsFiles):

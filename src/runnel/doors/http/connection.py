@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Collection
 from typing import Any, Final, NoReturn, Protocol, cast
 
@@ -45,6 +46,7 @@ CYCLE: Final = "runnel.cycle"  # uvicorn's side of the request
 AUTHORITY: Final = "runnel.authority"  # the host of a request whose target is an absolute URI
 
 _HEAD_BEGIN: Final = b"HTTP/1.1 "
+_INT32_MAX: Final = 2**31 - 1
 _FIELD_BYTES: Final = len(b": \r\n")
 
 _NOT_HTTP_FAULT: Final = HandshakeError("this is not HTTP/1.1 as RFC 9112 wants it"), 400
@@ -271,9 +273,19 @@ class Connection(HttpToolsProtocol):
         self._opened_ns = clock.time_ns()
         self._quiet_since_ns = clock.monotonic_ns()
         self.id = next(self.door.broker.connection_ids)
+        self._bound_silence(transport)
         refusal = self.door.enter(self)
         if refusal is not None:
             self._turn_away(refusal, 503)
+
+    def _bound_silence(self, transport: asyncio.Transport) -> None:
+        """Let the kernel give up a client that acknowledges nothing: what a stream says to it now and then fits the
+        socket's buffer for a quarter of an hour, and would not be missed before."""
+        option: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
+        accepted = transport.get_extra_info("socket")
+        if option is not None and accepted is not None:
+            patience_ms = 2 * self.door.settings.http.idle_timeout_ns // 1_000_000
+            accepted.setsockopt(socket.IPPROTO_TCP, option, min(patience_ms, _INT32_MAX))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
