@@ -1,4 +1,4 @@
-"""The command line of `bin/soak`: histories, mutated bytes, vandals or a stream through Spark, until time is up."""
+"""The command line of `bin/soak`: one way of looking for faults, or all of them, until time is up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import sys
 from random import SystemRandom
 from typing import Any
 
-from tests.soak.door import soak_door
+from tests.soak.damage import soak_damage
+from tests.soak.door import DOORS, soak_door
+from tests.soak.everything import NAMES, soak_everything
 from tests.soak.histories import HISTORIES, replay_history, soak_histories
 
 DESCRIPTION = """\
@@ -19,12 +21,15 @@ The exit code is 0 if nothing was found, 1 if something was, 2 if the arguments 
 
 EXAMPLES = """\
 examples:
+  bin/soak all --minutes 10               everything below in turns, with one table at the end
   bin/soak log --seconds 600 --jobs 2     histories of the log on a disk that fails, for ten minutes
   bin/soak log --seed 4711                one history again, with its transcript
   bin/soak broker --seconds 600           histories of the broker: readers, restarts, retention
   bin/soak subscriptions --seconds 600    histories of acknowledged work: consumers that crash, stall and nack
   bin/soak formats --seconds 60           mutated bytes for every decoder
-  bin/soak door --seconds 300             rubbish, dawdlers and storms at the door of a real server
+  bin/soak damage --seconds 60            damaged files in a data directory
+  bin/soak door --seconds 300             rubbish, dawdlers and storms at the doors of a real server
+  bin/soak door --doors http --tls        at one of them, which speaks TLS
   bin/soak spark --seconds 600            the memory of Spark's Python workers, in a stream from topics to a topic"""
 
 
@@ -36,8 +41,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="{log,broker,subscriptions,formats,door,spark}"
+        dest="command",
+        required=True,
+        metavar="{all,log,broker,subscriptions,formats,damage,door,spark}",
     )
+    everything = commands.add_parser("all", help="every soak there is, sharing the time")
+    everything.add_argument("--minutes", type=float, default=10.0, help="in all (%(default)s)")
+    everything.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="some of them")
+    everything.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
     for kind in HISTORIES:
         histories = commands.add_parser(
             kind, help=f"simulated histories of the {kind} against a model"
@@ -52,9 +63,14 @@ def _parser() -> argparse.ArgumentParser:
     formats = commands.add_parser("formats", help="hostile bytes for the formats' decoders")
     formats.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
     formats.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
-    door = commands.add_parser("door", help="vandals at the door of a real server")
+    door = commands.add_parser("door", help="vandals at the doors of a real server")
+    door.add_argument("--doors", nargs="+", choices=DOORS, default=tuple(DOORS), help="which (all)")
+    door.add_argument("--tls", action="store_true", help="doors that speak TLS, and vandals, too")
     door.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
     door.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
+    damage = commands.add_parser("damage", help="damaged files in a data directory")
+    damage.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
+    damage.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
     spark = commands.add_parser("spark", help="a stream through Spark that must not grow")
     spark.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
     spark.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
@@ -64,12 +80,20 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> int:
     parser = _parser()
     chosen = parser.parse_args(arguments)
+    if chosen.command == "all":
+        if chosen.minutes <= 0:
+            parser.error(
+                f"--minutes {chosen.minutes:g} leaves no time; at least a fraction is needed"
+            )
+        return soak_everything(chosen.minutes * 60, _seed(chosen), chosen.only)
     if chosen.seconds is not None and chosen.seconds <= 0:
         parser.error(f"--seconds {chosen.seconds:g} leaves no time; at least a fraction is needed")
     if chosen.command == "formats":
         return _soak_formats(chosen)
     if chosen.command == "door":
-        return soak_door(chosen.seconds, _seed(chosen))
+        return soak_door(chosen.seconds, _seed(chosen), chosen.doors, with_tls=chosen.tls)
+    if chosen.command == "damage":
+        return soak_damage(chosen.seconds, _seed(chosen))
     if chosen.command == "spark":
         # Here only: the others do without pyspark.
         return int(

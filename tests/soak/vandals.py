@@ -1,30 +1,35 @@
-"""Clients that mean no good, or cannot do better: each is one way of being a burden to a door.
+"""Clients that mean no good, or cannot do better: each is one way of being a burden to the native door.
 
 All they do comes from a seed. None of them minds being thrown out: that is what they come for.
 """
 
 from __future__ import annotations
 
-import asyncio
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from runnel.formats import wire
+from runnel.formats import wire, work_heads
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from tests.fuzz.formats import mutate, seeds
+from tests.soak.lines import (
+    CROWD,
+    Entrance,
+    Vandal,
+    crowd,
+    drip,
+    end_writing,
+    hear_out,
+    hear_something,
+    line,
+    push,
+)
 
 HELLO: Final = wire.encode(wire.Hello(1, 1, (), "vandal"))
-# Nobody waits longer for an answer, or for being thrown out.
-PATIENCE_S: Final = 1.5
-_CROWD: Final = 50
 _LATEST: Final = wire.Start("latest")
 _EARLIEST: Final = wire.Start("earliest")
-
-Vandal = Callable[[int, Random], Awaitable[None]]
 
 
 def conversation(random: Random) -> list[bytes]:
@@ -56,60 +61,35 @@ def conversation(random: Random) -> list[bytes]:
     return frames
 
 
-@asynccontextmanager
-async def _line(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        yield reader, writer
-    finally:
-        writer.transport.abort()
-
-
-async def _hear_out(reader: asyncio.StreamReader) -> None:
-    """Read until the door has had enough, or for a while."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_S):
-            while await reader.read(2**16):
-                pass
-
-
-async def _push(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Send as long as it is taken."""
-    writer.write(data)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_S / 4):
-            await writer.drain()
-
-
 # --- The ways ---
 
 
-async def say_rubbish(port: int, random: Random) -> None:
+async def say_rubbish(entrance: Entrance, random: Random) -> None:
     """Random bytes, before or instead of a hello, or behind one."""
-    async with _line(port) as (reader, writer):
+    async with line(entrance) as (reader, writer):
         if random.random() < 0.5:
             writer.write(HELLO)
         if random.random() < 0.3:  # lengths that a frame could have
             writer.write(struct.pack("<II", random.randrange(300), random.randrange(300)))
         writer.write(random.randbytes(random.choice((1, 7, 8, 9, 100, 5000, 300_000))))
         if random.random() < 0.5:
-            await _hear_out(reader)
+            await hear_out(reader)
 
 
-async def announce_too_much(port: int, random: Random) -> None:
+async def announce_too_much(entrance: Entrance, random: Random) -> None:
     """Lengths that are too large, or contradict themselves; or a large frame that never comes."""
     lengths = (0, 1, 7, 8, 2**16, 2**24, 2**24 + 1, 2**31, 2**32 - 1)
-    async with _line(port) as (reader, writer):
+    async with line(entrance) as (reader, writer):
         writer.write(HELLO + struct.pack("<II", random.choice(lengths), random.choice(lengths)))
         writer.write(bytes(random.choice((0, 1, 1000))))
-        await _hear_out(reader)
+        await hear_out(reader)
 
 
-async def speak_brokenly(port: int, random: Random) -> None:
+async def speak_brokenly(entrance: Entrance, random: Random) -> None:
     """A sensible conversation, in which bytes have changed on the way."""
     frames = conversation(random)
     vectors = seeds()
-    async with _line(port) as (reader, writer):
+    async with line(entrance) as (reader, writer):
         writer.write(HELLO)
         for frame in frames:
             if random.random() < 0.2:
@@ -119,55 +99,50 @@ async def speak_brokenly(port: int, random: Random) -> None:
                 frame = wire.encode(wire.Publish(18, None), len(head)) + head
             if random.random() < 0.1:
                 frame = frame[: random.randrange(len(frame) + 1)]
-            await _push(writer, frame)
+            await push(writer, frame)
         if random.random() < 0.3:
-            writer.write_eof()
-        await _hear_out(reader)
+            end_writing(writer)
+        await hear_out(reader)
 
 
-async def ask_everything_at_once(port: int, random: Random) -> None:
+async def ask_everything_at_once(entrance: Entrance, random: Random) -> None:
     """Valid requests by the hundred, whose answers are read late, or by nobody."""
-    async with _line(port) as (reader, writer):
+    async with line(entrance) as (reader, writer):
         frames = [frame for _ in range(20) for frame in conversation(random)]
-        await _push(writer, HELLO + b"".join(frames))
+        await push(writer, HELLO + b"".join(frames))
         if random.random() < 0.5:
-            writer.write_eof()
+            end_writing(writer)
         if random.random() < 0.7:
-            await _hear_out(reader)
+            await hear_out(reader)
 
 
-async def never_read(port: int, random: Random) -> None:
+async def never_read(entrance: Entrance, random: Random) -> None:
     """Subscribes to everything with all the credit there is, asks on and on, and reads nothing."""
-    async with _line(port) as (reader, writer):
+    async with line(entrance) as (reader, writer):
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         start = random.choice((_LATEST, _EARLIEST))
         requests = [wire.Subscribe(n, n, ("*", "!*"), start, 2**62) for n in range(1, 20)]
         writer.write(HELLO + b"".join(map(wire.encode, requests)))
         questions = b"".join(wire.encode(wire.Statistics(number)) for number in range(100, 300))
         for _ in range(10):
-            await _push(writer, questions)
+            await push(writer, questions)
 
 
-async def dawdle(port: int, random: Random) -> None:
+async def dawdle(entrance: Entrance, random: Random) -> None:
     """Many connections that say what they have to say a byte at a time, and never get to the end."""
 
     async def one() -> None:
         said = HELLO if random.random() < 0.5 else HELLO + struct.pack("<II", 2**24, 100)
-        async with _line(port) as (_, writer):
-            for byte in said[:-1] + bytes(20):
-                if writer.is_closing():
-                    return
-                writer.write(bytes((byte,)))
-                await asyncio.sleep(random.uniform(0, 2 * PATIENCE_S / len(said)))
+        await drip(entrance, random, said[:-1] + bytes(20))
 
-    await asyncio.gather(*(one() for _ in range(_CROWD)), return_exceptions=True)
+    await crowd(one, CROWD)
 
 
-async def come_and_go(port: int, random: Random) -> None:
+async def come_and_go(entrance: Entrance, random: Random) -> None:
     """Many connections at once, dropped in every way and at every moment of their beginning."""
 
     async def one() -> None:
-        async with _line(port) as (reader, writer):
+        async with line(entrance) as (reader, writer):
             match random.randrange(6):
                 case 0:
                     return
@@ -175,23 +150,31 @@ async def come_and_go(port: int, random: Random) -> None:
                     writer.write(HELLO[: random.randrange(len(HELLO))])
                 case 2:
                     writer.write(HELLO)
-                    await _hear_one(reader)
+                    await hear_something(reader)
                 case 3:
                     writer.write(HELLO + b"".join(conversation(random)))
                 case 4:
-                    writer.write_eof()
-                    await _hear_out(reader)
+                    end_writing(writer)
+                    await hear_out(reader)
                 case _:
                     writer.write(HELLO)
                     writer.close()
 
-    await asyncio.gather(*(one() for _ in range(4 * _CROWD)), return_exceptions=True)
+    await crowd(one, 4 * CROWD)
 
 
-async def _hear_one(reader: asyncio.StreamReader) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_S):
-            await reader.read(1)
+async def take_work_and_keep_it(entrance: Entrance, random: Random) -> None:
+    """A consumer that takes all the work it can get, acknowledges nothing, and is gone."""
+    async with line(entrance) as (reader, writer):
+        writer.write(HELLO)
+        name = f"vandal-{random.randrange(5)}"
+        mode = random.choice(("shared", "key_shared", "multicast"))
+        window = random.choice((1, 100, 10_000))
+        consume = work_heads.Consume(2, 1, name, ("vandal/*",), mode, window, 2**30)
+        writer.write(wire.encode(consume))
+        for frame in conversation(random):
+            await push(writer, frame)
+        await hear_something(reader)
 
 
 VANDALS: Final[Sequence[Vandal]] = (
@@ -202,4 +185,5 @@ VANDALS: Final[Sequence[Vandal]] = (
     never_read,
     dawdle,
     come_and_go,
+    take_work_and_keep_it,
 )

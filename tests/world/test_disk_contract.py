@@ -225,7 +225,9 @@ def test_a_lock_is_held_once_and_names_its_holder(disk: Disk, directory: str) ->
     disk.lock(path).release()
 
 
-def test_locks_of_two_files_do_not_meet(disk: Disk, directory: str) -> None:
-    one, two = disk.lock(f"{directory}/one"), disk.lock(f"{directory}/two")
+def test_locks_of_two_directories_do_not_meet(disk: Disk, directory: str) -> None:
+    for name in ("one", "two"):
+        disk.make_directory(f"{directory}/{name}")
+    one, two = disk.lock(f"{directory}/one/lock"), disk.lock(f"{directory}/two/lock")
     one.release()
     two.release()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -139,6 +141,22 @@ def test_a_failed_sync_is_an_error_that_names_the_file(
 
 
 @pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="needs RWF_NOWAIT")
+@pytest.mark.parametrize("has_dsync", [True, False])
+def test_what_is_synced_into_a_file_that_was_removed_is_not_stored(
+    file: File, monkeypatch: pytest.MonkeyPatch, has_dsync: bool
+) -> None:
+    if not has_dsync:
+        monkeypatch.setattr(file, "_dsync", None)
+    file.write(0, [b"here"], sync=True)
+    Path(file.path).unlink()
+    file.write(4, [b"nowhere"], sync=False)
+    told = f"removed while it was in use.*{file.path}"
+    with pytest.raises(FileNotFoundError, match=told):
+        file.write(4, [b"nowhere"], sync=True)
+    with pytest.raises(FileNotFoundError, match=told):
+        file.sync()
+
+
 def test_read_nowait_finds_what_was_just_written(file: File) -> None:
     file.write(0, [b"0123456789"], sync=False)
     found = file.read_nowait(5, 100)
@@ -240,6 +258,34 @@ def test_a_lock_excludes_other_processes_until_they_end(tmp_path: Path) -> None:
             RealDisk().lock(path)
         holder.send_signal(signal.SIGKILL)
     RealDisk().lock(path).release()
+
+
+def test_a_lock_whose_file_was_removed_still_excludes(tmp_path: Path) -> None:
+    path = tmp_path / "LOCK"
+    held = RealDisk().lock(str(path))
+    path.unlink()
+    with pytest.raises(LockedError, match="is locked by process"):
+        RealDisk().lock(str(path))
+    held.release()
+    RealDisk().lock(str(path)).release()
+
+
+def test_a_file_system_that_cannot_lock_a_directory_is_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_flock = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real_flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path = str(tmp_path / "LOCK")
+    held = RealDisk().lock(path)
+    with pytest.raises(LockedError, match=f"locked by process {os.getpid()};"):
+        RealDisk().lock(path)
+    held.release()
 
 
 def test_a_lock_in_a_missing_directory_is_an_os_error(tmp_path: Path) -> None:

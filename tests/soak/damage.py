@@ -1,0 +1,300 @@
+"""Data directories whose files were damaged by hand: what the offline reader and a broker make of them.
+
+A broker may refuse to open one, with an error that names the file, and then has changed nothing. If it opens it, every
+message that it serves is the one that was stored, it takes new ones, and it finds them again after the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from runnel.client import Bus
+from runnel.config import LogSettings, Rotate, Settings, TopicRule
+from runnel.embedded import Broker
+from runnel.errors import OffsetGoneError, RunnelError, UnknownTopicError
+from runnel.log.reading import OfflineLog, verify
+
+SETTINGS: Final = Settings(
+    log=LogSettings(allocate_bytes=4096, disk_reserve_bytes=0),
+    topics=(
+        TopicRule(match="own/*", journal="{topic}", rotate=Rotate(bytes_max=2000)),
+        TopicRule(match="*", rotate=Rotate(bytes_max=6000), last_value=True),
+    ),
+)
+TOPICS: Final = ("main/a", "main/b", "own/c")
+MESSAGES: Final = 60
+# Nothing here takes longer, not even on a busy machine.
+PATIENCE_S: Final = 60.0
+# What a broker that refuses may have written all the same: whose directory it is.
+_WRITTEN_ANYWAY: Final = frozenset({"lock"})
+
+# An error of the operating system names its file, too: where a folder lies in a file's place, there is no other.
+REFUSALS: Final = (RunnelError, OSError)
+
+Place = tuple[str, int]
+Stored = dict[Place, bytes]
+
+
+class DamageFault(AssertionError):
+    """A damaged directory was not dealt with as promised."""
+
+
+class Outcome(NamedTuple):
+    rounds: int
+    refused: int
+    served: int
+    ways: Counter[str]
+
+
+# --- A directory with something of everything ---
+
+
+async def _fill(directory: Path, copy_to: Path) -> Stored:
+    """Messages, a cursor, a named publisher, work that is done and that is dead; copied while it is open."""
+    stored: Stored = {}
+    async with Broker.open(directory, settings=SETTINGS) as broker, broker.connect() as bus:
+        for number in range(MESSAGES):
+            for topic in TOPICS:
+                payload = f"{topic} {number} ".encode() * 5
+                receipt = await bus.publish(topic, payload, key=b"k", tags={"n": str(number)})
+                stored[topic, receipt.offset] = payload
+        async with bus.publisher("main/a", name="named") as publisher:
+            publisher.send(b"named")
+        stored["main/a", MESSAGES + 1] = b"named"
+        await bus.set_cursor("cursor", {("main/a", 0): 10})
+        await bus.make_subscription("work", "main/*", deliveries_max=1)
+        async with bus.consume("work") as consumer:
+            for number in range(20):
+                work = await anext(consumer)
+                await (work.ack(stored=True) if number % 4 else work.nack(reason="on purpose"))
+            await consumer.flush()
+        await broker.sync()
+        shutil.copytree(directory, copy_to)
+    return stored
+
+
+# --- Ways of damaging a file ---
+
+
+def _cut(path: Path, random: Random) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: random.randrange(len(content) + 1)])
+
+
+def _empty(path: Path, _: Random) -> None:
+    path.write_bytes(b"")
+
+
+def _flip(path: Path, random: Random) -> None:
+    content = bytearray(path.read_bytes())
+    for _ in range(random.choice((1, 1, 5))):
+        if content:
+            content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+    path.write_bytes(content)
+
+
+def _overwrite(path: Path, random: Random) -> None:
+    content = bytearray(path.read_bytes())
+    begin = random.randrange(len(content) + 1)
+    size = random.choice((1, 16, 100, len(content)))
+    filler = random.choice((bytes(size), b"\xff" * size, random.randbytes(size)))
+    content[begin : begin + size] = filler
+    path.write_bytes(content)
+
+
+def _replace(path: Path, random: Random) -> None:
+    size = random.choice((1, 8, 100, 5000))
+    path.write_bytes(random.choice((random.randbytes(size), bytes(size), b"{}", b"text\n")))
+
+
+def _append(path: Path, random: Random) -> None:
+    with path.open("ab") as file:
+        file.write(random.choice((random.randbytes(50), bytes(5000), path.read_bytes()[:200])))
+
+
+def _remove(path: Path, _: Random) -> None:
+    path.unlink()
+
+
+def _make_folder(path: Path, _: Random) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _leave_strangers(path: Path, random: Random) -> None:
+    """Files that are none of Runnel's."""
+    names = ("core", ".DS_Store", "lost+found", "backup.tar", "x.segment", "0.tmp", "ä ö", "99")
+    for name in random.sample(names, 3):
+        if random.random() < 0.5:
+            (path.parent / name).mkdir(exist_ok=True)
+        elif not (path.parent / name).exists():
+            (path.parent / name).write_bytes(random.randbytes(20))
+
+
+def _copy_beside(path: Path, random: Random) -> None:
+    """Another's content, or one's own under another's name."""
+    others = [each for each in path.parent.iterdir() if each.is_file()]
+    shutil.copyfile(random.choice(others), path.parent / f"{path.name}.bak")
+    with suppress(shutil.SameFileError):
+        shutil.copyfile(random.choice(others), path)
+
+
+WAYS: Final[tuple[Callable[[Path, Random], None], ...]] = (
+    _cut,
+    _empty,
+    _flip,
+    _overwrite,
+    _replace,
+    _append,
+    _remove,
+    _make_folder,
+    _leave_strangers,
+    _copy_beside,
+)
+
+
+# --- What must hold afterwards ---
+
+
+def _content(directory: Path) -> dict[str, bytes | None]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+        for path in directory.rglob("*")
+        if path.name not in _WRITTEN_ANYWAY
+    }
+
+
+def _read_offline(directory: Path, stored: Stored) -> None:
+    try:
+        log = OfflineLog(str(directory))
+        verify(log)
+        log.topics()
+        for batch in OfflineLog(str(directory)).scan():
+            for message in batch.messages():
+                _compare("the offline reader", message, stored)
+    except REFUSALS:
+        return
+
+
+def _compare(who: str, message: Any, stored: Stored) -> None:
+    expected = stored.get((message.topic, message.offset))
+    if message.payload != expected:
+        raise DamageFault(
+            f"{who} served {message.payload!r} as {message.topic} {message.offset}, which was {expected!r}"
+        )
+
+
+async def _try(directory: Path, stored: Stored) -> int | None:
+    """How many messages a broker served; None if it refused the directory."""
+    before = _content(directory)
+    try:
+        async with Broker.open(directory, settings=SETTINGS) as broker, broker.connect() as bus:
+            served = await _read_all(bus, stored)
+            added = await _publish_more(bus)
+    except REFUSALS as error:
+        if isinstance(error, RunnelError) and _content(directory) != before:
+            raise DamageFault(f"it was refused, and something was changed: {error}") from error
+        if str(directory) not in str(error):
+            raise DamageFault(f"the error names no file: {error!r}") from error
+        return None
+    async with Broker.open(directory, settings=SETTINGS) as broker, broker.connect() as bus:
+        for topic, offset, payload in added:
+            page = await bus.fetch(topic, offset)
+            if page.messages[0].payload != payload:
+                raise DamageFault(f"{topic} {offset} is not there after the next start")
+    return served
+
+
+async def _read_all(bus: Bus, stored: Stored) -> int:
+    served = 0
+    for topic in TOPICS:
+        offset, next_offset = 0, 1
+        while next_offset != offset:
+            offset = next_offset
+            try:
+                page = await bus.fetch(topic, offset)
+            except OffsetGoneError as error:
+                next_offset = error.first_offset
+            except UnknownTopicError:
+                break
+            else:
+                next_offset = page.next_offset
+                served += len(page.messages)
+                for message in page.messages:
+                    _compare("the broker", message, stored)
+    return served
+
+
+async def _publish_more(bus: Bus) -> list[tuple[str, int, bytes]]:
+    added = []
+    for topic in TOPICS:
+        receipt = await bus.publish(topic, b"new")
+        added.append((topic, receipt.offset, b"new"))
+    return added
+
+
+async def damage_directories(seconds: float, seed: int) -> Outcome:
+    """Damage copies of two directories, one closed and one that was open, for so long."""
+    with tempfile.TemporaryDirectory(prefix="runnel-damage-") as folder:
+        closed, left_open = Path(folder, "closed"), Path(folder, "open")
+        stored = await _fill(closed, left_open)
+        ends_at = time.monotonic() + seconds
+        rounds = refused = served = 0
+        ways: Counter[str] = Counter()
+        while not rounds or time.monotonic() < ends_at:
+            random = Random(f"{seed} {rounds}")
+            copy = Path(folder, "copy")
+            shutil.copytree(random.choice((closed, left_open)), copy)
+            done = _damage(copy, random)
+            ways.update(way for way, _ in done)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    _read_offline(copy, stored)
+                    found = await _try(copy, stored)
+            except Exception as error:
+                told = ", ".join(f"{way[1:]} {path}" for way, path in done)
+                raise DamageFault(f"round {rounds} ({told}): {error!r}") from error
+            refused += found is None
+            served += found or 0
+            rounds += 1
+            shutil.rmtree(copy)
+        return Outcome(rounds, refused, served, ways)
+
+
+def _damage(directory: Path, random: Random) -> list[tuple[str, str]]:
+    done = []
+    for _ in range(random.choice((1, 1, 1, 2, 3))):
+        files = sorted(path for path in directory.rglob("*") if path.is_file())
+        path, way = random.choice(files), random.choice(WAYS)
+        way(path, random)
+        done.append((way.__name__, str(path.relative_to(directory))))
+    return done
+
+
+def soak_damage(seconds: float, seed: int) -> int:
+    """The command: tells what it does, and returns its exit code."""
+    print(f"damaged data directories from seed {seed} on, for {seconds:g} s", flush=True)
+    try:
+        outcome = asyncio.run(damage_directories(seconds, seed))
+    except DamageFault as fault:
+        traceback.print_exc(file=sys.stdout)
+        print(f"seed {seed}: {fault}")
+        return 1
+    for name, count in sorted(outcome.ways.items()):
+        print(f"  {name[1:]:24} {count:,} times")
+    print(
+        f"{outcome.rounds:,} directories, {outcome.refused:,} of them refused; {outcome.served:,} messages read "
+        f"from the others; nothing broken"
+    )
+    return 0

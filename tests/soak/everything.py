@@ -1,0 +1,173 @@
+"""All soaks in one run that share the time, two at a time; in the end one table, and what was found in files."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+
+FINDINGS: Final = Path("soak-findings")
+# For starting and ending, beside the time that a soak was given. Whatever takes longer hangs.
+_MORE_SECONDS_MAX: Final = 180.0
+# Below that a soak has not begun to find anything.
+_SECONDS_MIN: Final = 1.0
+_TABLE: Final = "{:<14} {:>8} {:>11}  {:<8} {}"
+
+
+class Soak(NamedTuple):
+    """One of them: the words of its command, its part of the time, and the package it cannot do without."""
+
+    name: str
+    words: tuple[str, ...]
+    part: float
+    needs: str = ""
+
+
+# Each lane is run from top to bottom, the lanes beside each other. Those of the first keep a server, or Spark, and its
+# clients busy; those of the second are one process each.
+LANES: Final[tuple[tuple[Soak, ...], ...]] = (
+    (
+        Soak("doors", ("door",), 5),
+        Soak("doors-tls", ("door", "--tls"), 3),
+        Soak("spark", ("spark",), 2, needs="pyspark"),
+    ),
+    (
+        Soak("log", ("log", "--jobs", "1"), 2),
+        Soak("broker", ("broker", "--jobs", "1"), 2),
+        Soak("subscriptions", ("subscriptions", "--jobs", "1"), 2),
+        Soak("damage", ("damage",), 2),
+        Soak("formats", ("formats",), 2),
+    ),
+)
+NAMES: Final = tuple(soak.name for lane in LANES for soak in lane)
+
+
+class Ended(NamedTuple):
+    """How a soak ended: 0 found nothing, 1 found something, anything else broke off."""
+
+    soak: Soak
+    command: str
+    seed: int
+    seconds: float
+    code: int
+    told: str
+
+    @property
+    def outcome(self) -> str:
+        return "ok" if self.code == 0 else "FOUND" if self.code == 1 else f"code {self.code}"
+
+    @property
+    def last_line(self) -> str:
+        lines = [line.strip() for line in self.told.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+def planned(seconds: float, chosen: Sequence[str]) -> list[list[tuple[Soak, float]]]:
+    """Which soaks run in each lane, and for how long each; without those whose package is missing."""
+    plan = []
+    for lane in LANES:
+        soaks = [
+            soak
+            for soak in lane
+            if soak.name in chosen
+            and (not soak.needs or importlib.util.find_spec(soak.needs) is not None)
+        ]
+        parts = sum(soak.part for soak in soaks)
+        plan.append(
+            [(soak, max(_SECONDS_MIN, seconds * soak.part / parts)) for soak in soaks if parts]
+        )
+    return plan
+
+
+def soak_everything(
+    seconds: float, seed: int, chosen: Sequence[str] = NAMES, findings: Path = FINDINGS
+) -> int:
+    """The command: tells what it does, and returns its exit code."""
+    print(f"all soaks from seed {seed} on, for {seconds:g} s, in {len(LANES)} lanes", flush=True)
+    ended = asyncio.run(_run(planned(seconds, chosen), seed, findings))
+    _print_table(ended)
+    found = [each for each in ended if each.code != 0]
+    for each in found:
+        path = _path(each, findings)
+        print(f"{each.soak.name}: again with {each.command}\n  all that it said: {path}")
+    missing = [name for name in chosen if name not in {each.soak.name for each in ended}]
+    if missing:
+        print(f"not run, for want of a package: {', '.join(missing)}")
+    return 1 if found else 0
+
+
+async def _run(
+    plan: Sequence[Sequence[tuple[Soak, float]]], seed: int, findings: Path
+) -> list[Ended]:
+    async def run_lane(lane: Sequence[tuple[Soak, float]]) -> list[Ended]:
+        all_ended = []
+        for soak, seconds in lane:
+            ended = await _run_one(soak, seconds, seed)
+            print(f"  {soak.name}: {ended.outcome} after {ended.seconds:.0f} s", flush=True)
+            if ended.code != 0:  # at once: nobody need wait for the others to look at it
+                _save(ended, findings)
+            all_ended.append(ended)
+        return all_ended
+
+    lanes = [asyncio.create_task(run_lane(lane)) for lane in plan]
+    try:
+        return [each for lane in await asyncio.gather(*lanes) for each in lane]
+    finally:  # interrupted: what is under way is ended by its own task
+        for lane_task in lanes:
+            lane_task.cancel()
+        await asyncio.wait(lanes)
+
+
+async def _run_one(soak: Soak, seconds: float, seed: int) -> Ended:
+    """In a process of its own, and a group of its own: whatever it has started ends with it."""
+    own_seed = Random(f"{seed} {soak.name}").randrange(1 << 31)
+    words = [*soak.words, "--seconds", f"{seconds:.0f}", "--seed", str(own_seed)]
+    begin = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.soak", *words),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(seconds + _MORE_SECONDS_MAX):
+            told, _ = await process.communicate()
+        code = process.returncode or 0
+    except TimeoutError:
+        told, code = b"it did not end in time\n", -signal.SIGKILL
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    command = shlex.join(["bin/soak", *words])
+    spent = time.monotonic() - begin
+    return Ended(soak, command, own_seed, spent, code, told.decode(errors="replace"))
+
+
+def _print_table(ended: Sequence[Ended]) -> None:
+    print("\n" + _TABLE.format("soak", "seconds", "seed", "outcome", "what it did").rstrip())
+    for each in ended:
+        row = (each.soak.name, f"{each.seconds:.0f}", each.seed, each.outcome, each.last_line)
+        print(_TABLE.format(*row).rstrip())
+    print()
+
+
+def _save(ended: Ended, findings: Path) -> None:
+    findings.mkdir(parents=True, exist_ok=True)
+    text = f"{ended.command}\n\n{ended.told}"
+    _path(ended, findings).write_text(text, encoding="utf-8")
+
+
+def _path(ended: Ended, findings: Path) -> Path:
+    return findings / f"{ended.soak.name}-{ended.seed}.txt"
