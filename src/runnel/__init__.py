@@ -78,6 +78,8 @@ _PLACES = {
     "connect_blocking": "runnel.client.api",
 }
 
+_PARTS = ("client", "config", "errors", "spark", "testing")
+
 __all__ = [
     "Batch",
     "Broker",
@@ -116,11 +118,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name in _PARTS:
+        return import_module(f"{__name__}.{name}")
     place = _PLACES.get(name)
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     found: object = getattr(import_module(place), name)
     globals()[name] = found
     return found

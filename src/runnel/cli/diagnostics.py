@@ -103,7 +103,7 @@ def _last_steps(form: LogFormat) -> list[Processor]:
     return [
         _safe_fields,
         structlog.dev.ConsoleRenderer(
-            colors=_is_terminal(),
+            colors=_is_terminal() and not os.environ.get("NO_COLOR"),
             pad_event_to=0,
             # Plain ones: nothing to import, and they can be grepped and pasted.
             exception_formatter=_write_traceback,

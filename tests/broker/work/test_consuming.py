@@ -526,6 +526,41 @@ async def test_what_a_deleted_topic_had_is_not_owed_when_it_is_made_again(at: Sc
     await at.until(lambda: worker.offsets("t/a") == [51])
 
 
+@scene()
+async def test_a_topic_made_again_owes_nothing_of_what_was_begun_before(at: Scene) -> None:
+    await at.publish("t/a", *[b"x"] * 4)
+    worker = await at.consume("t/*")
+    await at.until(lambda: len(worker.offsets("t/a")) == 4)
+    worker.ack(2, topic="t/a")
+    await worker.consumer.wait_stored()
+    await at.broker.delete_topic("t/a")
+    await at.publish("t/a", b"new")
+    await at.until(lambda: worker.offsets("t/a")[-1] == 5)
+    worker.ack(5, topic="t/a")
+    await worker.consumer.wait_stored()
+    assert await at.backlog() == 0
+    worker.consumer.close(is_clean=True)
+    assert await at.backlog() == 0
+
+
+@scene()
+async def test_what_a_topic_had_that_was_deleted_while_nobody_consumed_is_not_counted(
+    at: Scene,
+) -> None:
+    await at.publish("t/a", *[b"x"] * 4)
+    worker = await at.consume("t/*")
+    await at.until(lambda: len(worker.offsets("t/a")) == 4)
+    worker.ack(2, topic="t/a")
+    await worker.consumer.wait_stored()
+    worker.consumer.close(is_clean=True)
+    await at.broker.delete_topic("t/a")
+    await at.publish("t/a", b"new")
+    assert await at.backlog() == 1
+    again = await at.consume("t/*")
+    await at.until(lambda: again.offsets("t/a") == [5])
+    assert await at.backlog() == 1
+
+
 @scene(stores=ON_DISK)
 async def test_a_member_is_not_absent_while_the_broker_is_down(at: Scene) -> None:
     options = WorkOptions(absent_ms_max=10_000)

@@ -130,8 +130,9 @@ class Crew:
             if self.is_durable
             else None
         )
+        floor = log.floor(*key)
         if state is None:
-            return AckSet(max(self.begins.get(key, 1), log.floor(*key))), {}
+            return AckSet(max(self.begins.get(key, 1), floor)), {}
         clock = self._parts.clock
         ahead_ns = clock.monotonic_ns() - clock.time_ns()
         failures = {
@@ -142,8 +143,11 @@ class Crew:
                 failed.reason,
             )
             for offset, failed in state.failures.items()
+            if offset >= floor
         }
-        return state.acked.copy(), failures
+        acked = state.acked.copy()
+        acked.add(1, floor)  # of a topic that was deleted and made again, nothing from before is owed
+        return acked, failures
 
     def uncover_topic(self, topic: str) -> None:
         for key in [key for key in self._shards if key[0] == topic]:

@@ -117,7 +117,8 @@ class Telling:
             try:
                 if acked is None:
                     state = self._state.find(subscription.definition.id, member, key)
-                    acked = AckSet(max(1, log.floor(*key))) if state is None else state.acked
+                    acked = AckSet(1) if state is None else state.acked.copy()
+                    acked.add(1, log.floor(*key))  # what was deleted or purged is nobody's any more
                 standings.append(_Standing(key, log, acked, log.next_offset(*key)))
             except RunnelError:
                 continue  # deleted meanwhile
