@@ -116,7 +116,8 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         gate.start()
         opened.push_async_callback(gate.close)
         doors: dict[str, Listener] = {}
-        for name, open_door in _doors(settings):
+        # All are imported before the first opens: whoever comes in through that one would have to wait for it.
+        for name, open_door in list(_doors(settings)):
             doors[name] = await open_door(broker, gate, settings)
             opened.push_async_callback(doors[name].close)
             _warn_of(name, doors[name], gate)
