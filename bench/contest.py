@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from bench.processes import RoleError
-from bench.report import Result
+from bench.report import Measured, Result, short
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -24,6 +24,7 @@ class Contender(msgspec.Struct, frozen=True):
     name: str
     measure: Callable[[], Sample]
     absence: str | None = None  # why it cannot take part
+    is_warmed: bool = False  # one run before those that count, for what compiles as it goes
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -40,45 +41,39 @@ class Standing(msgspec.Struct, frozen=True):
         figures = self.figures(place)
         return statistics.median(figures) if figures else None
 
-    def told(self, place: int = 0) -> str:
-        """In a few words: the spread, or why there is none, and every trouble."""
-        if self.absence:
-            return f"{self.name} absent: {self.absence}"
-        figures = self.figures(place)
-        spread = f"{short(figures[0])} to {short(figures[-1])}" if figures else "no good run"
-        troubles = [sample.trouble for sample in self.samples if sample.trouble]
-        told = f"{self.name} {spread}"
-        if troubles:
-            told += f", {len(troubles)} of {len(self.samples)} runs NOT COUNTED: {troubles[0]}"
-        return told
-
-
-def short(value: float) -> str:
-    for unit, name in ((1e6, " M"), (1e3, " k")):
-        if abs(value) >= unit:
-            return f"{value / unit:.3g}{name}"
-    return f"{value:.3g}"
+    def measured(self, place: int = 0) -> Measured:
+        trouble = ""
+        if troubles := [sample.trouble for sample in self.samples if sample.trouble]:
+            trouble = f"{len(troubles)} of {len(self.samples)} runs NOT COUNTED: {troubles[0]}"
+        return Measured(self.name, tuple(self.figures(place)), self.absence or "", trouble)
 
 
 def contest(contenders: Sequence[Contender], rounds: int) -> dict[str, Standing]:
     """In turns, so that a noisy minute hits all of them."""
     taken: dict[str, list[Sample]] = {contender.name: [] for contender in contenders}
+    present = [contender for contender in contenders if contender.absence is None]
+    for contender in present:
+        if contender.is_warmed:
+            _run(contender, "before it counts")
     for _ in range(rounds):
-        for contender in contenders:
-            if contender.absence is not None:
-                continue
-            try:
-                sample = contender.measure()
-            except RoleError as error:
-                print(f"  {contender.name}: {error}", file=sys.stderr, flush=True)
-                sample = Sample((math.nan,) * 4, f"failed: {str(error).strip().splitlines()[-1]}")
-            shown = ", ".join(short(value) for value in sample.values)
-            print(f"  {contender.name}: {shown} {sample.trouble}", file=sys.stderr, flush=True)
-            taken[contender.name].append(sample)
+        for contender in present:
+            taken[contender.name].append(_run(contender))
     return {
         contender.name: Standing(contender.name, taken[contender.name], contender.absence)
         for contender in contenders
     }
+
+
+def _run(contender: Contender, remark: str = "") -> Sample:
+    try:
+        sample = contender.measure()
+    except RoleError as error:
+        print(f"  {contender.name}: {error}", file=sys.stderr, flush=True)
+        sample = Sample((math.nan,) * 16, f"failed: {str(error).strip().splitlines()[-1]}")
+    shown = ", ".join(short(value) for value in sample.values if not math.isnan(value))
+    told = " ".join(filter(None, (shown, sample.trouble, remark)))
+    print(f"  {contender.name}: {told}", file=sys.stderr, flush=True)
+    return sample
 
 
 def compared(
@@ -91,10 +86,10 @@ def compared(
     target: float | None = None,
     is_at_most: bool = False,
     note: str = "",
+    others: Iterable[Standing] = (),
 ) -> Result:
     """Ours against the peer's. Without a figure of the peer's there is nothing to judge."""
     value, baseline = ours.median(place), peer.median(place)
-    told = "; ".join(filter(None, (note, ours.told(place), peer.told(place))))
     if value is None:  # nothing of ours can be counted: as far from the target as can be
         value = math.inf if is_at_most else 0.0
     return Result(
@@ -104,7 +99,11 @@ def compared(
         baseline,
         None if baseline is None else target,
         is_at_most,
-        told,
+        note,
+        name,
+        ours.measured(place),
+        peer.measured(place),
+        tuple(other.measured(place) for other in others),
     )
 
 
@@ -117,17 +116,41 @@ def alone(
     target: float | None = None,
     is_at_most: bool = False,
     note: str = "",
+    others: Iterable[Standing] = (),
 ) -> Result:
     value = ours.median(place)
     if value is None:
         value = math.inf if is_at_most else 0.0
-    told = "; ".join(filter(None, (note, ours.told(place))))
-    return Result(name, value, unit, None, target, is_at_most, told)
-
-
-def better(standings: Mapping[str, Standing], names: Sequence[str], place: int = 0) -> Standing:
-    """Of the peers named, the one with the lowest figure; the first if none has any."""
-    measured = [standings[name] for name in names if standings[name].median(place) is not None]
-    return min(
-        measured, key=lambda peer: peer.median(place) or math.inf, default=standings[names[0]]
+    return Result(
+        name,
+        value,
+        unit,
+        target=target,
+        is_at_most=is_at_most,
+        note=note,
+        what=name,
+        ours=ours.measured(place),
+        others=tuple(other.measured(place) for other in others),
     )
+
+
+def lowest(standings: Mapping[str, Standing], names: Sequence[str], place: int = 0) -> Standing:
+    """Of the peers named, the one with the lowest figure; the first if none has any."""
+    return _extreme(standings, names, place, min)
+
+
+def highest(standings: Mapping[str, Standing], names: Sequence[str], place: int = 0) -> Standing:
+    """Of the peers named, the one with the highest figure; the first if none has any."""
+    return _extreme(standings, names, place, max)
+
+
+def _extreme(
+    standings: Mapping[str, Standing],
+    names: Sequence[str],
+    place: int,
+    choose: Callable[[Iterable[tuple[float, str]]], tuple[float, str]],
+) -> Standing:
+    measured = [
+        (median, name) for name in names if (median := standings[name].median(place)) is not None
+    ]
+    return standings[choose(measured)[1]] if measured else standings[names[0]]

@@ -47,7 +47,7 @@ _names = (f"{number:04}" for number in itertools.count())
 
 
 def _rounds(*, quick: bool) -> int:
-    return 3 if quick else 7
+    return 1 if quick else 5
 
 
 def _sized(full: int, *, quick: bool) -> int:
@@ -103,7 +103,7 @@ _NATIVE_PHASES = (PUBLISH, TOGETHER)
 
 
 def bench_rest(*, quick: bool) -> list[Result]:
-    calls = _sized(300, quick=quick)
+    calls = _sized(200, quick=quick)
     with runnel_doors.serve(http=True) as doors, empty_litestar.serve() as empty:
 
         def to_empty() -> LoadPlan:
@@ -209,8 +209,8 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 SHAPES = (
-    Shape("1 stream, a message a request", 1, 64, 1, 20_000),
-    Shape("8 streams, a message a request", 8, 16, 1, 2500),
+    Shape("1 stream, a message a request", 1, 64, 1, 12_000),
+    Shape("8 streams, a message a request", 8, 16, 1, 2000),
     Shape("1 stream, 100 messages a request", 1, 16, 100, 5000),
     Shape("1 stream, a block of 1,000 a request", 1, 16, 1000, 2500, is_block=True, target=None),
 )
@@ -266,8 +266,8 @@ class Sending(msgspec.Struct, frozen=True):
 
 
 SENDINGS = (
-    Sending("single messages", native_load.singles, 1, 60_000, target=0.95),
-    Sending("batches of 100", native_load.batches, 100, 16_000, target=0.95),
+    Sending("single messages", native_load.singles, 1, 40_000, target=0.95),
+    Sending("batches of 100", native_load.batches, 100, 12_000, target=0.95),
     Sending("batches of 1,000 topics", native_load.wide, 1000, 1600),
 )
 

@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 
 READY_SECONDS_MAX = 60.0
-REPORT_SECONDS_MAX = 300.0
+REPORT_SECONDS_MAX = 120.0
 
 _READY, _DONE, _FAILED = "ready", "done", "failed"
 

@@ -1,17 +1,17 @@
 """Acknowledged work beside its peers: publish, deliver and acknowledge each message, stored, from Python.
 
-work                one producer and four consumers: shared and key_shared, beside JetStream, Redis Streams, RabbitMQ
+work                one producer and four consumers, shared and key_shared, beside the peers
 keys                key_shared over many keys
 in flight           a million messages leased and not acknowledged: memory, and acknowledging them in any order
 idle subscriptions  publishing to a topic that a thousand subscriptions without consumers cover
 
 Producer, consumers and broker are separate processes, the same number for each system, all on CPython; every system
-has a fresh server on loopback TCP and a fresh directory for each run. Consumers are there before the first message.
-The clock goes from just before the first message is sent to the last acknowledgement. Systems take turns; medians
-count. Every run adds up what its consumers acknowledged and asks the server whether it agrees; one that lacks or
-repeats a message is told and not counted. Runnel's consumers take and acknowledge message by message; the same by
-batches is told beside it. How each peer is used, and why so: the first lines of systems/nats_queue.py, redis_queue.py
-and rabbit_queue.py.
+has a server on loopback TCP, fresh for each run or with a queue of its own for each. Consumers are there before the
+first message. The clock goes from just before the first message is sent to the last acknowledgement. Systems take
+turns; medians count. Every run adds up what its consumers acknowledged and asks the server whether it agrees; one
+that lacks or repeats a message is told and not counted. Runnel's consumers take and acknowledge message by message;
+the same by batches is told beside it. How each peer is used, and why so: the first lines of systems/nats_queue.py,
+redis_queue.py, rabbit_queue.py and kafka_queue.py.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from types import ModuleType
 import msgspec
 import psutil
 
-from bench.contest import Contender, Sample, Standing, alone, compared, contest
+from bench.contest import Contender, Sample, Standing, alone, compared, contest, highest
 from bench.processes import Member, Report, Team
 from bench.report import Result
-from bench.systems import nats_queue, rabbit_queue, redis_queue, runnel_queue
+from bench.servers import Servers
+from bench.systems import kafka_queue, nats_queue, rabbit_queue, redis_queue, runnel_queue
 from bench.systems.system import IDLE_SECONDS_MAX, PAYLOAD_BYTES, Served, scratch
 from bench.systems.work import TOPIC, Tally, WorkPlan
 from runnel.formats.work_heads import Part
@@ -69,10 +70,15 @@ PEERS = (
     Rival("RabbitMQ, classic queue", rabbit_queue, "classic", "classic", 20_000),
     Rival("RabbitMQ, quorum queue", rabbit_queue, "quorum", "quorum", 20_000),
 )
+# Its groups acknowledge up to an offset, not message by message, so it is told apart from those that do.
+KAFKAS = (
+    Rival("Kafka", kafka_queue, "default", "", 400_000),
+    Rival("Kafka with flush.messages=1", kafka_queue, "always", "", 400_000),
+)
 
 
 def _rounds(*, quick: bool) -> int:
-    return 3 if quick else 5
+    return 1 if quick else 5
 
 
 def _sized(full: int, *, quick: bool) -> int:
@@ -80,7 +86,7 @@ def _sized(full: int, *, quick: bool) -> int:
 
 
 def more_facts() -> dict[str, str]:
-    peers = {peer.system: None for peer in PEERS if peer.system.absence() is None}
+    peers = {peer.system: None for peer in (*PEERS, *KAFKAS) if peer.system.absence() is None}
     return {"peers": ", ".join(system.version() for system in peers) or "none"}
 
 
@@ -145,47 +151,55 @@ def _trouble(taken: Sequence[Report], audited: Report, count: int) -> str:
     return " and ".join(problems)
 
 
-def _contender(rival: Rival, *, quick: bool, keys: int = 0, name: str = "") -> Contender:
+def _contender(
+    rival: Rival, servers: Servers, *, quick: bool, keys: int = 0, name: str = ""
+) -> Contender:
     def measure() -> Sample:
-        with rival.system.serve(stored=rival.stored) as served:
+        with servers.serve(rival.system, stored=rival.stored) as served:
             return _work(rival, served, _sized(rival.count, quick=quick), keys=keys)
 
-    return Contender(name or rival.name, measure, rival.system.absence())
-
-
-def _best(standings: Sequence[Standing]) -> Standing:
-    """The one with the highest rate; the first if none has any."""
-    return max(standings, key=lambda standing: standing.median() or 0.0)
+    is_warmed = getattr(rival.system, "STANDS", False) and not quick
+    return Contender(name or rival.name, measure, rival.system.absence(), is_warmed)
 
 
 def bench_work(*, quick: bool) -> list[Result]:
-    contenders = [
-        _contender(SHARED, quick=quick),
-        _contender(BY_BATCHES, quick=quick),
-        _contender(KEY_SHARED, quick=quick, keys=KEYS),
-        *(_contender(peer, quick=quick) for peer in PEERS),
-    ]
-    standings = contest(contenders, _rounds(quick=quick))
+    with Servers() as servers:
+        contenders = [
+            _contender(SHARED, servers, quick=quick),
+            _contender(BY_BATCHES, servers, quick=quick),
+            _contender(KEY_SHARED, servers, quick=quick, keys=KEYS),
+            *(_contender(peer, servers, quick=quick) for peer in (*PEERS, *KAFKAS)),
+        ]
+        standings = contest(contenders, _rounds(quick=quick))
     shared, keyed = standings[SHARED.name], standings[KEY_SHARED.name]
-    peers = [standings[peer.name] for peer in PEERS]
-    best = _best(peers)
-    others = "the others: " + "; ".join(peer.told() for peer in peers if peer is not best)
+    batches = standings[BY_BATCHES.name]
+    names = [peer.name for peer in PEERS]
+    best = highest(standings, names)
+    others = [standings[name] for name in names if standings[name] is not best]
+    groups = [peer.name for peer in KAFKAS]
+    group = highest(standings, groups)
+    other_groups = [standings[name] for name in groups if standings[name] is not group]
+    up_to = "a group acknowledges up to an offset, not message by message"
     name, unit = "publish, deliver, acknowledge, 1 to 4", "messages/s"
     return [
-        compared(f"{name}, shared", unit, shared, best, target=5, note=others),
-        compared(f"{name}, shared, batch by batch", unit, standings[BY_BATCHES.name], best),
+        compared(f"{name}, shared", unit, shared, best, target=5, others=others),
+        compared(f"{name}, shared", unit, shared, group, target=5, note=up_to, others=other_groups),
+        compared(f"{name}, shared, batch by batch", unit, batches, best),
+        compared(f"{name}, shared, batch by batch", unit, batches, group, note=up_to),
         compared(f"{name}, key_shared", unit, keyed, best, target=2, note=f"{KEYS:,} keys"),
+        compared(f"{name}, key_shared", unit, keyed, group, note=f"{KEYS:,} keys; {up_to}"),
         compared(f"{name}, key_shared", unit, keyed, shared, target=1 / 3),
     ]
 
 
 def bench_keys(*, quick: bool) -> list[Result]:
     few, many = f"{KEYS:,} keys", f"{KEYS_MANY:,} keys"
-    contenders = [
-        _contender(KEY_SHARED, quick=quick, keys=KEYS, name=few),
-        _contender(KEY_SHARED, quick=quick, keys=KEYS_MANY, name=many),
-    ]
-    standings = contest(contenders, _rounds(quick=quick))
+    with Servers() as servers:
+        contenders = [
+            _contender(KEY_SHARED, servers, quick=quick, keys=KEYS, name=few),
+            _contender(KEY_SHARED, servers, quick=quick, keys=KEYS_MANY, name=many),
+        ]
+        standings = contest(contenders, _rounds(quick=quick))
     name = f"key_shared over {many}"
     return [compared(name, "messages/s", standings[many], standings[few])]
 
@@ -203,7 +217,7 @@ def bench_in_flight(*, quick: bool) -> list[Result]:
             Contender(ordered, partial(measure, count, is_shuffled=False)),
             Contender(shuffled, partial(measure, count, is_shuffled=True)),
         ]
-        return contest(contenders, 1 if quick else 3)
+        return contest(contenders, _rounds(quick=quick))
 
     standings = measured(_in_flight)
     rules = measured(_rules_acknowledge)

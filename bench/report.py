@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 
+class Measured(msgspec.Struct, frozen=True):
+    """What one system came to: the figure of every run that counts, and what was wrong with the others."""
+
+    system: str
+    figures: tuple[float, ...] = ()  # from the lowest to the highest
+    absence: str = ""  # why it took no part
+    trouble: str = ""
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.figures) if self.figures else None
+
+    @property
+    def spread(self) -> str:
+        if not self.figures:
+            return "absent" if self.absence else "no run that counts"
+        return f"{short(self.figures[0])} to {short(self.figures[-1])}"
+
+    def told(self) -> str:
+        """In a few words: the spread, or why there is none, and every trouble."""
+        if self.absence:
+            return f"{self.system} absent: {self.absence}"
+        return ", ".join(filter(None, (f"{self.system} {self.spread}", self.trouble)))
+
+
 class Result(msgspec.Struct, frozen=True):
     """One figure. `ratio` is what counts: value against a baseline taken in the same run.
 
     `target` is a bound for the ratio, or for the value where there is no baseline; `is_at_most` says
-    which way it binds. Without a target the figure is a note.
+    which way it binds. Without a target the figure is a note. What was compared is kept run by run.
     """
 
     name: str
@@ -29,17 +54,45 @@ class Result(msgspec.Struct, frozen=True):
     target: float | None = None
     is_at_most: bool = False
     note: str = ""
+    what: str = ""  # the name without whom it is compared with
+    ours: Measured | None = None
+    peer: Measured | None = None
+    others: tuple[Measured, ...] = ()  # measured beside them, neither the value nor the baseline
 
     @property
     def ratio(self) -> float | None:
         return None if self.baseline is None else self.value / self.baseline
 
     @property
+    def judged(self) -> float:
+        return self.value if self.ratio is None else self.ratio
+
+    @property
     def met(self) -> bool | None:
-        if self.target is None:
-            return None
-        judged = self.value if self.ratio is None else self.ratio
-        return judged <= self.target if self.is_at_most else judged >= self.target
+        return None if self.target is None else is_met(self, self.target)
+
+    def told(self) -> str:
+        """The note, and everything about the runs that a median hides."""
+        seen = (self.ours, self.peer, *self.others)
+        return "; ".join(filter(None, (self.note, *(each.told() for each in seen if each))))
+
+
+def is_met(result: Result, bound: float) -> bool:
+    return result.judged <= bound if result.is_at_most else result.judged >= bound
+
+
+def short(value: float) -> str:
+    for unit, name in ((1e6, " M"), (1e3, " k")):
+        if abs(value) >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.3g}"
+
+
+def number(value: float | None) -> str:
+    """As tables show it."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def machine_facts() -> dict[str, str]:
@@ -79,55 +132,47 @@ def print_table(title: str, facts: dict[str, str], results: Sequence[Result]) ->
     for heading in ("result", "value", "unit", "baseline", "ratio", "target", "met"):
         table.add_column(heading, justify="left" if heading in ("result", "unit") else "right")
     for result in results:
-        bound = "≤" if result.is_at_most else "≥"
+        told = result.told()
         table.add_row(
-            result.name + (f"\n  {result.note}" if result.note else ""),
-            _number(result.value),
+            result.name + (f"\n  {told}" if told else ""),
+            number(result.value),
             result.unit,
-            _number(result.baseline),
-            _number(result.ratio),
-            "" if result.target is None else f"{bound} {_number(result.target)}",
+            number(result.baseline),
+            number(result.ratio),
+            bound_of(result),
             {None: "", True: "yes", False: "NO"}[result.met],
         )
     console.print(table)
 
 
-def _number(value: float | None) -> str:
-    if value is None:
+def bound_of(result: Result) -> str:
+    if result.target is None:
         return ""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{'≤' if result.is_at_most else '≥'} {number(result.target)}"
 
 
-def as_json(name: str, facts: dict[str, str], results: Sequence[Result], *, quick: bool) -> bytes:
-    rows = [
+# --- JSON ---
+
+
+def as_rows(results: Sequence[Result]) -> list[dict[str, object]]:
+    """With what follows from the rest, for those who only read. A value beyond all numbers is null."""
+    return [
         msgspec.structs.asdict(result) | {"ratio": result.ratio, "met": result.met}
         for result in results
     ]
-    document = {"benchmark": name, "quick": quick, "machine": facts, "results": rows}
+
+
+def from_row(row: dict[str, object]) -> Result:
+    if row.get("value") is None:
+        row = row | {"value": math.inf if row.get("is_at_most") else 0.0}
+    return msgspec.convert(row, Result)
+
+
+def as_json(name: str, facts: dict[str, str], results: Sequence[Result], *, quick: bool) -> bytes:
+    document = {
+        "benchmark": name,
+        "quick": quick,
+        "machine": facts,
+        "results": as_rows(results),
+    }
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-
-
-def as_markdown(facts: dict[str, str], results: Sequence[Result]) -> str:
-    """The table that docs/performance.md shows."""
-    lines = [
-        "; ".join(f"{name} {value}" for name, value in facts.items()) + ".",
-        "",
-        "| result | value | baseline | ratio | target | |",
-        "|---|---|---|---|---|---|",
-    ]
-    for result in results:
-        name = result.name + (f" ({result.note})" if result.note else "")
-        target = "" if result.target is None else _number(result.target)
-        bound = "" if not target else "≤ " if result.is_at_most else "≥ "
-        met = {None: "", True: "met", False: "**not met**"}[result.met]
-        figures = f"{_number(result.value)} {result.unit} | {_number(result.baseline)} | {_number(result.ratio)}"
-        lines.append(f"| {name} | {figures} | {bound}{target} | {met} |")
-    return "\n".join(lines)
-
-
-def put_into_page(page: Path, name: str, table: str) -> None:
-    """Replace what stands between the marks of this benchmark."""
-    begin, end = f"<!-- {name}: begin -->\n", f"\n<!-- {name}: end -->"
-    before, _, rest = page.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    page.write_text(before + begin + table + end + after)

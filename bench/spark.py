@@ -109,7 +109,7 @@ def _broker() -> Iterator[Served]:
 
 
 def _rounds(*, quick: bool) -> int:
-    return 3 if quick else 5
+    return 1 if quick else 5
 
 
 # --- Rates and processor time ---

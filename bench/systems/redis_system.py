@@ -7,6 +7,8 @@
 - Subscribing: `for message in pubsub.listen()`. Output limits for subscribers are off, so that nothing is dropped.
 - Streams: pipelines of a thousand XADD, with `appendonly yes` and `appendfsync always`: Redis writes and syncs
   once for all commands that it found waiting, before it answers any of them.
+- Catching up: XREAD of 5,000 entries at a time.
+- Where a process has several connections, each has its thread.
 - One by one, for latency: `client.publish(…)`, whose answer comes after the subscribers were written to.
 """
 
@@ -15,30 +17,36 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from bench.processes import Gate, Report
 from bench.systems.system import (
-    IDLE_SECONDS_MAX,
     Arrivals,
+    Order,
     Plan,
     Served,
     free_port,
+    in_threads,
     payloads,
     report_of,
     scratch,
     serving,
     stamped,
     ticks,
+    when_up,
 )
 
 NAME = "Redis"
+REMEDY = "apt-get install redis-server; redis-py and hiredis come with the bench group"
 _PUBLISHES_MAX = 1000
 _XADDS_MAX = 1000
+_ENTRIES_PER_READ = 5000
+_FILLING_XADDS_MAX = 100
 
 
 def _program() -> str | None:
@@ -65,24 +73,20 @@ def version() -> str:
 
 @contextmanager
 def serve(*, stored: str = "") -> Iterator[Served]:
-    """`stored`: nothing for memory alone, "always" for a synced append-only file."""
+    """`stored`: nothing for memory alone, "everysec" or "always" for an append-only file synced so often."""
+    with scratch() as directory, serve_in(directory, free_port(), stored=stored) as served:
+        yield served
+
+
+@contextmanager
+def serve_in(directory: Path, port: int, *, stored: str = "everysec") -> Iterator[Served]:
     program = _program()
     assert program is not None, absence()
-    with scratch() as directory:
-        port = free_port()
-        kept = ["--appendonly", "yes", "--appendfsync", stored] if stored else []
-        command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-        command += [
-            "--maxclients",
-            "10000",
-            "--client-output-buffer-limit",
-            "pubsub",
-            "0",
-            "0",
-            "0",
-        ]
-        with serving(command + kept, port, "redis", directory) as served:
-            yield served
+    kept = ["--appendonly", "yes", "--appendfsync", stored] if stored else []
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    command += ["--maxclients", "10000", "--client-output-buffer-limit", "pubsub", "0", "0", "0"]
+    with serving(command + kept, port, "redis", directory) as served:
+        yield served
 
 
 def _connect(plan: Plan) -> Any:
@@ -97,40 +101,85 @@ def _connect(plan: Plan) -> Any:
 def publish(plan: Plan, gate: Gate) -> Report:
     client = _connect(plan)
     client.ping()
-    data, topics = payloads(), plan.topics
+    data = payloads()
     gate.ready()
     gate.wait_go()
     begin_ns = time.time_ns()
-    sent = 0
-    while sent < plan.count:
-        with client.pipeline(transaction=False) as pipeline:
-            for number in range(sent, min(sent + _PUBLISHES_MAX, plan.count)):
-                turn, place = divmod(number, len(topics))
-                pipeline.publish(topics[place], data[turn % len(data)])
-            pipeline.execute()
-        sent += _PUBLISHES_MAX
+    _send(client, plan.topics, data, plan.count)
     return Report(begin_ns, time.time_ns(), plan.count)
 
 
-def subscribe(plan: Plan, gate: Gate) -> Report:
-    # The time-out ends a run that has lost messages; before the first one it is told apart by the count.
-    import redis
+def _send(client: Any, topics: Sequence[str], data: Sequence[bytes], count: int) -> None:
+    """Round and round over the topics; the payload's number goes on when each has had one."""
+    for sent in range(0, count, _PUBLISHES_MAX):
+        with client.pipeline(transaction=False) as pipeline:
+            for number in range(sent, min(sent + _PUBLISHES_MAX, count)):
+                turn, place = divmod(number, len(topics))
+                pipeline.publish(topics[place], data[turn % len(data)])
+            pipeline.execute()
 
-    client = redis.Redis.from_url(plan.url, protocol=2, socket_timeout=IDLE_SECONDS_MAX)
-    pubsub = client.pubsub(ignore_subscribe_messages=True)
-    pubsub.psubscribe(plan.pattern) if "*" in plan.pattern else pubsub.subscribe(plan.pattern)
-    pubsub.get_message(timeout=5)  # the confirmation
-    arrivals = Arrivals(plan.count, plan.order)
-    take = arrivals.take
+
+class _Subscribed:
+    """A subscription and its client: one that is collected closes the connections of its subscriptions."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._client = _connect(plan)
+        self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+        if "*" in plan.pattern:
+            self._pubsub.psubscribe(plan.pattern)
+        else:
+            self._pubsub.subscribe(plan.pattern)
+        self._pubsub.get_message(timeout=5)  # the confirmation
+
+    def read(self, arrivals: Arrivals) -> None:
+        """All that is expected. `listen` knows no time-out: who waits for the report ends a run with a loss."""
+        take = arrivals.take
+        for message in self._pubsub.listen():
+            if take(message["channel"], message["data"]):
+                return
+
+
+def subscribe(plan: Plan, gate: Gate) -> Report:
+    """Where a process has several, each connection has its thread."""
+    all_arrivals = [Arrivals(plan.count, plan.order) for _ in range(plan.connections)]
+    works = [partial(_Subscribed(plan).read, arrivals) for arrivals in all_arrivals]
     gate.ready()
-    while True:
-        try:
-            for message in pubsub.listen():
-                if take(message["channel"], message["data"]):
-                    return report_of([arrivals])
-        except redis.TimeoutError:
-            if arrivals.count:
-                return report_of([arrivals])
+    in_threads(works)
+    return report_of(all_arrivals)
+
+
+def clients(plan: Plan, gate: Gate) -> Report:
+    """Each publishes over all topics and listens to one of them: a connection and a thread for either."""
+    to_come = plan.clients * plan.count // len(plan.topics)
+    all_arrivals = [Arrivals(to_come, Order.PUBLISHER) for _ in range(plan.connections)]
+    reading = [partial(_Subscribed(plan).read, arrivals) for arrivals in all_arrivals]
+    sending = [
+        partial(_send, _connect(plan), plan.topics, payloads(plan.first_client + place), plan.count)
+        for place in range(plan.connections)
+    ]
+    gate.ready()
+    gate.wait_go()
+    begin_ns = time.time_ns()
+    in_threads([*reading, *sending])
+    report = report_of(all_arrivals)
+    return Report(begin_ns, report.end_ns, report.messages, report.misplaced)
+
+
+def catch_up(plan: Plan, gate: Gate) -> Report:
+    """The stream from its beginning, by pieces."""
+    client, arrivals = _connect(plan), Arrivals(plan.count, plan.order)
+    take, last = arrivals.take, b"0"
+    client.ping()
+    gate.ready()
+    gate.wait_go()
+    begin_ns = time.time_ns()
+    while answer := client.xread({plan.pattern: last}, count=_ENTRIES_PER_READ):
+        entries = answer[0][1]
+        for _, fields in entries:
+            take(plan.pattern, fields[b"m"])
+        last = entries[-1][0]
+    report = report_of([arrivals])
+    return Report(begin_ns, report.end_ns, report.messages, report.misplaced)
 
 
 def publish_steadily(plan: Plan, gate: Gate) -> Report:
@@ -163,14 +212,46 @@ def publish_stored(plan: Plan, gate: Gate) -> Report:
     return Report(begin_ns, end_ns, client.xlen(topic) - before)
 
 
+def fill(plan: Plan, gate: Gate) -> Report:
+    """Round and round over the topics, acknowledged."""
+    client, payload = _connect(plan), bytes(plan.payload_bytes)
+    client.ping()
+    gate.ready()
+    for sent in range(0, plan.count, _FILLING_XADDS_MAX):
+        with client.pipeline(transaction=False) as pipeline:
+            for number in range(sent, min(sent + _FILLING_XADDS_MAX, plan.count)):
+                pipeline.xadd(plan.topics[number % len(plan.topics)], {b"m": payload})
+            pipeline.execute()
+    return Report(messages=plan.count)
+
+
+def wait_up(plan: Plan, gate: Gate) -> Report:
+    """Until a stored message of the last topic can be read; while it loads its file it says so."""
+    import redis
+
+    def read() -> int:
+        try:
+            ((_, fields),) = _connect(plan).xrevrange(plan.topics[-1], count=1)
+        except redis.ConnectionError as error:  # BusyLoadingError is one
+            raise ConnectionError(str(error)) from error
+        end_ns = time.time_ns()
+        assert len(fields[b"m"]) == plan.payload_bytes
+        return end_ns
+
+    gate.ready()
+    gate.wait_go()
+    return Report(end_ns=when_up(plan.url, read))
+
+
 def connect_many(plan: Plan, gate: Gate) -> Report:
     """Hold connections with one subscription each until the measurement is over."""
     held = []
     for place in range(plan.connections):
-        pubsub = _connect(plan).pubsub()
+        client = _connect(plan)
+        pubsub = client.pubsub()
         pubsub.subscribe(f"live/idle/{place}")
         pubsub.get_message(timeout=5)
-        held.append(pubsub)
+        held.append((client, pubsub))
     gate.ready()
     gate.wait_go()
     return Report(messages=len(held))

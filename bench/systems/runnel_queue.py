@@ -25,6 +25,7 @@ from bench.systems.system import NUMBERS, Served, payloads
 from bench.systems.work import SUBSCRIPTION, TOPIC, Tally, WorkPlan
 from runnel.client import Consumer, Work, connect
 
+NAME = runnel_system.NAME
 absence = runnel_system.absence
 
 _WINDOW_MESSAGES = 4000

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 
 import uvloop
 
@@ -32,6 +33,7 @@ from bench.systems.system import (
     scratch,
     serving,
     stamped,
+    when_up,
 )
 from runnel.client import Publisher, Subscription, connect
 from runnel.client.api import Opening
@@ -72,13 +74,17 @@ def absence() -> str | None:
 def serve(*, stored: str = "") -> Iterator[Served]:
     """`stored` needs nothing here: topics outside live/ are on disk, and synced before they are acknowledged."""
     assert stored in ("", "disk")
-    with scratch() as directory:
-        port = free_port()
-        config = directory / "runnel.toml"
-        config.write_text(_CONFIG.format(data=directory / "data", port=port))
-        command = [sys.executable, "-m", "runnel", "serve", "--config", str(config)]
-        with serving(command, port, "runnel", directory) as served:
-            yield served
+    with scratch() as directory, serve_in(directory, free_port()) as served:
+        yield served
+
+
+@contextmanager
+def serve_in(directory: Path, port: int) -> Iterator[Served]:
+    config = directory / "runnel.toml"
+    config.write_text(_CONFIG.format(data=directory / "data", port=port))
+    command = [sys.executable, "-m", "runnel", "serve", "--config", str(config)]
+    with serving(command, port, "runnel", directory) as served:
+        yield served
 
 
 def _connect(plan: Plan) -> Opening:
@@ -108,7 +114,7 @@ async def _send(publisher: Publisher, topics: list[str], data: list[bytes], coun
 
 def publish(plan: Plan, gate: Gate) -> Report:
     async def work() -> Report:
-        topics, data = list(plan.topics), payloads()
+        topics, data = list(plan.topics), payloads(size=plan.payload_bytes)
         own = topics[0] if len(topics) == 1 else None
         async with _connect(plan) as bus, bus.publisher(own) as publisher:
             gate.ready()
@@ -286,6 +292,91 @@ def catch_up(plan: Plan, gate: Gate) -> Report:
             return Report(begin_ns, report.end_ns, report.messages, report.misplaced)
 
     return uvloop.run(work())
+
+
+def catch_up_arrow(plan: Plan, gate: Gate) -> Report:
+    """To record batches of all columns; the offsets in them say whether anything is missing."""
+
+    async def work() -> Report:
+        async with _connect(plan) as bus:
+            gate.ready()
+            gate.wait_go()
+            begin_ns = time.time_ns()
+            count = misplaced = before = 0
+            async with bus.subscribe(plan.pattern, start="earliest") as subscription:
+                async for rows in subscription.to_arrow():
+                    offsets = rows.column("offset")
+                    misplaced += before > 0 and offsets[0].as_py() != before + 1
+                    before = offsets[-1].as_py()
+                    count += rows.num_rows
+                    if count >= plan.count:
+                        break
+            return Report(begin_ns, time.time_ns(), count, misplaced)
+
+    return uvloop.run(work())
+
+
+def iterate(plan: Plan, gate: Gate) -> Report:
+    """Processor time a message of `async for message in subscription`, everything that it takes to read included."""
+
+    async def work() -> Report:
+        async with _connect(plan) as bus, bus.subscribe(plan.pattern, start="earliest") as reading:
+            gate.ready()
+            gate.wait_go()
+            begin_ns, count = time.process_time_ns(), 0
+            async for _ in reading:
+                count += 1
+                if count == plan.count:
+                    break
+            return Report(messages=count, taken_ns=[time.process_time_ns() - begin_ns])
+
+    return uvloop.run(work())
+
+
+def decode(plan: Plan, gate: Gate) -> Report:
+    """The same by batches, whose messages are made at once: what `async for` stands on."""
+
+    async def work() -> Report:
+        async with _connect(plan) as bus, bus.subscribe(plan.pattern, start="earliest") as reading:
+            gate.ready()
+            gate.wait_go()
+            begin_ns, count = time.process_time_ns(), 0
+            async for batch in reading.batches():
+                for _ in batch.messages():
+                    count += 1
+                if count >= plan.count:
+                    break
+            return Report(messages=count, taken_ns=[time.process_time_ns() - begin_ns])
+
+    return uvloop.run(work())
+
+
+def fill(plan: Plan, gate: Gate) -> Report:
+    """Round and round over the topics, acknowledged as stored."""
+
+    async def work() -> Report:
+        async with _connect(plan) as bus, bus.publisher() as publisher:
+            gate.ready()
+            await _send(publisher, list(plan.topics), payloads(size=plan.payload_bytes), plan.count)
+            await publisher.flush()
+            return Report(messages=plan.count)
+
+    return uvloop.run(work())
+
+
+def wait_up(plan: Plan, gate: Gate) -> Report:
+    """Until a stored message of the last topic can be read."""
+
+    async def read() -> int:
+        async with _connect(plan) as bus:
+            page = await bus.fetch(plan.topics[-1], messages_max=1)
+            end_ns = time.time_ns()
+            assert len(page.messages[0].payload) == plan.payload_bytes
+            return end_ns
+
+    gate.ready()
+    gate.wait_go()
+    return Report(end_ns=when_up(plan.url, lambda: uvloop.run(read())))
 
 
 # --- What is only held ---

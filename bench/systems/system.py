@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import enum
 import os
+import queue
 import select
 import shutil
 import signal
@@ -13,6 +14,7 @@ import socket
 import struct
 import subprocess
 import tempfile
+import threading
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -27,6 +29,8 @@ PAYLOAD_BYTES = 100
 NUMBERS = 250  # payloads are numbered in their first byte, round and round
 IDLE_SECONDS_MAX = 5.0
 START_SECONDS_MAX = 20.0
+UP_SECONDS_MAX = 120.0
+_UP_POLL_SECONDS = 0.01
 _STAMP = struct.Struct("<BQ")
 
 _prctl = ctypes.CDLL(None).prctl
@@ -55,6 +59,7 @@ class Plan(msgspec.Struct, frozen=True):
     rate: int = 0  # messages/s, where it is given
     seconds: float = 0.0  # how long, where it is time that ends it
     order: Order = Order.ALL
+    payload_bytes: int = PAYLOAD_BYTES
 
 
 def payloads(publisher: int = 0, size: int = PAYLOAD_BYTES) -> list[bytes]:
@@ -160,6 +165,50 @@ def report_of(all_arrivals: Sequence[Arrivals]) -> Report:
         misplaced=sum(arrivals.misplaced for arrivals in all_arrivals),
         taken_ns=[taken for arrivals in all_arrivals for taken in arrivals.taken_ns],
     )
+
+
+# --- Threads, where a client blocks ---
+
+
+def in_threads(works: Sequence[Callable[[], None]]) -> None:
+    """All at once, until all are done; one alone needs no thread. What goes wrong in any of them is raised at once:
+    others may be waiting for what it did not do."""
+    if len(works) == 1:
+        works[0]()
+        return
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    for work in works:
+        threading.Thread(target=run, args=(work,), daemon=True).start()
+    for _ in works:
+        if (error := ended.get()) is not None:
+            raise error
+
+
+# --- Waiting for a server ---
+
+
+def when_up(url: str, read: Callable[[], int]) -> int:
+    """Try to read until it works; the time at which it had. Before somebody listens no client is troubled."""
+    port = int(url.partition("#")[0].rpartition(":")[2])
+    deadline = time.monotonic() + UP_SECONDS_MAX
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1.0):
+                pass
+            return read()
+        except (OSError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_UP_POLL_SECONDS)
 
 
 # --- A steady rate ---
