@@ -1,9 +1,7 @@
-"""Every program in examples/ does what it says, against a real broker."""
+"""Every program in examples/ does what it says, against a real broker. The demo has tests/test_demo.py."""
 
 from __future__ import annotations
 
-import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ SAID = {
     "billed 200 orders, next is 1001\n",
     "blocking": "10000 messages in log/web\nthe last is at offset 10000\n",
 }
-WITHOUT_A_BROKER = {"demo", "embedded", "test_orders"}
+WITHOUT_A_BROKER = {"embedded", "test_orders"}
 
 
 @pytest.fixture(scope="module")
@@ -67,41 +65,6 @@ def test_broker_inside_a_test() -> None:
     ended = run(*words)
     assert ended.returncode == 0, ended.stdout
     assert "2 passed" in ended.stdout
-
-
-def test_demo_survives_the_kill_of_its_broker_and_every_count_agrees(tmp_path: Path) -> None:
-    ended = run(str(EXAMPLES / "demo.py"), "--readings", "1000", "--data", str(tmp_path / "demo"))
-    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
-    for row in ("published", "read slowly", "replayed"):
-        assert re.search(rf"^{row} +48,000 ", ended.stdout, re.MULTILINE), ended.stdout
-    assert re.search(r"^lost, twice, misplaced +0, 0, 0 ", ended.stdout, re.MULTILINE)
-    assert "Everything adds up." in ended.stdout
-
-
-def test_demo_that_is_interrupted_takes_its_broker_along(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "demo.py"), "--data", str(tmp_path / "demo")]
-    with subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as demo:
-        assert demo.stdout is not None
-        url = demo.stdout.readline().split()[4].rstrip(",")
-        while not demo.stdout.readline().startswith("Started it again"):
-            assert demo.poll() is None
-        demo.send_signal(signal.SIGINT)
-        _, told = demo.communicate(timeout=SECONDS_MAX)
-    assert (demo.returncode, told) == (130, "interrupted\n")
-    ended = run("-m", "runnel", "topics", "--url", url)
-    assert "cannot connect" in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [(("--readings", "10"), "at least 500"), (("--data", ""), "the name is empty")],
-)
-def test_demo_says_what_it_cannot_do(words: tuple[str, ...], problem: str) -> None:
-    ended = run(str(EXAMPLES / "demo.py"), *words)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert problem in ended.stderr
 
 
 def test_every_example_is_run_here() -> None:

@@ -1,0 +1,301 @@
+"""What happens, in which order: a world, a worker that dies, a broker that is killed, and everything counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import runnel
+from examples.demo.board import Board
+from examples.demo.cast import Cast
+from examples.demo.child import DemoFailedError
+from examples.demo.counting import count_archive, count_windows
+from examples.demo.dashboard import Dashboard
+from examples.demo.evidence import Evidence, Times, WorkFound
+from examples.demo.invoices import count_work
+from examples.demo.stations import PATIENCE_S, Stations
+from examples.demo.world import BILLING, INVOICES, ORDERS, STATIONS, Source, many
+from runnel.client import Bus
+from runnel.formats.dead_letters import OFFSET_TAG, TOPIC_TAG
+
+_DELIVERIES_MAX: Final = 6
+_RETRY_DELAY_S: Final = 0.3
+_SWITCH_ON_S: Final = 1.0  # the dashboard: late, so that there are last known values
+_AWAY_S: Final = 0.7
+_SPARK_READY_MAX_S: Final = 40.0
+_SPARK_MAX_S: Final = 150.0
+_WORK_MAX_S: Final = 60.0
+_READ_MAX_S: Final = 30.0
+_LOOK_EVERY_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much of it, and where."""
+
+    directory: Path
+    seconds: float  # that the world lasts, at least: half of it before the kill
+    readings_per_s: int
+    stays: bool = False  # the broker and the world go on after everything is counted
+
+
+@dataclass(frozen=True, slots=True)
+class Troubles:
+    """What went wrong on purpose."""
+
+    worker_killed_at_s: float
+    in_hand: int  # orders that the worker had
+    broker_killed_at_s: float
+    archived: int  # messages, until then
+    away_s: float
+    waited: int  # readings, for the broker to come back
+
+
+class Story:
+    """`run` tells it from the beginning to the end; when it returns, no process is left."""
+
+    def __init__(self, plan: Plan, board: Board) -> None:
+        self._plan = plan
+        self._board = board
+        self._stations = Stations(plan.readings_per_s)
+        self._dashboard = Dashboard(board)
+        self._cast: Cast
+
+    async def run(self, when_proven: Callable[[Evidence], None]) -> None:
+        """DemoFailedError if somebody in it fails for good."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._cast = Cast(self._plan.directory, self._board, tasks)
+                try:
+                    await self._tell(when_proven)
+                finally:
+                    await self._cast.end()
+        except BaseExceptionGroup as several:
+            raise _first(several) from None
+
+    async def _tell(self, when_proven: Callable[[Evidence], None]) -> None:
+        board, cast = self._board, self._cast
+        seconds = await cast.start_broker()
+        board.say(f"the broker is up after {seconds:.1f} s, with all its defaults and three doors")
+        await cast.start_pipeline()
+        url = cast.broker.native_url
+        async with (
+            runnel.connect(url, name="gateways", deadline_s=PATIENCE_S) as sending,
+            runnel.connect(url, name="dashboard", deadline_s=PATIENCE_S) as bus,
+            asyncio.TaskGroup() as tasks,
+        ):
+            stop = asyncio.Event()
+            begun = time.perf_counter()
+            publishing = tasks.create_task(self._stations.run(sending, board, stop))
+            victim = await self._populate(bus)
+            watching = tasks.create_task(self._dashboard.run(bus))
+            troubles = await self._make_trouble(victim)
+            await asyncio.sleep(self._plan.seconds / 2)
+            stop.set()
+            await publishing
+            publishing_s = time.perf_counter() - begun
+            stored, left = await self._come_to_rest(bus)
+            work = await self._look_at_work(bus, left)
+            exit_code = None
+            if not self._plan.stays:
+                watching.cancel()
+                exit_code = await cast.stop_broker()
+            when_proven(await self._gather(stored, work, troubles, publishing_s, exit_code))
+            if self._plan.stays:
+                await self._stay(sending)
+
+    # --- The world, and its troubles ---
+
+    async def _populate(self, bus: Bus) -> str:
+        """Shops and workers; the name of the worker who will not live long."""
+        board, cast = self._board, self._cast
+        board.phase = "the world is running"
+        await bus.make_subscription(
+            BILLING,
+            ORDERS,
+            deliveries_max=_DELIVERIES_MAX,
+            retry_delay_s=_RETRY_DELAY_S,
+            backoff=1.0,
+        )
+        victim = await cast.hire()
+        await cast.hire()
+        await cast.start_shop(Source.WEB, 1)
+        await cast.start_shop(Source.PARTNER, 1)
+        await asyncio.sleep(_SWITCH_ON_S)
+        board.say(
+            f"{len(STATIONS)} stations, 2 shops and 2 workers are at it; a dashboard is switched on"
+        )
+        return victim
+
+    async def _make_trouble(self, victim: str) -> Troubles:
+        """A worker dies after a quarter of the time, and the broker after half of it."""
+        quarter_s = self._plan.seconds / 4
+        await asyncio.sleep(quarter_s)
+        worker_killed_at_s, in_hand = await self._kill_worker(victim)
+        await asyncio.sleep(quarter_s)
+        await self._wait_archive()
+        broker_killed_at_s, archived = self._board.seconds, self._board.pipeline.archived
+        away_s, waited = await self._kill_broker()
+        return Troubles(worker_killed_at_s, in_hand, broker_killed_at_s, archived, away_s, waited)
+
+    async def _kill_worker(self, name: str) -> tuple[float, int]:
+        """When that was, and how many orders it had in hand."""
+        board = self._board
+        await self._until(
+            lambda: board.workers[name].invoiced > 0, f"{name} to have done something"
+        )
+        in_hand, at_s = await self._cast.kill_worker(name), board.seconds
+        successor = await self._cast.hire()
+        board.say(
+            f"{name} was killed with {many(in_hand, 'order')} in hand; {successor} takes over",
+            is_trouble=True,
+        )
+        return at_s, in_hand
+
+    async def _wait_archive(self) -> None:
+        """Until Spark is at work, for it should be when the broker dies; but on a busy machine not for ever."""
+        board = self._board
+        board.phase = "the world is running, Spark is getting ready"
+        ends_at = time.monotonic() + _SPARK_READY_MAX_S
+        while not board.pipeline.archived and time.monotonic() < ends_at:
+            await asyncio.sleep(_LOOK_EVERY_S)
+        if board.pipeline.archived:
+            board.say(f"Spark has archived its first {board.pipeline.archived:,} messages")
+        else:
+            board.say("Spark is slow to start, and will find what it has missed")
+
+    async def _kill_broker(self) -> tuple[float, int]:
+        """For how long it was away, and how many readings waited for it to come back."""
+        board = self._board
+        board.phase = "the broker is dead"
+        killed_at = time.perf_counter()
+        await self._cast.kill_broker()
+        board.say("the broker was killed (SIGKILL); the stations go on measuring", is_trouble=True)
+        await asyncio.sleep(_AWAY_S)
+        await self._cast.start_broker()
+        away_s, waited = time.perf_counter() - killed_at, board.sent - board.stored
+        board.say(
+            f"the broker is back after {away_s:.1f} s, and gets the {waited:,} readings that waited"
+        )
+        board.phase = "the world is running on"
+        return away_s, waited
+
+    # --- Coming to rest ---
+
+    async def _come_to_rest(self, bus: Bus) -> tuple[dict[str, int], int]:
+        """Everybody finishes; how many messages each topic has then, and how many orders are left undone."""
+        board, cast = self._board, self._cast
+        board.phase = "the world comes to rest"
+        for shop in cast.shops.values():
+            shop.tell("stop")
+        await self._until(
+            lambda: all(each.is_stopped for each in board.shops.values()), "the shops to stop"
+        )
+        left = await self._wait_work(bus)
+        await cast.send_home()
+        board.say(f"{board.sent:,} readings are published, and {self._orders():,} orders worked on")
+        await self._dashboard.wait_all(self._stations.sums, _READ_MAX_S)
+        stored = {topic.name: topic.messages for topic in await bus.topics("*")}
+        for shop in cast.shops.values():
+            shop.tell(f"until {stored.get(INVOICES, 0)}")
+        await asyncio.gather(*(each.wait_end(_READ_MAX_S) for each in cast.shops.values()))
+        board.phase = "Spark archives the rest, and counts"
+        await cast.finish_pipeline(sum(stored.values()), _SPARK_MAX_S)
+        board.say("Spark has archived everything, and counted it in windows")
+        return stored, left
+
+    async def _wait_work(self, bus: Bus) -> int:
+        """Until every order is acknowledged or a dead letter; how many are not, in the end."""
+        ends_at = time.monotonic() + _WORK_MAX_S
+        while True:
+            state = await bus.subscription(BILLING)
+            left = sum(member.backlog for member in state.members)
+            if not left or time.monotonic() > ends_at:
+                return left
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _look_at_work(self, bus: Bus, left: int) -> WorkFound:
+        invoices, offset = [], 1
+        while True:
+            page = await bus.fetch(INVOICES, offset)
+            invoices += [message.payload for message in page.messages]
+            offset = page.next_offset
+            if offset >= page.end_offset:
+                break
+        dead = [
+            (letter.tags[TOPIC_TAG], int(letter.tags[OFFSET_TAG]))
+            async for letter in bus.dead_letters(BILLING)
+        ]
+        sent = {source: shop.sent.messages for source, shop in self._board.shops.items()}
+        return count_work(sent, invoices, dead, left=left)
+
+    async def _gather(
+        self,
+        stored: dict[str, int],
+        work: WorkFound,
+        troubles: Troubles,
+        publishing_s: float,
+        exit_code: int | None,
+    ) -> Evidence:
+        """What everybody says, and what Spark's tables have, counted anew."""
+        board, directory = self._board, self._plan.directory
+        board.phase = "counting everything again"
+        return Evidence(
+            readings=self._stations.sums,
+            stored=stored,
+            web=board.shops[Source.WEB],
+            partner=board.shops[Source.PARTNER],
+            dashboard=self._dashboard.found(self._stations.sums),
+            work=work,
+            pipeline=board.pipeline,
+            archive=await asyncio.to_thread(count_archive, directory / "archive"),
+            windows=await asyncio.to_thread(count_windows, directory / "windows"),
+            times=Times(
+                publishing_s=publishing_s,
+                killed_at_s=troubles.broker_killed_at_s,
+                archived_at_kill=troubles.archived,
+                away_s=troubles.away_s,
+                waited=troubles.waited,
+                worker_killed_at_s=troubles.worker_killed_at_s,
+                in_hand_at_kill=troubles.in_hand,
+                total_s=board.seconds,
+            ),
+            broker_exit_code=exit_code,
+        )
+
+    async def _until(
+        self, condition: Callable[[], bool], what: str, within_s: float = _READ_MAX_S
+    ) -> None:
+        ends_at = time.monotonic() + within_s
+        while not condition():
+            if time.monotonic() > ends_at:
+                raise DemoFailedError(f"waited {within_s:.0f} s for {what}")
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _orders(self) -> int:
+        return sum(shop.sent.messages for shop in self._board.shops.values())
+
+    # --- Staying ---
+
+    async def _stay(self, sending: Bus) -> None:
+        """The world goes on, without Spark and without accidents, until it is cancelled."""
+        first = {source: shop.sent.messages + 1 for source, shop in self._board.shops.items()}
+        for source, number in first.items():
+            await self._cast.start_shop(source, number)
+        await self._cast.hire()
+        await self._cast.hire()
+        self._board.phase = "the world goes on until Ctrl-C"
+        await self._stations.run(sending, self._board, asyncio.Event())
+
+
+def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one that ended the others."""
+    for error in several.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            return _first(error)
+        return error
+    return several
