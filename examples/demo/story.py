@@ -160,13 +160,14 @@ class Story:
         """Until Spark is at work, for it should be when the broker dies; but on a busy machine not for ever."""
         board = self._board
         board.phase = "the world is running, Spark is getting ready"
-        ends_at = time.monotonic() + _SPARK_READY_MAX_S
-        while not board.pipeline.archived and time.monotonic() < ends_at:
-            await asyncio.sleep(_LOOK_EVERY_S)
-        if board.pipeline.archived:
-            board.say(f"Spark has archived its first {board.pipeline.archived:,} messages")
-        else:
+        try:
+            await self._until(
+                lambda: board.pipeline.archived > 0, "Spark to archive", _SPARK_READY_MAX_S
+            )
+        except DemoFailedError:
             board.say("Spark is slow to start, and will find what it has missed")
+        else:
+            board.say(f"Spark has archived its first {board.pipeline.archived:,} messages")
 
     async def _kill_broker(self) -> tuple[float, int]:
         """For how long it was away, and how many readings waited for it to come back."""

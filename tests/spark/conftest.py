@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from runnel.spark.session import session
 from tests.conftest import running_children
 from tests.spark.serving import DiskBroker
 from tests.spark.writing import ROWS
+
+# For every Java that these tests start. They are over before its better compiler and its other threads pay.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
