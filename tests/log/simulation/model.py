@@ -44,6 +44,7 @@ class Model:
         self.at: dict[bytes, tuple[Key, int]] = {}  # where a payload was found
         self.positions: dict[tuple[ShardId, int, int], bytes] = {}
         self.cursors: dict[str, list[Cursor | None]] = {}  # what each may be; None: absent
+        self._former_cursors: dict[str, list[Cursor | None]] = {}  # what each has been
         self.droppings: dict[ShardId, list[Dropping]] = {}
         self.trimmed: set[ShardId] = set()
         self.bytes_sent: dict[ShardId, int] = {}
@@ -380,7 +381,7 @@ class Model:
     def check_entry(self, shard: ShardId, entry: int, rows: list[int], now_ns: int) -> None:
         """An entry was read with these rows; the others must have a reason not to be there."""
         sent = self.by_payload[self.positions[shard, entry, rows[0]]][0]
-        base = {sent.keys[row]: self.at[sent.payloads[row]][1] - row for row in rows}
+        base = {sent.keys[row]: self.at[sent.payloads[row]][1] - _rank(sent, row) for row in rows}
         for row, key in enumerate(sent.keys):
             if row in rows or sent.births[row] is None:
                 continue
@@ -400,7 +401,8 @@ class Model:
     def _offset_of(self, sent: Sent, row: int, base: dict[Key, int]) -> int | None:
         if sent.offsets is not None:
             return sent.offsets[row]
-        return base[sent.keys[row]] + row if sent.keys[row] in base else None
+        first = base.get(sent.keys[row])
+        return None if first is None else first + _rank(sent, row)
 
     # --- Cursors ---
 
@@ -410,6 +412,7 @@ class Model:
     def cursor_is(self, name: str, value: Cursor | None) -> None:
         """The log has said so."""
         self.cursors[name] = [value]
+        self._former_cursors.setdefault(name, []).append(value)
 
     def check_cursors(self, cursors: Sequence[Cursor]) -> None:
         found = {cursor.name: cursor for cursor in cursors}
@@ -428,7 +431,8 @@ class Model:
         self.was_resurrected = True
         self._cursors_before = dict(self.cursors)
         for name, values in self.cursors.items():
-            self.cursors[name] = [*values, None]
+            # Without its last record it is what it was before.
+            self.cursors[name] = [*values, *self._former_cursors.get(name, ()), None]
         for topic in self.topics.values():
             topic.is_required = False
         kept: set[bytes] = set()
@@ -510,6 +514,11 @@ def _holds(cursor: Cursor, shard: ShardId, key: Key, offset: int, known: Known) 
         ):
             return True
     return False
+
+
+def _rank(sent: Sent, row: int) -> int:
+    """How many rows of the same partition come before it: a batch may have several runs of one."""
+    return sum(key == sent.keys[row] for key in sent.keys[:row])
 
 
 def _same_cursor(one: Cursor | None, other: Cursor | None) -> bool:

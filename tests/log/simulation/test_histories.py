@@ -21,6 +21,14 @@ def test_log_keeps_its_promises_in_history(first: int) -> None:
         run_history(seed)
 
 
+def test_cursor_whose_last_record_was_damaged_is_what_it_was_before() -> None:
+    run_history(975_395_682)  # found by bin/soak
+
+
+def test_batch_with_two_runs_of_a_partition_is_rewritten_in_part() -> None:
+    run_history(975_395_976)  # found by bin/soak
+
+
 def test_history_repeats_from_its_seed() -> None:
     for seed in range(10):
         assert run_history(seed) == run_history(seed)

@@ -146,7 +146,7 @@ class Crew:
             if offset >= floor
         }
         acked = state.acked.copy()
-        acked.add(1, floor)  # of a topic that was deleted and made again, nothing from before is owed
+        acked.add(1, floor)  # what was there before its topic was deleted is not owed
         return acked, failures
 
     def uncover_topic(self, topic: str) -> None:

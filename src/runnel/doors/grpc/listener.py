@@ -157,8 +157,8 @@ class GrpcListener:
     async def close(self) -> None:
         """Cut off whoever is left."""
         self._keeping_open.cancel()
-        await asyncio.wait({self._keeping_open})
         await self.door.close()
+        await asyncio.wait({self._keeping_open})
         for server in (self._server, *self._retired):
             await server.stop(_CLOSE_SECONDS)
         if self._retired:
