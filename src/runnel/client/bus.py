@@ -17,7 +17,7 @@ from runnel.client.checking import check_natural, check_time
 from runnel.client.consumer import Consumer
 from runnel.client.intake import as_bytes, check_tags, check_uid
 from runnel.client.places import OffsetMap, StartAt, partition_places, start_of, time_ns_of
-from runnel.client.publisher import Publisher, checked_level
+from runnel.client.publisher import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, Publisher, checked_level
 from runnel.client.results import BatchReceipt, Gap, Page, Receipt, ShardPage
 from runnel.client.routing import Router
 from runnel.client.subscription import Subscription, unpack_blocks
@@ -273,8 +273,8 @@ class Bus(WorkVerbs):
         *,
         name: str | None = None,
         level: str | None = None,
-        batch_messages_max: int = 1000,
-        batch_bytes_max: int = 256 * 2**10,
+        batch_messages_max: int = BATCH_MESSAGES_MAX,
+        batch_bytes_max: int | None = None,
         linger_ms: float = 2,
         buffer_bytes_max: int = 16 * 2**20,
         compression: str | None = None,
@@ -283,11 +283,16 @@ class Bus(WorkVerbs):
     ) -> Publisher:
         """For many messages, which gather into batches by themselves; use it in an `async with`.
 
+        Without `batch_bytes_max` a batch has 1 MiB at most, or what the broker takes if that is less.
         With a `name`, what was not acknowledged before a connection was lost is sent again and stored once.
         """
         self._deadline()  # refuses when closed
         server = self.server
-        if batch_bytes_max > server.batch_bytes_max - server.message_bytes_max:
+        # The last message of a batch may come on top of what is counted.
+        most = server.batch_bytes_max - server.message_bytes_max
+        if batch_bytes_max is None:
+            batch_bytes_max = max(1, min(BATCH_BYTES_MAX, most))
+        elif batch_bytes_max > most:
             raise ClientFault(
                 f"batch_bytes_max is {batch_bytes_max}: the broker's largest batch is "
                 f"{server.batch_bytes_max}, and a message of {server.message_bytes_max} may come "
