@@ -27,7 +27,7 @@ from runnel.formats import wire
 from runnel.formats.envelope import RUNS_MAX
 from runnel.topics.partitions import KeylessTurns, partition_of_key, partitions_of_keys
 
-# Unless somebody says otherwise. With a quarter of it broker and subscriber were a quarter slower (bench/live.py, "one").
+# Unless somebody says otherwise. A quarter of it had four fifths of the rate from one to one (bench/live.py).
 BATCH_MESSAGES_MAX: Final = 4000
 BATCH_BYTES_MAX: Final = 2**20
 
