@@ -144,7 +144,8 @@ def test_terminals_variables_and_files_last_from_block_to_block(page: Path, tmp_
 
 def test_command_that_does_not_keep_running_is_told_of(page: Path, tmp_path: Path) -> None:
     page.write_text(
-        "<!-- broker: none -->\n\n<!-- keeps running: short until done -->\n```sh\necho done; exit 3\n```\n"
+        "<!-- broker: none -->\n\n<!-- keeps running: short until done -->\n```sh\n"
+        "trap '' INT; echo done; exit 3\n```\n"
     )
     with (
         reading("page.md", tmp_path) as reader,
