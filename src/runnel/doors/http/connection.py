@@ -47,6 +47,7 @@ AUTHORITY: Final = "runnel.authority"  # the host of a request whose target is a
 
 _HEAD_BEGIN: Final = b"HTTP/1.1 "
 _INT32_MAX: Final = 2**31 - 1
+_AGENT_CHARS_MAX: Final = 100
 _FIELD_BYTES: Final = len(b": \r\n")
 
 _NOT_HTTP_FAULT: Final = HandshakeError("this is not HTTP/1.1 as RFC 9112 wants it"), 400
@@ -157,7 +158,7 @@ class Connection(HttpToolsProtocol):
         self.door = door
         self.flow_of_messages = Flow()
         self.token_name = ""
-        self.agent = ""  # as the client calls itself
+        self.agent = b""  # as the client calls itself
         self.on_lost: Callable[[], object] | None = None
         """Called once when the client has gone while a request of its is under way."""
         self._opened_ns = 0  # wall clock
@@ -198,7 +199,7 @@ class Connection(HttpToolsProtocol):
             self.id,
             "http",
             self.peer,
-            self.agent,
+            self.agent[:_AGENT_CHARS_MAX].decode("latin-1"),
             self._opened_ns,
             0,
             self.transport.get_write_buffer_size(),

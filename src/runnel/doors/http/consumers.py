@@ -133,8 +133,10 @@ class Seat:
             return []
         self._requests += 1
         try:
+            if not may_wait:  # it is over before anybody else can come
+                return await self._take(wanted, may_wait=False)
             async with self._turn:
-                return await self._take(wanted, may_wait=may_wait)
+                return await self._take(wanted, may_wait=True)
         finally:
             self._requests -= 1
             self.used_ns = self._clock.monotonic_ns()

@@ -84,7 +84,7 @@ class Front:
             return
         with Call(self._door, connection, admitted, headers) as call:
             connection.token_name = call.name
-            connection.agent = headers.get(b"user-agent", b"")[:_SHOWN_CHARS_MAX].decode("latin-1")
+            connection.agent = headers.get(b"user-agent", b"")
             scope[CALL] = call  # type: ignore[typeddict-unknown-key]
             try:
                 await self._app(scope, receive, send)

@@ -21,10 +21,15 @@ from runnel.topics.names import check_text
 _TOPICS: Final = b"/v1/topics/"
 _CURSORS: Final = b"/v1/cursors/"
 _MESSAGES: Final = b"messages"
+_SHORT_BYTES_MAX: Final = 256  # of a path that is remembered
 
 
 def routed_path(raw_path: bytes) -> str:
     """The path for routing, in which every name is one segment."""
+    return _routed_again(raw_path) if len(raw_path) <= _SHORT_BYTES_MAX else _routed(raw_path)
+
+
+def _routed(raw_path: bytes) -> str:
     if raw_path.startswith(_TOPICS):
         raw_path = _TOPICS + _joined("topic", raw_path[len(_TOPICS) :], has_messages=True)
     elif raw_path.startswith(_CURSORS):
@@ -32,6 +37,10 @@ def routed_path(raw_path: bytes) -> str:
     elif b"//" in raw_path:
         raise FieldNameFault("path", "the path has an empty segment: a name in it is empty")
     return raw_path.decode("ascii", "replace")
+
+
+# Whoever asks again and again, asks at the same place.
+_routed_again: Final = lru_cache(maxsize=1024)(_routed)
 
 
 def _joined(field: str, rest: bytes, *, has_messages: bool) -> bytes:
