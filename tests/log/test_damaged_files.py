@@ -190,6 +190,35 @@ def test_every_flipped_bit_of_the_catalogue_is_reported_or_harmless(bit: int) ->
         assert run(read_and_append, disk) == (STORED, [4]), f"{path}:{position} bit {bit}"
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_topic_made_again_is_there_wherever_the_catalogue_is_damaged(is_closed: bool) -> None:
+    """And what was deleted comes back only if the record of its deletion is what was lost."""
+
+    async def make_again(log: DiskLog) -> int:
+        await log.append(batch("a", b"old"))
+        on_its_way = log.append(batch("a", b"late"))
+        await log.delete_topic("a")
+        await on_its_way
+        image = image_of(disk)
+        deletion_ends = len(image[the_path(image, "/catalogue/")])
+        await log.append(batch("a", b"new"))
+        await log.append(batch("b", b"another record"))
+        if is_closed:
+            await log.close()
+        return deletion_ends
+
+    disk = disk_of({})
+    deletion_ends = run(make_again, disk)
+    image = image_of(disk)
+    path = the_path(image, "/catalogue/")
+    for position in range(len(image[path])):
+        damaged = disk_of(image | {path: flipped(image[path], position, position % 8)})
+        found = run(lambda log: payloads(log, "a"), damaged)
+        assert found[3] == b"new", f"{path}:{position}"
+        if position >= deletion_ends:
+            assert found == {3: b"new"}, f"{path}:{position}"
+
+
 def test_every_flipped_bit_of_a_journal_name_is_mended() -> None:
     image = closed_image()
     path = the_path(image, "/name")

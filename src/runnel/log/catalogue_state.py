@@ -84,7 +84,7 @@ class CatalogueState:
             found += [
                 records.PartitionAt(*part.key, part.visible_next, part.floor)
                 for part in topic.partitions
-                if part.visible_next > 1
+                if part.visible_next > 1 or part.floor > 1
             ]
             if topic.is_deleted:
                 found.append(records.TopicDeleted(topic.name))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from os import PathLike
 from typing import Final
 
 from runnel.config import Keep, Settings
-from runnel.errors import ClientFault, ClosedError, UnknownTopicError
+from runnel.errors import ClientFault, ClosedError, Unavailable, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.log import catalogue as records
 from runnel.log import paths
@@ -437,6 +437,30 @@ class DiskLog:
 
     async def purge_topic(self, name: str) -> None:
         """Hide all messages that are there now; their room is freed by and by."""
+        floors, hide = self._hiding(name)
+        await self._catalogue.add(*floors, apply=hide)
+
+    async def delete_topic(self, name: str) -> None:
+        """Hide the topic and its messages. Made again, it goes on after its last offset."""
+        floors, hide = self._hiding(name)
+        deleted: Sequence[Partition] = ()
+
+        def apply() -> None:
+            nonlocal deleted
+            hide()
+            deleted = self._topics.delete(name)
+            self._listener.on_topic_deleted(name)
+
+        await self._catalogue.add(*floors, records.TopicDeleted(name), apply=apply)
+        # What was on its way meanwhile belongs to the deleted topic too, which only its floors tell.
+        ends = [records.PartitionAt(*part.key, part.floor, part.floor) for part in deleted]
+        late = [end for end in ends if end not in floors]
+        if late:
+            with suppress(Unavailable):  # it is deleted; a snapshot says this again
+                await self._catalogue.add(*late)
+
+    def _hiding(self, name: str) -> tuple[list[records.PartitionAt], Callable[[], None]]:
+        """The records that hide what readers can see of a topic now, and what they mean once they are stored."""
         self._check_open()
         topic = self._topics.find(name)
         if topic is None:
@@ -449,19 +473,7 @@ class DiskLog:
                 self._shard(partition.shard).hide()
             self._last_values.forget(name)
 
-        await self._catalogue.add(
-            *(records.PartitionAt(*part.key, floor, floor) for part, floor in floors), apply=apply
-        )
-
-    async def delete_topic(self, name: str) -> None:
-        """Hide the topic and its messages. Made again, it goes on after its last offset."""
-        await self.purge_topic(name)
-
-        def apply() -> None:
-            self._topics.delete(name)
-            self._listener.on_topic_deleted(name)
-
-        await self._catalogue.add(records.TopicDeleted(name), apply=apply)
+        return [records.PartitionAt(*part.key, floor, floor) for part, floor in floors], apply
 
     # --- Last values ---
 

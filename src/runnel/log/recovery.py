@@ -193,16 +193,17 @@ class Recovery:
 
     def _partition_found(self, shard: ShardId, key: Key) -> Partition:
         """The partition of messages met in a segment; made anew if the catalogue has lost it."""
+        partition = self._state.topics.recorded_partition(*key)
+        return self._restore(shard, key) if partition is None else partition
+
+    def _restore(self, shard: ShardId, key: Key) -> Partition:
         topic, number = key
-        topics = self._state.topics
-        partition = topics.recorded_partition(topic, number)
-        if partition is not None:
-            return partition
         rules = self._policies.for_topic(topic)
         fixed = FixedPolicy(
             keep=Keep.DISK, partitions=max(rules.partitions, number + 1), journal=shard.journal
         )
-        restored = topics.restore(topic, self._policies.for_recorded(topic, fixed))
+        self._state.topics.undelete(topic)
+        restored = self._state.topics.restore(topic, self._policies.for_recorded(topic, fixed))
         return restored.partitions[number]
 
     def _pass_over_damage(self, shard: Shard, last: Opened) -> list[Record]:
@@ -243,7 +244,12 @@ class Recovery:
     async def reconcile(self, shards: Iterable[Shard]) -> None:
         """Learn from all segments what an incomplete catalogue may have forgotten."""
         for shard in shards:
-            self._advance(shard.id, await shard.next_offsets())
+            for key, next_offset in await shard.next_offsets():
+                partition = self._partition_found(shard.id, key)
+                if next_offset > partition.floor and self._state.topics.find(key[0]) is None:
+                    # Messages behind the end of a deleted topic: it was made again, and that record is lost.
+                    partition = self._restore(shard.id, key)
+                partition.advance(next_offset)
 
     def outcome(self) -> Recovered:
         differences = [

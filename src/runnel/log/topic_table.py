@@ -128,7 +128,10 @@ class TopicTable:
             if former is not None and number < len(former.partitions):
                 before = former.partitions[number]
                 partition.advance(before.next_offset)
-                partition.floor = before.next_offset if former.is_deleted else before.floor
+                partition.floor = before.floor
+                if former.is_deleted:  # numbers it gave back are not given again either
+                    partition.advance(before.floor)
+                    partition.floor = partition.next_offset
             partitions.append(partition)
         topic = self._topics[name] = Topic(name, policy, tuple(partitions), former)
         return topic
@@ -138,10 +141,21 @@ class TopicTable:
         topic = self._topics.get(name)
         return topic.partitions[number] if topic and number < len(topic.partitions) else None
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str) -> Sequence[Partition]:
+        """Every number given so far stays the deleted topic's: one made again begins at its partitions' floors."""
+        topic = self._topics.get(name)
+        if topic is None:
+            return ()
+        topic.is_deleted = True
+        for partition in topic.partitions:
+            partition.floor = max(partition.floor, partition.next_offset)
+        return topic.partitions
+
+    def undelete(self, name: str) -> None:
+        """It was made again, though nothing recorded says so. What was deleted stays below its floors."""
         topic = self._topics.get(name)
         if topic is not None:
-            topic.is_deleted = True
+            topic.is_deleted = False
 
     def forget(self, topic: Topic) -> None:
         """A topic that could not be recorded was never made."""
