@@ -16,6 +16,7 @@ from runnel.broker.broker import Broker
 from runnel.config import IN_MEMORY, Settings
 from runnel.doors.native.listener import Listener as NativeListener
 from runnel.errors import SettingsError
+from runnel.formats.memory import keep_freed_memory
 from runnel.security.gate import Gate
 from runnel.world.addresses import is_loopback
 from runnel.world.clock import SystemClock
@@ -225,6 +226,7 @@ async def serve(settings: Settings, *, ready: Callable[[Server], None] | None = 
 def run(settings: Settings, *, ready: Callable[[Server], None] | None = None) -> None:
     """`serve`, on the quickest loop there is, in a process of its own."""
     _allow_files(settings)
+    keep_freed_memory()
 
     def begin(server: Server) -> None:
         # What is there now stays for good. Were it looked through again and again for what nobody needs any more,

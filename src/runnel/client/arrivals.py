@@ -75,7 +75,7 @@ class Arrivals:
         if delivery is None:
             self._works = iter(())
             return False
-        self._works = map(Work, delivery.batch.messages(), repeat(delivery))
+        self._works = map(Work, delivery.batch, repeat(delivery))
         return True
 
     # --- A delivery at a time ---

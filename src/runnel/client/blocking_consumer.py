@@ -55,7 +55,7 @@ class BlockingWorkBatch(LeasedBatch):
 
     def works(self) -> Iterator[BlockingWork]:
         """Its messages, each to be acknowledged for itself."""
-        return map(BlockingWork, self.messages(), repeat(self.delivery), repeat(self.consumer))
+        return map(BlockingWork, self, repeat(self.delivery), repeat(self.consumer))
 
     def ack(self, *, stored: bool = False) -> None:
         """All of it is done."""

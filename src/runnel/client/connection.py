@@ -24,6 +24,7 @@ from runnel.errors import (
 )
 from runnel.formats import wire, work_heads
 from runnel.formats.frames import PREFIX_BYTES, Frame, FrameReader
+from runnel.formats.memory import keep_freed_memory
 
 Buffer: TypeAlias = bytes | memoryview
 OnAnswer: TypeAlias = Callable[[wire.Answer | RunnelError, memoryview], None]
@@ -75,6 +76,7 @@ class _ReceiveBuffers(threading.local):
     """One buffer a thread for all its connections: what is kept of it is copied before the next read."""
 
     def __init__(self) -> None:
+        keep_freed_memory()
         self.view = memoryview(bytearray(_RECEIVE_BYTES))
 
 

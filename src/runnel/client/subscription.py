@@ -310,7 +310,7 @@ class Subscription(Attached):
             batch = await self._next_batch()
             if batch is None:
                 return
-            self._messages = iter(batch.messages())
+            self._messages = iter(batch)
 
     async def __anext__(self) -> Message:
         """One message: `await anext(subscription)`."""
@@ -320,4 +320,4 @@ class Subscription(Attached):
             batch = await self._next_batch()
             if batch is None:
                 raise StopAsyncIteration
-            self._messages = iter(batch.messages())
+            self._messages = iter(batch)

@@ -129,7 +129,7 @@ class LeasedBatch(Batch):
 
     def first_of_keys(self) -> Iterable[Message]:
         first: dict[bytes | None, Message] = {}
-        for message in self.messages():
+        for message in self:
             first.setdefault(message.key, message)
         return first.values()
 
@@ -153,7 +153,7 @@ class WorkBatch(LeasedBatch):
 
     def works(self) -> Iterator[Work]:
         """Its messages, each to be acknowledged for itself."""
-        return map(Work, self.messages(), repeat(self.delivery))
+        return map(Work, self, repeat(self.delivery))
 
     def ack(self, *, stored: bool = False) -> Coroutine[Any, Any, None]:
         """All of it is done."""
