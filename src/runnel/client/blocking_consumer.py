@@ -26,7 +26,7 @@ class Runner(Protocol):
     def run(self, work: Coroutine[Any, Any, _T]) -> _T: ...
 
 
-class BlockingWork(LeasedMessage, frozen=True, eq=False):
+class BlockingWork(LeasedMessage, frozen=True, eq=False, gc=True):
     """A message to be processed: `ack` it when that is done, `nack` it when that failed."""
 
     consumer: BlockingConsumer

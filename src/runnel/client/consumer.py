@@ -27,6 +27,7 @@ from runnel.client.ledger import (
     CONNECTION_LOST,
     CONSUMER_CLOSED,
     CONSUMER_ENDED,
+    GATHERED_MIN,
     LEASE_OVER,
     ConsumerStatistics,
     Ledger,
@@ -268,7 +269,7 @@ class Consumer(Attached):
         # nothing, another loop goes on, and several may share the work.
         arrivals = self._arrivals
         while True:
-            while (work := arrivals.next_nowait()) is not None:
+            for work in arrivals.begin_each():
                 yield work
                 if arrivals.taken_bytes >= _YIELD_BYTES:
                     await self._let_others_run()
@@ -277,10 +278,11 @@ class Consumer(Attached):
 
     async def __anext__(self) -> Work:
         """One message: `await anext(consumer)`."""
-        while (work := self._arrivals.next_nowait()) is None:
+        while True:
+            for work in self._arrivals.begin_each():
+                return work
             if not await self.wait_arrival():
                 raise StopAsyncIteration
-        return work
 
     async def batches(self) -> AsyncIterator[WorkBatch]:
         """The same work, a delivery at a time."""
@@ -355,11 +357,21 @@ class Consumer(Attached):
 
         With `stored` it waits until the broker has stored that; LateAckError, if some came too late.
         """
-        self.check_own(items)
-        if stored:
-            await self._ack_stored(items)
-            return
-        self.ack_nowait(items)
+        # One message that this consumer works on, the usual case, in half the time of the longer way.
+        work = items[0] if len(items) == 1 and not stored else None
+        if (
+            work.__class__ is Work
+            and (delivery := work.delivery).holder is self
+            and self._ledger.ack_begun(delivery, work.message.offset)
+        ):
+            if not self._telling.is_gathering or self._ledger.unsent >= GATHERED_MIN:
+                self._telling.gather()
+        else:
+            self.check_own(items)
+            if stored:
+                await self._ack_stored(items)
+                return
+            self.ack_nowait(items)
         connection = self._link.connection
         if connection is not None and not connection.is_writable:
             await self.wait_room()

@@ -37,7 +37,7 @@ from runnel.formats.work_heads import Part, Picked
 
 # Deliveries that were settled and are remembered, to say of late ones where they were.
 _REMEMBERED_MAX: Final = 4096
-_GATHERED_MIN: Final = 1000
+GATHERED_MIN: Final = 1000  # acks: fewer leave at the end of the wake-up
 _SCATTERED_MIN: Final = 512  # of one delivery, on average
 
 RECALLED_MEANWHILE: Final = "it had been recalled, to come again behind a message before it"
@@ -83,7 +83,8 @@ class Ledger:
         self.unsent = 0  # messages that were acked, and of which the broker is not told
         self.given_up: list[Part] = []  # to be told as recalled
         self.late: list[LateWork] = []  # to be told to the user
-        self._received = self._acked = self._nacked = self._recalled = self._late = 0
+        self._received = self._nacked = self._recalled = self._late = 0
+        self._acked = 0  # without those that are unsent
         self._touched: dict[int, Delivery] = {}  # have acks that are not sent
         self._remembered: dict[int, _Place] = {}
 
@@ -91,7 +92,7 @@ class Ledger:
     def statistics(self) -> ConsumerStatistics:
         return ConsumerStatistics(
             received=self._received,
-            acked=self._acked,
+            acked=self._acked + self.unsent,
             nacked=self._nacked,
             recalled=self._recalled,
             late=self._late,
@@ -105,7 +106,7 @@ class Ledger:
 
         Those that lie scattered over many deliveries cost the less the more of them leave together.
         """
-        return self.unsent >= _GATHERED_MIN and self.unsent >= _SCATTERED_MIN * len(self._touched)
+        return self.unsent >= GATHERED_MIN and self.unsent >= _SCATTERED_MIN * len(self._touched)
 
     # --- Coming and being handed out ---
 
@@ -137,12 +138,11 @@ class Ledger:
 
     def ack_begun(self, delivery: Delivery, offset: int) -> bool:
         """The usual case, quickly: a message that is worked on is done. False: it takes the longer way."""
-        row = offset - delivery.begin
-        if delivery.states[row] != BEGUN or delivery.loss:
+        states, row = delivery.states, offset - delivery.begin
+        if states[row] != BEGUN or delivery.loss:
             return False
-        delivery.states[row] = ACKED
+        states[row] = ACKED
         delivery.left -= 1
-        self._acked += 1
         self.unsent += 1
         self._touched[delivery.id] = delivery
         return True
@@ -163,7 +163,6 @@ class Ledger:
         if delivery.loss:
             self._found_late(delivery.take(ACKED), delivery.loss, delivery)
         elif acked:
-            self._acked += acked
             self.unsent += acked
             self._touched[delivery.id] = delivery
         self._found_late(self._give_up(delivery), RECALLED_MEANWHILE, delivery)
@@ -171,7 +170,8 @@ class Ledger:
     def take_acks(self) -> Acks:
         """What the broker is told next."""
         acks = Acks([], [], [])
-        touched, self._touched, self.unsent = self._touched, {}, 0
+        touched, self._touched = self._touched, {}
+        self._end_unsent()
         for delivery in touched.values():
             if delivery.states.count(ACKED) == delivery.count:
                 acks.deliveries.append(delivery.id)
@@ -276,6 +276,10 @@ class Ledger:
         self._touched.clear()
         self._remembered.clear()
         self.given_up.clear()
+        self._end_unsent()
+
+    def _end_unsent(self) -> None:
+        self._acked += self.unsent
         self.unsent = 0
 
     def told_late(self, parts: Iterable[Part]) -> None:

@@ -13,8 +13,10 @@ from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 
 
-class LeasedMessage(msgspec.Struct, frozen=True, eq=False):
+class LeasedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A message under a lease, and how often it failed before."""
+
+    # gc=False: nothing that it refers to refers to it.
 
     message: Message
     delivery: Delivery
@@ -99,7 +101,7 @@ class LeasedMessage(msgspec.Struct, frozen=True, eq=False):
         return state not in (WAITING, BEGUN) or delivery.is_lapsed or bool(delivery.loss)
 
 
-class Work(LeasedMessage, frozen=True, eq=False):
+class Work(LeasedMessage, frozen=True, eq=False, gc=False):
     """A message to be processed: `ack` it when that is done, `nack` it when that failed."""
 
     def ack(self, *, stored: bool = False) -> Coroutine[Any, Any, None]:
