@@ -6,8 +6,6 @@
 
 Messages of 100 bytes leave at a steady rate, by a timer of the kernel, and carry the time they were sent; one
 publisher, one subscriber and the broker are processes of their own. Ephemeral topics, but for Kafka, which has none.
-Servers that stand for a whole part (RabbitMQ, Kafka) have turns of their own after the others: even idle they take
-processor time now and then, and on two cores whoever is being measured waits for it.
 The first tenth of a run is not counted. A run that loses a message, disorders it or falls behind its rate is told and
 not counted: what a system cannot keep up with has no latency worth the name.
 """
@@ -63,9 +61,7 @@ def bench_at(messages_per_s: int, *, quick: bool) -> list[Result]:
         return Sample(percentiles(received, "µs"), wrong)
 
     taking_part = [Entry(system.NAME, system, count) for system in SYSTEMS]
-    standing = [entry for entry in taking_part if getattr(entry.system, "STANDS", False)]
-    alone = [entry for entry in taking_part if entry not in standing]
-    standings = contest_of(alone, measure, quick=quick) | contest_of(standing, measure, quick=quick)
+    standings = contest_of(taking_part, measure, quick=quick)
     names = (NATS, REDIS, RABBIT, KAFKA)
     results = []
     for place, percentile in enumerate(PERCENTILES):

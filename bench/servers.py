@@ -1,14 +1,19 @@
-"""The servers of one part: fresh for each run, or standing for all of it where starting one takes long."""
+"""The servers of one part: fresh for each run, or standing for all of it where starting one takes long.
+
+One that stands sleeps (SIGSTOP) while others are measured. Even idle, those of Java and Erlang take processor time now
+and then, and on two cores whoever is being measured waits for it.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType, TracebackType
 from typing import Self
 
 import msgspec
+import psutil
 
 from bench.systems.system import Served
 
@@ -32,10 +37,15 @@ class Servers:
                 yield fresh
             return
         if system.NAME not in self._standing:
-            self._standing[system.NAME] = self._stack.enter_context(system.serve())
+            standing = self._standing[system.NAME] = self._stack.enter_context(system.serve())
+            self._stack.callback(_tell_all, standing, psutil.Process.resume)  # asleep it cannot end
         standing = self._standing[system.NAME]
         run = f"{stored or 'default'}-{next(self._runs)}"
-        yield msgspec.structs.replace(standing, url=f"{standing.url}#{run}")
+        _tell_all(standing, psutil.Process.resume)
+        try:
+            yield msgspec.structs.replace(standing, url=f"{standing.url}#{run}")
+        finally:
+            _tell_all(standing, psutil.Process.suspend)
 
     def __enter__(self) -> Self:
         return self
@@ -47,3 +57,11 @@ class Servers:
         trace: TracebackType | None,
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+
+
+def _tell_all(served: Served, tell: Callable[[psutil.Process], None]) -> None:
+    """The server's process and those that it has started."""
+    with suppress(psutil.NoSuchProcess):  # it has ended by itself, which is told where it was started
+        process = psutil.Process(served.pid)
+        for each in (process, *process.children(recursive=True)):
+            tell(each)

@@ -2,7 +2,8 @@
 
 - The broker: broker and controller in one process, one partition a topic, the Java settings of Kafka's own scripts.
   Java compiles as it goes, so the server stands for a whole part and has a run that is not counted; every run has
-  topics of its own. Starting it for each run would measure its compiler.
+  topics of its own. Starting it for each run would measure its compiler. It sleeps while others are measured, and its
+  controller does not mind (`broker.session.timeout.ms`).
 - Publishing: `produce` for each message and `poll(0)` now and then, `flush` at the end. `linger.ms` 20 and batches of
   up to 1 MB, as the guides for throughput have it (librdkafka's default is 5 ms); `produce_batch`, tried beside it,
   came out the same. acks=all, the default: with one replica that is the leader's own word.
@@ -87,6 +88,7 @@ offsets.topic.num.partitions=4
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=500
+broker.session.timeout.ms=3600000
 """
 
 

@@ -26,11 +26,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock and the running loop's timers."""
 
-    def time_ns(self) -> int:
-        return time.time_ns()
-
-    def monotonic_ns(self) -> int:
-        return time.monotonic_ns()
+    time_ns = staticmethod(time.time_ns)
+    monotonic_ns = staticmethod(time.monotonic_ns)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
