@@ -189,8 +189,10 @@ class Seat:
 
     def _handed_out(self, wanted: Wanted) -> list[Leased]:
         """Of what has arrived, and of what there is besides, as much as is wanted."""
-        arrived = sum([each.left for each in self._arrived])
-        size = sum([each.delivery.size for each in self._arrived])
+        arrived = size = 0
+        for each in self._arrived:
+            arrived += each.left
+            size += each.delivery.size
         if arrived < wanted.messages_max and size < wanted.bytes_max:
             self._ask(wanted, arrived)
         found: list[Leased] = []
