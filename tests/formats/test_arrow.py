@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runnel.errors import MalformedError
 from runnel.formats import columns
 from runnel.formats.arrow import SCHEMA
 from runnel.formats.batch import Batch
@@ -128,6 +130,76 @@ def test_a_table_has_the_sizes_and_times_of_each_batch(
     assert table.column("event_time").cast(pa.int64()).to_pylist() == [
         message.event_time_ns for batch in batches for message in batch
     ]
+
+
+def alike(number: int, *, topics: int = 1, codec: Codec = Codec.NONE, **changes: object) -> Batch:
+    """One of several stored batches of 100 messages that differ in payloads and times alone, but for `changes`."""
+    messages = [
+        Message(
+            f"t/{row * topics // 100}",
+            bytes([number, row, 7]),
+            event_time_ns=1_000 * number + row,
+            transmit_time_ns=number,
+        )
+        for row in range(100)
+    ]
+    messages[5] = msgspec.structs.replace(messages[5], **changes)
+    batch = Batch.from_messages(messages, codec=codec)
+    bases = [100 * number + 1 + run for run in range(topics)]
+    batch = stored(batch, base_offsets=bases, receive_time_ns=number - 5)
+    return Batch.unpack(batch.pack())
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(alike(1), id="none"),
+        pytest.param(alike(1, key=b"k"), id="a key"),
+        pytest.param(alike(1, tags={"a": "b"}), id="tags"),
+        pytest.param(alike(1, transmit_time_ns=9), id="a time of its own"),
+        pytest.param(alike(1, payload=b"longer"), id="a longer payload"),
+        pytest.param(alike(1, topics=2), id="two runs"),
+        pytest.param(alike(1, codec=Codec.LZ4), id="compressed"),
+        pytest.param(Batch.from_messages(alike(1).messages()), id="not stored"),
+        pytest.param(alike(1).slice(0, 70), id="fewer messages"),
+        pytest.param(alike(1).slice(0, 3), id="few messages"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_table_of_batches_of_one_shape_and_another(odd: Batch, place: int) -> None:
+    batches = [alike(0), alike(2)]
+    batches.insert(place, odd)
+    table = Batch.table(batches)
+    table.validate(full=True)
+    assert table.schema == SCHEMA
+    assert rows_of(table) == [as_row(message) for batch in batches for message in batch]
+
+
+@pytest.mark.parametrize("topics", [1, 2, 100])
+def test_a_table_of_batches_of_one_shape_in_several_runs(topics: int) -> None:
+    batches = [alike(number, topics=topics) for number in range(3)]
+    assert rows_of(Batch.table(batches)) == [
+        as_row(message) for batch in batches for message in batch
+    ]
+
+
+def test_a_table_of_batches_of_one_shape_refuses_the_one_whose_offsets_are_wrong() -> None:
+    body = bytearray(alike(1).body)
+    body[8 * 100 + 32 + 4 * 50] ^= 64  # where row 50 begins
+    wrong = alike(1).envelope
+    batches = [alike(0), Batch(wrong, bytes(body)), alike(2)]
+    with pytest.raises(MalformedError, match="payload_offsets"):
+        Batch.table(batches)
+
+
+def test_payloads_of_one_shape_lie_in_the_memory_that_was_read() -> None:
+    page = b"".join([alike(number).pack() for number in range(3)])
+    size = len(page) // 3
+    table = Batch.table([Batch.unpack(page, size * number) for number in range(3)])
+    begin = pa.py_buffer(page).address
+    for number, chunk in enumerate(table.column("payload").chunks):
+        data = chunk.buffers()[2]
+        assert begin + size * number < data.address < begin + size * (number + 1)
 
 
 @given(message_lists(), st.data())

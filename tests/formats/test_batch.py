@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from runnel.errors import LimitExceededError, MalformedError
 from runnel.formats import columns
 from runnel.formats.batch import Batch
+from runnel.formats.building import build_even
 from runnel.formats.columns import Columns
 from runnel.formats.envelope import RUNS_MAX, Codec
 from runnel.formats.message import Message
@@ -186,6 +187,26 @@ def test_an_empty_batch_is_refused() -> None:
         Batch.join([])
     with pytest.raises(MalformedError):
         columns.build([], event_times_ns=[])
+
+
+@pytest.mark.parametrize("count", [1, 2, 64, 65, 1000])
+def test_payloads_of_one_length_make_the_columns_that_their_list_makes(count: int) -> None:
+    payloads = [row.to_bytes(3, "big") for row in range(count)]
+    even = build_even(b"".join(payloads), 3)
+    listed = columns.build(payloads, event_times_ns=[0])
+    assert columns.encode(even) == columns.encode(listed)
+    assert (even.count, even.payloads.to_list()) == (count, payloads)
+
+
+@pytest.mark.parametrize(("size", "width"), [(0, 1), (7, 3), (2, 3)])
+def test_bytes_that_are_no_payloads_of_one_length_are_refused(size: int, width: int) -> None:
+    with pytest.raises(MalformedError, match="payloads"):
+        build_even(bytes(size), width)
+
+
+def test_payloads_of_one_length_may_not_be_more_than_a_batch_holds() -> None:
+    with pytest.raises(LimitExceededError, match="a batch holds"):
+        build_even(bytes(65 * 2**20), 2**20)
 
 
 def rows(count: int) -> Columns:

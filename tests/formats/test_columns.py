@@ -246,6 +246,29 @@ def test_rows_of_one_length_are_read_whether_it_is_noticed_or_not(count: int) ->
     assert payloads.width in (0, 7)
 
 
+@pytest.mark.parametrize("count", [65, 66, 100])
+@pytest.mark.parametrize("width", range(1, 10))
+def test_rows_of_one_length_are_noticed_whatever_padding_they_need(count: int, width: int) -> None:
+    table = columns.decode(lengths_body(*[width] * count), count)
+    assert table.payloads.width == width
+    assert list(table.each_time(table.event_times)) == list(range(count))
+    assert list(table.each_time(table.transmit_times)) == [9] * count
+    assert table.payloads.to_list() == [bytes(width)] * count
+
+
+def test_any_byte_of_rows_of_one_length_may_be_anything_without_another_error() -> None:
+    data = lengths_body(*[3] * 65)
+    for position in range(len(data)):
+        for value in (0, 1, 0x7F, 0x80, 0xFF, data[position] ^ 4):
+            changed = data[:position] + bytes([value]) + data[position + 1 :]
+            try:
+                table = columns.decode(changed, 65)
+            except MalformedError:
+                continue
+            assert len(b"".join(table.payloads.to_list())) == 3 * 65
+            assert len(list(table.each_time(table.event_times))) == 65
+
+
 @pytest.mark.parametrize("odd", [0, 1, 50, 98])
 def test_rows_that_only_add_up_to_one_length_are_not_taken_for_such(odd: int) -> None:
     lengths = [7] * 100

@@ -7,10 +7,9 @@ is repeated.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, wraps
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from runnel.formats.columns import EvenShape, even_offsets
 from runnel.formats.envelope import Envelope
 from runnel.formats.table import UID_BYTES, Binary, Columns
 
@@ -64,7 +64,7 @@ def to_record_batch(envelope: Envelope, columns: Columns) -> pa.RecordBatch:
     count = columns.count
     keys = _binary(columns.keys, count)
     payload_offsets = np.frombuffer(columns.payloads.offsets, np.int32)
-    topics, partitions, offsets, receive_times = _by_row([envelope], np.array([count]))
+    topics, partitions, offsets, receive_times = _by_row([envelope], [count])
     return pa.RecordBatch.from_arrays(
         [
             topics,
@@ -92,8 +92,8 @@ def to_table(heads: Sequence[Envelope], parts: Sequence[Columns]) -> pa.Table:
     """
     if not heads:
         return SCHEMA.empty_table()
-    counts = np.array([columns.count for columns in parts])
-    total = sum(counts.tolist())
+    counts = [columns.count for columns in parts]
+    total = sum(counts)
     topics, partitions, offsets, receive_times = _by_row(heads, counts)
     keys = partition_keys = _nulls("key", total)
     tags, uids = _no_tags(None, total), _nulls("uid", total)
@@ -124,17 +124,67 @@ def to_table(heads: Sequence[Envelope], parts: Sequence[Columns]) -> pa.Table:
     )
 
 
+def to_even_table(
+    heads: Sequence[Envelope], bodies: Sequence[bytes | memoryview], shape: EvenShape
+) -> pa.Table:
+    """The same of plain bodies of one shape, without columns of each batch.
+
+    Behind the read of a page nothing is in the processor's caches, and a call costs several times what it costs in a
+    loop: hence few calls, and few different ones (bench/log.py, "read").
+    """
+    count = shape.count
+    counts = [count] * len(heads)
+    total = count * len(heads)
+    topics, partitions, offsets, receive_times = _by_row(heads, counts)
+    nulls = _nulls("key", total)
+    payload_offsets = _even_offsets(count, shape.width)
+    from_buffers, py_buffer, at = pa.Array.from_buffers, pa.py_buffer, shape.payloads
+    payloads = [
+        from_buffers(_BINARY, count, [None, payload_offsets, py_buffer(memoryview(body)[at])])
+        for body in bodies
+    ]
+    return pa.Table.from_arrays(
+        [
+            topics,
+            partitions,
+            offsets,
+            nulls,
+            pa.chunked_array(payloads),
+            _no_tags(None, total),
+            _joined_times([body[shape.event_times] for body in bodies], counts, total),
+            _joined_times([body[shape.transmit_time] for body in bodies], counts, total),
+            receive_times,
+            _same_int32(shape.width, total),
+            _nulls("uid", total),
+            nulls,
+        ],
+        schema=SCHEMA,
+    )
+
+
+@lru_cache(maxsize=_KEPT_VALUES)
+def _even_offsets(count: int, width: int) -> pa.Buffer:
+    return pa.py_buffer(even_offsets(count, width))
+
+
 def _joined_times(
-    columns: Sequence[memoryview], counts: NDArray[np.int64], total: int
+    columns: Sequence[bytes | memoryview], counts: Sequence[int], total: int
 ) -> pa.Array | pa.ChunkedArray:
     """The times of several batches, copied if they are short: quicker than a chunk for each."""
     if total <= _JOINED_ROWS_MAX * len(columns):
-        values = np.frombuffer(b"".join(columns), np.int64)
-        if len(values) == len(columns):  # one a batch
-            values = values.repeat(counts)
-        if len(values) == total:
-            return _primitive(_TIME, values)
-    return pa.chunked_array(list(map(_times, columns, counts.tolist())))
+        values = b"".join(columns)
+        if len(values) == 8 * len(columns):
+            return _spread_times(values, counts)
+        if len(values) == 8 * total:
+            return pa.Array.from_buffers(_TIME, total, [None, pa.py_buffer(values)])
+    return pa.chunked_array(list(map(_times, columns, counts)))
+
+
+def _spread_times(values: bytes, counts: Sequence[int]) -> pa.Array:
+    """A time a batch, over the rows of each."""
+    times = np.frombuffer(values, np.int64)
+    is_even = counts.count(counts[0]) == len(counts)
+    return _primitive(_TIME, times.repeat(counts[0] if is_even else counts))
 
 
 def _primitive(kind: pa.DataType, values: NDArray[np.int32] | NDArray[np.int64]) -> pa.Array:
@@ -162,7 +212,7 @@ def _kept(make: Callable[[_Value, int], pa.Array]) -> Callable[[_Value, int], pa
 _RunColumns = tuple[pa.Array, pa.Array, pa.Array, pa.Array]
 
 
-def _by_row(heads: Sequence[Envelope], counts: NDArray[np.int64]) -> _RunColumns:
+def _by_row(heads: Sequence[Envelope], counts: Sequence[int]) -> _RunColumns:
     """What is per run, of batches with so many messages each, spread over their rows.
 
     Topics, partitions, offsets, receive times.
@@ -170,29 +220,25 @@ def _by_row(heads: Sequence[Envelope], counts: NDArray[np.int64]) -> _RunColumns
     return _one_partition(heads, counts) or _all_runs(heads)
 
 
-def _one_partition(heads: Sequence[Envelope], counts: NDArray[np.int64]) -> _RunColumns | None:
+def _one_partition(heads: Sequence[Envelope], counts: Sequence[int]) -> _RunColumns | None:
     """If each batch is one run, and goes on where the one before ended: no need to look at runs.
 
-    None if not. Nearly half the time of `_all_runs` (bench/log.py, "read").
+    None if not. Less than half the time of `_all_runs` (bench/log.py, "read").
     """
     topics, partitions = heads[0].topics, heads[0].partitions
-    if len(topics) > 1 or not all(
-        [head.topics == topics and head.partitions == partitions for head in heads]  # noqa: C419
-    ):
+    first = end = int.from_bytes(heads[0].base_offsets, "little")
+    if len(topics) > 1 or not first:  # without offsets: on their way to the broker
         return None
-    bases = array("q", b"".join([head.base_offsets for head in heads])).tolist()
-    if not bases:  # on their way to the broker: none yet
-        return None
-    *begins, end = accumulate(counts.tolist(), initial=bases[0])
-    if bases != begins:
-        return None
-    total = end - bases[0]
-    times = np.frombuffer(b"".join([head.receive_times for head in heads]), np.int64)
+    for head, count in zip(heads, counts, strict=True):
+        is_next = int.from_bytes(head.base_offsets, "little") == end
+        if not is_next or head.topics != topics or head.partitions != partitions:
+            return None
+        end += count
     return (
-        _same_topic(topics[0], total),
-        _same_int32(int.from_bytes(partitions, "little"), total),
-        _primitive(_INT64, np.arange(bases[0], end)),
-        _primitive(_TIME, times.repeat(counts)),
+        _same_topic(topics[0], end - first),
+        _same_int32(int.from_bytes(partitions, "little"), end - first),
+        _primitive(_INT64, np.arange(first, end)),
+        _spread_times(b"".join([head.receive_times for head in heads]), counts),
     )
 
 
@@ -283,7 +329,7 @@ def _nulls(name: str, count: int) -> pa.Array:
     return pa.nulls(count, SCHEMA.field(name).type)
 
 
-def _times(column: memoryview, count: int) -> pa.Array:
+def _times(column: bytes | memoryview, count: int) -> pa.Array:
     if len(column) != 8 * count:
         column = memoryview(bytes(column) * count)
     return pa.Array.from_buffers(_TIME, count, [None, pa.py_buffer(column)])

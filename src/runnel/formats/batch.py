@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain, repeat
 from operator import add
 from types import ModuleType
@@ -13,7 +14,7 @@ import msgspec
 from runnel.errors import LimitExceededError, MalformedError
 from runnel.formats import block, columns, compression, envelope, selection
 from runnel.formats.checksum import crc32c
-from runnel.formats.columns import Columns
+from runnel.formats.columns import Columns, EvenShape
 from runnel.formats.envelope import BODY_BYTES_CEILING, Codec, Envelope
 from runnel.formats.message import Message
 
@@ -314,6 +315,10 @@ class Batch:
         """Several batches as a pyarrow.Table over the same memory, quicker than one by one."""
         batches = list(batches)
         heads = [batch.envelope for batch in batches]
+        bodies = [batch.body for batch in batches]
+        shape = _common_shape(heads, bodies)
+        if shape is not None:
+            return _arrow().to_even_table(heads, bodies, shape)
         return _arrow().to_table(heads, [batch.columns for batch in batches])
 
     # --- Selecting ---
@@ -359,6 +364,24 @@ def _sealed(head: Envelope, table: Columns) -> Batch:
     return Batch(head, body, table)
 
 
+def _common_shape(
+    heads: Sequence[Envelope], bodies: Sequence[bytes | memoryview]
+) -> EvenShape | None:
+    """If all bodies are plain, of as many messages, and their payloads of one length: one producer's often are."""
+    if not heads or heads[0].codec != _PLAIN:
+        return None
+    runs, counts = len(heads[0].topics), heads[0].counts
+    shape = columns.even_shape(bodies[0], heads[0].message_count)
+    if shape is None:
+        return None
+    for head, body in zip(heads, bodies, strict=True):
+        is_alike = head.counts == counts and len(head.topics) == runs and head.codec == _PLAIN
+        if not is_alike or not shape.fits(body):
+            return None
+    return shape
+
+
+@cache
 def _arrow() -> ModuleType:
     """The one module that needs pyarrow, which is optional."""
     try:

@@ -26,6 +26,7 @@ from runnel.formats.table import (
 
 _FIRST_SET: Final = memoryview(bytes(4))
 _ABSENT: Final = Binary()
+_NO_TIME: Final = memoryview(bytes(8))
 
 
 def build(
@@ -58,6 +59,29 @@ def build(
         uids=_uids(uids, count),
         tag_index=tag_index,
         tag_sets=tag_sets,
+    )
+
+
+def build_even(payloads: bytes, width: int) -> Columns:
+    """Columns from payloads of one length, not 0, that lie one behind the other; with nothing else, and no times."""
+    count = len(payloads) // width
+    if not count or count * width != len(payloads):
+        raise MalformedError("payloads", f"{len(payloads)} bytes are no messages of {width}")
+    if len(payloads) > BODY_BYTES_CEILING:
+        raise LimitExceededError(
+            f"payloads: {len(payloads)} bytes; a batch holds {BODY_BYTES_CEILING}"
+        )
+    offsets = np.arange(0, len(payloads) + 1, width, dtype=np.int32)
+    return Columns(
+        count=count,
+        event_times=_NO_TIME,
+        transmit_times=_NO_TIME,
+        payloads=Binary(offsets.data.cast("B"), memoryview(payloads), EMPTY, width),
+        keys=_ABSENT,
+        partition_keys=_ABSENT,
+        uids=EMPTY,
+        tag_index=EMPTY,
+        tag_sets=(),
     )
 
 

@@ -71,7 +71,7 @@ _TAIL: Final = struct.Struct(f"{len(_PLAIN_TAIL)}s")
 _ROW: Final = struct.Struct("<ii")  # where a row begins and ends
 # Offsets of rows of one length are kept for batches of up to so many rows, a few: 16 KiB each at most.
 _KEPT_ROWS_MAX: Final = 4096
-_KEPT_OFFSETS: Final = 64
+_KEPT_SHAPES: Final = 64
 
 
 class _Layout(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -107,7 +107,83 @@ def first_event_time_ns(body: bytes | memoryview) -> int:
 
 def decode(body: bytes | memoryview, count: int) -> Columns:
     """Read an uncompressed body of `count` rows. MalformedError names the column that is wrong."""
-    return _decode_plain(body, count) or _decode_any(body, count)
+    return _decode_even(body, count) or _decode_plain(body, count) or _decode_any(body, count)
+
+
+class EvenShape(msgspec.Struct, frozen=True, gc=False):
+    """A plain body with payloads of one length: what every byte but times and payloads is, and where those lie."""
+
+    count: int
+    width: int
+    layout: struct.Struct
+    expected: tuple[bytes, ...]
+    event_times: slice
+    transmit_time: slice
+    offsets: slice
+    payloads: slice
+
+    def fits(self, body: bytes | memoryview) -> bool:
+        """One comparison checks all there is to check."""
+        layout = self.layout
+        return layout.size == len(body) and layout.unpack_from(body) == self.expected
+
+
+def even_shape(body: bytes | memoryview, count: int) -> EvenShape | None:
+    """The shape of an uncompressed body; None if it is of another kind, or wrong."""
+    if not FEW_ROWS < count <= _KEPT_ROWS_MAX:
+        return None
+    # In a plain body the rest is payloads and less than 8 bytes of padding: fewer than there are rows.
+    width, padding_bytes = divmod(len(body) - _payloads_at(count) - len(_PLAIN_TAIL), count)
+    if width <= 0 or padding_bytes >= 8:
+        return None
+    shape = _even_shape(count, width)
+    return shape if shape.fits(body) else None
+
+
+def _decode_even(body: bytes | memoryview, count: int) -> Columns | None:
+    """Many batches come behind others of the same shape. A third less time than `_decode_plain` (bench/log.py)."""
+    shape = even_shape(body, count)
+    if shape is None:
+        return None
+    view = memoryview(body)
+    payloads = Binary(view[shape.offsets], view[shape.payloads], EMPTY, shape.width)
+    times = view[shape.event_times], view[shape.transmit_time]
+    return Columns(count, *times, payloads, _ABSENT, _ABSENT, EMPTY, EMPTY, ())
+
+
+def _payloads_at(count: int) -> int:
+    """Where the payloads begin in a plain body: behind 44 bytes, a time and an offset a row, and padding to 8."""
+    return (12 * count + 44 + 7) & -8
+
+
+@lru_cache(maxsize=_KEPT_SHAPES)
+def _even_shape(count: int, width: int) -> EvenShape:
+    offsets = even_offsets(count, width)
+    offsets_padding = _PADDING[len(offsets) & 7]
+    payloads_bytes, payloads_at = width * count, _payloads_at(count)
+    payloads_padding = _PADDING[payloads_bytes & 7]
+    times_at, transmit_at, offsets_at = 8, 8 * count + 16, 8 * count + 32
+    expected = (
+        _ARRAY_HEADER + _BUFFER_HEADER.pack(_BIN32, 8 * count + 3),
+        bytes(3) + _BUFFER_HEADER.pack(_BIN32, 8 + 3),
+        bytes(3)
+        + _BUFFER_HEADER.pack(_BIN32, len(offsets) + len(offsets_padding))
+        + offsets
+        + offsets_padding
+        + _BUFFER_HEADER.pack(_BIN32, payloads_bytes + len(payloads_padding)),
+        payloads_padding + _PLAIN_TAIL,
+    )
+    head, between, before, behind = map(len, expected)
+    return EvenShape(
+        count,
+        width,
+        struct.Struct(f"{head}s {8 * count}x {between}s 8x {before}s {payloads_bytes}x {behind}s"),
+        expected,
+        slice(times_at, times_at + 8 * count),
+        slice(transmit_at, transmit_at + 8),
+        slice(offsets_at, offsets_at + len(offsets)),
+        slice(payloads_at, payloads_at + payloads_bytes),
+    )
 
 
 def _decode_plain(body: bytes | memoryview, count: int) -> Columns | None:
@@ -237,7 +313,7 @@ def _check_offsets(name: str, offsets: memoryview, count: int) -> tuple[int, int
         # Rows of one length are common. To compare their offsets with known ones is quickest (bench/log.py, "read").
         _, width = _ROW.unpack_from(offsets)
         _, last = _ROW.unpack_from(offsets, 4 * (count - 1))
-        if last == width * count > 0 and bytes(offsets) == _even_offsets(count, width):
+        if last == width * count > 0 and bytes(offsets) == even_offsets(count, width):
             return last, width
     if count <= FEW_ROWS:
         values = offsets.cast("i").tolist()
@@ -253,8 +329,8 @@ def _check_offsets(name: str, offsets: memoryview, count: int) -> tuple[int, int
     return last, 0
 
 
-@lru_cache(maxsize=_KEPT_OFFSETS)
-def _even_offsets(count: int, width: int) -> bytes:
+@lru_cache(maxsize=_KEPT_SHAPES)
+def even_offsets(count: int, width: int) -> bytes:
     """The offsets of rows of one length."""
     return np.arange(0, (count + 1) * width, width, dtype=np.int32).tobytes()
 

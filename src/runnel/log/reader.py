@@ -8,6 +8,7 @@ over and reported; an index that contradicts its segment is made anew.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -27,6 +28,9 @@ from runnel.world.workers import Workers
 # Reading this much that nobody asked for is cheaper than another read.
 _BRIDGE_BYTES: Final = 16 * 1024
 _READ_BYTES_MAX: Final = 4 * 2**20
+# A page is read and verified piece by piece: a checksum takes half the time while what it covers, and what it was
+# copied from, are still in the processor's second cache (bench/log.py, "read").
+_PIECE_BYTES: Final = 2**19
 
 
 class Spot(Protocol):
@@ -67,6 +71,24 @@ class Stretch(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         return self.positions[-1] - self.positions[0]
+
+    def part(self, begin: int, end: int | None = None) -> Stretch:
+        """Blocks `begin` to `end` (not included) of these, counted from 0."""
+        positions = self.positions[begin : None if end is None else end + 1]
+        return Stretch(self.segment, self.index, self.first + begin, positions)
+
+    def pieces(self, bytes_max: int) -> list[Stretch]:
+        """The same blocks in stretches of up to so many bytes, or of a single block."""
+        if self.size <= bytes_max:
+            return [self]
+        positions, last = self.positions, len(self.positions) - 1
+        pieces: list[Stretch] = []
+        begin = 0
+        while begin < last:
+            end = max(bisect_right(positions, positions[begin] + bytes_max) - 1, begin + 1)
+            pieces.append(self.part(begin, end))
+            begin = end
+        return pieces
 
 
 class StaleIndexError(Exception):
@@ -261,8 +283,19 @@ class ShardReader:
         stretch = await self.stretch(position, bytes_max)
         if stretch is None:
             return ShardPage((), Position(epoch, end_entry))
-        data = await self.read_bytes(stretch.segment, stretch.begin, stretch.size)
-        return self.page_of(stretch, data, is_served)
+        found: list[Found] = []
+        gaps: list[Gap] = []
+        end = stretch.first + len(stretch.positions) - 1
+        rest = self._verify_cached(stretch, found, gaps)
+        if rest is not None:
+            try:
+                data = await self._read_slowly(rest.segment, rest.begin, rest.size)
+                self._verify(rest, memoryview(data), found, gaps)
+            except FileNotFoundError:
+                if rest.first == stretch.first:
+                    raise
+                end = rest.first  # what there is so far is right
+        return self._page(stretch.index, end, found, gaps, is_served)
 
     async def stretch(self, position: Position, bytes_max: int) -> Stretch | None:
         """The blocks to read next from a position on; None if nothing is stored behind it."""
@@ -277,24 +310,38 @@ class ShardReader:
                 return Stretch(segment, index, first, index.block_positions(first, last))
         return None
 
-    def page_of(
-        self, stretch: Stretch, data: bytes | memoryview, is_served: IsServed | None
-    ) -> ShardPage:
-        """The batches in the bytes of a stretch."""
-        data = memoryview(data)
-        index, first, positions = stretch.index, stretch.first, stretch.positions
-        found: list[Found] = []
-        gaps: list[Gap] = []
-        begin = stretch.begin
-        for number, at in enumerate(positions[:-1], first):
+    def _verify_cached(
+        self, stretch: Stretch, found: list[Found], gaps: list[Gap]
+    ) -> Stretch | None:
+        """Add what can be had of a stretch without waiting; the rest of it, if that is not all."""
+        with self._files.use(stretch.segment.path) as file:
+            for piece in stretch.pieces(_PIECE_BYTES):
+                data = file.read_nowait(piece.begin, piece.size)
+                if data is None:
+                    return stretch.part(piece.first - stretch.first)
+                self._verify(piece, memoryview(data), found, gaps)
+        return None
+
+    def _verify(
+        self, stretch: Stretch, data: memoryview, found: list[Found], gaps: list[Gap]
+    ) -> None:
+        """Add the batches in the bytes of a stretch."""
+        positions, begin = stretch.positions, stretch.begin
+        for number, at in enumerate(positions[:-1]):
             try:
                 found.append(found_at(data, at - begin, None))
             except MalformedError as error:
-                entry = index.block_place(number)[0]
-                size = positions[number - first + 1] - at
+                entry = stretch.index.block_place(stretch.first + number)[0]
+                size = positions[number + 1] - at
                 place = _Place(at, size, entry, entry, entry + 1, ())
                 gaps.append(self._gap(stretch.segment, place, error))
-        last_entry = index.block_place(first + len(positions) - 2)[0]
+
+    @staticmethod
+    def _page(
+        index: Index, end: int, found: list[Found], gaps: list[Gap], is_served: IsServed | None
+    ) -> ShardPage:
+        """What was found in the blocks before block `end`."""
+        last_entry = index.block_place(end - 1)[0]
         epochs = found[-1].batch.envelope.epochs if found else b""
         position = Position(int.from_bytes(epochs[-8:], "little"), last_entry + 1)
         if is_served is None:
@@ -315,9 +362,12 @@ class ShardReader:
         with self._files.use(segment.path) as file:
             data = file.read_nowait(position, size)
         if data is None:
-            # The worker holds the file by itself: whoever waits here may be cancelled.
-            data = await self._workers.submit(self._read_waiting, segment.path, position, size)
+            data = await self._read_slowly(segment, position, size)
         return memoryview(data)
+
+    async def _read_slowly(self, segment: Segment, position: int, size: int) -> bytes:
+        # The worker holds the file by itself: whoever waits here may be cancelled.
+        return await self._workers.submit(self._read_waiting, segment.path, position, size)
 
     def _read_waiting(self, path: str, position: int, size: int) -> bytes:
         with self._files.use(path) as file:
