@@ -179,7 +179,10 @@ class GrpcBus(RemoteBus):
         try:
             async for response in answers(self._stream):
                 for answer in response.answers:
-                    self._publishing.pop(answer.id).set_result(answer)
+                    answered = self._publishing.pop(answer.id, None)
+                    # Nobody waits: it asked for no answer and failed, or was cancelled meanwhile.
+                    if answered is not None and not answered.done():
+                        answered.set_result(answer)
         except RunnelError as error:
             failure = error
         except asyncio.CancelledError:  # the channel was closed under it

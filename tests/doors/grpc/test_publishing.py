@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import cast
 
 from grpc import StatusCode
 
-from runnel.config import LogSettings
+from runnel.config import LimitSettings, LogSettings
 from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
@@ -260,6 +261,77 @@ def test_a_refused_request_does_not_end_the_stream() -> None:
             assert answers[2].error.code == "invalid_name"
             assert not answers[2].error.retriable
             assert (list(answers[1].offsets), list(answers[3].offsets)) == ([1], [2, 3])
+
+    run(scenario())
+
+
+@LOOPS
+def test_requests_that_are_stored_together_are_answered_apart(
+    new_loop: NewLoop, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with opened(data=str(tmp_path)) as scene:
+            call = scene.stub.PublishStream()
+            sent = []
+            for number in range(1, 301):
+                # Of one length, of several, and not plain at all.
+                payloads = [b"%d/%d" % (number, row) for row in range(2 + number % 12)]
+                key = b"k" if number % 50 == 0 else None
+                made = [pb.Message(payload=payload, key=key) for payload in payloads]
+                await call.write(pb.PublishRequest(id=number, topic="a", messages=made))
+                sent.append(payloads)
+            await call.done_writing()
+            answers = [answer for response in await rest_of(call) for answer in response.answers]
+            assert sorted(answer.id for answer in answers) == list(range(1, 301))
+            first = 1
+            for answer, payloads in zip(
+                sorted(answers, key=lambda each: each.id), sent, strict=True
+            ):
+                assert list(answer.offsets) == list(range(first, first + len(payloads)))
+                assert list(answer.partitions) == [0] * len(payloads)
+                assert answer.level == pb.LEVEL_STORED
+                first += len(payloads)
+            fetched = await scene.stub.Fetch(pb.FetchRequest(topic="a", bytes_max=2**20))
+            assert [message.payload for message in fetched.messages] == list(chain(*sent))
+            assert scene.broker.metrics.counters.batches_in < len(sent)
+
+    run(scenario(), new_loop)
+
+
+def test_a_message_that_is_too_large_takes_no_other_request_along(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        limits = LimitSettings(message_bytes_max=1000)
+        async with opened(limits=limits, data=str(tmp_path)) as scene:
+            call = scene.stub.PublishStream()
+            for number in range(1, 101):
+                size = 2000 if number % 10 == 0 else 100
+                made = [pb.Message(payload=bytes(size))] * 2
+                await call.write(pb.PublishRequest(id=number, topic="a", messages=made))
+            await call.done_writing()
+            answers = [answer for response in await rest_of(call) for answer in response.answers]
+            refused = sorted(answer.id for answer in answers if answer.HasField("error"))
+            assert refused == list(range(10, 101, 10))
+            stored = [answer for answer in answers if not answer.HasField("error")]
+            assert sorted(chain(*(answer.offsets for answer in stored))) == list(range(1, 181))
+
+    run(scenario())
+
+
+def test_plain_requests_of_a_stream_take_turns_through_the_partitions(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(data=str(tmp_path)) as scene:
+            call = scene.stub.PublishStream()
+            for number in range(1, 41):
+                made = [pb.Message(payload=b"1")] * 3
+                await call.write(pb.PublishRequest(id=number, topic="parted/a", messages=made))
+            await call.done_writing()
+            answers = [answer for response in await rest_of(call) for answer in response.answers]
+            chosen = [
+                set(answer.partitions) for answer in sorted(answers, key=lambda each: each.id)
+            ]
+            assert all(len(each) == 1 for each in chosen)
+            turns = [partition for (partition,) in chosen]
+            assert all((one + 1) % 4 == next_one for one, next_one in pairwise(turns))
 
     run(scenario())
 

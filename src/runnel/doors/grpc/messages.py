@@ -23,13 +23,17 @@ NATURAL_MAX: Final = 2**63 - 1
 REQUEST_BYTES_MAX: Final = 4 * 2**20
 """Of everything but a publish: parsed, a request of many empty parts takes up to a hundred times as much."""
 
-_LEVELS: Final = {
+LEVELS: Final[Mapping[int, Level | None]] = {
     pb.LEVEL_UNSPECIFIED: None,
     pb.LEVEL_NONE: Level.NONE,
     pb.LEVEL_RECEIVED: Level.RECEIVED,
     pb.LEVEL_STORED: Level.STORED,
 }
-_TOLD_LEVELS: Final = {level: number for number, level in _LEVELS.items() if level is not None}
+_TOLD_LEVELS: Final = {
+    Level.NONE: pb.LEVEL_NONE,
+    Level.RECEIVED: pb.LEVEL_RECEIVED,
+    Level.STORED: pb.LEVEL_STORED,
+}
 
 
 def parsed(request_type: type[P], data: bytes, *, bytes_max: int = REQUEST_BYTES_MAX) -> P:
@@ -57,7 +61,7 @@ def natural(name: str, value: int) -> int:
 
 def level_of(level: pb.Level) -> Level | None:
     try:
-        return _LEVELS[level]
+        return LEVELS[level]
     except KeyError:
         raise ClientFault(f"level {level} is unknown; 0 to 3 are defined") from None
 

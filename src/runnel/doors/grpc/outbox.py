@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -24,6 +25,10 @@ class Outbox(Generic[T]):
 
     def put(self, item: T) -> None:
         self.items.append(item)
+        self._wake()
+
+    def put_all(self, items: Iterable[T]) -> None:
+        self.items.extend(items)
         self._wake()
 
     def finish(self) -> None:

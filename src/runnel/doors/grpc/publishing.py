@@ -11,25 +11,38 @@ import grpc.aio
 
 from runnel.broker.broker import Level, Published
 from runnel.doors.grpc.calls import Call
+from runnel.doors.grpc.fields import field
 from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.doors.grpc.outbox import Outbox
-from runnel.doors.grpc.sending import Part, Sending, answer_to, prepared, request_in
+from runnel.doors.grpc.plain import OtherRequest, PlainRequest, answers_to, joinable, plain_of
+from runnel.doors.grpc.sending import (
+    Part,
+    Sending,
+    answer_to,
+    joined,
+    prepared,
+    prepared_plain,
+    taken,
+)
 from runnel.doors.grpc.statuses import error_of
 from runnel.doors.grpc.talking import talk
-from runnel.errors import BusyError, ClosedError, RunnelError
+from runnel.errors import BusyError, ClientFault, ClosedError, RunnelError
 
 # Requests of one stream that are not answered, or whose answers the client has not taken: no more are read meanwhile.
 _UNANSWERED_MAX: Final = 1024
 # And their bytes, of those that are not stored: above it no more are read. One is, whatever its size.
 _UNSTORED_BYTES_MAX: Final = 8 * 2**20
-# Requests that are gathered before they are begun: so many, so large, or for so long.
+# Requests that are gathered before they are begun: so many, so many bytes, or for so long.
 _GATHERED_MAX: Final = 64
-_GATHERED_BYTES: Final = 2**14
-_GATHER_SECONDS: Final = 0.001
+_GATHERED_BYTES_MAX: Final = 2**16
+_GATHER_SECONDS: Final = 0.002
+# Of an answer in a `PublishStreamResponse`.
+_ANSWERS: Final = 0x0A
 
 
 async def publish(call: Call, request: pb.PublishRequest) -> pb.PublishResponse:
-    sending = prepared(call, request)
+    plain = plain_of(request, request.ByteSize()) if call.traceparent is None else None
+    sending = prepared(call, request) if plain is None else prepared_plain(call, plain)
     published = await _all_appended(call, sending)
     done = await call.uninterrupted(asyncio.gather(*published))
     return answer_to(sending, done)
@@ -66,24 +79,26 @@ async def _appended(call: Call, part: Part) -> asyncio.Future[Published]:
 class PublishStream:
     """One stream: requests are begun in the order in which they came and answered as they are done.
 
-    A client that sends on without waiting has its requests gathered for a moment: reading is one thing, and storing
-    and answering many together another (bench/doors.py). One that waits for each answer gets it at once.
+    A client that sends on without waiting has its requests gathered for a moment: to store and answer many together
+    costs little more than one (bench/doors.py). One that waits for each answer gets it at once.
     """
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._counters = call.door.broker.metrics.counters
-        self._inbox: Outbox[tuple[pb.PublishRequest, int]] = Outbox()  # with their sizes
-        self._outbox: Outbox[pb.PublishResponse] = Outbox()
+        self._inbox: Outbox[PlainRequest | OtherRequest] = Outbox()
+        self._outbox: Outbox[bytes] = Outbox()  # a `PublishResponse` each
         self._unanswered = 0  # those included whose answers are not written yet
         self._unstored_bytes = 0  # what requests take that are neither stored nor refused
         self._settled: asyncio.Future[None] | None = None
-        self._gathered: asyncio.Event = asyncio.Event()  # waited long enough for more
+        self._gathered_bytes = 0  # those of them that are not begun either
+        self._gathered = asyncio.Event()  # waited long enough for more
         self._is_pipelined = False  # the last request came before the one before it was answered
         self._is_closing = False
+        self._is_finishing = False  # nothing more will come
 
     async def run(self) -> None:
-        self._call.queued_bytes = lambda: sum(each.ByteSize() for each in self._outbox.items)
+        self._call.queued_bytes = lambda: sum(map(len, self._outbox.items))
         sending = self._call.start(self._send())
         try:
             await talk(self._call, self._read(), self._write(), self._finish)
@@ -102,11 +117,11 @@ class PublishStream:
             flow.bytes_in += len(data)
             self._is_pipelined = self._unanswered > 0
             self._unanswered += 1
-            size = len(data)
-            self._unstored_bytes += size
-            self._inbox.put((request_in(data), size))
+            self._unstored_bytes += len(data)
+            self._gathered_bytes += len(data)
+            self._inbox.put(taken(self._call, data))
             del data  # it would stay as long as the next one does not come
-            if len(self._inbox) >= _GATHERED_MAX or size >= _GATHERED_BYTES:
+            if self._has_enough():
                 self._gathered.set()
             while self._unanswered >= _UNANSWERED_MAX or self._unstored_bytes > _UNSTORED_BYTES_MAX:
                 await self._wait_settled()
@@ -114,13 +129,25 @@ class PublishStream:
     async def _send(self) -> None:
         loop = asyncio.get_running_loop()
         while await self._inbox.wait():
-            if self._is_pipelined:
+            if self._is_pipelined and not self._has_enough():
+                self._gathered.clear()
                 timer = loop.call_later(_GATHER_SECONDS, self._gathered.set)
                 await self._gathered.wait()
                 timer.cancel()
-            self._gathered.clear()
-            for request, size in self._inbox.take_all():
-                await self._begin(request, size)
+            self._gathered_bytes = 0
+            for together in joinable(self._inbox.take_all()):
+                if isinstance(together, OtherRequest):
+                    await self._begin(together.parsed, together.size)
+                else:
+                    await self._begin_joined(together)
+
+    def _has_enough(self) -> bool:
+        """Whether what is gathered should be begun now."""
+        return (
+            self._gathered_bytes >= _GATHERED_BYTES_MAX
+            or len(self._inbox) >= _GATHERED_MAX
+            or self._is_finishing
+        )
 
     async def _begin(self, request: pb.PublishRequest, size: int) -> None:
         try:
@@ -138,49 +165,91 @@ class PublishStream:
             together = asyncio.gather(*published)
             together.add_done_callback(partial(self._on_all_published, sending, size))
 
+    async def _begin_joined(self, requests: Sequence[PlainRequest]) -> None:
+        try:
+            part = joined(self._call, requests)
+            if part is None:
+                await self._begin_apart(requests)
+                return
+            published = await _appended(self._call, part)
+        except RunnelError as error:
+            if isinstance(error, ClientFault) and len(requests) > 1:
+                await self._begin_apart(requests)  # one of them may be at fault, not all
+            else:
+                self._refuse_all(requests, error)
+            return
+        self._call.flow.messages_in += sum([request.messages for request in requests])
+        published.add_done_callback(partial(self._on_joined, requests, part.partition))
+
+    async def _begin_apart(self, requests: Sequence[PlainRequest]) -> None:
+        for request in requests:
+            await self._begin_joined((request,))
+
     # --- What the client is told ---
+
+    def _on_joined(
+        self,
+        requests: Sequence[PlainRequest],
+        partition: int,
+        published: asyncio.Future[Published],
+    ) -> None:
+        error = self._failure(published)
+        if error is not None:
+            self._refuse_all(requests, error)
+            return
+        self._release(sum([request.size for request in requests]))
+        if requests[0].level is Level.NONE:
+            self._settle(len(requests))
+        else:
+            self._outbox.put_all(answers_to(requests, published.result(), partition))
+
+    def _refuse_all(self, requests: Sequence[PlainRequest], error: BaseException) -> None:
+        for request in requests:
+            self._release(request.size)
+            self._refuse(request.id, error)
 
     def _on_published(
         self, sending: Sending, size: int, published: asyncio.Future[Published]
     ) -> None:
         self._release(size)
-        if not self._has_failed(sending, published):
+        if (error := self._failure(published)) is not None:
+            self._refuse(sending.id, error)
+        else:
             self._answer(sending, (published.result(),))
 
     def _on_all_published(
         self, sending: Sending, size: int, published: asyncio.Future[list[Published]]
     ) -> None:
         self._release(size)
-        if not self._has_failed(sending, published):
+        if (error := self._failure(published)) is not None:
+            self._refuse(sending.id, error)
+        else:
             self._answer(sending, published.result())
 
-    def _has_failed(self, sending: Sending, published: asyncio.Future[Any]) -> bool:
+    def _failure(self, published: asyncio.Future[Any]) -> BaseException | None:
         if published.cancelled():
-            self._refuse(sending.id, ClosedError("the broker was closed before it was stored"))
-            return True
+            return ClosedError("the broker was closed before it was stored")
         error = published.exception()
-        if error is None:
-            return False
-        if not isinstance(error, RunnelError):
+        if error is not None and not isinstance(error, RunnelError):
             self._call.broken(error)
-        self._refuse(sending.id, error)
-        return True
+        return error
 
     def _answer(self, sending: Sending, published: Sequence[Published]) -> None:
         if sending.level is Level.NONE:
             self._settle(1)
         else:
-            self._outbox.put(answer_to(sending, published))
+            self._outbox.put(answer_to(sending, published).SerializeToString())
 
     def _refuse(self, request_id: int, error: BaseException) -> None:
         self._counters.requests_failed += 1
-        self._outbox.put(pb.PublishResponse(id=request_id, error=error_of(error)))
+        refusal = pb.PublishResponse(id=request_id, error=error_of(error))
+        self._outbox.put(refusal.SerializeToString())
 
     async def _write(self) -> None:
         write, flow = self._call.context.write, self._call.flow
         while await self._outbox.wait():
             answers = self._outbox.take_all()
-            data = pb.PublishStreamResponse(answers=answers).SerializeToString()
+            data = b"".join([field(_ANSWERS, answer) for answer in answers])
             flow.bytes_out += len(data)
             await write(data)
             self._settle(len(answers))
@@ -191,6 +260,7 @@ class PublishStream:
     async def _finish(self, *, is_closing: bool) -> None:
         """Answer what was accepted."""
         self._is_closing = is_closing
+        self._is_finishing = True
         self._gathered.set()
         self._inbox.finish()
         while self._unanswered:

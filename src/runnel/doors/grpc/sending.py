@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -11,6 +10,7 @@ from typing import Final, NamedTuple
 
 from runnel.broker.broker import Level, Published, ShardId
 from runnel.doors.grpc.calls import Call
+from runnel.doors.grpc.fields import varint
 from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.doors.grpc.messages import (
     batch_of,
@@ -20,10 +20,10 @@ from runnel.doors.grpc.messages import (
     tags_of,
     told_level,
 )
+from runnel.doors.grpc.plain import OtherRequest, PlainRequest, columns_of, even_in, plain_of
 from runnel.errors import ClientFault, LimitExceededError, MalformedError
 from runnel.formats import columns
 from runnel.formats.batch import Batch
-from runnel.formats.columns import Columns
 from runnel.formats.message import Message
 from runnel.topics.partitions import partition_of_key
 
@@ -41,6 +41,7 @@ class Part(NamedTuple):
     topic: str  # one of it
     rows: Sequence[int] = ()  # which of the request's messages, in the order of the batch
     counts: Sequence[int] = ()  # of its runs
+    partition: int = 0  # of all of them, where it is one
 
 
 class Sending(NamedTuple):
@@ -55,6 +56,25 @@ def request_in(data: bytes) -> pb.PublishRequest:
     """What a publisher said. How large it may be is the door's own limit."""
     check_count(data)
     return parsed(pb.PublishRequest, data, bytes_max=len(data))
+
+
+def taken(call: Call, data: bytes) -> PlainRequest | OtherRequest:
+    """The same. Those of a call with a trace are not plain: each message gets a tag that tells of it."""
+    is_traced = call.traceparent is not None
+    even = None if is_traced else even_in(data)
+    if even is not None and even.messages <= MESSAGES_MAX:
+        return even
+    request = request_in(data)
+    plain = None if is_traced else plain_of(request, len(data))
+    return OtherRequest(request, len(data)) if plain is None else plain
+
+
+def prepared_plain(call: Call, request: PlainRequest) -> Sending:
+    """One that goes by itself."""
+    part = joined(call, (request,))
+    assert part is not None
+    partitions = (part.partition,) * request.messages
+    return Sending(request.id, request.level, (part,), partitions, request.messages)
 
 
 def prepared(call: Call, request: pb.PublishRequest) -> Sending:
@@ -73,6 +93,23 @@ def prepared(call: Call, request: pb.PublishRequest) -> Sending:
     if len(given) == 1:
         return _single(call, request, level)
     return _one_run(call, request, level) or _gathered(call, request, level)
+
+
+def joined(call: Call, requests: Sequence[PlainRequest]) -> Part | None:
+    """One batch of the messages of these requests, which are for one topic and level.
+
+    None: the topic has several partitions, and requests take turns: each must go by itself.
+    """
+    topic, level = requests[0].topic, requests[0].level
+    (route,) = call.access.routes((topic,))
+    partitions = len(route.owners)
+    if partitions > 1 and len(requests) > 1:
+        return None
+    partition = _chosen(None, partitions, keyless=next(call.door.turns))
+    table = columns_of(requests)
+    batch = Batch.from_columns(table, (topic,), (table.count,), partitions=(partition,))
+    publish = partial(call.access.publish, batch, level)
+    return Part(publish, topic, range(table.count), (table.count,), partition)
 
 
 def _single(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending:
@@ -112,12 +149,6 @@ def _one_run(call: Call, request: pb.PublishRequest, level: Level | None) -> Sen
     """If all are of one partition there is: straight into columns, in less time. None if they are not."""
     given = list(request.messages)
     payloads = [message.payload for message in given]
-    if call.traceparent is None and _have_only(request, payloads):
-        if len(call.access.routes((request.topic,))[0].owners) > 1:
-            return None
-        return _as_run(
-            call, request, level, request.topic, columns.build(payloads, event_times_ns=(0,))
-        )
     topics = {message.topic or request.topic for message in given}
     if len(topics) > 1 or any([message.HasField("partition") for message in given]):  # noqa: C419 - quicker
         return None
@@ -137,34 +168,10 @@ def _one_run(call: Call, request: pb.PublishRequest, level: Level | None) -> Sen
         uids=[message.uid if message.HasField("uid") else None for message in given],
         tags=[tags_of(message, call.traceparent, call.tracestate) for message in given],
     )
-    return _as_run(call, request, level, topic, table)
-
-
-def _as_run(
-    call: Call, request: pb.PublishRequest, level: Level | None, topic: str, table: Columns
-) -> Sending:
     count = table.count
     batch = Batch.from_columns(table, (topic,), (count,))
     part = Part(partial(call.access.publish, batch, level), topic, range(count), (count,))
     return Sending(request.id, level, (part,), (0,) * count, count)
-
-
-def _have_only(request: pb.PublishRequest, payloads: Sequence[bytes]) -> bool:
-    """Whether no message has anything but a payload: then the request has no byte more than these take.
-
-    To ask each message for each of its fields would take six times as long as everything else.
-    """
-    head = pb.PublishRequest(id=request.id, level=request.level, topic=request.topic)
-    left = request.ByteSize() - head.ByteSize()
-    for length, count in Counter(map(len, payloads)).items():
-        inner = _field_bytes(length) if length else 0
-        left -= count * _field_bytes(inner)
-    return left == 0
-
-
-def _field_bytes(length: int) -> int:
-    """A tag of one byte, the length, and as much as it says."""
-    return 1 + max(1, (length.bit_length() + 6) // 7) + length
 
 
 def _partition_keys(given: Sequence[pb.Message]) -> list[bytes | None] | None:
@@ -255,14 +262,14 @@ def check_count(data: bytes) -> None:
     position = count = 0
     try:
         while position < len(data):
-            tag, position = _varint(data, position)
+            tag, position = varint(data, position)
             match tag & 7:
                 case 0:
-                    _, position = _varint(data, position)
+                    _, position = varint(data, position)
                 case 1:
                     position += 8
                 case 2:
-                    length, position = _varint(data, position)
+                    length, position = varint(data, position)
                     position += length
                 case 5:
                     position += 4
@@ -274,19 +281,4 @@ def check_count(data: bytes) -> None:
                     f"more than {MESSAGES_MAX:,} messages in one request; send them in several"
                 )
     except IndexError:
-        raise MalformedError("runnel.v1.PublishRequest", "ends within a field") from None
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    byte = data[position]
-    position += 1
-    if byte < 0x80:
-        return byte, position
-    value, shift = byte & 0x7F, 7
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80 or shift > 63:
-            return value, position
-        shift += 7
+        raise MalformedError("runnel.v1.PublishRequest", "a field has no end") from None
