@@ -76,31 +76,50 @@ EVEN = plain([b"xx", b"yy"], -1, 2)
 RAGGED = plain([b"", b"long", b"l"], 5, 6)
 RISING = [Message("a", b"zz", event_time_ns=1000 * row, transmit_time_ns=row) for row in range(3)]
 KEYED = [Message("a", b"kk", key=b"k", tags={"unit": "C"}, uid=bytes([1] * 20)), *EVEN]
+TAGGED = [
+    Message("a", b"t", key=b"key-%d" % row, tags=tags)
+    for row, tags in enumerate([{"unit": "C"}, {}, {"unit": "F", "site": "x"}, {"unit": "C"}])
+]
+ALL_ALIKE = [Message("a", b"s", key=b"", tags={"unit": "F", "site": "x"})] * 3
 ELSEWHERE = [Message("b", b"bb", partition=1, event_time_ns=7)]
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [EVEN],
-        [EVEN, EVEN],
-        [EVEN, RAGGED, EVEN],
-        [EVEN, RISING],
-        [RISING, RISING],
-        [EVEN, KEYED, RAGGED],
-        [EVEN, ELSEWHERE, EVEN],
-        [EVEN + ELSEWHERE, RISING],
-    ],
-)
+STACKS = [
+    [EVEN],
+    [EVEN, EVEN],
+    [EVEN, RAGGED, EVEN],
+    [EVEN, RISING],
+    [RISING, RISING],
+    [EVEN, KEYED, RAGGED],
+    [EVEN, ELSEWHERE, EVEN],
+    [EVEN + ELSEWHERE, RISING],
+    [TAGGED],
+    [TAGGED, TAGGED],
+    [ALL_ALIKE, ALL_ALIKE],
+    [TAGGED, ALL_ALIKE, TAGGED],
+    [ALL_ALIKE, EVEN, KEYED, TAGGED],
+    [TAGGED + ELSEWHERE, ALL_ALIKE],
+]
+
+
+def stacked(
+    parts: Sequence[Sequence[Message]], gap: int = 0, receive_time_ns: int = -1
+) -> list[Batch]:
+    """A batch for each part, a millisecond and so many offsets between them."""
+    batches = []
+    offset = 1
+    for number, messages in enumerate(parts):
+        batches.append(stored(messages, offset, receive_time_ns + 1_000_000 * number))
+        offset += len(messages) + gap
+    return batches
+
+
+@pytest.mark.parametrize("parts", STACKS)
 @pytest.mark.parametrize("gap", [0, 3])
 def test_batches_of_all_kinds_come_in_one_stack_as_they_do_alone(
     parts: Sequence[Sequence[Message]], gap: int
 ) -> None:
-    batches = []
-    offset = 1
-    for number, messages in enumerate(parts):
-        batches.append(stored(messages, offset, 1_000_000 * number - 1))
-        offset += len(messages) + gap
+    batches = stacked(parts, gap)
     (together,) = rows(batches, ALL)
     alone = [row for batch in batches for found in rows([batch], ALL) for row in found.to_pylist()]
     assert together.to_pylist() == alone

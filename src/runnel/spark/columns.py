@@ -1,7 +1,7 @@
 """The columns of stored batches as Spark wants them: each is made by itself, and only if it is asked for.
 
-Most batches hold one topic and partition, and messages with nothing but times and a payload. Their columns are joined
-here, in half the time that a table of everything takes (bench/spark.py, "read"); what is rarer comes from that table.
+Most batches hold one topic and partition. Their columns are joined here, in half the time that a table of everything
+takes (bench/spark.py, "read"); what is rarer comes from that table.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from runnel.formats.batch import Batch
+from runnel.formats.table import Binary
+from runnel.spark.tag_columns import TagRows
 
 _NS_PER_US: Final = 1000
 # Columns of one value are made once, this long, and cut to length.
 _KEPT_ROWS: Final = 20_000
+# Payloads of batches with less than this, on average, take less time to join than to refer to.
+_CHUNK_BYTES_MIN: Final = 64 * 1024
 _INT32: Final = pa.int32()
 _INT64: Final = pa.int64()
 _TIME: Final = pa.timestamp("us", "UTC")
@@ -82,6 +86,14 @@ class Stack:
             return self._stored("topic").dictionary_decode()
         return _repeated(self._run.topic, _STRING, self._count)
 
+    def coded_topic(self) -> pa.Array:
+        """The same, as a dictionary."""
+        if self._run is None:
+            return self._stored("topic")
+        name = pa.array([self._run.topic], _STRING)
+        codes = _repeated(0, _INT32, self._count)
+        return pa.DictionaryArray.from_arrays(codes, name, safe=False)
+
     def partition(self) -> pa.Array:
         if self._run is None:
             return self._stored("partition")
@@ -142,11 +154,14 @@ class Stack:
     # --- Payloads ---
 
     def payload(self) -> pa.Array:
-        # Arrow takes twice as long to join chunks.
-        data = b"".join([part.payloads.data for part in self._parts])
-        return pa.Array.from_buffers(
-            _BINARY, self._count, [None, self._payload_offsets, pa.py_buffer(data)]
-        )
+        return self._joined([part.payloads for part in self._parts], self._payload_offsets)
+
+    def payload_chunks(self) -> pa.Array | pa.ChunkedArray:
+        """Where they lie, if that takes less time than to join them."""
+        size = sum([len(part.payloads.data) for part in self._parts])
+        if size < _CHUNK_BYTES_MIN * len(self._parts):
+            return self.payload()
+        return pa.chunked_array([_binary(part.payloads, part.count) for part in self._parts])
 
     def size(self) -> pa.Array:
         if self._width:
@@ -164,29 +179,50 @@ class Stack:
     def _payload_offsets(self) -> pa.Buffer:
         if self._width:
             return _even_offsets(self._width, self._count)
-        *begins, end = accumulate([len(part.payloads.data) for part in self._parts], initial=0)
+        return self._joined_offsets([part.payloads for part in self._parts])
+
+    def _joined(self, columns: Sequence[Binary], offsets: pa.Buffer) -> pa.Array:
+        # Arrow takes twice as long to join chunks.
+        data = pa.py_buffer(b"".join([column.data for column in columns]))
+        return pa.Array.from_buffers(_BINARY, self._count, [None, offsets, data])
+
+    def _joined_offsets(self, columns: Sequence[Binary]) -> pa.Buffer:
+        *begins, end = accumulate([len(column.data) for column in columns], initial=0)
         offsets = np.repeat(np.array([*begins, end], np.int32), [*self._counts, 1])
         offsets[:-1] += np.concatenate(
-            [np.frombuffer(part.payloads.offsets, np.int32)[:-1] for part in self._parts]
+            [np.frombuffer(column.offsets, np.int32)[:-1] for column in columns]
         )
         return pa.py_buffer(offsets)
 
     # --- What most messages do not have ---
 
     def key(self) -> pa.Array:
-        return _repeated(None, _BINARY, self._count) if self._is_plain else self._stored("key")
+        keys = [part.keys for part in self._parts]
+        if not any([column.offsets for column in keys]):  # noqa: C419 - quicker than a generator
+            return _repeated(None, _BINARY, self._count)
+        if all([column.offsets and not column.validity for column in keys]):  # noqa: C419
+            return self._joined(keys, self._joined_offsets(keys))
+        return pa.concat_arrays(list(map(_binary, keys, self._counts)))
 
     def uid(self) -> pa.Array:
-        if self._is_plain:
+        if not any([part.uids for part in self._parts]):  # noqa: C419 - quicker than a generator
             return _repeated(None, _BINARY, self._count)
         return self._stored("uid").cast(_BINARY)
 
     def tags(self) -> pa.Array:
-        return _no_tags(self._count) if self._is_plain else self._stored("tags")
+        return self._tag_rows.maps() if self._has_tags else _no_tags(self._count)
 
-    @cached_property
-    def _is_plain(self) -> bool:
-        return all([part.is_plain for part in self._parts])  # noqa: C419 - quicker than a generator
+    def coded_tags(self) -> pa.Array:
+        """The same, with names and values as dictionaries."""
+        return self._tag_rows.coded_maps()
+
+    @property
+    def _has_tags(self) -> bool:
+        return any([part.tag_index for part in self._parts])  # noqa: C419 - quicker than a generator
+
+    @property
+    def _tag_rows(self) -> TagRows:
+        return TagRows.of(self._parts)
 
     # --- All there is ---
 
@@ -217,6 +253,16 @@ COLUMNS: Final[Mapping[str, Callable[[Stack], pa.Array]]] = {
 }
 
 
+def _binary(column: Binary, count: int) -> pa.Array:
+    """Over the same memory."""
+    if not column.offsets:
+        return _repeated(None, _BINARY, count)
+    validity = pa.py_buffer(column.validity) if column.validity else None
+    return pa.Array.from_buffers(
+        _BINARY, count, [validity, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+    )
+
+
 def _primitive(values: NDArray[np.int32] | NDArray[np.int64], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
@@ -225,9 +271,11 @@ def _primitive(values: NDArray[np.int32] | NDArray[np.int64], kind: pa.DataType)
 
 
 def _repeated(value: str | int | None, kind: pa.DataType, count: int) -> pa.Array:
-    if count > _KEPT_ROWS:
-        return pa.repeat(pa.scalar(value, kind), count)
-    return _kept(value, kind).slice(0, count)
+    if count <= _KEPT_ROWS:
+        return _kept(value, kind).slice(0, count)
+    if kind is _INT32:
+        return _primitive(np.full(count, value, np.int32), _INT32)
+    return pa.repeat(pa.scalar(value, kind), count)
 
 
 @lru_cache(maxsize=64)

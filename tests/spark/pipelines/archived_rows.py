@@ -45,7 +45,7 @@ def rows(
     partitions: Sequence[int] | None = None,
     first_offset: int = 1,
     receive_ns: Sequence[int] | None = None,
-) -> pa.RecordBatch:
+) -> pa.Table:
     """A row for each topic in the list, with offsets that rise over all of them."""
     count = len(topics)
     numbers = np.arange(first_offset, first_offset + count)
@@ -69,11 +69,11 @@ def rows(
     for name, values in times_ns.items():
         columns[f"{name}_ns"] = pa.array(values, pa.int64())
         columns[name] = pa.array(values // 1000, pa.int64()).view(pa.timestamp("us", "UTC"))
-    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
-def write(table: Path, *batches: pa.RecordBatch) -> list[ArchiveFile]:
+def write(table: Path, *tables: pa.Table) -> list[ArchiveFile]:
     with FileWriter(table) as writer:
-        for batch in batches:
-            writer.add(batch)
+        for part in tables:
+            writer.add(part)
         return writer.finish()

@@ -2,7 +2,9 @@
 
 layout        columns by version, where files lie, what is told of each
 table         the table: opened, brought up to date, added to, asked what it has
-file_writer   messages into Parquet files; what tasks do
+row_groups    stored batches as tables, each enough for a row group
+file_writer   these into Parquet files; what tasks do
+syncing       files on the disk before anybody is told of them
 source        the streaming query's two ends: tasks that write files, a commit that adds them to the table
 running       `archive`, from its options to its end
 query_record  what is written down of each query that fills a table

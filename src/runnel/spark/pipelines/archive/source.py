@@ -27,6 +27,7 @@ from runnel.spark.connections import usual_url
 from runnel.spark.options import stream_options
 from runnel.spark.pipelines.archive.file_writer import FileWriter
 from runnel.spark.pipelines.archive.layout import ArchiveFile
+from runnel.spark.pipelines.archive.row_groups import row_groups
 from runnel.spark.query_cursor import StreamPartition
 from runnel.spark.ranges import read
 from runnel.spark.stream_reader import StreamReader
@@ -80,7 +81,7 @@ class ArchiveReader(StreamReader):
             partition.step.take()
         batches = chain.from_iterable(map(read, partition.ranges))
         with FileWriter(self._table) as writer:
-            for rows in schema.rows(batches, self._columns):
+            for rows in row_groups(batches):
                 writer.add(rows)
             files = writer.finish()
         if files:
