@@ -7,14 +7,17 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import cast
 
+import pytest
 from grpc import StatusCode
 
 from runnel.config import LimitSettings, LogSettings
+from runnel.doors.grpc import publishing
 from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from tests.doors.grpc.scene import (
     LOOPS,
+    PATIENCE_S,
     NewLoop,
     block,
     client,
@@ -243,6 +246,24 @@ def test_a_client_that_waits_for_each_answer_gets_it() -> None:
                 await call.write(pb.PublishRequest(id=number, batch=block("a", b"1", b"2")))
                 (answer,) = (await call.read()).answers
                 assert (answer.id, list(answer.offsets)) == (number, [2 * number - 1])
+
+    run(scenario())
+
+
+def test_a_client_that_goes_no_further_is_not_kept_waiting_for_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(publishing, "_GATHER_SECONDS", 10 * PATIENCE_S)
+
+    async def scenario() -> None:
+        async with opened(data=str(tmp_path)) as scene:
+            call = scene.stub.PublishStream()
+            unanswered = 0
+            for number in range(1, 101):
+                while unanswered >= 3:
+                    unanswered -= len((await call.read()).answers)
+                await call.write(pb.PublishRequest(id=number, messages=messages("a", b"1", b"2")))
+                unanswered += 1
 
     run(scenario())
 

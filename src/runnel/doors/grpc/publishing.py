@@ -89,6 +89,8 @@ class PublishStream:
         self._inbox: Outbox[PlainRequest | OtherRequest] = Outbox()
         self._outbox: Outbox[bytes] = Outbox()  # a `PublishResponse` each
         self._unanswered = 0  # those included whose answers are not written yet
+        self._awaited = 0  # those excluded whose answers are on their way
+        self._awaited_most = 0  # at any time so far
         self._unstored_bytes = 0  # what requests take that are neither stored nor refused
         self._settled: asyncio.Future[None] | None = None
         self._gathered_bytes = 0  # those of them that are not begun either
@@ -115,8 +117,10 @@ class PublishStream:
                 return
             counters.requests += 1
             flow.bytes_in += len(data)
-            self._is_pipelined = self._unanswered > 0
+            self._is_pipelined = self._awaited > 0
             self._unanswered += 1
+            self._awaited += 1
+            self._awaited_most = max(self._awaited_most, self._awaited)
             self._unstored_bytes += len(data)
             self._gathered_bytes += len(data)
             self._inbox.put(taken(self._call, data))
@@ -146,6 +150,8 @@ class PublishStream:
         return (
             self._gathered_bytes >= _GATHERED_BYTES_MAX
             or len(self._inbox) >= _GATHERED_MAX
+            # The client has never gone further: by now it waits for an answer.
+            or self._awaited >= self._awaited_most
             or self._is_finishing
         )
 
@@ -199,6 +205,7 @@ class PublishStream:
             return
         self._release(sum([request.size for request in requests]))
         if requests[0].level is Level.NONE:
+            self._awaited -= len(requests)
             self._settle(len(requests))
         else:
             self._outbox.put_all(answers_to(requests, published.result(), partition))
@@ -236,6 +243,7 @@ class PublishStream:
 
     def _answer(self, sending: Sending, published: Sequence[Published]) -> None:
         if sending.level is Level.NONE:
+            self._awaited -= 1
             self._settle(1)
         else:
             self._outbox.put(answer_to(sending, published).SerializeToString())
@@ -249,6 +257,7 @@ class PublishStream:
         write, flow = self._call.context.write, self._call.flow
         while await self._outbox.wait():
             answers = self._outbox.take_all()
+            self._awaited -= len(answers)
             data = b"".join([field(_ANSWERS, answer) for answer in answers])
             flow.bytes_out += len(data)
             await write(data)
