@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import psutil
 import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -221,6 +222,8 @@ def main(master: str, directory: Path) -> None:
             answer = {"value": job(**asked)}
         except PySparkException as error:
             answer = {"error": reason_of(error)}
+        except Py4JError as error:  # what the JVM threw and PySpark has no class for
+            answer = {"error": str(error)}
         print(json.dumps(answer), file=answers)
     spark.stop()
 
