@@ -136,10 +136,13 @@ def _leave_strangers(path: Path, random: Random) -> None:
     """Files that are none of Runnel's."""
     names = ("core", ".DS_Store", "lost+found", "backup.tar", "x.segment", "0.tmp", "ä ö", "99")
     for name in random.sample(names, 3):
+        stranger = path.parent / name
+        if stranger.exists():  # left by an earlier round
+            continue
         if random.random() < 0.5:
-            (path.parent / name).mkdir(exist_ok=True)
-        elif not (path.parent / name).exists():
-            (path.parent / name).write_bytes(random.randbytes(20))
+            stranger.mkdir()
+        else:
+            stranger.write_bytes(random.randbytes(20))
 
 
 def _copy_beside(path: Path, random: Random) -> None:
