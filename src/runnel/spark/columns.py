@@ -6,7 +6,7 @@ takes (bench/spark.py, "read"); what is rarer comes from that table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -54,6 +54,21 @@ class _Times(NamedTuple):
 
     def _spread(self, values: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
         return _primitive(values if self.counts is None else values.repeat(self.counts), kind)
+
+
+def grouped(batches: Iterable[Batch], rows_min: int, bytes_min: int) -> Iterator[list[Batch]]:
+    """The same batches in their order, together until they have so many rows or so many bytes."""
+    group: list[Batch] = []
+    count = size = 0
+    for batch in batches:
+        group.append(batch)
+        count += len(batch)
+        size += batch.envelope.body_bytes
+        if count >= rows_min or size >= bytes_min:
+            yield group
+            group, count, size = [], 0, 0
+    if group:
+        yield group
 
 
 class Stack:

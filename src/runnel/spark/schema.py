@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 
 from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
-from runnel.spark.columns import COLUMNS, Stack
+from runnel.spark.columns import COLUMNS, Stack, grouped
 
 # Spark is quickest with record batches near this; ten times as many rows of a kilobyte halve its speed.
 ROWS_PER_RECORD_BATCH: Final = 10_000
@@ -75,17 +75,8 @@ def _is_same(given: DataType, kind: DataType) -> bool:
 
 def rows(batches: Iterable[Batch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Stored batches as record batches with these columns, of near ten thousand rows each."""
-    group: list[Batch] = []
-    count = size = 0
-    for batch in batches:
-        group.append(batch)
-        count += len(batch)
-        size += batch.envelope.body_bytes
-        if count >= ROWS_PER_RECORD_BATCH or size >= _BYTES_PER_RECORD_BATCH:
-            yield from _record_batches(group, count, schema)
-            group, count, size = [], 0, 0
-    if group:
-        yield from _record_batches(group, count, schema)
+    for group in grouped(batches, ROWS_PER_RECORD_BATCH, _BYTES_PER_RECORD_BATCH):
+        yield from _record_batches(group, sum(map(len, group)), schema)
 
 
 def _record_batches(group: list[Batch], count: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from runnel.formats.batch import Batch
-from runnel.spark.columns import COLUMNS, Stack
+from runnel.spark.columns import COLUMNS, Stack, grouped
 from runnel.spark.pipelines.archive.layout import CURRENT
 
 # A row group is what readers skip or take whole, and what a file's writer holds in memory.
@@ -43,17 +43,7 @@ _SCHEMA: Final = pa.schema(
 
 def row_groups(batches: Iterable[Batch]) -> Iterator[pa.Table]:
     """All of their rows, in the same order."""
-    group: list[Batch] = []
-    count = size = 0
-    for batch in batches:
-        group.append(batch)
-        count += len(batch)
-        size += batch.envelope.body_bytes
-        if count >= GROUP_ROWS or size >= GROUP_BYTES:
-            yield _table(group)
-            group, count, size = [], 0, 0
-    if group:
-        yield _table(group)
+    return map(_table, grouped(batches, GROUP_ROWS, GROUP_BYTES))
 
 
 def _table(group: list[Batch]) -> pa.Table:
