@@ -60,10 +60,8 @@ class Servers:
 
 
 def _tell_all(served: Served, tell: Callable[[psutil.Process], None]) -> None:
-    """The server's process and those that it has started."""
-    with suppress(
-        psutil.NoSuchProcess
-    ):  # it has ended by itself, which is told where it was started
+    """The server's process and those that it has started; where it has ended by itself, `serving` tells."""
+    with suppress(psutil.NoSuchProcess):
         process = psutil.Process(served.pid)
         for each in (process, *process.children(recursive=True)):
             tell(each)

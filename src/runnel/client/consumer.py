@@ -357,7 +357,7 @@ class Consumer(Attached):
 
         With `stored` it waits until the broker has stored that; LateAckError, if some came too late.
         """
-        # One message that this consumer works on, the usual case, in half the time of the longer way.
+        # One message that this consumer works on is the usual case, and spared the longer way's calls.
         work = items[0] if len(items) == 1 and not stored else None
         if (
             work.__class__ is Work

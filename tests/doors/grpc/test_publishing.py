@@ -323,6 +323,18 @@ def test_requests_that_are_stored_together_are_answered_apart(
     run(scenario(), new_loop)
 
 
+def test_messages_without_offsets_are_answered_with_zeros() -> None:
+    async def scenario() -> None:
+        async with opened() as scene:
+            plain = [pb.Message(payload=b"1"), pb.Message(payload=b"2")]
+            keyed = [pb.Message(payload=b"1", key=b"k"), pb.Message(payload=b"2", key=b"k")]
+            for sent in (plain, keyed):  # nobody keeps the topic, and nobody reads it
+                request = pb.PublishRequest(topic="live/a", messages=sent)
+                assert list((await scene.stub.Publish(request)).offsets) == [0, 0]
+
+    run(scenario())
+
+
 def test_a_message_that_is_too_large_takes_no_other_request_along(tmp_path: Path) -> None:
     async def scenario() -> None:
         limits = LimitSettings(message_bytes_max=1000)

@@ -206,13 +206,18 @@ def answers_to(
     base = published.base_offsets[0]
     answers = []
     for request in requests:
-        own = pb.PublishResponse(id=request.id, offsets=range(base, base + request.messages))
+        own = pb.PublishResponse(id=request.id, offsets=given_offsets(base, request.messages))
         answers.append(
             own.SerializeToString() + _partitions_field(request.messages, partition) + shared
         )
-        if base:  # 0: of a topic that nobody keeps or reads, so nothing has an offset
+        if base:
             base += request.messages
     return answers
+
+
+def given_offsets(base: int, count: int) -> Sequence[int]:
+    """Of so many messages from this one on. 0: of a topic that nobody keeps or reads, where none has an offset."""
+    return range(base, base + count) if base else (0,) * count
 
 
 @lru_cache(maxsize=64)

@@ -20,7 +20,14 @@ from runnel.doors.grpc.messages import (
     tags_of,
     told_level,
 )
-from runnel.doors.grpc.plain import OtherRequest, PlainRequest, columns_of, even_in, plain_of
+from runnel.doors.grpc.plain import (
+    OtherRequest,
+    PlainRequest,
+    columns_of,
+    even_in,
+    given_offsets,
+    plain_of,
+)
 from runnel.errors import ClientFault, LimitExceededError, MalformedError
 from runnel.formats import columns
 from runnel.formats.batch import Batch
@@ -249,7 +256,7 @@ def answer_to(sending: Sending, published: Sequence[Published]) -> pb.PublishRes
     for part, part_published in zip(sending.parts, published, strict=True):
         rows = iter(part.rows)
         for base, count in zip(part_published.base_offsets, part.counts, strict=True):
-            for offset in range(base, base + count):
+            for offset in given_offsets(base, count):
                 offsets[next(rows)] = offset
     answer.offsets.extend(offsets)
     return answer
