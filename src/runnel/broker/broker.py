@@ -230,8 +230,9 @@ class Broker:
         when the level is reached; without one that is `stored` on disk, `received` elsewhere.
         """
         self._gatherings.leave()
-        if SYSTEM_MARK in {topic[:1] for topic in batch.envelope.topics}:
-            for topic in filter(is_reserved, batch.envelope.topics):
+        topics = batch.envelope.topics
+        if len(topics) == 1 or SYSTEM_MARK in {topic[:1] for topic in topics}:
+            for topic in filter(is_reserved, topics):
                 raise _reserved(topic)
         return self._publish_now(batch, level)
 
@@ -252,7 +253,7 @@ class Broker:
             raise
         began_ns = self.clock.monotonic_ns()
         published.add_done_callback(lambda done: self._on_published(done, began_ns))
-        self._count_in(batch)
+        self._count_in(batch, head.message_count)
         return published
 
     def _on_published(self, done: asyncio.Future[Appended], began_ns: int) -> None:
@@ -263,19 +264,18 @@ class Broker:
             if done.result().is_repeated:
                 self.metrics.counters.publishes_repeated += 1
 
-    def _count_in(self, batch: Batch) -> None:
-        head = batch.envelope
-        counters, traffic = self.metrics.counters, self.metrics.traffic
-        if len(head.topics) == 1:
-            count = head.message_count
-            traffic.count_in(head.topics[0], count, len(batch.body))
+    def _count_in(self, batch: Batch, count: int) -> None:
+        head, size = batch.envelope, len(batch.body)
+        topics = head.topics
+        if len(topics) == 1:
+            self.metrics.traffic.count_in(topics[0], count, size)
         else:
             counts = head.column32(head.counts)
-            count = sum(counts)
-            traffic.count_runs(head.topics, counts, count, len(batch.body), is_out=False)
-        if not is_reserved(head.topics[0]):  # those are no publisher's
+            self.metrics.traffic.count_runs(topics, counts, count, size, is_out=False)
+        if not is_reserved(topics[0]):  # those are no publisher's
+            counters = self.metrics.counters
             counters.batches_in += 1
-            counters.bytes_in += len(batch.body)
+            counters.bytes_in += size
             counters.messages_in += count
 
     def send(
@@ -539,7 +539,7 @@ class Broker:
         if log is None:
             return self._publish_now(batch, level)
         published = log.append(batch, level)
-        self._count_in(batch)
+        self._count_in(batch, len(batch))
         return published
 
     # --- The end ---

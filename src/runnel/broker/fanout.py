@@ -62,21 +62,27 @@ class Share:
     def delivery(self) -> Delivery:
         if self._delivery is None:
             head = self.stored.envelope
+            epoch, entry = int.from_bytes(head.epochs[-8:], "little"), head.entry
             if self._runs is None:
-                buffers = self.stored.block()
+                count = head.message_count
+                self._delivery = whole_delivery(self._shard, self.stored, epoch, entry, count)
             else:
                 batch = Batch(head, self.stored.body).cut(self._runs)
                 self._envelope, self.body = batch.envelope, batch.body
                 buffers = block.pack(envelopes.encode(batch.envelope), batch.body)
-            self._delivery = Delivery(
-                self._shard,
-                int.from_bytes(head.epochs[-8:], "little"),
-                head.entry + 1,
-                buffers,
-                sum(map(len, buffers)),
-                self._envelope.message_count,
-            )
+                size = sum(map(len, buffers))
+                self._delivery = Delivery(
+                    self._shard, epoch, entry + 1, buffers, size, batch.envelope.message_count
+                )
         return self._delivery
+
+
+def whole_delivery(
+    shard: ShardId, stored: Stored, epoch: int, entry: int, messages: int
+) -> Delivery:
+    """All of a batch."""
+    buffers = stored.block()
+    return Delivery(shard, epoch, entry + 1, buffers, sum(map(len, buffers)), messages)
 
 
 def shares(shard: ShardId, stored: Stored, answers: Sequence[Subscribers]) -> list[Shared]:

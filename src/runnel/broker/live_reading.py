@@ -30,6 +30,7 @@ from runnel.world.workers import Workers
 
 # Pages that are read at a time for all who are behind: whatever else there is to do is done in between.
 _FEEDS_AT_ONCE: Final = 4
+_PLAIN: Final = Codec.NONE.value  # an enum's member takes several times as long to look up
 
 logger = get_logger("runnel")
 
@@ -278,10 +279,28 @@ class LiveReading:
             self.observe_age(stored, received_ns)
         return receivers
 
+    def spread_run(
+        self,
+        stored: Stored,
+        readers: tuple[LiveSubscription, ...],
+        epoch: int,
+        entry: int,
+        count: int,
+        received_ns: int,
+    ) -> None:
+        """The same for a batch of one run, of which all its readers want all."""
+        envelope, body = stored.envelope, stored.body
+        size = len(body) * len(readers)
+        self._metrics.traffic.count_out(envelope.topics[0], count * len(readers), size)
+        delivery = fanout.whole_delivery(LIVE_SHARD, stored, epoch, entry, count)
+        for reader in readers:
+            reader.push(delivery, envelope, body)
+        self.observe_age(stored, received_ns)
+
     def observe_age(self, stored: Stored, now_ns: int) -> None:
         """Once a batch that somebody was sent: how old its first message is by then."""
         head = stored.envelope
-        if head.codec == Codec.NONE and not head.topics[0].startswith(SYSTEM_MARK):
+        if head.codec == _PLAIN and not head.topics[0].startswith(SYSTEM_MARK):
             event_time_ns = first_event_time_ns(stored.body)
             if event_time_ns > 0:
                 self._metrics.live_age.observe(now_ns - event_time_ns)
@@ -338,6 +357,11 @@ class LiveReading:
             topic.readers if topic.readers_change == changes else self._look_up(topic)
             for topic in topics
         ]
+
+    def readers_live(self, topic: LiveTopic) -> tuple[LiveSubscription, ...]:
+        """The same for one."""
+        is_known = topic.readers_change == self._index.changes
+        return topic.readers if is_known else self._look_up(topic)
 
     def _look_up(self, topic: LiveTopic) -> tuple[LiveSubscription, ...]:
         readers = self.subscribers(topic.name)

@@ -11,8 +11,6 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-import msgspec
-
 from runnel.broker.live_subscription import LiveSubscription
 from runnel.config import Keep
 from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
@@ -28,6 +26,7 @@ from runnel.topics.policies import Policies, Policy
 LIVE_SHARD: Final = ShardId(LIVE_JOURNAL)
 
 _QUIET_MAX: Final = 10_000
+_PARTITION_0: Final = bytes(4)
 # A last value keeps the whole batch that it came in, if that is no larger than this: cutting it out costs more.
 _WHOLE_BYTES_MAX: Final = 16 * 1024
 
@@ -125,6 +124,13 @@ class LiveTopics:
             _check_partitions(envelope, topics)
         return topics
 
+    def resolve_run(self, envelope: Envelope) -> LiveTopic:
+        """The same for a batch of one run."""
+        topic = self._known.get(envelope.topics[0])
+        if topic is None or envelope.partitions != _PARTITION_0:
+            (topic,) = self.resolve(envelope)
+        return topic
+
     def _learn(self, envelope: Envelope, run: int) -> LiveTopic:
         name = envelope.topics[run]
         try:
@@ -189,17 +195,23 @@ class LiveTopics:
             epochs = envelopes.pack64([topic.epoch for topic in topics])
         entry = self._next_entry
         self._next_entry = entry + 1
-        numbered = msgspec.structs.replace(
-            head,
-            base_offsets=_next_bases(head, topics),
-            receive_times=receive_time_ns.to_bytes(8, "little", signed=True),
-            epochs=epochs,
-            entries=entry.to_bytes(8, "little"),
-            rows=b"",
-            shard=0,
-            producer=None,
-            term=0,
-            number=0,
+        numbered = Envelope(  # by position: a quarter of the time that replacing the fields of another takes
+            head.version,
+            head.topics,
+            head.partitions,
+            head.counts,
+            _next_bases(head, topics),
+            receive_time_ns.to_bytes(8, "little", signed=True),
+            epochs,
+            entry.to_bytes(8, "little"),
+            b"",  # rows
+            0,  # shard
+            None,  # producer
+            0,  # term
+            0,  # number
+            head.codec,
+            head.body_bytes,
+            head.body_crc,
         )
         return numbered, envelopes.encode(numbered)
 

@@ -69,6 +69,13 @@ class _Stage(enum.Enum):
     CLOSED = "closed"
 
 
+# Those that every frame is asked about: an enum's member takes several times as long to look up.
+_GREETING: Final = _Stage.GREETING
+_DRAINING: Final = _Stage.DRAINING
+_CLOSED: Final = _Stage.CLOSED
+_NONE: Final = Level.NONE
+
+
 class Session:
     """One connection's side of the conversation."""
 
@@ -157,10 +164,16 @@ class Session:
 
     def receive(self, frames: Sequence[Frame]) -> None:
         """Frames in the order in which they came."""
-        if self._stage is not _Stage.CLOSED:
-            self._frames.extend(frames)
-            if not self._holds:
-                self._proceed()
+        if self._stage is _CLOSED:
+            return
+        if len(frames) == 1 and not self._holds and not self._frames:
+            self._begin(frames[0])  # a single one takes nobody's turn
+            if self._ends_when_idle or self._idle is not None:
+                self._check_idle()
+            return
+        self._frames.extend(frames)
+        if not self._holds:
+            self._proceed()
 
     def end_input(self) -> None:
         """The client will say no more: it still gets its answers."""
@@ -276,7 +289,7 @@ class Session:
             self.fail(error)
             return
         try:
-            if self._stage is _Stage.GREETING:
+            if self._stage is _GREETING:
                 self._greet(request, frame.tail)
             else:
                 self._obey(request, frame.tail)
@@ -383,7 +396,7 @@ class Session:
             self._start(request.id, partial(self._reply_later, request))
 
     def _check_open(self) -> None:
-        if self._stage is _Stage.DRAINING:
+        if self._stage is _DRAINING:
             raise _shutting_down()
 
     # --- Publishing ---
@@ -393,9 +406,8 @@ class Session:
         level = None if request.level is None else Level.checked(request.level)
         batch = only_batch(tail)
         self.messages_in += len(batch)
-        append = partial(self._access.publish, batch, level)
         topic = batch.envelope.topics[0]
-        self._append(request.id, level, topic, append)
+        self._append(request.id, level, topic, partial(self._access.publish, batch, level))
 
     def _send(self, request: wire.Send) -> None:
         self._check_open()
@@ -463,7 +475,7 @@ class Session:
         if published.cancelled():
             self._say_error(request_id, ClosedError("the broker was closed before it was stored"))
         elif (error := published.exception()) is None:
-            if level is not Level.NONE:
+            if level is not _NONE:
                 head = published_answer(request_id, published.result())
                 self._output.queue(wire.encode(head))
         elif isinstance(error, RunnelError):
