@@ -36,7 +36,7 @@ class _InLine(NamedTuple):
 
 
 class LivePublishing:
-    """See the module's first lines. `count_in` hears of every batch that is taken."""
+    """See the module's first lines. Made within a running loop; `count_in` hears of every batch that is taken."""
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class LivePublishing:
         self._workers = workers
         self._last_value_bytes_max = last_value_bytes_max
         self._count_in = count_in
+        self._loop = asyncio.get_running_loop()
         self._line: deque[_InLine] = deque()
         self._line_bytes = 0
         self._room: list[asyncio.Future[None]] = []
@@ -61,7 +62,7 @@ class LivePublishing:
 
     def publish(self, batch: Batch, level: Level | None) -> asyncio.Future[Published]:
         """Done when its readers have been sent it. BusyError: await `wait_room`, and call again."""
-        answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Published] = self._loop.create_future()
         if self._line or _needs_unpacking(batch):
             if self._line_bytes > _LINE_BYTES_MAX:
                 raise BusyError("batches wait to be unpacked; wait for room")
@@ -76,7 +77,7 @@ class LivePublishing:
     async def wait_room(self) -> None:
         """Until there is room in the line."""
         while self._line_bytes > _LINE_BYTES_MAX:
-            room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            room: asyncio.Future[None] = self._loop.create_future()
             self._room.append(room)
             await room
 

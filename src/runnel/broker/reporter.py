@@ -10,7 +10,7 @@ work            acknowledged subscriptions, the largest backlog first
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -93,9 +93,13 @@ class Reporter:
         traffic = self._metrics.traffic.end_interval(interval_ns)
         self._last = _Interval(interval_ns, rates, self._metrics.end_interval())
         self._sampled_ns, self._totals = now_ns, totals
-        self._send("broker", self.document())
 
-        # Each of them may take a while where much is going on, and others want the loop too.
+        # Each of these may take a while where much is going on, and messages want the loop too.
+        broker: Table = {}
+        for name, value in self._fields():
+            broker[name] = value
+            await self._clock.sleep(0)
+        self._send("broker", broker)
         await self._clock.sleep(0)
         self._send(
             "topics", self._head(interval_ns) | metric_tables.topics_table(traffic, interval_ns)
@@ -129,28 +133,27 @@ class Reporter:
 
         Before there was one, they are of all the time since the beginning.
         """
-        now_ns = self._clock.monotonic_ns()
-        uptime_ns = now_ns - self._began_ns
+        return dict(self._fields())
+
+    def _fields(self) -> Iterator[tuple[str, object]]:
+        """The fields of that document one by one, each made when its turn comes."""
+        uptime_ns = self._clock.monotonic_ns() - self._began_ns
         totals = self._metrics.totals()
         histograms = self._metrics.histograms()
         last = self._last or _Interval(
             uptime_ns, _rates(totals, self._totals, max(1, uptime_ns)), histograms
         )
-        return {
-            **self._head(last.length_ns),
-            "uptime_ns": uptime_ns,
-            "rates": last.rates,
-            "totals": totals,
-            "gauges": self._metrics.gauges(),
-            "limits": self._metrics.limits(),
-            "histograms": {
-                name: {
-                    "interval": last.histograms.get(name, total).summary(),
-                    "total": total.summary(),
-                }
-                for name, total in histograms.items()
-            },
+        yield from self._head(last.length_ns).items()
+        yield "uptime_ns", uptime_ns
+        yield "rates", last.rates
+        yield "totals", totals
+        yield "gauges", self._metrics.gauges()
+        yield "limits", self._metrics.limits()
+        summaries = {
+            name: {"interval": last.histograms.get(name, total).summary(), "total": total.summary()}
+            for name, total in histograms.items()
         }
+        yield "histograms", summaries
 
     def _head(self, interval_ns: int) -> Table:
         return {"time_ns": self._clock.time_ns(), "node": self._node, "interval_ns": interval_ns}
