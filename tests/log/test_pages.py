@@ -38,7 +38,7 @@ def cached_for(monkeypatch: pytest.MonkeyPatch, reads: int) -> None:
 def test_page_is_the_same_in_however_many_pieces_it_is_read(
     monkeypatch: pytest.MonkeyPatch, piece_bytes: int, nowait_probability: float
 ) -> None:
-    monkeypatch.setattr(reader, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(reader, "PIECE_BYTES", piece_bytes)
     home = Home(disk=FakeDisk(7, nowait_probability=nowait_probability))
 
     async def scenario() -> None:
@@ -64,7 +64,7 @@ def test_page_is_the_same_in_however_many_pieces_it_is_read(
 def test_damaged_batch_is_passed_in_whichever_piece_it_lies(
     monkeypatch: pytest.MonkeyPatch, damaged: int, reads: int
 ) -> None:
-    monkeypatch.setattr(reader, "_PIECE_BYTES", 1_000)
+    monkeypatch.setattr(reader, "PIECE_BYTES", 1_000)
     home = Home()
 
     async def scenario() -> None:
@@ -95,7 +95,7 @@ def test_file_that_goes_while_the_rest_is_waited_for_leaves_what_was_read(
 
     async def scenario() -> None:
         log = await filled(home)
-        monkeypatch.setattr(reader, "_PIECE_BYTES", 1)
+        monkeypatch.setattr(reader, "PIECE_BYTES", 1)
         monkeypatch.setattr(ShardReader, "_read_waiting", gone)
         cached_for(monkeypatch, 3)
         page = await log.read_shard(MAIN, Position(0, 1))

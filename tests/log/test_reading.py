@@ -19,7 +19,7 @@ from runnel.formats.message import Message
 from runnel.log import paths
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import CursorPosition
-from runnel.log.reading import OfflineLog, Selection
+from runnel.log.reading import OfflineLog, Selection, offline_log
 from runnel.topics.patterns import Pattern
 from runnel.world.lock_holder import LockHolder
 from tests.fakes.disk import FakeDisk
@@ -130,6 +130,15 @@ def test_everything_is_read_in_the_order_of_its_shard() -> None:
     assert found == expected
     assert log.report.damage == []
     assert len(log.segment_names(log.journals()[0])) > 2
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 300, 2**19])
+def test_blocks_are_the_same_in_however_many_pieces_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(offline_log, "PIECE_BYTES", piece_bytes)
+    home, expected = sensors()
+    assert messages_of(offline(home).scan(Selection(topics=("*", "!*")))) == expected
 
 
 def test_patterns_without_a_mark_do_not_see_system_topics() -> None:

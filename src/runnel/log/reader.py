@@ -22,15 +22,12 @@ from runnel.log.index import Index, Key, RunPlace, SealedIndex
 from runnel.log.log import Found, Gap, Page, Passed, Position, ShardPage
 from runnel.log.retention import IsServed, passed_runs, served_runs
 from runnel.log.scan import Damage
-from runnel.log.segments import IndexCache, Segment, SegmentFolder
+from runnel.log.segments import PIECE_BYTES, IndexCache, Segment, SegmentFolder
 from runnel.world.workers import Workers
 
 # Reading this much that nobody asked for is cheaper than another read.
 _BRIDGE_BYTES: Final = 16 * 1024
 _READ_BYTES_MAX: Final = 4 * 2**20
-# A page is read and verified piece by piece: a checksum takes half the time while what it covers, and what it was
-# copied from, are still in the processor's second cache (bench/log.py, "read").
-_PIECE_BYTES: Final = 2**19
 
 
 class Spot(Protocol):
@@ -315,7 +312,7 @@ class ShardReader:
     ) -> Stretch | None:
         """Add what can be had of a stretch without waiting; the rest of it, if that is not all."""
         with self._files.use(stretch.segment.path) as file:
-            for piece in stretch.pieces(_PIECE_BYTES):
+            for piece in stretch.pieces(PIECE_BYTES):
                 data = file.read_nowait(piece.begin, piece.size)
                 if data is None:
                     return stretch.part(piece.first - stretch.first)

@@ -30,6 +30,9 @@ from runnel.world.disk import Access, Disk, File
 
 # Behind a torn block, as far as one group of writes and one block can reach.
 SEARCH_BYTES: Final = 96 * 2**20
+# Many blocks are read and verified piece by piece: a checksum takes half the time while what it covers, and what it was
+# copied from, are still in the processor's second cache (bench/log.py, "read").
+PIECE_BYTES: Final = 2**19
 
 
 MISSING_SEGMENT: Final = "segment is missing, its index is there"

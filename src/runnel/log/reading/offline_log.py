@@ -23,12 +23,13 @@ from runnel.log.reading.open_segment import (
     opened,
     sealed_info,
 )
-from runnel.log.reading.planning import Stretch, plan_blocks, stretches
+from runnel.log.reading.planning import PlannedBlock, Stretch, plan_blocks, stretches
 from runnel.log.reading.report import Report
 from runnel.log.reading.selection import Matcher, Selection, StaleIndexError
 from runnel.log.reading.summaries import TopicInfo, TopicSummaries
 from runnel.log.recovery import FORMAT, check_format
 from runnel.log.scan import Damage
+from runnel.log.segments import PIECE_BYTES
 from runnel.world.disk import Disk, File, RealDisk
 from runnel.world.lock_holder import LockHolder, find_lock_holder
 
@@ -329,25 +330,28 @@ class OfflineLog:
         If the index is not certain to be right, a block that cannot be read may be its fault: then
         StaleIndexError, and a scan will tell. Otherwise the block is damaged.
         """
-        data = memoryview(file.read(stretch.position, stretch.size))
-        for block in stretch.blocks:
-            try:
-                head, body, _ = blocks.unpack(data, block.position - stretch.position)
-                if not head.is_stored:
-                    raise MalformedError("envelope base_offsets", "missing in a stored block")
-            except MalformedError as error:
-                if not is_certain:
-                    raise StaleIndexError from None
-                self.report.add_damage(Damage(stretch.path, block.position, block.size, str(error)))
-                continue
-            if head.entry != block.entry:
-                raise StaleIndexError
-            batch = Batch(head, body)
-            try:
-                wanted = matcher.select(batch, block.runs)
-            except MalformedError as error:
-                # Its checksums are right: whoever published it sent columns that make no sense.
-                self.report.add_damage(Damage(stretch.path, block.position, block.size, str(error)))
-                continue
-            if wanted is not None:
-                yield block.entry, wanted
+        for piece in stretch.pieces(PIECE_BYTES):
+            data = memoryview(file.read(piece.position, piece.size))
+            for block in piece.blocks:
+                try:
+                    head, body, _ = blocks.unpack(data, block.position - piece.position)
+                    if not head.is_stored:
+                        raise MalformedError("envelope base_offsets", "missing in a stored block")
+                except MalformedError as error:
+                    if not is_certain:
+                        raise StaleIndexError from None
+                    self._report_block(stretch, block, error)
+                    continue
+                if head.entry != block.entry:
+                    raise StaleIndexError
+                try:
+                    wanted = matcher.select(Batch(head, body), block.runs)
+                except MalformedError as error:
+                    # Its checksums are right: whoever published it sent columns that make no sense.
+                    self._report_block(stretch, block, error)
+                    continue
+                if wanted is not None:
+                    yield block.entry, wanted
+
+    def _report_block(self, stretch: Stretch, block: PlannedBlock, error: MalformedError) -> None:
+        self.report.add_damage(Damage(stretch.path, block.position, block.size, str(error)))

@@ -44,6 +44,10 @@ class Stretch(msgspec.Struct, frozen=True):
     def size(self) -> int:
         return self.blocks[-1].position + self.blocks[-1].size - self.blocks[0].position
 
+    def pieces(self, bytes_max: int) -> Iterator[Stretch]:
+        """The same blocks in stretches of up to so many bytes, or of a single block."""
+        return stretches(self.segment, self.blocks, bytes_max)
+
 
 def plan_blocks(
     index: Index, matcher: Matcher, begin_entry: int, end_entry: int | None
@@ -113,13 +117,15 @@ def _runs_by_block(
     }
 
 
-def stretches(segment: SegmentName, blocks: Sequence[PlannedBlock]) -> Iterator[Stretch]:
-    """Blocks that adjoin, or nearly, gathered into reads of a few megabytes."""
+def stretches(
+    segment: SegmentName, blocks: Sequence[PlannedBlock], bytes_max: int = _STRETCH_BYTES_MAX
+) -> Iterator[Stretch]:
+    """Blocks that adjoin, or nearly, gathered into stretches of a few megabytes."""
     group: list[PlannedBlock] = []
     for block in blocks:
         if group and (
             block.position - (group[-1].position + group[-1].size) > _BRIDGE_BYTES
-            or block.position + block.size - group[0].position > _STRETCH_BYTES_MAX
+            or block.position + block.size - group[0].position > bytes_max
         ):
             yield Stretch(segment, tuple(group))
             group = []

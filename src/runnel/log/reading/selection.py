@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.columns import Columns
+from runnel.formats.envelope import Envelope
 from runnel.log.index import Key
 from runnel.topics.patterns import Pattern, any_of
 
@@ -118,6 +119,8 @@ class Matcher:
     def _rows_by_run(self, batch: Batch, runs: Sequence[int] | None) -> NDArray[np.int64] | None:
         """The rows that topic, partition, offset and receive time leave; None for all."""
         head = batch.envelope
+        if runs is None and len(head.topics) == 1 and self._wants_all(head):
+            return None
         if runs is not None and runs[-1] >= head.run_count:
             raise StaleIndexError
         numbers: Iterable[int] = range(head.run_count) if runs is None else runs
@@ -149,6 +152,17 @@ class Matcher:
         return np.concatenate(
             [np.arange(begin, end) + (starts[run] - bases[run]) for run, begin, end in chosen]
         )
+
+    def _wants_all(self, head: Envelope) -> bool:
+        """Whether all of a batch of one run is wanted: the common case, a third of the time."""
+        bounds = self.bounds((head.topics[0], int.from_bytes(head.partitions, "little")))
+        begin = int.from_bytes(head.base_offsets, "little")
+        if bounds is None or begin < bounds[0] or begin + head.message_count > bounds[1]:
+            return False
+        if self.since_ns is None and self.until_ns is None:
+            return True
+        time_ns = int.from_bytes(head.receive_times, "little", signed=True)
+        return self.may_want(time_ns, time_ns)
 
     def _row_mask(self, columns: Columns) -> NDArray[np.bool_] | None:
         """A bit for each row that event time and tags leave; None for all."""
