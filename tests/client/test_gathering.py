@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from runnel.client.gathering import Rows, gather
 from runnel.client.intake import Intake
 from runnel.client.results import Receipt
-from runnel.errors import ClientFault, InvalidNameError, MalformedError
+from runnel.errors import ClientFault, InvalidNameError, LimitExceededError, MalformedError
 from runnel.formats.batch import Batch
+from runnel.formats.envelope import BODY_BYTES_CEILING
+from runnel.formats.message import Message
 from runnel.formats.wire import Published
 
 
@@ -51,7 +53,10 @@ class Noted:
 
 
 def batch_of(rows: Rows) -> Batch:
-    return gather(rows, transmit_time_ns=99).batch
+    gathered = gather(rows, transmit_time_ns=99)
+    packed = b"".join(gathered.block)
+    assert len(packed) == gathered.block_bytes
+    return Batch.unpack(packed)
 
 
 def test_a_single_topic_makes_one_run_in_the_order_sent() -> None:
@@ -65,6 +70,35 @@ def test_a_single_topic_makes_one_run_in_the_order_sent() -> None:
         (b"1", 1, 99),
         (b"2", 2, 99),
     ]
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+@given(
+    st.lists(st.binary(max_size=9), min_size=1, max_size=70),
+    st.integers(0, 2**31 - 1),
+    st.none() | st.binary(max_size=3),
+)
+def test_few_plain_messages_make_the_same_block_as_any_others(
+    is_named: bool, payloads: list[bytes], partition: int, key: bytes | None
+) -> None:
+    intake = Collecting(None if is_named else "a")
+    for number, payload in enumerate(payloads):
+        intake.send(payload, "a" if is_named else None, key, event_time_ns=number)
+    rows = intake.taken()
+    rows.partitions = [partition] * len(payloads)
+    messages = [
+        Message("a", payload, key, event_time_ns=at, transmit_time_ns=99, partition=partition)
+        for at, payload in enumerate(payloads)
+    ]
+    assert b"".join(gather(rows, transmit_time_ns=99).block) == Batch.from_messages(messages).pack()
+
+
+def test_a_message_that_no_batch_can_hold_is_refused() -> None:
+    rows = Rows("a")
+    rows.payloads, rows.event_times_ns = [bytes(BODY_BYTES_CEILING)], [0]
+    rows.size = rows.weighed()
+    with pytest.raises(LimitExceededError):
+        gather(rows, transmit_time_ns=0)
 
 
 def test_the_event_time_is_the_clocks_unless_it_is_given() -> None:
@@ -234,6 +268,23 @@ def test_receipts_have_the_offset_of_their_own_message() -> None:
         ("a", 11),
         ("b", 21),
     ]
+
+
+def test_receipts_of_a_single_topic_follow_each_other() -> None:
+    intake = Collecting("a")
+    futures = {}
+    for number in range(3):
+        intake.send(b"%d" % number)
+        if number != 1:
+            futures[number] = intake._rows.futures[number] = Noted()
+    rows = intake.taken()
+    rows.partitions = [4] * 3
+    gather(rows, transmit_time_ns=0).succeed(Published(1, [10], 5, 1, 7, "stored"))
+    assert [
+        (r.topic, r.partition, r.offset)
+        for future in futures.values()
+        if isinstance(r := future.result, Receipt)
+    ] == [("a", 4, 10), ("a", 4, 12)]
 
 
 def test_rows_are_counted_by_messages_and_by_bytes() -> None:

@@ -8,9 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runnel.errors import MalformedError
 from runnel.formats import columns
+from runnel.formats.table import FEW_ROWS
 
 NAMES = (
     "event_times",
@@ -94,6 +97,28 @@ def test_a_body_written_by_hand_is_read() -> None:
     assert columns.encode(table) == body(
         **KEYS, key_validity=bytes([0b101]) + bytes(7), tag_index=i32(1, 0, 1), tag_sets=TWO_SETS
     )
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=20), INT64), min_size=1, max_size=FEW_ROWS), INT64)
+def test_plain_messages_make_the_same_body_without_columns(
+    rows: list[tuple[bytes, int]], transmit_time_ns: int
+) -> None:
+    payloads, times = [payload for payload, _ in rows], [time for _, time in rows]
+    table = columns.build(payloads, event_times_ns=times, transmit_time_ns=transmit_time_ns)
+    plain = columns.encode_plain(payloads, times, transmit_time_ns)
+    assert plain == columns.encode(table)
+
+
+@pytest.mark.parametrize("count", [*range(1, FEW_ROWS + 1)])
+@pytest.mark.parametrize("width", [0, 1, 100, 1027])
+def test_any_number_of_plain_messages_makes_the_same_body(count: int, width: int) -> None:
+    payloads, times = [bytes(width)] * count, [*range(count)]
+    table = columns.build(payloads, event_times_ns=times, transmit_time_ns=7)
+    plain = columns.encode_plain(payloads, times, 7)
+    assert plain == columns.encode(table)
 
 
 def test_one_tag_number_for_two_rows_is_read_as_two_zeros() -> None:

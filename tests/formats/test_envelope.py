@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from runnel.errors import MalformedError
 from runnel.formats import envelope
-from runnel.formats.envelope import OFFSET_MAX, RUNS_MAX, Envelope, pack32, pack64
+from runnel.formats.envelope import (
+    BODY_BYTES_CEILING,
+    OFFSET_MAX,
+    RUNS_MAX,
+    Envelope,
+    pack32,
+    pack64,
+)
 
 FIELDS = Envelope.__struct_fields__
 
@@ -54,6 +61,45 @@ def unset(**changes: Any) -> bytes:
 def test_an_envelope_is_read_and_written_alike() -> None:
     for data in (encoded(), unset(), encoded(rows=pack32([4, 9])), encoded(topics=["", ""])):
         assert envelope.encode(envelope.decode(data)) == data
+
+
+# Each end of every length that msgpack gives a number.
+NUMBERS = [n for e in (7, 8, 16, 32) for n in (2**e - 1, 2**e)]
+
+
+@given(
+    st.text(st.characters(codec="utf-8"), max_size=40),
+    st.integers(0, 2**31 - 1),
+    st.integers(1, 2**20),
+    st.sampled_from([0, *NUMBERS]) | st.integers(0, 2**63 - 1),
+    st.sampled_from(NUMBERS[:-2]) | st.integers(0, BODY_BYTES_CEILING),
+    st.sampled_from([0, *NUMBERS[:-1]]) | st.integers(0, 2**32 - 1),
+)
+def test_the_envelope_of_a_plain_batch_is_encoded_alike(
+    topic: str, partition: int, count: int, shard: int, body_bytes: int, body_crc: int
+) -> None:
+    body_bytes = max(body_bytes, 4 * (count + 1))
+    sizes: dict[str, Any] = {"shard": shard, "body_bytes": body_bytes, "body_crc": body_crc}
+    head = envelope.published((topic,), (count,), partitions=(partition,), **sizes)
+    assert envelope.encode_plain(topic, partition, count, **sizes) == envelope.encode(head)
+
+
+@pytest.mark.parametrize("number", NUMBERS[:-1])
+def test_the_envelope_of_a_plain_batch_is_encoded_alike_whatever_its_numbers_take(
+    number: int,
+) -> None:
+    sizes: dict[str, Any] = {
+        "shard": number,
+        "body_bytes": min(number, BODY_BYTES_CEILING),
+        "body_crc": number,
+    }
+    head = envelope.published(("t",), (1,), **sizes)
+    assert envelope.encode_plain("t", 0, 1, **sizes) == envelope.encode(head)
+
+
+def test_a_name_that_is_no_text_is_refused_in_a_plain_batch_too() -> None:
+    with pytest.raises(MalformedError, match="not valid UTF-8"):
+        envelope.encode_plain("\ud800", 0, 1, shard=0, body_bytes=100, body_crc=1)
 
 
 def test_one_value_stands_for_all_runs() -> None:

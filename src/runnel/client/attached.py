@@ -166,11 +166,14 @@ class Attached(ABC):
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def _wait(self, deadline: Deadline) -> None:
+    async def _wait(self, deadline: Deadline | None = None) -> None:
         """Until something has changed."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(waiter)
         try:
-            await deadline.wait(waiter, lambda: self._link.expired(self._what, deadline))
+            if deadline is None:
+                await waiter
+            else:
+                await deadline.wait(waiter, lambda: self._link.expired(self._what, deadline))
         finally:
             self._waiting.discard(waiter)

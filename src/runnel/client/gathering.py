@@ -8,20 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
 from runnel.client.results import Receipt
 from runnel.errors import ClientFault
-from runnel.formats import columns
+from runnel.formats import block, columns, envelope
 from runnel.formats.batch import Batch
-from runnel.formats.envelope import Codec
+from runnel.formats.checksum import crc32c
+from runnel.formats.envelope import Codec, Envelope
 from runnel.formats.message import NO_TAGS
+from runnel.formats.table import FEW_ROWS
 from runnel.formats.wire import Published
+
+Buffer: TypeAlias = bytes | memoryview
 
 # What a message weighs in the buffer besides its payload; so that empty ones are bounded too.
 MESSAGE_OVERHEAD_BYTES: Final = 64
+# Few messages may still be large; those are checked against the limits of a batch.
+_FEW_ROWS_BYTES_MAX: Final = 2**20
 _CODECS: Final = {None: Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 
 
@@ -35,40 +41,29 @@ class Settable(Protocol):
     def set_exception(self, exception: BaseException, /) -> None: ...
 
 
-class Rows:
+class Rows(msgspec.Struct, eq=False):
     """Messages on their way. `topics` may be shorter than the rest: what it lacks is of the default topic."""
 
-    __slots__ = (
-        "event_times_ns",
-        "futures",
-        "generation",
-        "keys",
-        "partition_keys",
-        "partitions",
-        "payloads",
-        "size",
-        "tags",
-        "topic",
-        "topics",
-        "uids",
-    )
-
-    def __init__(self, topic: str | None = None) -> None:
-        self.topic = topic
-        self.topics: list[str] = []
-        self.payloads: list[bytes] = []
-        self.event_times_ns: list[int] = []
-        self.keys: dict[int, bytes] = {}
-        self.partition_keys: dict[int, bytes] = {}
-        self.uids: dict[int, bytes] = {}
-        self.tags: dict[int, Mapping[str, str]] = {}
-        self.futures: dict[int, Settable] = {}
-        self.partitions: list[int] | None = None  # None: all 0
-        self.size = 0
-        self.generation = 0
+    topic: str | None = None
+    topics: list[str] = []  # each has its own: msgspec copies these
+    payloads: list[bytes] = []
+    event_times_ns: list[int] = []
+    keys: dict[int, bytes] = {}
+    partition_keys: dict[int, bytes] = {}
+    uids: dict[int, bytes] = {}
+    tags: dict[int, Mapping[str, str]] = {}
+    futures: dict[int, Settable] = {}
+    partitions: list[int] | None = None  # None: all 0
+    size: int = 0
+    generation: int = 0
 
     def __len__(self) -> int:
         return len(self.payloads)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Rows {len(self)} messages, {self.size} bytes>"  # what they say is nobody's business
+        )
 
     def name_all(self) -> None:
         """Give every row its topic, so that rows of several topics can be told apart."""
@@ -142,8 +137,9 @@ class Rows:
 
     def count_within(self, messages_max: int, bytes_max: int) -> int:
         """How many of the first rows make a batch of at most so many messages and bytes; at least 1."""
-        if len(self) <= messages_max and self.size <= bytes_max:
-            return len(self)
+        count = len(self.payloads)
+        if count <= messages_max and self.size <= bytes_max:
+            return count
         payloads = self.payloads[:messages_max]
         if sum(map(len, payloads)) + MESSAGE_OVERHEAD_BYTES * len(payloads) <= bytes_max:
             return len(payloads)
@@ -178,22 +174,36 @@ class Rows:
         return len(self.futures) < len(self)
 
 
-class Gathered(msgspec.Struct, frozen=True):
-    """A batch and the rows it was made of."""
+class Gathered(msgspec.Struct, eq=False):
+    """A batch as the block that is sent, and the rows it was made of."""
 
-    batch: Batch
     rows: Rows
-    order: Sequence[int] | None  # the rows as they stand in the batch; None: as they came
+    block: tuple[Buffer, Buffer, Buffer]  # one behind the other
+    block_bytes: int
+    head: Envelope | None = None  # of a named publisher's batch, which may get another number
+
+    def __repr__(self) -> str:
+        return f"<Gathered {self.rows!r}, {self.block_bytes} bytes>"
+
+    def renumber(self, number: int) -> None:
+        """Give a named publisher's batch another number."""
+        assert self.head is not None
+        self.head = msgspec.structs.replace(self.head, number=number)
+        _, body, _ = self.block
+        self.block = block.pack(envelope.encode(self.head), body)
+        self.block_bytes = sum(map(len, self.block))
 
     def succeed(self, answer: Published) -> None:
         """Give receipts to those who wait for one."""
         futures = self.rows.futures
         if not futures:
             return
-        place_of = None if self.order is None else {row: at for at, row in enumerate(self.order)}
-        envelope = self.batch.envelope
-        counts = envelope.column32(envelope.counts)
-        partitions = envelope.column32(envelope.partitions)
+        topics, partitions, counts, order = _runs(self.rows)
+        if len(partitions) == 1:
+            partitions = [partitions[0]] * len(topics)
+        if len(counts) == 1:
+            counts = [counts[0]] * len(topics)
+        place_of = None if order is None else {row: at for at, row in enumerate(order)}
         run_of = list(chain.from_iterable([run] * count for run, count in enumerate(counts)))
         begins = [0, *accumulate(counts)]
         for row, future in futures.items():
@@ -204,7 +214,7 @@ class Gathered(msgspec.Struct, frozen=True):
             base = answer.base_offsets[run] if run < len(answer.base_offsets) else 0
             future.set_result(
                 Receipt(
-                    topic=envelope.topics[run],
+                    topic=topics[run],
                     partition=partitions[run],
                     offset=base + place - begins[run] if base else 0,
                     epoch=answer.epoch,
@@ -227,6 +237,14 @@ def gather(
 ) -> Gathered:
     """A batch of these rows, which all go to one shard."""
     topics, partitions, counts, order = _runs(rows)
+    if len(topics) == 1 and producer is None and not codec and _are_few_and_plain(rows):
+        payloads = rows.payloads
+        body = columns.encode_plain(payloads, rows.event_times_ns, transmit_time_ns)
+        encoded = envelope.encode_plain(
+            topics[0], partitions[0], len(payloads), shard, len(body), crc32c(body)
+        )
+        packed = block.pack(encoded, body)
+        return Gathered(rows, packed, len(packed[0]) + len(body) + len(packed[2]))
     table = columns.build(
         _ordered(rows.payloads, order),
         event_times_ns=_ordered(rows.event_times_ns, order),
@@ -249,13 +267,23 @@ def gather(
         number=number,
         codec=codec,
     )
-    return Gathered(batch, rows, order)
+    head = batch.envelope
+    packed = block.pack(envelope.encode(head), batch.body)
+    size = sum(map(len, packed))
+    return Gathered(rows, packed, size, head if producer is not None else None)
+
+
+def _are_few_and_plain(rows: Rows) -> bool:
+    """Whether there is little to encode: `send` has looked at all of it. What could be too much goes the other way."""
+    if len(rows.payloads) > FEW_ROWS or rows.size > _FEW_ROWS_BYTES_MAX:
+        return False
+    return not (rows.keys or rows.partition_keys or rows.uids or rows.tags)
 
 
 def _runs(rows: Rows) -> tuple[Sequence[str], Sequence[int], Sequence[int], Sequence[int] | None]:
     """Topics, partitions and counts of the runs, and the order of the rows in them."""
     partitions = rows.partitions
-    count = len(rows)
+    count = len(rows.payloads)
     if partitions is not None and partitions.count(partitions[0]) == count:
         partitions = [partitions[0]]
     if partitions is None or len(partitions) == 1:

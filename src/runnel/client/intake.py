@@ -128,8 +128,10 @@ class Intake(ABC):
 
     def _open(self) -> None:
         """Make room for about a batch's worth: bytes are counted, so messages of one size come out even."""
-        wanted_bytes = self._intake_messages * self._message_bytes
-        self._room_bytes = self._opened_bytes = min(self._intake_bytes_max, wanted_bytes)
+        room_bytes = self._intake_messages * self._message_bytes
+        if room_bytes > self._intake_bytes_max:
+            room_bytes = self._intake_bytes_max
+        self._room_bytes = self._opened_bytes = room_bytes
 
     def _take(self) -> Rows | None:
         """What has come in so far, if anything. The next `send` calls `_make_room`."""
@@ -137,7 +139,7 @@ class Intake(ABC):
         if not rows.payloads:
             return None
         rows.size = self._opened_bytes - self._room_bytes
-        self._message_bytes = -(-rows.size // len(rows))
+        self._message_bytes = -(-rows.size // len(rows.payloads))
         self._room_bytes = 0
         self._begin_rows()
         return rows

@@ -34,7 +34,7 @@ from runnel.errors import (
     TimeoutExpiredError,
     Unavailable,
 )
-from runnel.formats import block, envelope, wire
+from runnel.formats import wire
 from runnel.formats.envelope import Codec
 
 # So many batches may be unacknowledged before a batch that is not full waits for company.
@@ -50,6 +50,12 @@ class Haste(enum.Enum):
     NONE = enum.auto()  # none: more is coming in this wake-up
     USUAL = enum.auto()  # while few are under way, or after a while
     FLUSH = enum.auto()  # all
+
+
+# An enum's member takes several times as long to look up.
+_NONE: Final = Haste.NONE
+_USUAL: Final = Haste.USUAL
+_FLUSH: Final = Haste.FLUSH
 
 
 class ShardKey(NamedTuple):
@@ -87,17 +93,13 @@ class LineOwner(Protocol):
     def line_broken(self, error: RunnelError) -> None: ...
 
 
-class _Outgoing:
+class _Outgoing(msgspec.Struct, eq=False):
     """A batch in the line."""
 
-    __slots__ = ("attempts", "expires_ns", "gathered", "is_settled", "is_under_way")
-
-    def __init__(self, gathered: Gathered, expires_ns: int) -> None:
-        self.gathered = gathered
-        self.expires_ns = expires_ns
-        self.is_under_way = False
-        self.is_settled = False
-        self.attempts = 0
+    gathered: Gathered
+    expires_ns: int
+    is_under_way: bool = False
+    is_settled: bool = False
 
 
 class ShardLine:
@@ -117,6 +119,8 @@ class ShardLine:
         self._owner = owner
         self._terms = terms
         self._timers = timers
+        deadline_s = terms.deadline_s
+        self._deadline_ns = None if deadline_s is None else round(deadline_s * 1e9)
         self._link = router.link(address)
         self._link.listeners[self] = None
         self._rows: deque[Rows] = deque()
@@ -146,20 +150,23 @@ class ShardLine:
         """Put rows at the end of the line. `pump` sends them."""
         if not self._rows:
             self._rows_expire_ns = self._expiry_ns()
-        last = self._rows[-1] if self._rows else None
-        if last is not None and last.generation == rows.generation:
-            last.extend(rows)
+            self._rows.append(rows)
+        elif self._rows[-1].generation == rows.generation:
+            self._rows[-1].extend(rows)
         else:
             self._rows.append(rows)
-        self._watch()
+        if self._alarm is None:
+            self._watch()
 
     def pump(self, haste: Haste = Haste.USUAL) -> None:
         """Send what may be sent now."""
+        if not self._rows and not self._batches:
+            return
         connection = self._link.connection
         if connection is None:
             self._fail_if_over()
             return
-        if not connection.is_writable or not self._may_go_on():
+        if not connection.is_writable or (self._is_stopped and not self._may_go_on()):
             return
         if self._refusals and self._batches:
             # Nothing was accepted since a refusal: one batch tries first, so that none overtakes it.
@@ -173,20 +180,21 @@ class ShardLine:
             if self._terms.name is not None and len(self._batches) >= NUMBERED_MAX:
                 return  # every answer pumps again
             if not self._is_due(haste):
-                if haste is not Haste.NONE:
+                if haste is not _NONE:
                     self._begin_lingering()
                 return
             self._send_next(connection)
-        self._end_lingering()
+        if self._linger is not None:
+            self._end_lingering()
 
     def _is_due(self, haste: Haste) -> bool:
         """Whether the first rows should leave as they are."""
-        if haste is Haste.FLUSH or len(self._rows) > 1 or self._has_lingered:
+        if haste is _USUAL and self._owner.batches_under_way < _UNDER_WAY_EAGER:
+            return True
+        if haste is _FLUSH or len(self._rows) > 1 or self._has_lingered:
             return True
         rows, terms = self._rows[0], self._terms
-        if len(rows) >= terms.batch_messages_max or rows.size >= terms.batch_bytes_max:
-            return True
-        return haste is Haste.USUAL and self._owner.batches_under_way < _UNDER_WAY_EAGER
+        return len(rows) >= terms.batch_messages_max or rows.size >= terms.batch_bytes_max
 
     def close(self, error: RunnelError) -> None:
         """Give up everything that is in the line."""
@@ -206,7 +214,7 @@ class ShardLine:
     def _fail_if_over(self) -> None:
         """Without any hope of a connection nothing waits until its time is up."""
         failure = self._link.failure
-        if failure is None or self.is_empty:
+        if failure is None:
             return
         if self._terms.name is not None:
             self._owner.line_broken(failure)
@@ -239,11 +247,13 @@ class ShardLine:
         rows = self._rows[0]
         terms = self._terms
         count = rows.count_within(terms.batch_messages_max, terms.batch_bytes_max)
-        if count == len(rows):
+        expires_ns = self._rows_expire_ns
+        if count == len(rows.payloads):
             self._rows.popleft()
         else:
             rows = rows.cut(count)
-        expires_ns, self._rows_expire_ns = self._rows_expire_ns, self._expiry_ns()
+        if self._rows:
+            self._rows_expire_ns = self._expiry_ns()
         try:
             gathered = gather(
                 rows,
@@ -262,28 +272,31 @@ class ShardLine:
         self._send(outgoing, connection)
 
     def _send(self, outgoing: _Outgoing, connection: Connection) -> None:
-        head = outgoing.gathered.batch.envelope
-        body = outgoing.gathered.batch.body
-        buffers = block.pack(envelope.encode(head), body)
-        size = len(buffers[0]) + len(buffers[1]) + len(buffers[2])
+        gathered = outgoing.gathered
         number = self._link.next_number()
         publish = wire.Publish(number, self._terms.level)
-        outgoing.attempts += 1
         if self._terms.level == "none":
             # Done once the transport has it; a refusal that still comes is told at the next flush.
-            rows = outgoing.gathered.rows
             self._leave(outgoing)
             connection.request_unanswered(
-                number, publish, lambda answer, _: self._refused_late(answer), buffers, size
+                number,
+                publish,
+                lambda answer, _: self._refused_late(answer),
+                gathered.block,
+                gathered.block_bytes,
             )
-            outgoing.gathered.succeed(wire.Published(0, (), 0, 0, 0, "none"))
-            self._owner.settled(rows, None)
+            gathered.succeed(wire.Published(0, (), 0, 0, 0, "none"))
+            self._owner.settled(gathered.rows, None)
             return
         outgoing.is_under_way = True
         self._under_way += 1
         self._owner.batches_under_way += 1
         connection.request(
-            number, publish, lambda answer, _: self._answered(outgoing, answer), buffers, size
+            number,
+            publish,
+            lambda answer, _: self._answered(outgoing, answer),
+            gathered.block,
+            gathered.block_bytes,
         )
 
     def _refused_late(self, answer: wire.Answer | RunnelError) -> None:
@@ -369,9 +382,10 @@ class ShardLine:
         outgoing.is_settled = True
         self._leave(outgoing, is_stored=error is None)
         if error is not None and not isinstance(error, Unavailable):
-            self._router.forget(outgoing.gathered.batch.envelope.topics)
+            self._router.forget(outgoing.gathered.rows.distinct_topics())
         self._owner.settled(outgoing.gathered.rows, error)
-        self._watch()
+        if self._alarm is None:
+            self._watch()
 
     def _leave(self, outgoing: _Outgoing, *, is_stored: bool = True) -> None:
         """Take a batch out of the line, and keep the numbers of the rest one after the other."""
@@ -383,8 +397,7 @@ class ShardLine:
             if self._terms.name is not None:
                 for number, later in enumerate(self._batches, self._number):
                     if number >= self._number + place:
-                        head = later.gathered.batch.envelope
-                        later.gathered.batch.envelope = msgspec.structs.replace(head, number=number)
+                        later.gathered.renumber(number)
         # Answers may overtake each other (those to repeated batches do): a number is passed once all before it are.
         while self._batches and self._batches[0].is_settled:
             self._batches.popleft()
@@ -408,12 +421,12 @@ class ShardLine:
             self._linger = None
 
     def _expiry_ns(self) -> int:
-        seconds = self._terms.deadline_s
-        return 0 if seconds is None else self._timers.monotonic_ns() + round(seconds * 1e9)
+        deadline_ns = self._deadline_ns
+        return 0 if deadline_ns is None else self._timers.monotonic_ns() + deadline_ns
 
     def _watch(self) -> None:
         """Set the alarm for the oldest in the line. It rings late rather than be set for every batch."""
-        if self._alarm is None and self._terms.deadline_s is not None and not self.is_empty:
+        if self._alarm is None and self._deadline_ns is not None and not self.is_empty:
             left_ns = self._oldest_expiry_ns() - self._timers.monotonic_ns()
             self._alarm = self._timers.call_later(max(0.0, left_ns / 1e9), self._expire)
 

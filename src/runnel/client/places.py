@@ -86,14 +86,14 @@ class Places:
             {} if start.kind == "last" else None
         )
         self._is_by_partition = all(Pattern(pattern).is_literal for pattern in patterns)
-        self._partitions: dict[tuple[str, int], wire.PartitionPlace] = {}
+        self._partitions: dict[tuple[str, int], tuple[int, int]] = {}  # the next offset, and epoch
         self._shards: dict[tuple[str, int], wire.ShardPlace] = {}
 
     def begin(self, answer: wire.Subscribed) -> None:
         """Take over what the broker says; what it says nothing of stays."""
         self.is_known = True
         for place in answer.partitions:
-            self._partitions[place.topic, place.partition] = place
+            self._partitions[place.topic, place.partition] = place.offset, place.epoch
         for shard in answer.shards:
             self._shards[shard.journal, shard.shard] = shard
 
@@ -110,9 +110,14 @@ class Places:
                     head.journal, head.shard, head.epoch, head.next_entry
                 )
             return batches  # the runs need not be looked at
+        places = self._partitions
         for batch in batches:
             for run in batch.runs():
-                self._move(run.topic, run.partition, run.base_offset + run.count, run.epoch)
+                # A topic that was made later is not known yet. One of a new epoch counts from 1 again.
+                key, offset = (run.topic, run.partition), run.base_offset + run.count
+                place = places.get(key)
+                if place is None or offset > place[0] or run.epoch != place[1]:
+                    places[key] = offset, run.epoch
         return batches
 
     def _without_repeated(self, batches: Iterable[Batch]) -> list[Batch]:
@@ -134,21 +139,18 @@ class Places:
 
     def missed(self, gap: wire.GapState) -> None:
         """Move on behind what will not arrive."""
-        place = self._partitions.get((gap.topic, gap.partition))
-        if place is not None:
-            self._move(gap.topic, gap.partition, gap.next_offset, place.epoch)
-
-    def _move(self, topic: str, partition: int, offset: int, epoch: int) -> None:
-        # A topic that was made later is not known yet. One of a new epoch counts from 1 again.
-        place = self._partitions.get((topic, partition))
-        if place is None or offset > place.offset or epoch != place.epoch:
-            self._partitions[topic, partition] = wire.PartitionPlace(
-                topic, partition, offset, epoch
-            )
+        key = (gap.topic, gap.partition)
+        place = self._partitions.get(key)
+        if place is not None and gap.next_offset > place[0]:
+            self._partitions[key] = gap.next_offset, place[1]
 
     def next_start(self) -> wire.Start:
         """What to subscribe with, the first time or after a loss."""
         if not self.is_known:
             return self._start
         kind = "resume" if self._newest is None else "resume_last"
-        return wire.Start(kind, tuple(self._partitions.values()), 0, tuple(self._shards.values()))
+        partitions = tuple(
+            wire.PartitionPlace(topic, partition, offset, epoch)
+            for (topic, partition), (offset, epoch) in self._partitions.items()
+        )
+        return wire.Start(kind, partitions, 0, tuple(self._shards.values()))

@@ -34,6 +34,9 @@ BATCH_BYTES_MAX: Final = 2**20
 LEVELS: Final = ("stored", "received", "none")
 # `send` refuses when the buffer is exceeded by this factor: a loop that never waits is told.
 _PATIENCE: Final = 2
+# An enum's member takes several times as long to look up.
+_NONE: Final = Haste.NONE
+_USUAL: Final = Haste.USUAL
 
 
 class _Spread:
@@ -278,8 +281,10 @@ class Publisher(Intake):
     # --- From intake to lines ---
 
     def _make_room(self) -> None:
-        self.check_open()
-        self._hand_over(Haste.NONE)
+        if self._end is not None or not self._is_open:
+            self.check_open()
+        if self._payloads:
+            self._hand_over(_NONE)
         if self._buffered_bytes > _PATIENCE * self.buffer_bytes_max:
             raise BusyError(
                 f"{self._buffered_bytes} bytes are not acknowledged, where the buffer is to hold "
@@ -293,33 +298,33 @@ class Publisher(Intake):
     def _wake(self) -> None:
         """The end of a wake-up in which something was sent."""
         self._is_waking = False
-        self._hand_over(Haste.USUAL)
+        self._hand_over(_USUAL)
 
     def _hand_over(self, haste: Haste) -> None:
-        if rows := self._take():
-            self._has_handed_over = haste is Haste.NONE
+        rows = self._take()
+        if rows is not None:
+            self._has_handed_over = haste is _NONE
             self.accept(rows, haste)
-        elif haste is not Haste.NONE:
+        elif haste is not _NONE:
             self._pump(haste)
 
     def accept(self, rows: Rows, haste: Haste = Haste.USUAL) -> None:
         """Rows that were gathered here, or in another thread."""
+        self._count_in(rows)
         if self._end is not None:
-            self._count_in(rows)
             self.settled(rows, self._end)
             return
-        self._count_in(rows)
         welcome = self._router.home.welcome
         if welcome is not None and rows.size > welcome.message_bytes_max:
             rows = self._without_oversize(rows, welcome.message_bytes_max)
-        if rows:
+        if rows.payloads:
             if self._unrouted or not self._distribute(rows):
                 self._wait_for_routes(rows)
             self._pump(haste)
 
     def _count_in(self, rows: Rows) -> None:
-        rows.generation = self._generation
-        self._unsettled[rows.generation] = self._unsettled.get(rows.generation, 0) + len(rows)
+        generation = rows.generation = self._generation
+        self._unsettled[generation] = self._unsettled.get(generation, 0) + len(rows.payloads)
         self._buffered_bytes += rows.size
 
     def _without_oversize(self, rows: Rows, message_bytes_max: int) -> Rows:
@@ -340,8 +345,7 @@ class Publisher(Intake):
 
     def _pump(self, haste: Haste) -> None:
         for line in self._lines.values():
-            if not line.is_empty:
-                line.pump(haste)
+            line.pump(haste)
 
     def _distribute(self, rows: Rows) -> bool:
         """Put rows into the lines of their shards. False if the route of a topic is not known yet."""
@@ -472,14 +476,16 @@ class Publisher(Intake):
                 for topic in rows.distinct_topics():  # perhaps its route is no longer right
                     self._plain.pop(topic, None)
                     self._spread.pop(topic, None)
-        left = self._unsettled[rows.generation] - len(rows)
+        left = self._unsettled[rows.generation] - len(rows.payloads)
         if left:
             self._unsettled[rows.generation] = left
         else:
             del self._unsettled[rows.generation]
-            self._wake_flushing()
+            if self._flushing:
+                self._wake_flushing()
         if self._buffered_bytes <= self.buffer_bytes_max:
-            self._wake_waiting()
+            if self._waiting:
+                self._wake_waiting()
             if self._on_room is not None:
                 self._on_room()
 
@@ -489,7 +495,8 @@ class Publisher(Intake):
         self._failures += 1
 
     def batch_answered(self) -> None:
-        self._pump(Haste.USUAL)
+        if self._buffered_bytes:  # otherwise nothing waits in any line
+            self._pump(_USUAL)
 
     def line_broken(self, error: RunnelError) -> None:
         """A named publisher whose sequence cannot go on."""

@@ -20,7 +20,7 @@ from runnel.client.connection import Connection, OnAnswer
 from runnel.client.places import Places
 from runnel.client.results import Gap
 from runnel.client.routing import Router
-from runnel.client.timers import Deadline, Timers
+from runnel.client.timers import Timers
 from runnel.errors import ClientFault, MalformedError, RunnelError
 from runnel.formats import block, wire
 from runnel.formats.batch import Batch
@@ -251,35 +251,31 @@ class Subscription(Attached):
         return ()
 
     async def _next_batch(self) -> Batch | None:
-        """The next batch; None once the subscription is closed."""
+        """The next batch; None once the subscription is closed. The others of its delivery follow it in `_current`."""
         for batch in self._current:
             return batch
         if self._is_read:
             raise ClientFault("another reader waits for this subscription: one at a time can")
         self._is_read = True
         try:
-            return await self._next_arrived()
+            while not self._is_closed:
+                self._return_credit()
+                if not self._is_begun:
+                    await self.open()
+                if self._unyielded_bytes >= _YIELD_BYTES:
+                    self._unyielded_bytes = 0
+                    await asyncio.sleep(0)
+                if batches := self._take():
+                    self._current = iter(batches)
+                    return next(self._current)
+                if self._error is not None:
+                    raise self._error.with_traceback(None)
+                if not self._is_closed:
+                    self._unyielded_bytes = 0
+                    await self._wait()
+            return None
         finally:
             self._is_read = False
-
-    async def _next_arrived(self) -> Batch | None:
-        """The first batch of the next delivery; the others follow it in `_current`."""
-        while not self._is_closed:
-            self._return_credit()
-            if not self._is_begun:
-                await self.open()
-            if self._unyielded_bytes >= _YIELD_BYTES:
-                self._unyielded_bytes = 0
-                await asyncio.sleep(0)
-            if batches := self._take():
-                self._current = iter(batches)
-                return next(self._current)
-            if self._error is not None:
-                raise self._error.with_traceback(None)
-            if not self._is_closed:
-                self._unyielded_bytes = 0
-                await self._wait(Deadline(self._timers, None))
-        return None
 
     async def next_batches(self) -> list[Batch]:
         """Everything that has arrived, at least one batch; empty once the subscription is closed."""

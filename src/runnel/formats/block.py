@@ -38,6 +38,7 @@ MARK_MAGIC: Final = b"RNM\x01"
 
 _HEADER: Final = struct.Struct("<4sIIQI")
 _HEADER_CHECKED: Final = struct.Struct("<4sIIQ")
+_CHECKED_BYTES: Final = _HEADER_CHECKED.size
 _CRC: Final = struct.Struct("<I")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 _PLAIN: Final = Codec.NONE.value  # an enum's member takes several times as long to look up
@@ -141,12 +142,20 @@ def body_view(data: bytes | memoryview, position: int, header: Header, body_crc:
 
 def check_envelope(encoded: memoryview, header: memoryview, crc: int) -> None:
     if crc32c(encoded, crc32c(header)) != crc:
-        raise MalformedError("block crc", "header and envelope do not match their checksum")
+        raise _envelope_crc_error()
+
+
+def _envelope_crc_error() -> MalformedError:
+    return MalformedError("block crc", "header and envelope do not match their checksum")
 
 
 def check_body(body: memoryview, crc: int) -> None:
     if crc32c(body) != crc:
-        raise MalformedError("block body", "does not match the envelope's checksum")
+        raise _body_crc_error()
+
+
+def _body_crc_error() -> MalformedError:
+    return MalformedError("block body", "does not match the envelope's checksum")
 
 
 def check_padding(padding: memoryview) -> None:
@@ -171,13 +180,14 @@ def unpack(
         raise MalformedError("block magic", "a mark stands where a batch must be")
     envelope_begin = position + HEADER_BYTES
     envelope_end = envelope_begin + envelope_bytes
-    body_begin = envelope_end + -envelope_bytes % 8
+    body_begin = envelope_begin + ((envelope_bytes + 7) & -8)
     body_end = body_begin + body_bytes
-    end = body_end + -body_bytes % 8
+    end = body_begin + ((body_bytes + 7) & -8)
     if len(view) < end:
         raise MalformedError("block", f"{len(view) - position} bytes of {end - position}")
     encoded = view[envelope_begin:envelope_end]
-    check_envelope(encoded, view[position : position + 20], crc)
+    if crc32c(encoded, crc32c(view[position : position + _CHECKED_BYTES])) != crc:
+        raise _envelope_crc_error()
     envelope = envelopes.decode(encoded, body_bytes_max=body_bytes_max)
     if envelope.codec == _PLAIN and envelope.body_bytes != body_bytes:
         raise MalformedError(
@@ -185,7 +195,8 @@ def unpack(
             f"{envelope.body_bytes} where the block has {body_bytes}, uncompressed",
         )
     body = view[body_begin:body_end]
-    check_body(body, envelope.body_crc)
+    if crc32c(body) != envelope.body_crc:
+        raise _body_crc_error()
     if any(view[envelope_end:body_begin]) or any(view[body_end:end]):
         raise _padding_error()
     return envelope, body, end - position

@@ -30,8 +30,9 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Annotated, Final
 
@@ -69,6 +70,20 @@ _ABSENT: Final = Binary()
 _PLAIN_TAIL: Final = 8 * _EMPTY_BUFFER + _NO_TAG_SETS
 _TAIL: Final = struct.Struct(f"{len(_PLAIN_TAIL)}s")
 _ROW: Final = struct.Struct("<ii")  # where a row begins and ends
+# A plain body of one row up to its payload: what is always the same; the rest of it, from byte 8 on: both times, and
+# where the payload ends. Unsigned, so that an end below 0 fits no body.
+_PLAIN_ROW: Final = struct.Struct("<8s 8x 8s 8x 8s I 4x 4s")
+_PLAIN_ROW_VALUES: Final = struct.Struct("<q 8x q 12x I")
+_PLAIN_ROW_EXPECTED: Final = (
+    _ARRAY_HEADER + _BUFFER_HEADER.pack(_BIN32, 11),
+    bytes(3) + _BUFFER_HEADER.pack(_BIN32, 11),
+    bytes(3) + _BUFFER_HEADER.pack(_BIN32, 11),
+    0,
+    bytes((0, 0, 0, _BIN32)),
+)
+_PLAIN_ROW_FRONT: Final = struct.Struct("<8s q 8s q 8s ii 4s")
+_LENGTH: Final = struct.Struct(">I")
+PLAIN_ROW_PAYLOAD_AT: Final = 56
 # Offsets of rows of one length are kept for batches of up to so many rows, a few: 16 KiB each at most.
 _KEPT_ROWS_MAX: Final = 4096
 _KEPT_SHAPES: Final = 64
@@ -107,7 +122,38 @@ def first_event_time_ns(body: bytes | memoryview) -> int:
 
 def decode(body: bytes | memoryview, count: int) -> Columns:
     """Read an uncompressed body of `count` rows. MalformedError names the column that is wrong."""
+    if count == 1:
+        return _decode_one(body) or _decode_any(body, count)
     return _decode_even(body, count) or _decode_plain(body, count) or _decode_any(body, count)
+
+
+def plain_row(body: bytes | memoryview) -> tuple[int, int, int] | None:
+    """Event time, transmit time and the payload's end, of an uncompressed body of one row that has nothing else.
+
+    None if this is another body, or a wrong one. The payload begins at `PLAIN_ROW_PAYLOAD_AT`.
+    """
+    tail_at = len(body) - len(_PLAIN_TAIL)
+    padded_bytes = tail_at - PLAIN_ROW_PAYLOAD_AT
+    if padded_bytes < 0 or _TAIL.unpack_from(body, tail_at)[0] != _PLAIN_TAIL:
+        return None
+    if _PLAIN_ROW.unpack_from(body) != _PLAIN_ROW_EXPECTED:
+        return None
+    event_time_ns, transmit_time_ns, payload_bytes = _PLAIN_ROW_VALUES.unpack_from(body, 8)
+    (announced_bytes,) = _LENGTH.unpack_from(body, PLAIN_ROW_PAYLOAD_AT - _LENGTH.size)
+    if announced_bytes != padded_bytes or payload_bytes + (3 - payload_bytes) % 8 != padded_bytes:
+        return None
+    return event_time_ns, transmit_time_ns, PLAIN_ROW_PAYLOAD_AT + payload_bytes
+
+
+def _decode_one(body: bytes | memoryview) -> Columns | None:
+    """A message by itself often is plain, and then known by a few comparisons (bench/latency.py)."""
+    row = plain_row(body)
+    if row is None:
+        return None
+    view = memoryview(body)
+    payload = view[PLAIN_ROW_PAYLOAD_AT : row[2]]
+    payloads = Binary(view[40:48], payload, EMPTY, len(payload))
+    return Columns(1, view[8:16], view[24:32], payloads, _ABSENT, _ABSENT, EMPTY, EMPTY, ())
 
 
 class EvenShape(msgspec.Struct, frozen=True, gc=False):
@@ -428,6 +474,58 @@ def encode(columns: Columns) -> bytes:
             parts.append(_EMPTY_BUFFER)
     parts.append(_encode_tag_sets(columns.tag_sets) if columns.tag_sets else _NO_TAG_SETS)
     return b"".join(parts)
+
+
+def encode_plain(
+    payloads: Sequence[bytes], event_times_ns: Sequence[int], transmit_time_ns: int
+) -> bytes:
+    """The same without columns, for up to `FEW_ROWS` messages with nothing but payloads and a 64-bit time each."""
+    if len(payloads) == 1:
+        return _encode_plain_row(payloads[0], event_times_ns[0], transmit_time_ns)
+    layout, before_event_times, before_transmit_time, before_offsets = _plain_front(len(payloads))
+    data = b"".join(payloads)
+    padding = _PADDING[len(data) & 7]
+    return b"".join(
+        (
+            layout.pack(
+                before_event_times,
+                *event_times_ns,
+                before_transmit_time,
+                transmit_time_ns,
+                before_offsets,
+                *accumulate(map(len, payloads), initial=0),
+            ),
+            _BUFFER_HEADER.pack(_BIN32, len(data) + len(padding)),
+            data,
+            padding,
+            _PLAIN_TAIL,
+        )
+    )
+
+
+def _encode_plain_row(payload: bytes, event_time_ns: int, transmit_time_ns: int) -> bytes:
+    """Of one message all buffers before the payload have one length (bench/latency.py)."""
+    payload_bytes = len(payload)
+    padding = _PADDING[payload_bytes & 7]
+    head, between, _, _, end = _PLAIN_ROW_EXPECTED
+    front = _PLAIN_ROW_FRONT.pack(
+        head, event_time_ns, between, transmit_time_ns, between, 0, payload_bytes, end
+    )
+    length = _LENGTH.pack(payload_bytes + len(padding))
+    return b"".join((front, length, payload, padding, _PLAIN_TAIL))
+
+
+@lru_cache(maxsize=FEW_ROWS)
+def _plain_front(count: int) -> tuple[struct.Struct, bytes, bytes, bytes]:
+    """A plain body up to the payloads' header: times and offsets, and what stands before each of them."""
+    offsets_bytes = 4 * (count + 1)
+    offsets_padding = _PADDING[offsets_bytes & 7]
+    return (
+        struct.Struct(f"<8s {count}q 8s q 8s {count + 1}i {len(offsets_padding)}x"),
+        _ARRAY_HEADER + _BUFFER_HEADER.pack(_BIN32, 8 * count + 3),
+        bytes(3) + _BUFFER_HEADER.pack(_BIN32, 8 + 3),
+        bytes(3) + _BUFFER_HEADER.pack(_BIN32, offsets_bytes + len(offsets_padding)),
+    )
 
 
 def _encode_tag_sets(tag_sets: tuple[Mapping[str, str], ...]) -> bytes:

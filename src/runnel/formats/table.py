@@ -20,6 +20,7 @@ NO_UID: Final = bytes(UID_BYTES)
 TAGS_MAX: Final = 64
 EMPTY: Final = memoryview(b"")
 _PAIR: Final = struct.Struct("<ii")
+_TIME: Final = struct.Struct("<q")
 _NONE: Final[Iterable[None]] = repeat(
     None
 )  # without end: whoever goes along it stops with the rest
@@ -108,13 +109,13 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
     def each_time(self, column: memoryview) -> Iterable[int]:
         """The same without a list where one value stands for all."""
         if len(column) == 8:
-            return repeat(int.from_bytes(column, "little", signed=True), self.count)
+            return repeat(_TIME.unpack(column)[0], self.count)
         values: list[int] = column.cast("q").tolist()
         return values
 
     def time_at(self, column: memoryview, row: int) -> int:
-        place = 0 if len(column) == 8 else 8 * row
-        return int.from_bytes(column[place : place + 8], "little", signed=True)
+        time_ns: int = _TIME.unpack_from(column, 0 if len(column) == 8 else 8 * row)[0]
+        return time_ns
 
     def tags_at(self, row: int) -> Mapping[str, str]:
         if not self.tag_index:
