@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from typing import Final
 
 from runnel.config import Keep, Settings
-from runnel.errors import ClientFault, ClosedError, Unavailable, UnknownTopicError
+from runnel.errors import ClientFault, ClosedError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.log import catalogue as records
 from runnel.log import paths
@@ -19,8 +18,10 @@ from runnel.log.catalogue_state import CatalogueState, made
 from runnel.log.cursors import CursorTable
 from runnel.log.definitions import DefinitionTable
 from runnel.log.files import Files
+from runnel.log.folders import ShardFolders
 from runnel.log.index import Key
-from runnel.log.last_values import LastValues, fits, only, singles
+from runnel.log.last_value_keeper import LastValueKeeper
+from runnel.log.last_values import LastValues, only
 from runnel.log.log import (
     Appended,
     Bounds,
@@ -41,9 +42,10 @@ from runnel.log.log import (
 from runnel.log.pins import ShardPins
 from runnel.log.producers import ProducerTable
 from runnel.log.recovery import Recovered, Recovery, checked_directory, claim
+from runnel.log.removing import TopicRemoval
 from runnel.log.retention import Claims
 from runnel.log.scan import Damage
-from runnel.log.segments import IndexCache, SegmentFolder, write_whole
+from runnel.log.segments import IndexCache, SegmentFolder
 from runnel.log.shard import Shard
 from runnel.log.state_journal import StateJournal, StateJournals
 from runnel.log.tasks import OwnedTasks
@@ -89,8 +91,7 @@ class DiskLog:
         self._tasks = OwnedTasks()
         self._topics = TopicTable(policies, settings.limits.topics_max, self._on_topic_made)
         self._shards: dict[ShardId, Shard] = {}
-        self._made_folders: set[ShardId] = set()
-        self._making_folders = threading.Lock()
+        self._folders = ShardFolders(disk, self._directory)
         self._cursors = CursorTable(settings.limits.cursors_max, self._shard_of)
         self._last_values = LastValues()
         self._subscriptions = DefinitionTable(settings.limits.durable_subscriptions_max)
@@ -111,7 +112,13 @@ class DiskLog:
             workers,
             self._directory,
             bytes_max=settings.log.state_log_bytes_max,
-            make_shard_folder=self._make_folder,
+            make_shard_folder=self._folders.make,
+        )
+        self._removal = TopicRemoval(
+            self._topics, self._last_values, self._catalogue, self._shard, listener
+        )
+        self._last_keeper = LastValueKeeper(
+            self._topics, self._last_values, self._catalogue, self._shard, workers, settings.log
         )
         self._made: list[Topic] = []  # by the call that is under way
         # Topics on their way to the catalogue.
@@ -185,7 +192,7 @@ class DiskLog:
             await recovery.reconcile(self._shards.values())
         for shard in self._shards.values():
             await submit(shard.resume)
-        self._mark_hidden()
+        self._removal.hide_again(self._shards)
         if recovery.is_incomplete and found:
             with suppress(OSError):  # then it is found damaged again
                 await submit(self._catalogue.renew)
@@ -193,14 +200,6 @@ class DiskLog:
         await self._catalogue.add(*news, opened)
         self.recovered = recovery.outcome()
         self._damage = list(self.recovered.damage[:_DAMAGE_SHOWN_MAX])
-
-    def _mark_hidden(self) -> None:
-        for topic in self._topics:
-            for partition in topic.partitions:
-                if topic.is_deleted or partition.floor > 1:
-                    shard = self._shards.get(partition.shard)
-                    if shard is not None:
-                        shard.hide()
 
     def _shard(self, shard_id: ShardId) -> Shard:
         shard = self._shards.get(shard_id)
@@ -233,30 +232,12 @@ class DiskLog:
             self._cache,
             producers(),
             producers(),
-            make_folder=lambda: self._make_folder(shard_id),
+            make_folder=lambda: self._folders.make(shard_id),
             find=self._find_partition,
             pins=ShardPins(shard_id, self._cursors, lambda: self.claims),
-            before_removal=self._keep_last_values,
+            before_removal=self._last_keeper.take_over,
             on_damage=self._on_damage,
         )
-
-    def _make_folder(self, shard_id: ShardId) -> None:
-        """In a worker: the journal's folder, with its real name in a file, before anything is in it.
-
-        The first segment and the first state may want it at the same time.
-        """
-        with self._making_folders:
-            if shard_id in self._made_folders:
-                return
-            journal = paths.journal_folder(self._directory, shard_id.journal)
-            self._disk.make_directory(journal)
-            if paths.NAME_FILE not in self._disk.list(journal):
-                write_whole(self._disk, f"{journal}/{paths.NAME_FILE}", shard_id.journal.encode())
-            self._disk.sync_directory(journal)  # also for one who was killed before he could
-            self._disk.make_directory(
-                paths.shard_folder(self._directory, shard_id.journal, shard_id.shard)
-            )
-            self._made_folders.add(shard_id)
 
     # --- Appending ---
 
@@ -403,7 +384,7 @@ class DiskLog:
             for key, offset in wanted.items()
             if (partition := self._find_partition(key)) is not None
             and offset == partition.visible_next - 1
-            and self._keeps_last(partition)
+            and self._last_keeper.keeps(partition)
         }
         return self._known_shard(shard).messages_at(wanted, lasting, self._last_values.at)
 
@@ -437,82 +418,13 @@ class DiskLog:
 
     async def purge_topic(self, name: str) -> None:
         """Hide all messages that are there now; their room is freed by and by."""
-        floors, hide = self._hiding(name)
-        await self._catalogue.add(*floors, apply=hide)
+        self._check_open()
+        await self._removal.purge(name)
 
     async def delete_topic(self, name: str) -> None:
         """Hide the topic and its messages. Made again, it goes on after its last offset."""
-        floors, hide = self._hiding(name)
-        deleted: Sequence[Partition] = ()
-
-        def apply() -> None:
-            nonlocal deleted
-            hide()
-            deleted = self._topics.delete(name)
-            self._listener.on_topic_deleted(name)
-
-        await self._catalogue.add(*floors, records.TopicDeleted(name), apply=apply)
-        # What was on its way meanwhile belongs to the deleted topic too, which only its floors tell.
-        ends = [records.PartitionAt(*part.key, part.floor, part.floor) for part in deleted]
-        late = [end for end in ends if end not in floors]
-        if late:
-            with suppress(Unavailable):  # it is deleted; a snapshot says this again
-                await self._catalogue.add(*late)
-
-    def _hiding(self, name: str) -> tuple[list[records.PartitionAt], Callable[[], None]]:
-        """The records that hide what readers can see of a topic now, and what they mean once they are stored."""
         self._check_open()
-        topic = self._topics.find(name)
-        if topic is None:
-            raise UnknownTopicError(f"topic {name!r} does not exist")
-        floors = [(partition, partition.visible_next) for partition in topic.partitions]
-
-        def apply() -> None:
-            for partition, floor in floors:
-                partition.floor = max(partition.floor, floor)
-                self._shard(partition.shard).hide()
-            self._last_values.forget(name)
-
-        return [records.PartitionAt(*part.key, floor, floor) for part, floor in floors], apply
-
-    # --- Last values ---
-
-    def _keeps_last(self, partition: Partition) -> bool:
-        topic = self._topics.find(partition.key[0])
-        return topic is not None and topic.policy.last_value
-
-    async def _keep_last_values(self, partitions: Sequence[Partition]) -> None:
-        """Their last messages are about to go with a segment: the catalogue takes them over."""
-        wanted = {
-            partition.key: partition.visible_next - 1
-            for partition in partitions
-            if self._keeps_last(partition)
-        }
-        if not wanted:
-            return
-        lasting = {partition.key: partition for partition in partitions}
-        kept: list[records.LastValue] = []
-        shard = self._shard(partitions[0].shard)
-        async with aclosing(shard.messages_at(wanted, lasting, lambda *_: None)) as found:
-            async for chosen in found:
-                kept += await self._workers.submit(self._records_of, chosen)
-
-        def apply() -> None:
-            for value in kept:
-                self._last_values.put((value.topic, value.partition), value.block)
-
-        if kept:
-            await self._catalogue.add(*kept, apply=apply)
-
-    def _records_of(self, chosen: Sequence[Chosen]) -> list[records.LastValue]:
-        """In a worker: a batch may have the last messages of many partitions, and each gets a block of its own."""
-        return [
-            records.LastValue(run.topic, run.partition, message.pack())
-            for each in chosen
-            for message in singles(each.taken())
-            if fits(message, self._settings.log)
-            for run in message.runs()
-        ]
+        await self._removal.delete(name)
 
     # --- Cursors ---
 
