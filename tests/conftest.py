@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 
 # What grpcio's core says of forks, and of threads, is nobody's business here; it reads this when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# numpy's threads for linear algebra, which nothing here does, would keep a core busy whenever a process has started.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # The same examples on every run, so that a failure belongs to the change that made it; new ground
 # is what bin/soak is for. No deadlines: a slow machine is not a fault.

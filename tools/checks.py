@@ -21,6 +21,9 @@ SOURCES = tuple(
     for name in ("src", "tests", "bench", "examples", "tools")
     if next((ROOT / name).rglob("*.py"), None) is not None
 )
+# Bytecode is kept, whatever the caller says: a test run starts Python by the hundred, and in a fresh clone
+# each of these processes would compile all that it imports, for longer than most of them have work.
+ENVIRONMENT = {name: os.environ[name] for name in os.environ if name != "PYTHONDONTWRITEBYTECODE"}
 COLOUR = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 GRACE_SECONDS = 5.0
 
@@ -113,6 +116,7 @@ async def run(check: Check, screen: Screen, *, live: bool) -> Outcome:
     process = await asyncio.create_subprocess_exec(
         *check.command,
         cwd=ROOT,
+        env=ENVIRONMENT,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -204,7 +208,7 @@ def only_pytest(arguments: list[str]) -> None:
     parallel = [] if any(argument.startswith(alone) for argument in arguments) else ["-n", "auto"]
     os.chdir(ROOT)
     command = tool("pytest", *parallel, *resolved)
-    os.execv(command[0], command)
+    os.execve(command[0], command, ENVIRONMENT)
 
 
 def main(arguments: list[str]) -> int:

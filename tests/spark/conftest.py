@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from runnel.client.blocking import BlockingBus
@@ -30,8 +31,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("spark"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Spark as pip brought it, but for its Python as a zip: its Java puts that first on every worker's path.
+
+    There is no bytecode in it, so that each of some hundred processes would compile PySpark anew, for longer than most
+    of them have anything else to do; without it they find what is installed.
+    """
+    found, home = Path(_find_spark_home()), tmp_path_factory.mktemp("spark") / "home"
+    home.mkdir()
+    for path in found.iterdir():
+        if path.name != "python":
+            (home / path.name).symlink_to(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(home))
+        yield
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(spark_home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pyspark and pandas, when they are first imported
         found = session(

@@ -209,6 +209,9 @@ def main(master: str, directory: Path) -> None:
             "spark.driver.extraJavaOptions": _JVM_OPTIONS,
             "spark.executor.memory": "512m",
             "spark.executor.extraJavaOptions": _JVM_OPTIONS,
+            # What a task takes away of a shuffle, Spark misses one executor after the other: two attempts for each of
+            # two tasks, unless they are quick enough to do it together. By itself it gives up when the fourth fails.
+            "spark.stage.maxConsecutiveAttempts": "8",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.session.timeZone": "UTC",
         },
