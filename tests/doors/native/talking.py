@@ -165,6 +165,9 @@ class Recorder:
             assert sum(map(len, tail)) == tail_bytes
             self.data += head + b"".join(tail)
 
+    def send(self, head: bytes, tail: Sequence[bytes | memoryview], tail_bytes: int) -> None:
+        self.queue(head, tail, tail_bytes)
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -3,7 +3,7 @@
     listener   sockets and TLS            pipe       the same without sockets
         └──────────────┬──────────────────────┘
     door       all connections: how many, how long they may be silent, draining
-    protocol   one connection's bytes: frames in, one write per wake-up out
+    protocol   one connection's bytes: frames in, one or two writes per wake-up out
     session    what is said: requests become the broker's verbs, its answers become frames
 
 The frames are drawn in `formats.frames`, the heads in `formats.wire`.

@@ -24,6 +24,9 @@ class Output(Protocol):
     def queue(self, head: bytes, tail: Sequence[Buffer] = (), tail_bytes: int = 0) -> None:
         """A frame for the next write; the tail by reference."""
 
+    def send(self, head: bytes, tail: Sequence[Buffer], tail_bytes: int) -> None:
+        """The same for what somebody waits for: a small first frame of a wake-up leaves at once."""
+
     def close(self) -> None:
         """After what is queued has been written."""
 

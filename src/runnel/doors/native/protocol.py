@@ -1,4 +1,4 @@
-"""One connection's bytes: frames in, one write per wake-up out; and what becomes of the silent and the slow."""
+"""One connection's bytes: frames in, one or two writes per wake-up out; and what becomes of the silent and the slow."""
 
 from __future__ import annotations
 
@@ -184,6 +184,16 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_bytes += len(head) + tail_bytes
         if self._pending_bytes >= _FLUSH_BYTES:
             self.flush()
+
+    def send(self, head: bytes, tail: Sequence[Buffer], tail_bytes: int) -> None:
+        if self._is_write_wanted or self._is_closed or tail_bytes > _JOIN_BYTES:
+            self.queue(head, tail, tail_bytes)
+            return
+        self._is_write_wanted = True  # what follows in this turn leaves at its end
+        self._door.wake_up.write_later(self)
+        if not self._transport.is_closing():
+            self._bytes_out += len(head) + tail_bytes
+            self._transport.write(b"".join((head, *tail)))
 
     def close(self) -> None:
         """Write what is queued, then close our side, and wait a moment for the client's.

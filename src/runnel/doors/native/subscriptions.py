@@ -149,7 +149,7 @@ class Subscriptions:
             subscription, shard.journal, shard.shard, delivery.epoch, delivery.next_entry
         )
         self.messages_out += delivery.messages
-        self._output.queue(wire.encode(head, delivery.size), delivery.buffers, delivery.size)
+        self._output.send(wire.encode(head, delivery.size), delivery.buffers, delivery.size)
 
     def gap(self, subscription: int, gap: wire.GapState) -> None:
         say(self._output, wire.GapNotice(subscription, gap))

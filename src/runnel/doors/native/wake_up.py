@@ -17,8 +17,8 @@ class _Turning(Protocol):
 class WakeUp:
     """Gathers connections during a turn of the loop, and serves them all at the beginning of the next.
 
-    However many answers and deliveries a turn brings a connection, they become one write; and however many
-    connections it concerns, the loop is asked for one callback.
+    However many answers and deliveries a turn brings a connection, they become one write (beside the first delivery,
+    which does not wait for others); and however many connections it concerns, the loop is asked for one callback.
     """
 
     __slots__ = ("_is_expected", "_loop", "_reading", "_writing")
