@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +35,8 @@ from runnel.config import Settings
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.log.disk_log import DiskLog
-from runnel.log.log import Position, ShardId
+from runnel.log.log import SCAN_BYTES, Position, ShardId
+from runnel.log.reading import OfflineLog
 from runnel.topics.policies import Policies
 from runnel.world.clock import SystemClock
 from runnel.world.disk import RealDisk
@@ -43,7 +45,7 @@ from runnel.world.workers import ThreadWorkers
 MESSAGES = 1000
 PAYLOAD_BYTES = 100
 IN_FLIGHT = 64
-READ_BYTES = 4 * 2**20
+
 T = TypeVar("T")
 MAIN = ShardId("main")
 
@@ -159,6 +161,9 @@ def bench_append(*, quick: bool) -> list[Result]:
 
 # --- read ---
 
+# About as many as the reads without a broker have.
+_TABLE_BATCHES = 36
+
 
 async def _fill(directory: Path, batch: Batch, count: int) -> None:
     async with _open_log(directory) as log:
@@ -166,9 +171,9 @@ async def _fill(directory: Path, batch: Batch, count: int) -> None:
 
 
 def bench_read(*, quick: bool) -> list[Result]:
-    """At the size that `read_shard` has by default, and at a larger one: the ratio depends on it."""
+    """At the size that scans have by default, and at that of a reader's page: the ratio depends on it."""
     return [
-        result for read_bytes in (2**20, READ_BYTES) for result in _read_in(read_bytes, quick=quick)
+        result for read_bytes in (SCAN_BYTES, 2**20) for result in _read_in(read_bytes, quick=quick)
     ]
 
 
@@ -215,16 +220,34 @@ def _read_in(read_bytes: int, *, quick: bool) -> list[Result]:
 
             return _run(work())
 
-        baseline, as_bytes, as_arrow = interleaved(
-            [bare, lambda: product(arrow=False), lambda: product(arrow=True)], 5 if quick else 11
+        def without_broker() -> float:
+            log = OfflineLog(str(directory))
+
+            def work() -> None:
+                batches = log.scan()
+                while group := list(islice(batches, _TABLE_BATCHES)):
+                    Batch.table(group)
+
+            work()
+            return size / seconds_of(work) / 1e6
+
+        baseline, as_bytes, as_arrow, offline = interleaved(
+            [bare, lambda: product(arrow=False), lambda: product(arrow=True), without_broker],
+            5 if quick else 11,
         )
     finally:
         shutil.rmtree(directory)
-    size_text = f", {read_bytes // 2**20} MiB reads"
-    return [
-        Result(f"read, bytes, checksums verified{size_text}", as_bytes, "MB/s", baseline, 0.5),
-        Result(f"read, to Arrow{size_text}", as_arrow, "MB/s", baseline, 0.4),
+    size_text = f"{read_bytes // 2**20} MiB reads"
+    is_scan = read_bytes == SCAN_BYTES
+    found = [
+        Result(f"read, bytes, checksums verified, {size_text}", as_bytes, "MB/s", baseline, 0.5),
+        Result(
+            f"read, to Arrow, {size_text}", as_arrow, "MB/s", baseline, 0.4 if is_scan else None
+        ),
     ]
+    if is_scan:
+        found.append(Result("read without a broker, to Arrow", offline, "MB/s", baseline))
+    return found
 
 
 # --- objects ---
@@ -298,7 +321,7 @@ def bench_runs(*, quick: bool) -> list[Result]:
                 await _append_all(log, batch, count)
                 position, seen = Position(0, 2), 0
                 while seen < count:
-                    page = await log.read_shard(MAIN, position, bytes_max=READ_BYTES)
+                    page = await log.read_shard(MAIN, position, bytes_max=SCAN_BYTES)
                     seen += len(page.found)
                     position = page.next_position
                 return (time.process_time() - begin) / count * 1e6
@@ -369,7 +392,7 @@ def bench_open(*, quick: bool) -> list[Result]:
             for path in sorted((directory / "journals").rglob("*.segment")):
                 file = os.open(path, os.O_RDONLY)
                 position = 0
-                while data := os.pread(file, READ_BYTES, position):
+                while data := os.pread(file, SCAN_BYTES, position):
                     position += len(data)
                 os.close(file)
 

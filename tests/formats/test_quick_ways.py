@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -197,3 +198,23 @@ def test_the_only_run_is_what_it_was_among_others(count: int, is_stored: bool) -
             1,
             *((1_000 * number + 1, 7_000, 1, 1, number) if is_stored else (0, 0, 0, 0, 0)),
         )
+
+
+# --- A batch that is only checked ---
+
+
+@given(st.integers(60, 70), st.integers(0, 2000), st.integers(0, 255))
+def test_a_body_is_refused_when_checked_just_as_when_read(count: int, at: int, value: int) -> None:
+    """Above and below the number of rows from which a shape is remembered, with any byte changed."""
+    made = stored(Batch.from_messages([PLAIN] * count))
+    body = bytearray(made.body)
+    body[at % len(body)] = value
+
+    def told(look: Callable[[Batch], object]) -> str:
+        try:
+            look(Batch(made.envelope, bytes(body)))
+        except MalformedError as error:
+            return str(error)
+        return ""
+
+    assert told(Batch.check) == told(lambda batch: batch.columns)

@@ -23,6 +23,7 @@ from runnel.log.index import Key
 from runnel.log.last_value_keeper import LastValueKeeper
 from runnel.log.last_values import LastValues, only
 from runnel.log.log import (
+    SCAN_BYTES,
     Appended,
     Bounds,
     Chosen,
@@ -312,7 +313,7 @@ class DiskLog:
         return await self._shard(found.shard).read(found, offset, bytes_max)
 
     async def read_shard(
-        self, shard: ShardId, position: Position, *, bytes_max: int = 2**20
+        self, shard: ShardId, position: Position, *, bytes_max: int = SCAN_BYTES
     ) -> ShardPage:
         self._check_open()
         return await self._known_shard(shard).read_entries(position, bytes_max)

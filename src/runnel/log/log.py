@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,6 +18,10 @@ from runnel.formats import block
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.topics.policies import Policy
+
+# What a scan of a shard reads at a time: to Arrow 3.8 GB/s, where a quarter of it had 3.0 (bench/log.py, "read").
+# Readers over a network have pages of their own size.
+SCAN_BYTES: Final = 4 * 2**20
 
 
 class Level(enum.StrEnum):
@@ -276,7 +280,7 @@ class Log(Protocol):
         """
 
     async def read_shard(
-        self, shard: ShardId, position: Position, *, bytes_max: int = 2**20
+        self, shard: ShardId, position: Position, *, bytes_max: int = SCAN_BYTES
     ) -> ShardPage:
         """Everything in the shard from this position on, in the order in which it was stored.
 

@@ -17,6 +17,7 @@ from runnel.log.definitions import DefinitionTable
 from runnel.log.index import Key
 from runnel.log.last_values import LastValues, fits, messages_of, only
 from runnel.log.log import (
+    SCAN_BYTES,
     Appended,
     Bounds,
     Chosen,
@@ -146,7 +147,7 @@ class MemoryLog:
         return self._shard(found.shard).read(found, offset, bytes_max)
 
     async def read_shard(
-        self, shard: ShardId, position: Position, *, bytes_max: int = 2**20
+        self, shard: ShardId, position: Position, *, bytes_max: int = SCAN_BYTES
     ) -> ShardPage:
         self._check_open()
         return self._known_shard(shard).read_entries(position, bytes_max)

@@ -103,18 +103,18 @@ class Matcher:
         """What is wanted of a stored batch, given which of its runs the index named (None: all).
 
         StaleIndexError if one of them is not wanted at all. MalformedError if the body is unreadable:
-        it is decoded here even when everything is wanted, so that nothing unreadable is served.
+        it is looked at even when everything is wanted, so that nothing unreadable is served.
         """
-        columns = batch.columns
+        batch.check()
         rows = self._rows_by_run(batch, runs)
         if rows is not None and not len(rows):
             return None
-        mask = self._row_mask(columns)
-        if mask is not None:
+        if self._chooses_rows:
+            mask = self._row_mask(batch.columns)
             rows = np.flatnonzero(mask) if rows is None else rows[mask[rows]]
             if not len(rows):
                 return None
-        return batch if rows is None or len(rows) == columns.count else batch.take(rows)
+        return batch if rows is None or len(rows) == len(batch) else batch.take(rows)
 
     def _rows_by_run(self, batch: Batch, runs: Sequence[int] | None) -> NDArray[np.int64] | None:
         """The rows that topic, partition, offset and receive time leave; None for all."""
@@ -164,11 +164,9 @@ class Matcher:
         time_ns = int.from_bytes(head.receive_times, "little", signed=True)
         return self.may_want(time_ns, time_ns)
 
-    def _row_mask(self, columns: Columns) -> NDArray[np.bool_] | None:
-        """A bit for each row that event time and tags leave; None for all."""
+    def _row_mask(self, columns: Columns) -> NDArray[np.bool_]:
+        """A bit for each row: whether event time and tags leave it."""
         wanted = self._selection
-        if not self._chooses_rows:
-            return None
         masks: list[NDArray[np.bool_]] = []
         event_times = np.frombuffer(columns.event_times, np.int64)
         if wanted.event_since_ns is not None:
