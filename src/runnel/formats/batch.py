@@ -194,13 +194,14 @@ class Batch:
             self._columns = columns.decode(body, head.message_count)
         return self._columns
 
-    def check(self) -> None:
-        """MalformedError if the body cannot be read. Of rows of one length, one comparison tells."""
+    def check(self) -> bool:
+        """MalformedError if the body cannot be read. Whether it is plain, as far as is known without its columns."""
         if self._columns is None:
             head, body = self.envelope, self.body
-            is_plain = head.codec == _PLAIN and len(body) == head.body_bytes
-            if not is_plain or columns.even_shape(body, head.message_count) is None:
-                _ = self.columns
+            is_whole = head.codec == _PLAIN and len(body) == head.body_bytes
+            if is_whole and columns.is_known_plain(body, head.message_count):
+                return True
+        return self.columns.is_plain
 
     # --- Looking ---
 

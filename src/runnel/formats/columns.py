@@ -145,6 +145,11 @@ def plain_row(body: bytes | memoryview) -> tuple[int, int, int] | None:
     return event_time_ns, transmit_time_ns, PLAIN_ROW_PAYLOAD_AT + payload_bytes
 
 
+def is_known_plain(body: bytes | memoryview, count: int) -> bool:
+    """Whether an uncompressed body is right, and has nothing but times and payloads. False: look at its columns."""
+    return (plain_row(body) if count == 1 else even_shape(body, count)) is not None
+
+
 def _decode_one(body: bytes | memoryview) -> Columns | None:
     """A message by itself often is plain, and then known by a few comparisons (bench/latency.py)."""
     row = plain_row(body)
