@@ -304,7 +304,7 @@ class Consumer(Attached):
             raise self._error.with_traceback(None)
         elif not self._is_closed:
             self._arrivals.taken_bytes = 0
-            await self._wait(Deadline(self._timers, None))
+            await self._wait()
         return not self._is_closed
 
     async def _let_others_run(self) -> None:
@@ -492,7 +492,7 @@ class Consumer(Attached):
 
     async def wait_room(self) -> None:
         while not self.has_room:
-            await self._wait(Deadline(self._timers, None))
+            await self._wait()
 
     # --- Processing ---
 
