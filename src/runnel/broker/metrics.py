@@ -222,11 +222,13 @@ class Metrics:
 
     def gauges(self) -> dict[str, float]:
         """All gauges now."""
-        return {
-            name: read()
-            for name, (described, read) in self._readings.items()
-            if described.kind is MetricKind.GAUGE
-        }
+        return dict(self.each_gauge())
+
+    def each_gauge(self) -> Iterator[tuple[str, float]]:
+        """The same one by one, each read when its turn comes."""
+        for name, (described, read) in list(self._readings.items()):
+            if described.kind is MetricKind.GAUGE:
+                yield name, read()
 
     def readings(self) -> Iterator[tuple[Description, float]]:
         """Counters and gauges one by one, each read when its turn comes."""
@@ -265,18 +267,24 @@ class Metrics:
 
     def limits(self) -> dict[str, dict[str, object]]:
         """By setting: what is allowed, what is in use, and what becomes of one more."""
-        return {
-            each.setting: {"limit": each.limit, "used": each.used(), "at_limit": each.at_limit}
-            for each in self._limits.values()
-        }
+        return dict(self.each_limit())
+
+    def each_limit(self) -> Iterator[tuple[str, dict[str, object]]]:
+        """The same one by one."""
+        for each in list(self._limits.values()):
+            yield (
+                each.setting,
+                {"limit": each.limit, "used": each.used(), "at_limit": each.at_limit},
+            )
 
     def histograms(self) -> Mapping[str, HistogramSnapshot]:
         """What each has seen in all."""
         return {name: histogram.total() for name, (_, histogram) in self._histograms.items()}
 
-    def end_interval(self) -> Mapping[str, HistogramSnapshot]:
+    def end_interval(self) -> Iterator[tuple[str, HistogramSnapshot]]:
         """What each histogram has seen since this was last called, which only the reporter does."""
-        return {name: each.end_interval() for name, (_, each) in self._histograms.items()}
+        for name, (_, histogram) in list(self._histograms.items()):
+            yield name, histogram.end_interval()
 
 
 def _described(kind: type[Counters]) -> Iterator[Description]:

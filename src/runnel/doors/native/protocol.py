@@ -147,6 +147,8 @@ class Connection(asyncio.BufferedProtocol):
                 self.session.close()
         else:
             if frames:
+                if len(frames) > 1:
+                    self._door.wake_up.is_crowded = True
                 self.session.receive(frames)
 
     def eof_received(self) -> bool:
@@ -186,11 +188,13 @@ class Connection(asyncio.BufferedProtocol):
             self.flush()
 
     def send(self, head: bytes, tail: Sequence[Buffer], tail_bytes: int) -> None:
-        if self._is_write_wanted or self._is_closed or tail_bytes > _JOIN_BYTES:
+        wake_up = self._door.wake_up
+        waits = self._is_write_wanted or self._is_closed or wake_up.is_crowded
+        if waits or tail_bytes > _JOIN_BYTES:
             self.queue(head, tail, tail_bytes)
             return
         self._is_write_wanted = True  # what follows in this turn leaves at its end
-        self._door.wake_up.write_later(self)
+        wake_up.write_later(self)
         if not self._transport.is_closing():
             self._bytes_out += len(head) + tail_bytes
             self._transport.write(b"".join((head, *tail)))

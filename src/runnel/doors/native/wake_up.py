@@ -17,15 +17,18 @@ class _Turning(Protocol):
 class WakeUp:
     """Gathers connections during a turn of the loop, and serves them all at the beginning of the next.
 
-    However many answers and deliveries a turn brings a connection, they become one write (beside the first delivery,
-    which does not wait for others); and however many connections it concerns, the loop is asked for one callback.
+    However many answers and deliveries a turn brings a connection, they become one write; and however many connections
+    it concerns, the loop is asked for one callback. Only the first delivery of a turn does not wait for others, unless
+    the turn `is_crowded`: several requests came at once, so the broker is behind, and early writes would keep it there,
+    since each wakes a reader who may take the processor from it.
     """
 
-    __slots__ = ("_is_expected", "_loop", "_reading", "_writing")
+    __slots__ = ("_is_expected", "_loop", "_reading", "_writing", "is_crowded")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._is_expected = False
+        self.is_crowded = False
         self._writing: list[_Turning] = []
         self._reading: list[_Turning] = []
 
@@ -45,6 +48,7 @@ class WakeUp:
 
     def _come(self) -> None:
         self._is_expected = False
+        self.is_crowded = False
         writing, self._writing = self._writing, []
         reading, self._reading = self._reading, []
         for connection in writing:
