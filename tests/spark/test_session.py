@@ -1,4 +1,4 @@
-"""The session's settings, and which Java runs it."""
+"""The session's settings, which Java runs it, and which PySpark its workers take."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import sysconfig
 from importlib import metadata
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from runnel.errors import ClientFault
-from runnel.spark import java
+from runnel.spark import home, java
 from runnel.spark.session import is_local, session
 from runnel.spark.shipping import pack
 
@@ -133,6 +134,52 @@ def test_a_cache_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ClientFault, match="Set XDG_CACHE_HOME to a directory that can"):
         java.find_java({"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "file")})
+
+
+# --- Where workers find PySpark ---
+
+SHOW_WORKERS = """
+import os, pyspark
+from runnel.spark.session import session
+spark = session(master="local[1]")
+def found(rows):
+    import pyspark
+    return [pyspark.__file__]
+print(spark.sparkContext.parallelize([0], 1).mapPartitions(found).collect() == [pyspark.__file__])
+print(os.environ.get("SPARK_HOME"))
+"""
+
+
+def test_workers_take_the_installed_pyspark_which_has_bytecode(tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    for variable in ("SPARK_HOME", "PYSPARK_PYTHON"):
+        environment.pop(variable, None)
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SHOW_WORKERS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.splitlines() == ["True", "None"]  # and the variable is ours no longer
+
+
+def test_a_home_of_links_is_made_once_and_is_for_what_is_installed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    made = home.linked_home(environment)
+    assert made is not None
+    assert (made / "jars").resolve() == Path(pyspark.__file__).parent / "jars"
+    assert not (made / "python").exists()
+    assert home.linked_home(environment) == made
+    assert [path.name for path in made.parent.iterdir()] == [made.name]
+    (tmp_path / "file").touch()
+    assert home.linked_home({"XDG_CACHE_HOME": str(tmp_path / "file")}) is None
+    monkeypatch.setattr(
+        pyspark, "__file__", str(tmp_path / "elsewhere" / "pyspark" / "__init__.py")
+    )
+    assert home.linked_home(environment) is None
 
 
 # --- What the user said elsewhere ---

@@ -29,8 +29,8 @@ from runnel.world.diagnostics import get_logger
 
 METRICS_TOPIC: Final = "!system/metrics"
 
-# Steps that take so long together are followed by a breath. With no more than a turn of the loop in between, the quarter
-# of a second in which they fell had twice the p99 of the others (5,000 single messages a second).
+# Steps that take so long together are followed by a breath. With no more than a turn of the loop in between, the
+# quarter of a second in which they fell had twice the p99 of the others (5,000 single messages a second).
 _STEP_NS: Final = 100_000
 _BREATH_SECONDS: Final = 0.003
 

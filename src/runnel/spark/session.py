@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from runnel.errors import ClientFault
+from runnel.spark.home import quick_home
 from runnel.spark.java import find_java
 from runnel.spark.shipping import ship
 
@@ -75,6 +76,7 @@ def session(
             f"master {master!r}: Spark knows local[N], spark://HOST:PORT, k8s://URL, yarn, and sc://HOST:PORT"
         )
     said = {*given, *said_elsewhere()}
+    starting = _starting(master, said)
     _prepare_environment(said)
     builder = builder.appName(app)
     if _MASTER not in said or master != _DEFAULT_MASTER:
@@ -83,7 +85,7 @@ def session(
     if _DEFAULT_FILES in said:
         defaults.pop(_CHECKPOINTS, None)
     try:
-        with _interrupt_waits():
+        with _interrupt_waits(), starting:
             made = _configured(builder, defaults | given).getOrCreate()
     except (PySparkException, Py4JError) as error:
         raise ClientFault(f"Spark cannot be started, master {master}: {_cause(error)}") from error
@@ -111,6 +113,14 @@ def _interrupt_waits() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
     if noted.is_set():
         raise KeyboardInterrupt
+
+
+def _starting(master: str, said: set[str]) -> AbstractContextManager[None]:
+    """A quicker home, where workers are sure to be this Python on this machine."""
+    is_elsewhere = _STARTED_BY_SUBMIT in os.environ or _MASTER in said or not is_local(master)
+    python = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    is_another = _PYTHON in said or python != sys.executable
+    return nullcontext() if is_elsewhere or is_another else quick_home()
 
 
 def _cause(error: Exception) -> str:
