@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runnel.errors import MalformedError
-from runnel.formats import columns
+from runnel.formats import columns, plain_bodies
 from runnel.formats.table import FEW_ROWS
 
 NAMES = (
@@ -108,7 +108,7 @@ def test_plain_messages_make_the_same_body_without_columns(
 ) -> None:
     payloads, times = [payload for payload, _ in rows], [time for _, time in rows]
     table = columns.build(payloads, event_times_ns=times, transmit_time_ns=transmit_time_ns)
-    plain = columns.encode_plain(payloads, times, transmit_time_ns)
+    plain = plain_bodies.encode(payloads, times, transmit_time_ns)
     assert plain == columns.encode(table)
 
 
@@ -117,7 +117,7 @@ def test_plain_messages_make_the_same_body_without_columns(
 def test_any_number_of_plain_messages_makes_the_same_body(count: int, width: int) -> None:
     payloads, times = [bytes(width)] * count, [*range(count)]
     table = columns.build(payloads, event_times_ns=times, transmit_time_ns=7)
-    plain = columns.encode_plain(payloads, times, 7)
+    plain = plain_bodies.encode(payloads, times, 7)
     assert plain == columns.encode(table)
 
 

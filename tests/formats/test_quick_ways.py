@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runnel.errors import MalformedError, RunnelError
-from runnel.formats import columns, envelope
+from runnel.formats import columns, envelope, plain_bodies
 from runnel.formats.batch import Batch, Run
 from runnel.formats.columns import Columns
 from runnel.formats.envelope import OFFSET_MAX, RUNS_MAX, Codec, Envelope, pack32, pack64
@@ -125,8 +125,8 @@ def compared(table: Columns | str) -> object:
 def test_a_plain_row_is_read_as_any_other(payload: bytes, event_time: int, sent: int) -> None:
     message = Message("a", payload, event_time_ns=event_time, transmit_time_ns=sent)
     body = bytes(Batch.from_messages([message]).body)
-    begin = columns.PLAIN_ROW_PAYLOAD_AT
-    assert columns.plain_row(body) == (event_time, sent, begin + len(payload))
+    begin = plain_bodies.PLAIN_ROW_PAYLOAD_AT
+    assert plain_bodies.plain_row(body) == (event_time, sent, begin + len(payload))
     assert compared(table_of(body)) == compared(general_table_of(body))
     assert table_of(memoryview(body)) == table_of(body)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from runnel.client.results import Receipt
 from runnel.errors import ClientFault
-from runnel.formats import block, columns, envelope
+from runnel.formats import block, columns, envelope, plain_bodies
 from runnel.formats.batch import Batch
 from runnel.formats.checksum import crc32c
 from runnel.formats.envelope import Codec, Envelope
@@ -239,7 +239,7 @@ def gather(
     topics, partitions, counts, order = _runs(rows)
     if len(topics) == 1 and producer is None and not codec and _are_few_and_plain(rows):
         payloads = rows.payloads
-        body = columns.encode_plain(payloads, rows.event_times_ns, transmit_time_ns)
+        body = plain_bodies.encode(payloads, rows.event_times_ns, transmit_time_ns)
         encoded = envelope.encode_plain(
             topics[0], partitions[0], len(payloads), shard, len(body), crc32c(body)
         )

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from runnel.formats.columns import EvenShape, even_offsets
 from runnel.formats.envelope import Envelope
+from runnel.formats.plain_bodies import EvenShape, even_offsets
 from runnel.formats.table import UID_BYTES, Binary, Columns
 
 _TIME: Final = pa.timestamp("ns", "UTC")

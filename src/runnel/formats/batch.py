@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from runnel.errors import LimitExceededError, MalformedError
-from runnel.formats import block, columns, compression, envelope, selection
+from runnel.formats import block, columns, compression, envelope, plain_bodies, selection
 from runnel.formats.checksum import crc32c
-from runnel.formats.columns import Columns, EvenShape
+from runnel.formats.columns import Columns
 from runnel.formats.envelope import BODY_BYTES_CEILING, Codec, Envelope
 from runnel.formats.message import NO_TAGS, Message
+from runnel.formats.plain_bodies import EvenShape
 
 if TYPE_CHECKING:
     import pyarrow
@@ -199,7 +200,7 @@ class Batch:
         if self._columns is None:
             head, body = self.envelope, self.body
             is_whole = head.codec == _PLAIN and len(body) == head.body_bytes
-            if is_whole and columns.is_known_plain(body, head.message_count):
+            if is_whole and plain_bodies.is_known_plain(body, head.message_count):
                 return True
         return self.columns.is_plain
 
@@ -292,14 +293,14 @@ class Batch:
         head, body = self.envelope, self.body
         if len(head.topics) > 1 or head.counts != _ONE or head.codec != _PLAIN:
             return None
-        row = columns.plain_row(body) if len(body) == head.body_bytes else None
+        row = plain_bodies.plain_row(body) if len(body) == head.body_bytes else None
         if row is None:
             return None
         event_time_ns, transmit_time_ns, payload_end = row
         run = self._only_run()
         return Message(
             run.topic,
-            bytes(body[columns.PLAIN_ROW_PAYLOAD_AT : payload_end]),
+            bytes(body[plain_bodies.PLAIN_ROW_PAYLOAD_AT : payload_end]),
             None,
             NO_TAGS,
             event_time_ns,
@@ -432,7 +433,7 @@ def _common_shape(
     if not heads or heads[0].codec != _PLAIN:
         return None
     runs, counts = len(heads[0].topics), heads[0].counts
-    shape = columns.even_shape(bodies[0], heads[0].message_count)
+    shape = plain_bodies.even_shape(bodies[0], heads[0].message_count)
     if shape is None:
         return None
     for head, body in zip(heads, bodies, strict=True):

@@ -30,9 +30,8 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from itertools import accumulate
 from types import MappingProxyType
 from typing import Annotated, Final
 
@@ -40,7 +39,25 @@ import msgspec
 import numpy as np
 
 from runnel.errors import MalformedError
+from runnel.formats.body_layout import (
+    ARRAY_HEADER,
+    BIN32,
+    BUFFER_HEADER,
+    EMPTY_BUFFER,
+    EMPTY_BYTES,
+    NO_TAG_SETS,
+    PADDING,
+    PLAIN_TAIL,
+    TAIL,
+)
 from runnel.formats.building import build
+from runnel.formats.plain_bodies import (
+    KEPT_ROWS_MAX,
+    PLAIN_ROW_PAYLOAD_AT,
+    even_offsets,
+    even_shape,
+    plain_row,
+)
 from runnel.formats.table import (
     EMPTY,
     FEW_ROWS,
@@ -56,37 +73,11 @@ __all__ = ["TAGS_MAX", "UID_BYTES", "Binary", "Columns", "build", "decode", "enc
 if sys.byteorder != "little":
     raise ImportError("runnel keeps columns in little-endian order and runs on such machines only")
 
-_ARRAY_HEADER: Final = b"\xdc\x00\x0d"
-_BIN32: Final = 0xC6
-_BUFFER_HEADER: Final = struct.Struct(">BI")
 _BUFFERS: Final = 12
-_HEADERS_BYTES: Final = len(_ARRAY_HEADER) + 5 * _BUFFERS
-_NO_TAG_SETS: Final = b"\x90"
-_PADDING: Final = tuple(bytes((3 - length) % 8) for length in range(8))
-_EMPTY_BYTES: Final = 3  # an empty buffer is nothing but padding
-_NO_VALIDITY: Final = memoryview(bytes(_EMPTY_BYTES))
-_EMPTY_BUFFER: Final = _BUFFER_HEADER.pack(_BIN32, _EMPTY_BYTES) + bytes(_EMPTY_BYTES)
+_HEADERS_BYTES: Final = len(ARRAY_HEADER) + 5 * _BUFFERS
+_NO_VALIDITY: Final = memoryview(bytes(EMPTY_BYTES))
 _ABSENT: Final = Binary()
-_PLAIN_TAIL: Final = 8 * _EMPTY_BUFFER + _NO_TAG_SETS
-_TAIL: Final = struct.Struct(f"{len(_PLAIN_TAIL)}s")
 _ROW: Final = struct.Struct("<ii")  # where a row begins and ends
-# A plain body of one row up to its payload: what is always the same; the rest of it, from byte 8 on: both times, and
-# where the payload ends. Unsigned, so that an end below 0 fits no body.
-_PLAIN_ROW: Final = struct.Struct("<8s 8x 8s 8x 8s I 4x 4s")
-_PLAIN_ROW_VALUES: Final = struct.Struct("<q 8x q 12x I")
-_PLAIN_ROW_EXPECTED: Final = (
-    _ARRAY_HEADER + _BUFFER_HEADER.pack(_BIN32, 11),
-    bytes(3) + _BUFFER_HEADER.pack(_BIN32, 11),
-    bytes(3) + _BUFFER_HEADER.pack(_BIN32, 11),
-    0,
-    bytes((0, 0, 0, _BIN32)),
-)
-_PLAIN_ROW_FRONT: Final = struct.Struct("<8s q 8s q 8s ii 4s")
-_LENGTH: Final = struct.Struct(">I")
-PLAIN_ROW_PAYLOAD_AT: Final = 56
-# Offsets of rows of one length are kept for batches of up to so many rows, a few: 16 KiB each at most.
-_KEPT_ROWS_MAX: Final = 4096
-_KEPT_SHAPES: Final = 64
 
 
 class _Layout(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -127,29 +118,6 @@ def decode(body: bytes | memoryview, count: int) -> Columns:
     return _decode_even(body, count) or _decode_plain(body, count) or _decode_any(body, count)
 
 
-def plain_row(body: bytes | memoryview) -> tuple[int, int, int] | None:
-    """Event time, transmit time and the payload's end, of an uncompressed body of one row that has nothing else.
-
-    None if this is another body, or a wrong one. The payload begins at `PLAIN_ROW_PAYLOAD_AT`.
-    """
-    tail_at = len(body) - len(_PLAIN_TAIL)
-    padded_bytes = tail_at - PLAIN_ROW_PAYLOAD_AT
-    if padded_bytes < 0 or _TAIL.unpack_from(body, tail_at)[0] != _PLAIN_TAIL:
-        return None
-    if _PLAIN_ROW.unpack_from(body) != _PLAIN_ROW_EXPECTED:
-        return None
-    event_time_ns, transmit_time_ns, payload_bytes = _PLAIN_ROW_VALUES.unpack_from(body, 8)
-    (announced_bytes,) = _LENGTH.unpack_from(body, PLAIN_ROW_PAYLOAD_AT - _LENGTH.size)
-    if announced_bytes != padded_bytes or payload_bytes + (3 - payload_bytes) % 8 != padded_bytes:
-        return None
-    return event_time_ns, transmit_time_ns, PLAIN_ROW_PAYLOAD_AT + payload_bytes
-
-
-def is_known_plain(body: bytes | memoryview, count: int) -> bool:
-    """Whether an uncompressed body is right, and has nothing but times and payloads. False: look at its columns."""
-    return (plain_row(body) if count == 1 else even_shape(body, count)) is not None
-
-
 def _decode_one(body: bytes | memoryview) -> Columns | None:
     """A message by itself often is plain, and then known by a few comparisons (bench/latency.py)."""
     row = plain_row(body)
@@ -159,36 +127,6 @@ def _decode_one(body: bytes | memoryview) -> Columns | None:
     payload = view[PLAIN_ROW_PAYLOAD_AT : row[2]]
     payloads = Binary(view[40:48], payload, EMPTY, len(payload))
     return Columns(1, view[8:16], view[24:32], payloads, _ABSENT, _ABSENT, EMPTY, EMPTY, ())
-
-
-class EvenShape(msgspec.Struct, frozen=True, gc=False):
-    """A plain body with payloads of one length: what every byte but times and payloads is, and where those lie."""
-
-    count: int
-    width: int
-    layout: struct.Struct
-    expected: tuple[bytes, ...]
-    event_times: slice
-    transmit_time: slice
-    offsets: slice
-    payloads: slice
-
-    def fits(self, body: bytes | memoryview) -> bool:
-        """One comparison checks all there is to check."""
-        layout = self.layout
-        return layout.size == len(body) and layout.unpack_from(body) == self.expected
-
-
-def even_shape(body: bytes | memoryview, count: int) -> EvenShape | None:
-    """The shape of an uncompressed body; None if it is of another kind, or wrong."""
-    if not FEW_ROWS < count <= _KEPT_ROWS_MAX:
-        return None
-    # In a plain body the rest is payloads and less than 8 bytes of padding: fewer than there are rows.
-    width, padding_bytes = divmod(len(body) - _payloads_at(count) - len(_PLAIN_TAIL), count)
-    if width <= 0 or padding_bytes >= 8:
-        return None
-    shape = _even_shape(count, width)
-    return shape if shape.fits(body) else None
 
 
 def _decode_even(body: bytes | memoryview, count: int) -> Columns | None:
@@ -202,49 +140,14 @@ def _decode_even(body: bytes | memoryview, count: int) -> Columns | None:
     return Columns(count, *times, payloads, _ABSENT, _ABSENT, EMPTY, EMPTY, ())
 
 
-def _payloads_at(count: int) -> int:
-    """Where the payloads begin in a plain body: behind 44 bytes, a time and an offset a row, and padding to 8."""
-    return (12 * count + 44 + 7) & -8
-
-
-@lru_cache(maxsize=_KEPT_SHAPES)
-def _even_shape(count: int, width: int) -> EvenShape:
-    offsets = even_offsets(count, width)
-    offsets_padding = _PADDING[len(offsets) & 7]
-    payloads_bytes, payloads_at = width * count, _payloads_at(count)
-    payloads_padding = _PADDING[payloads_bytes & 7]
-    times_at, transmit_at, offsets_at = 8, 8 * count + 16, 8 * count + 32
-    expected = (
-        _ARRAY_HEADER + _BUFFER_HEADER.pack(_BIN32, 8 * count + 3),
-        bytes(3) + _BUFFER_HEADER.pack(_BIN32, 8 + 3),
-        bytes(3)
-        + _BUFFER_HEADER.pack(_BIN32, len(offsets) + len(offsets_padding))
-        + offsets
-        + offsets_padding
-        + _BUFFER_HEADER.pack(_BIN32, payloads_bytes + len(payloads_padding)),
-        payloads_padding + _PLAIN_TAIL,
-    )
-    head, between, before, behind = map(len, expected)
-    return EvenShape(
-        count,
-        width,
-        struct.Struct(f"{head}s {8 * count}x {between}s 8x {before}s {payloads_bytes}x {behind}s"),
-        expected,
-        slice(times_at, times_at + 8 * count),
-        slice(transmit_at, transmit_at + 8),
-        slice(offsets_at, offsets_at + len(offsets)),
-        slice(payloads_at, payloads_at + payloads_bytes),
-    )
-
-
 def _decode_plain(body: bytes | memoryview, count: int) -> Columns | None:
     """Most bodies have times and payloads and nothing else, and then lie at known places.
 
     None if this is another body, or a wrong one. About twice as quick (bench/log.py, "read").
     """
     layout, expected, offsets_at, payloads_at = _plain_layout(count)
-    tail_at = len(body) - len(_PLAIN_TAIL)
-    if tail_at < payloads_at or _TAIL.unpack_from(body, tail_at)[0] != _PLAIN_TAIL:
+    tail_at = len(body) - len(PLAIN_TAIL)
+    if tail_at < payloads_at or TAIL.unpack_from(body, tail_at)[0] != PLAIN_TAIL:
         return None
     headers = layout.unpack_from(body)
     if headers[:-1] != expected or payloads_at + headers[-1] != tail_at:
@@ -266,8 +169,8 @@ def _plain_layout(count: int) -> tuple[struct.Struct, tuple[object, ...], int, i
     """
     times, offsets = 8 * count + 3, 4 * (count + 1) + (3 - 4 * (count + 1)) % 8
     layout = struct.Struct(f">3s BI {times}x BI 11x BI {offsets}x BI")
-    expected = (_ARRAY_HEADER, _BIN32, times, _BIN32, 11, _BIN32, offsets, _BIN32)
-    offsets_at = layout.size - _BUFFER_HEADER.size - offsets
+    expected = (ARRAY_HEADER, BIN32, times, BIN32, 11, BIN32, offsets, BIN32)
+    offsets_at = layout.size - BUFFER_HEADER.size - offsets
     return layout, expected, offsets_at, layout.size
 
 
@@ -295,7 +198,7 @@ def _decode_any(body: bytes | memoryview, count: int) -> Columns:
             layout.partition_key_bytes,
         ),
         _exactly("uids", layout.uids, UID_BYTES * count)
-        if len(layout.uids) != _EMPTY_BYTES
+        if len(layout.uids) != EMPTY_BYTES
         else EMPTY,
         _tag_index(layout.tag_index, count, len(tag_sets)),
         tag_sets,
@@ -310,15 +213,15 @@ def _place(error: Exception) -> str:
 
 def _check_headers(body: bytes | memoryview, layout: _Layout) -> None:
     """With one of msgpack's shorter headers for short buffers every later buffer would shift."""
-    if body[: len(_ARRAY_HEADER)] != _ARRAY_HEADER:
+    if body[: len(ARRAY_HEADER)] != ARRAY_HEADER:
         raise MalformedError("body byte 0", "must begin with msgpack's array 16 header: dc 00 0d")
     *buffers, tag_sets = msgspec.structs.astuple(layout)
     # No header is longer than bin 32's, so the sum is right only if all of them are of that form.
     if _HEADERS_BYTES + sum(map(len, buffers)) + len(memoryview(tag_sets)) == len(body):
         return
-    position = len(_ARRAY_HEADER)
+    position = len(ARRAY_HEADER)
     for name, buffer in zip(_Layout.__struct_fields__, buffers, strict=False):
-        if body[position] != _BIN32:
+        if body[position] != BIN32:
             raise MalformedError(
                 f"body byte {position}", f"{name} must have msgpack's bin 32 header (c6)"
             )
@@ -345,14 +248,14 @@ def _times(name: str, buffer: memoryview, count: int) -> memoryview:
 def _binary(
     name: str, count: int, validity: memoryview, offsets: memoryview, data: memoryview
 ) -> Binary:
-    if len(offsets) == _EMPTY_BYTES:
-        if len(validity) != _EMPTY_BYTES or len(data) != _EMPTY_BYTES:
+    if len(offsets) == EMPTY_BYTES:
+        if len(validity) != EMPTY_BYTES or len(data) != EMPTY_BYTES:
             raise MalformedError(f"body {name}_offsets", "missing, although there are values")
         return _ABSENT
     offsets = _exactly(f"{name}_offsets", offsets, 4 * (count + 1))
     last, width = _check_offsets(name, offsets, count)
     data = _exactly(f"{name}_bytes", data, last)
-    if len(validity) == _EMPTY_BYTES:
+    if len(validity) == EMPTY_BYTES:
         return Binary(offsets, data, EMPTY, width)
     validity = _exactly(f"{name}_validity", validity, validity_bytes(count))
     return Binary(offsets, data, validity, width)
@@ -360,7 +263,7 @@ def _binary(
 
 def _check_offsets(name: str, offsets: memoryview, count: int) -> tuple[int, int]:
     """The last offset, which is the length of the data; and `Binary.width`."""
-    if FEW_ROWS < count <= _KEPT_ROWS_MAX:
+    if FEW_ROWS < count <= KEPT_ROWS_MAX:
         # Rows of one length are common. To compare their offsets with known ones is quickest (bench/log.py, "read").
         _, width = _ROW.unpack_from(offsets)
         _, last = _ROW.unpack_from(offsets, 4 * (count - 1))
@@ -380,14 +283,8 @@ def _check_offsets(name: str, offsets: memoryview, count: int) -> tuple[int, int
     return last, 0
 
 
-@lru_cache(maxsize=_KEPT_SHAPES)
-def even_offsets(count: int, width: int) -> bytes:
-    """The offsets of rows of one length."""
-    return np.arange(0, (count + 1) * width, width, dtype=np.int32).tobytes()
-
-
 def _tag_index(buffer: memoryview, count: int, set_count: int) -> memoryview:
-    if len(buffer) == _EMPTY_BYTES:
+    if len(buffer) == EMPTY_BYTES:
         if set_count:
             raise MalformedError("body tag_index", f"missing, although there are {set_count} sets")
         return EMPTY
@@ -403,7 +300,7 @@ def _tag_index(buffer: memoryview, count: int, set_count: int) -> memoryview:
 
 
 def _tag_sets(encoded: memoryview, count: int) -> tuple[Mapping[str, str], ...]:
-    if len(encoded) == 1 and encoded[0] == _NO_TAG_SETS[0]:
+    if len(encoded) == 1 and encoded[0] == NO_TAG_SETS[0]:
         return ()
     set_count = _array_length(encoded)
     if set_count > count:
@@ -454,7 +351,7 @@ def _has_repeated_name(encoded: memoryview) -> bool:
 
 def encode(columns: Columns) -> bytes:
     """The body's bytes, uncompressed."""
-    parts: list[bytes | memoryview] = [_ARRAY_HEADER]
+    parts: list[bytes | memoryview] = [ARRAY_HEADER]
     payloads, keys, partition_keys = columns.payloads, columns.keys, columns.partition_keys
     for buffer in (
         columns.event_times,
@@ -471,66 +368,14 @@ def encode(columns: Columns) -> bytes:
         columns.tag_index,
     ):
         if buffer:
-            padding = _PADDING[len(buffer) & 7]
-            parts.append(_BUFFER_HEADER.pack(_BIN32, len(buffer) + len(padding)))
+            padding = PADDING[len(buffer) & 7]
+            parts.append(BUFFER_HEADER.pack(BIN32, len(buffer) + len(padding)))
             parts.append(buffer)
             parts.append(padding)
         else:
-            parts.append(_EMPTY_BUFFER)
-    parts.append(_encode_tag_sets(columns.tag_sets) if columns.tag_sets else _NO_TAG_SETS)
+            parts.append(EMPTY_BUFFER)
+    parts.append(_encode_tag_sets(columns.tag_sets) if columns.tag_sets else NO_TAG_SETS)
     return b"".join(parts)
-
-
-def encode_plain(
-    payloads: Sequence[bytes], event_times_ns: Sequence[int], transmit_time_ns: int
-) -> bytes:
-    """The same without columns, for up to `FEW_ROWS` messages with nothing but payloads and a 64-bit time each."""
-    if len(payloads) == 1:
-        return _encode_plain_row(payloads[0], event_times_ns[0], transmit_time_ns)
-    layout, before_event_times, before_transmit_time, before_offsets = _plain_front(len(payloads))
-    data = b"".join(payloads)
-    padding = _PADDING[len(data) & 7]
-    return b"".join(
-        (
-            layout.pack(
-                before_event_times,
-                *event_times_ns,
-                before_transmit_time,
-                transmit_time_ns,
-                before_offsets,
-                *accumulate(map(len, payloads), initial=0),
-            ),
-            _BUFFER_HEADER.pack(_BIN32, len(data) + len(padding)),
-            data,
-            padding,
-            _PLAIN_TAIL,
-        )
-    )
-
-
-def _encode_plain_row(payload: bytes, event_time_ns: int, transmit_time_ns: int) -> bytes:
-    """Of one message all buffers before the payload have one length (bench/latency.py)."""
-    payload_bytes = len(payload)
-    padding = _PADDING[payload_bytes & 7]
-    head, between, _, _, end = _PLAIN_ROW_EXPECTED
-    front = _PLAIN_ROW_FRONT.pack(
-        head, event_time_ns, between, transmit_time_ns, between, 0, payload_bytes, end
-    )
-    length = _LENGTH.pack(payload_bytes + len(padding))
-    return b"".join((front, length, payload, padding, _PLAIN_TAIL))
-
-
-@lru_cache(maxsize=FEW_ROWS)
-def _plain_front(count: int) -> tuple[struct.Struct, bytes, bytes, bytes]:
-    """A plain body up to the payloads' header: times and offsets, and what stands before each of them."""
-    offsets_bytes = 4 * (count + 1)
-    offsets_padding = _PADDING[offsets_bytes & 7]
-    return (
-        struct.Struct(f"<8s {count}q 8s q 8s {count + 1}i {len(offsets_padding)}x"),
-        _ARRAY_HEADER + _BUFFER_HEADER.pack(_BIN32, 8 * count + 3),
-        bytes(3) + _BUFFER_HEADER.pack(_BIN32, 8 + 3),
-        bytes(3) + _BUFFER_HEADER.pack(_BIN32, offsets_bytes + len(offsets_padding)),
-    )
 
 
 def _encode_tag_sets(tag_sets: tuple[Mapping[str, str], ...]) -> bytes:
