@@ -70,6 +70,7 @@ class FakeBroker:
         self.published: list[bytes] = []
         self.pending: list[asyncio.Future[Published]] = []
         self.holds_publishes = False
+        self.delivers_publishes = False  # at once, to every subscription
         self.refusals: list[Exception] = []  # raised by the next publishes, one each
         self.room = asyncio.Event()
         self.room_waits = 0
@@ -106,6 +107,9 @@ class FakeBroker:
         if self.refusals:
             raise self.refusals.pop(0)
         self.published.append(payload)
+        if self.delivers_publishes:
+            for subscription in self.subscriptions:
+                subscription.deliver(payload)
         future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         self.pending.append(future)
         if not self.holds_publishes:

@@ -306,23 +306,28 @@ async def test_clients_within_the_process_may_be_silent_for_ever() -> None:
 # --- Flow ---
 
 
-@in_loop
-async def test_what_follows_a_first_delivery_in_a_wake_up_is_one_write(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    writes: list[int] = []
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of every write of the door, from now on."""
+    sizes: list[int] = []
     write = PipeTransport.writelines
 
     def recording(self: PipeTransport, list_of_data: Iterable[bytes]) -> None:
         pieces = list(list_of_data)
         if isinstance(self.get_protocol(), Connection):
-            writes.append(sum(map(len, pieces)))
+            sizes.append(sum(map(len, pieces)))
         write(self, pieces)
 
+    monkeypatch.setattr(PipeTransport, "writelines", recording)
+    return sizes
+
+
+@in_loop
+async def test_what_follows_a_first_delivery_in_a_wake_up_is_one_write(writes: list[int]) -> None:
     async with opened() as scene:
         talker = await scene.greeted()
         await talker.ask(subscribe(2), wire.Subscribed)
-        monkeypatch.setattr(PipeTransport, "writelines", recording)
+        writes.clear()
         (subscription,) = scene.broker.subscriptions
         for _ in range(20):
             subscription.deliver(bytes(1000))
@@ -333,6 +338,21 @@ async def test_what_follows_a_first_delivery_in_a_wake_up_is_one_write(
         assert len(writes) == 3  # the other deliveries in one turn, the answers in the next
         assert writes[0] < 2000
         assert writes[1] > 19_000
+
+
+@in_loop
+async def test_who_is_behind_gathers_first_deliveries_too(writes: list[int]) -> None:
+    async with opened() as scene:
+        reader, publisher = await scene.greeted(), await scene.greeted()
+        await reader.ask(subscribe(2), wire.Subscribed)
+        scene.broker.delivers_publishes = True
+        for count, expected in ((1, 2), (5, 2), (1, 2)):
+            writes.clear()
+            publisher.say(*(publish(number, bytes(1000)) for number in range(3, 3 + count)))
+            await turn()
+            assert len(writes) == expected  # to the reader, to the publisher
+            assert (max(writes) > 5000) is (count == 5)
+        assert len(reader.answers) == len(publisher.answers) == 7
 
 
 @in_loop
