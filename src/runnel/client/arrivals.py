@@ -98,12 +98,12 @@ class Arrivals:
     def begin_batch_nowait(self, delivery: Delivery) -> WorkBatch | None:
         """Hand out what waits of a delivery, if anything does."""
         batch = delivery.batch
-        offsets = self._ledger.begin_all(delivery, self._now_ns())
-        if len(offsets) == delivery.count:
+        begun = self._ledger.begin_all(delivery, self._now_ns())
+        if sum([end - begin for begin, end in begun]) == delivery.count:
             return WorkBatch(batch, delivery)
-        if not offsets:
+        if not begun:
             return None
-        wanted = set(offsets)
+        wanted = {offset for begin, end in begun for offset in range(begin, end)}
         there = (
             offset
             for run in batch.runs()

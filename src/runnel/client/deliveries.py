@@ -118,6 +118,7 @@ class Delivery:
         "batch",
         "begin",
         "begun_ns",
+        "begun_together_ns",
         "count",
         "deadline_ns",
         "end",
@@ -165,6 +166,7 @@ class Delivery:
         self.begun_ns: Final[
             dict[int, int]
         ] = {}  # by offset, in the order in which they were begun
+        self.begun_together_ns = 0  # when all that still waited was begun as a batch; 0: never
         self.states: Final = self._marked()
 
     def __repr__(self) -> str:
@@ -214,6 +216,8 @@ class Delivery:
 
     def take(self, state: int) -> list[Part]:
         """All messages in a state, which are gone then: as ranges, to be told."""
+        if state not in self.states:  # nearly always, and known sooner than by matching
+            return []
         found = [match.span() for match in _STRETCHES[state].finditer(self.states)]
         for first, last in found:
             self.states[first:last] = bytes(last - first)
@@ -248,12 +252,15 @@ class Delivery:
             if states[offset - self.begin] in (BEGUN, RECALLED):
                 return since_ns
             del begun_ns[offset]  # acked: that leaves it to whoever looks
+        # Behind a batch nothing waits any more, so whatever was begun for itself was begun before.
+        if self.begun_together_ns and (BEGUN in states or RECALLED in states):
+            return self.begun_together_ns
         return now_ns
 
     def end_work(self, begin: int, end: int) -> None:
         """Nobody works on these any more."""
         if begin <= self.begin and end >= self.end:
             self.begun_ns.clear()
-        else:
+        elif self.begun_ns:
             for offset in range(max(begin, self.begin), min(end, self.end)):
                 self.begun_ns.pop(offset, None)

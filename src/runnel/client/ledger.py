@@ -30,6 +30,7 @@ from runnel.client.deliveries import (
     WAITING,
     Delivery,
     Leased,
+    Range,
 )
 from runnel.client.work import LateWork
 from runnel.formats.message import Message
@@ -123,16 +124,14 @@ class Ledger:
         delivery.begun_ns[offset] = self.taken_ns = now_ns
         return True
 
-    def begin_all(self, delivery: Delivery, now_ns: int) -> list[int]:
-        """Everything of a delivery that waits is handed out: its offsets."""
+    def begin_all(self, delivery: Delivery, now_ns: int) -> list[Range]:
+        """Everything of a delivery that waits is handed out: where it is, by offsets."""
         with self.lock:
-            offsets = [
-                offset for begin, end in delivery.stretches(WAITING) for offset in range(begin, end)
-            ]
+            begun = delivery.stretches(WAITING)
             delivery.turn(delivery.begin, delivery.end, BEGINNING)
-            delivery.begun_ns.update(dict.fromkeys(offsets, now_ns))
-            self.taken_ns = now_ns
-        return offsets
+            if begun:
+                delivery.begun_together_ns = self.taken_ns = now_ns
+        return begun
 
     # --- Acking ---
 

@@ -136,8 +136,12 @@ class LeasedBatch(Batch):
         return first.values()
 
     def ack_in(self, books: Books) -> None:
+        delivery = self.delivery
+        if len(self) == delivery.count:  # all of it, however scattered
+            books.ack_range(delivery, delivery.begin, delivery.end)
+            return
         for begin, end in self.ranges():
-            books.ack_range(self.delivery, begin, end)
+            books.ack_range(delivery, begin, end)
 
     @property
     def topic(self) -> str:
