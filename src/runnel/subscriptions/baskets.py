@@ -34,6 +34,7 @@ class Baskets:
         self._cost_bytes = cost_bytes
         self._now_ns = now_ns
         self._baskets: dict[Consumer, Basket] = {}
+        self.find = self._baskets.get  # a consumer's, full or not; None if it has none yet
 
     def of_anybody(self) -> Basket | None:
         """The basket of whoever's turn it is; None if nobody has room."""
@@ -62,9 +63,10 @@ class Baskets:
         basket = self._baskets[consumer] = Basket(lease, room)
         return basket
 
-    def put(self, basket: Basket, offset: int) -> None:
-        basket.offsets.append(offset)
-        basket.room -= 1
+    def put(self, basket: Basket, *offsets: int) -> None:
+        """No more than it has room for."""
+        basket.offsets += offsets
+        basket.room -= len(offsets)
         if not basket.room:
             self.full(basket)
 

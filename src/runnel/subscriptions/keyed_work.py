@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import Final, TypeAlias
 
 from runnel.formats.work_heads import Part
@@ -148,44 +148,48 @@ class KeyedWork(PartitionWork):
 
     def _offer_again(self, base: int, rows: Sequence[bytes | None], baskets: Baskets) -> None:
         """Of messages seen before, those that are due, and those that are next in their lanes."""
-        seen = min(len(rows), self.fresh - base)
-        waiting = self._lanes.waiting
-        changed: dict[Lane, None] = {}
-        for offset, row_key in zip(range(base, base + seen), rows, strict=False):
-            lane = waiting.get(offset)
-            if lane is None:
-                if row_key is None and offset in self.due:
-                    basket = baskets.of_anybody()
-                    if basket is not None:
-                        self.due.discard(offset)
-                        baskets.put(basket, offset)
-                continue
-            assert lane.waiting is not None
-            if offset == lane.waiting[0] and lane.is_open:
-                basket = self._basket(lane, baskets)
+        end = min(base + len(rows), self.fresh)
+        shown = self.due.mask(base, end)
+        for consumer in self._desk.consumers.called:
+            if (heads := consumer.heads.get(self.key)) is not None:
+                shown |= heads.mask(base, end)
+        for offset in masks.offsets(base, shown):
+            lane = self._lanes.waiting.get(offset)
+            if lane is not None:
+                self._offer_lane(lane, base, end, baskets)
+            elif rows[offset - base] is None:
+                basket = baskets.of_anybody()
                 if basket is not None:
-                    self._lanes.pop_first(lane)
-                    self._fly(lane, offset, basket, baskets)
-                    changed[lane] = None
-        for lane in changed:
+                    self.due.discard(offset)
+                    baskets.put(basket, offset)
+
+    def _offer_lane(self, lane: Lane, begin: int, end: int, baskets: Baskets) -> None:
+        """What is next in a lane and lies in a range, as much of it as its holder has room for."""
+        basket = self._basket(lane, baskets)
+        if basket is not None:
+            offsets = self._lanes.pop(lane, begin, end, basket.room)
+            lane.holder = basket.lease.consumer
+            lane.flight.update(dict.fromkeys(offsets, basket.lease))
+            self._held.update(dict.fromkeys(offsets, lane))
+            baskets.put(basket, *offsets)
             self._lanes.show(lane)
 
     def _offer_new(
         self, base: int, rows: Sequence[bytes | None], now_ns: int, baskets: Baskets
     ) -> None:
         """Of messages never seen: deliver them, or let them wait, in order, until one can do neither."""
-        offset = self._first_fresh()
+        first = offset = self._first_fresh()
         end = base + len(rows)
-        if offset < base:
+        if first < base:
             return
-        done = self.acked.mask(base, end)
-        if not done and not self.failures and offset == base:
-            offset = self._offer_plain(base, rows, baskets)
-        owed = f"{~done & ((1 << len(rows)) - 1):b}"[::-1].ljust(len(rows), "0") if done else ""
+        done = self.acked.mask(first, end)
+        if not done and not self.failures:
+            offset = self._offer_plain(first, rows[first - base :], baskets)
+        owed = f"{~done & ((1 << end - first) - 1):b}"[::-1].ljust(end - first, "0") if done else ""
         changed: dict[Lane, None] = {}
         lanes, failures, consumers = self._lanes, self.failures, self._desk.consumers
         while offset < end:
-            if owed and owed[offset - base] == "0":
+            if owed and owed[offset - first] == "0":
                 offset += 1
                 continue
             row_key = rows[offset - base]
@@ -222,32 +226,45 @@ class KeyedWork(PartitionWork):
             self._lanes.show(lane)
 
     def _offer_plain(self, base: int, rows: Sequence[bytes | None], baskets: Baskets) -> int:
-        """Deliver as many as can be delivered at once; the first that cannot is returned (bench/queue.py, "work").
+        """The same where nothing has failed or is done, quickly (bench/queue.py, "work"): up to what is returned.
 
-        Of many keys a few in a row go to one consumer before it is the next one's turn.
+        Of many keys a few in a row go to one consumer before it is the next one's turn. Who is full stays so for this
+        offer: what waits for them is put into its lanes at the end.
         """
-        get, new, held, of = self._lanes.get, self._lanes.new, self._held, baskets.of
-        turn = 1 + len(set(rows)) // (_TURNS * max(self._desk.consumers.ready_count, 1))
+        get, new, held, find = self._lanes.get, self._lanes.new, self._held, baskets.find
+        consumers = self._desk.consumers
+        waits_max = 0 if self._desk.is_crowded else self._desk.waiting_max - self._desk.waiting
+        turn = 1 + len(set(rows)) // (_TURNS * max(consumers.ready_count, 1))
         basket: Basket | None = None
         left = 0
+        waiting: defaultdict[Lane, list[int]] = defaultdict(list)
+        end = base + len(rows)
         for offset, row_key in enumerate(rows, base):
             if row_key is None:
-                return offset
+                end = offset
+                break
             lane = get(row_key)
             if lane is None:
                 if not left or basket is None or not basket.room:
                     basket, left = baskets.of_anybody(), turn
                     if basket is None:
-                        return offset
+                        end = offset
+                        break
                 left -= 1
                 lane, taker = new(row_key), basket
                 lane.holder = taker.lease.consumer
-            elif lane.waiting or lane.holder is None or not lane.is_open:
-                return offset
+            elif lane.holder is None or lane.unconfirmed or lane.dying or lane.held_until_ns:
+                end = offset
+                break
             else:
-                holders = of(lane.holder)
-                if holders is None:
-                    return offset
+                holders = None if lane.waiting else find(lane.holder) or baskets.of(lane.holder)
+                if holders is None or not holders.room:
+                    if not waits_max or not consumers.is_anybody_ready:
+                        end = offset
+                        break
+                    waits_max -= 1
+                    waiting[lane].append(offset)
+                    continue
                 taker = holders
             lane.flight[offset] = taker.lease
             held[offset] = lane
@@ -255,7 +272,11 @@ class KeyedWork(PartitionWork):
             taker.room -= 1
             if not taker.room:
                 baskets.full(taker)
-        return base + len(rows)
+        for lane, offsets in waiting.items():
+            self._lanes.wait(lane, offsets)
+            if not lane.shown:
+                self._lanes.show(lane)
+        return end
 
     def _offer_failed(
         self, row_key: bytes | None, offset: int, now_ns: int, changed: dict[Lane, None]
@@ -292,17 +313,13 @@ class KeyedWork(PartitionWork):
 
     def acknowledge(self, lease: Lease, mask: int, effects: Effects) -> None:
         super().acknowledge(lease, mask, effects)
-        pop, show, end = self._held.pop, self._lanes.show, self._lanes.end
-        for offset in masks.offsets(lease.base, mask):
-            lane = pop(offset, None)
+        offsets = masks.offsets(lease.base, mask)
+        for offset, lane in zip(offsets, map(self._held.pop, offsets, repeat(None)), strict=True):
             if lane is not None:
                 flight = lane.flight
                 del flight[offset]
                 if not flight:
-                    if lane.is_plain:
-                        end(lane)
-                    else:
-                        show(lane)
+                    self._lanes.land(lane)
 
     def give_back(self, returned: Sequence[tuple[Lease, int]]) -> None:
         keyless, by_lane = self._sort(returned)

@@ -34,9 +34,12 @@ class LaneTable:
         lane = self._lanes[row_key] = Lane(row_key)
         return lane
 
-    def end(self, lane: Lane) -> None:
-        """Nothing of its key is on its way."""
-        del self._lanes[lane.key]
+    def land(self, lane: Lane) -> None:
+        """Nothing of its key is in flight any more."""
+        if lane.waiting or lane.unconfirmed or lane.dying or lane.held_until_ns:
+            self.show(lane)
+        else:
+            del self._lanes[lane.key]
 
     def close(self) -> None:
         self._desk.waiting -= len(self.waiting)
@@ -51,14 +54,18 @@ class LaneTable:
         if offsets:
             lane.wait(offsets)
             self._desk.waiting += len(offsets)
-            for offset in offsets:
-                self.waiting[offset] = lane
+            self.waiting.update(dict.fromkeys(offsets, lane))
 
-    def pop_first(self, lane: Lane) -> None:
-        """The first that waits does so no more."""
-        assert lane.waiting
-        del self.waiting[lane.waiting.popleft()]
-        self._desk.waiting -= 1
+    def pop(self, lane: Lane, begin: int, end: int, count_max: int) -> list[int]:
+        """The first that wait do so no more: those within a range, and not more than so many."""
+        waiting = lane.waiting
+        assert waiting
+        offsets: list[int] = []
+        while waiting and begin <= waiting[0] < end and len(offsets) < count_max:
+            offsets.append(waiting.popleft())
+            del self.waiting[offsets[-1]]
+        self._desk.waiting -= len(offsets)
+        return offsets
 
     def hold(self, lane: Lane, until_ns: int) -> None:
         """Nothing of a lane may be delivered before this time."""

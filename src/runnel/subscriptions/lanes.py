@@ -10,47 +10,29 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from runnel.subscriptions.leases import Lease
 from runnel.subscriptions.windows import Consumer
 
 
-class Lane:
+class Lane(msgspec.Struct, eq=False):
     """Whoever has messages of the key in flight is its holder, and only to the holder go more of them."""
 
-    __slots__ = (
-        "dying",
-        "flight",
-        "held_until_ns",
-        "holder",
-        "key",
-        "shown",
-        "shown_to",
-        "unconfirmed",
-        "waiting",
-    )
-
-    def __init__(self, key: bytes) -> None:
-        self.key = key
-        self.holder: Consumer | None = None
-        self.flight: dict[int, Lease] = {}  # by offset
-        self.waiting: deque[int] | None = (
-            None  # lowest first; None saves memory where nothing waits
-        )
-        self.unconfirmed = 0  # recalled messages whose holder may still work on them
-        self.dying = 0  # messages that are to become dead letters
-        self.held_until_ns = 0  # 0: no delay
-        self.shown = 0  # the first that waits, where it is wanted; 0: it is not
-        self.shown_to: Consumer | None = None  # who alone may have it; None: anybody
+    key: bytes
+    holder: Consumer | None = None
+    flight: dict[int, Lease] = {}  # by offset
+    waiting: deque[int] | None = None  # lowest first; None saves memory where nothing waits
+    unconfirmed: int = 0  # recalled messages whose holder may still work on them
+    dying: int = 0  # messages that are to become dead letters
+    held_until_ns: int = 0  # 0: no delay
+    shown: int = 0  # the first that waits, where it is wanted; 0: it is not
+    shown_to: Consumer | None = None  # who alone may have it; None: anybody
 
     @property
     def is_open(self) -> bool:
         """Nothing but a consumer's room stands in the way of the first that waits."""
         return not (self.unconfirmed or self.dying or self.held_until_ns)
-
-    @property
-    def is_plain(self) -> bool:
-        """Nothing but what is in flight is to be remembered of it."""
-        return not (self.waiting or self.unconfirmed or self.dying or self.held_until_ns)
 
     @property
     def is_empty(self) -> bool:

@@ -182,7 +182,7 @@ class PartitionWork:
             return []
         return [
             (offset, failures[offset].failures, failures[offset].first_delivery_ns)
-            for offset in offsets
+            for offset in sorted(offsets)
             if offset in failures
         ]
 

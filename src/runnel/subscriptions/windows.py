@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from runnel.subscriptions.effects import Key
 from runnel.subscriptions.offset_set import OffsetSet
@@ -144,6 +145,11 @@ class Consumers:
             self._ready.move_to_end(consumer)
             return consumer
         return None
+
+    @property
+    def called(self) -> Iterable[Consumer]:
+        """Those with room that have heads."""
+        return self._called
 
     def next_called(self) -> Consumer | None:
         """The same among those that have heads."""
