@@ -579,6 +579,23 @@ async def test_work_that_takes_too_long_is_not_renewed_and_its_neighbours_are_le
 
 
 @in_both_loops
+async def test_a_batch_that_takes_too_long_is_not_renewed() -> None:
+    timers = FakeTimers()
+    options = WorkOptions(30_000, 60_000, 8, 1000, 300_000, 2.0, 3_600_000)
+    async with consuming(timers=timers, options=options) as (server, _, consumer):
+        server.lease(b"1", b"2", b"3")
+        first = await anext(consumer)
+        await timers.advance(30)
+        rest = await anext(aiter(consumer.batches()))
+        await first.ack()
+        assert [message.offset for message in rest] == [2, 3]
+        await timers.advance(60)  # of which the batch has been in work for all, the first for none
+        await until(lambda: len(server.renewed) == 9)
+        await timers.advance(60)
+        assert len(server.renewed) == 9
+
+
+@in_both_loops
 async def test_a_slow_reader_that_goes_on_keeps_what_waits() -> None:
     timers = FakeTimers()
     options = WorkOptions(30_000, 60_000, 8, 1000, 300_000, 2.0, 3_600_000)

@@ -94,6 +94,22 @@ def test_what_waits_for_a_full_consumer_holds_up_no_other_key() -> None:
     assert group.pumped() == [(1, [5])]
 
 
+def test_what_waits_of_several_keys_goes_out_together_as_far_as_there_is_room() -> None:
+    group = keyed(A, B, A, B, C, A, B, A)
+    group.join(1, messages=2)
+    group.join(2, messages=100)
+    group.group.resize(2, window_messages=0, window_bytes=0)
+    assert group.pumped() == [(1, [1, 2])]
+    group.group.resize(2, window_messages=100, window_bytes=1_000_000)
+    assert group.pumped() == [(2, [5])]
+    assert group.group.waiting == 5
+    group.group.resize(1, window_messages=6, window_bytes=1_000_000)
+    assert group.pumped() == [(1, [3, 4, 6, 8])]  # the key that has waited longest first
+    group.group.resize(1, window_messages=7, window_bytes=1_000_000)
+    assert group.pumped() == [(1, [7])]
+    assert group.group.waiting == 0
+
+
 def test_only_for_the_consumer_that_has_the_key_is_anything_wanted() -> None:
     group = keyed(A, A, A)
     group.join(1, messages=1)
