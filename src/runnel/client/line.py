@@ -152,11 +152,20 @@ class ShardLine:
             self._rows_expire_ns = self._expiry_ns()
             self._rows.append(rows)
         elif self._rows[-1].generation == rows.generation:
-            self._rows[-1].extend(rows)
+            self._fill_up(rows)
         else:
             self._rows.append(rows)
         if self._alarm is None:
             self._watch()
+
+    def _fill_up(self, rows: Rows) -> None:
+        """Behind others of their generation, a batch's worth at a time: cut off a long line, each cut would move it."""
+        last = self._rows[-1]
+        last.extend(rows)
+        count = last.count_within(self._terms.batch_messages_max, self._terms.batch_bytes_max)
+        if count < len(last):
+            self._rows[-1] = last.cut(count)
+            self._rows.append(last)
 
     def pump(self, haste: Haste = Haste.USUAL) -> None:
         """Send what may be sent now."""
