@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from runnel.client.places import Places
 from runnel.config import Keep, LogSettings, Rotate, TopicRule
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.formats.wire import PartitionPlace, ShardPlace, Start
+from runnel.formats.wire import Deliver, PartitionPlace, ShardPlace, Start, Subscribed
 from runnel.log.log import ShardId
 from tests.broker.scenes import EARLIEST, LAST, At, Reader, scene
 
@@ -142,6 +143,29 @@ async def test_gap_of_purged_messages_counts_those_that_left_the_log_already(at:
     assert reader.offsets("n") == [1, 2, 3, 4]
     [gap] = reader.gaps
     assert (gap.topic, gap.first_offset, gap.next_offset, gap.missed) == ("m", 1, 7, 6)
+
+
+@scene(TopicRule(match="*", journal="j"))
+async def test_gap_is_not_told_again_to_a_reader_that_comes_back_behind_it(at: At) -> None:
+    places = Places(["m*"], Start("latest"))
+    _, subscription = await at.subscribe("m*")
+    places.begin(Subscribed(1, 1, subscription.partitions, subscription.shards))
+    subscription.close()
+    await at.broker.publish(Batch.from_messages([Message("m", b"1"), Message("n", b"1")]))
+    await at.broker.purge_topic("m")
+
+    reader, subscription = await at.subscribe("m*", start=places.next_start())
+    await at.settle(subscription)
+    assert [(gap.topic, gap.missed) for gap in reader.gaps] == [("m", 1)]
+    [told] = reader.deliveries
+    assert not told.buffers
+    places.delivered(Deliver(1, told.shard.journal, 0, told.epoch, told.next_entry), ())
+    subscription.close()
+
+    reader, subscription = await at.subscribe("m*", start=places.next_start())
+    await at.publish("m", b"2")
+    await at.settle(subscription)
+    assert (reader.gaps, reader.offsets("m")) == ([], [2])
 
 
 @scene(patterns=("[ab]", "literal"))

@@ -550,6 +550,70 @@ def test_expired_segment_before_a_young_one_does_not_hide_it() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("turns", range(12))
+@pytest.mark.parametrize("is_trimmed", [False, True])
+def test_what_goes_while_it_is_read_is_never_passed_in_silence(
+    turns: int, *, is_trimmed: bool
+) -> None:
+    home = Home(
+        TopicRule(
+            match="*",
+            journal="main",
+            rotate=Rotate(bytes_max=1),
+            retain=Retain(age_ns=DAY_NS),
+        ),
+        log=PLAIN,
+    )
+
+    async def scenario() -> None:
+        log = await home.open()
+        await log.append(one("a", b"old"))
+        home.clock.advance(DAY_NS // 2)
+        await log.append(one("a", b"young"))
+        await log.trim()
+        log = await home.reopen(log)  # nothing is known of its segments: reading waits
+        reading = asyncio.ensure_future(log.read("a", 0, 1))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        home.clock.advance(DAY_NS // 2 + 1)
+        if is_trimmed:
+            await log.trim()
+        try:
+            came = read_payloads(await reading)
+        except OffsetGoneError as gone:
+            came = [b"told"] * gone.gap
+        assert came in ([b"old", b"young"], [b"told"])
+        await log.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("turns", range(0, 60, 3))
+def test_what_stays_of_a_segment_that_is_rewritten_is_not_taken_for_gone(turns: int) -> None:
+    forgetful = LogSettings(allocate_bytes=0, disk_reserve_bytes=0, index_cache_bytes_max=1)
+    home = Home(EVERY_BATCH, log=forgetful)  # looking anything up takes a while
+
+    async def scenario() -> None:
+        log = await home.open()
+        for _ in range(3):
+            await log.append(one("c", b"before"))
+        await log.append(batch(("a", [b"1"]), ("b", [b"much", b"more"])))
+        await log.append(one("a", b"2"))
+        await log.purge_topic("b")
+        trimming = asyncio.ensure_future(log.trim())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        while not trimming.done():
+            looking = (log.bounds("a", 0), log.entry_at(MAIN, 0), log.read("a", 0, 1))
+            bounds, entry, page = await asyncio.gather(*looking)
+            assert (bounds, entry) == (Bounds(1, 3), 1)
+            assert read_payloads(page) == [b"1", b"2"]
+        assert (await trimming).segments_rewritten == 1
+        await log.close()
+
+    run(scenario)
+
+
 def test_missing_and_shortened_segments_are_told_of_at_every_opening() -> None:
     home = Home(EVERY_BATCH, log=PLAIN)
 

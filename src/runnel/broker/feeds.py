@@ -79,20 +79,15 @@ class ShardFeed:
                 self._shard, self._position, bytes_max=page_bytes(subscription.credit_bytes)
             )
         except OffsetGoneError as gone:
-            subscription.tell_gap(
-                GapState(
-                    "retention" if gone.gap > 0 else "restart",
-                    0,
-                    text=f"shard {self._shard} begins at entry {gone.first_offset}; "
-                    f"{gone.gap} entries from {gone.offset} on are gone",
-                )
+            text = (
+                f"shard {self._shard} begins at entry {gone.first_offset}; "
+                f"{gone.gap} entries from {gone.offset} on are gone"
             )
-            self._position = Position(0, gone.first_offset)
-            return self._is_at_end()
+            gap = GapState("retention" if gone.gap > 0 else "restart", 0, text=text)
+            return self._jump(subscription, gone.first_offset, gap)
         except OffsetAheadError as ahead:
-            subscription.tell_gap(GapState("restart", 0, text=str(ahead)))
-            self._position = Position(0, ahead.next_offset)
-            return self._is_at_end()
+            gap = GapState("restart", 0, text=str(ahead))
+            return self._jump(subscription, ahead.next_offset, gap)
         buffers: list[bytes | memoryview] = []
         messages = 0
         for found in page.found:
@@ -104,25 +99,36 @@ class ShardFeed:
                 messages += count
         if subscription.is_closed:
             return True
-        for gap in page.gaps:
-            subscription.tell_gap(damage_gap(gap))
+        gaps = [damage_gap(gap) for gap in page.gaps]
         if self._tells_passed:
-            for passed in passed_gaps(page, subscription.matches, self._log):
-                subscription.tell_gap(passed)
+            gaps += passed_gaps(page, subscription.matches, self._log)
+        for gap in gaps:
+            subscription.tell_gap(gap)
         self._position = page.next_position
         if buffers:
             self._tells_passed = True
-            subscription.send(
-                Delivery(
-                    self._shard,
-                    page.next_position.epoch,
-                    page.next_position.entry,
-                    buffers,
-                    sum(map(len, buffers)),
-                    messages,
-                )
-            )
+        if buffers or gaps:
+            self._send(subscription, page.next_position, buffers, messages)
         return self._is_at_end()
+
+    def _jump(self, subscription: LiveSubscription, entry: int, gap: GapState) -> bool:
+        subscription.tell_gap(gap)
+        self._position = Position(0, entry)
+        self._send(subscription, Position(self._log.epoch, entry), (), 0)
+        return self._is_at_end()
+
+    def _send(
+        self,
+        subscription: LiveSubscription,
+        position: Position,
+        buffers: Sequence[bytes | memoryview],
+        messages: int,
+    ) -> None:
+        """Without blocks it says where the reader stands, so that it is not told of a gap again after a loss."""
+        size = sum(map(len, buffers))
+        subscription.send(
+            Delivery(self._shard, position.epoch, position.entry, buffers, size, messages)
+        )
 
     def _is_at_end(self) -> bool:
         return self._position.entry >= self._log.entries(self._shard).next_offset

@@ -50,7 +50,10 @@ class Overflow(enum.StrEnum):
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """Blocks of one shard, and the entry after them (0: out of order, as last values and partitions are)."""
+    """Blocks of one shard, and the entry after them (0: out of order, as last values and partitions are).
+
+    Without blocks it tells where the shard goes on behind a gap; or, with entry 0, that all last values were sent.
+    """
 
     shard: ShardId
     epoch: int
@@ -58,6 +61,10 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     buffers: Sequence[bytes | memoryview]
     size: int
     messages: int
+
+    @property
+    def ends_last_values(self) -> bool:
+        return not self.buffers and not self.next_entry
 
 
 # Without blocks: no last values follow. A client that has seen it does not ask for them after a lost connection.

@@ -102,7 +102,7 @@ class Places:
         if self._newest is not None:
             if batches:
                 batches = self._without_repeated(batches)
-            else:
+            elif not head.next_entry:
                 self._newest = None  # that was the last of them
         if not self._is_by_partition:
             if head.next_entry:

@@ -108,6 +108,12 @@ class Found(msgspec.Struct, frozen=True, gc=False):
         """The runs asked for, cut out if the batch has others too."""
         return self.batch if self.runs is None else self.batch.cut(self.runs)
 
+    @property
+    def first_offset(self) -> int:
+        """Of the first run asked for."""
+        head = self.batch.envelope
+        return head.column64(head.base_offsets)[self.runs[0] if self.runs else 0]
+
 
 class Chosen(msgspec.Struct, frozen=True, gc=False):
     """One stored batch, and the rows of it that were asked for, which rise."""
@@ -129,6 +135,13 @@ class Page(msgspec.Struct, frozen=True):
     found: Sequence[Found]
     next_offset: int
     gaps: Sequence[Gap] = ()
+
+    @property
+    def first_offset(self) -> int:
+        """Of what it holds, damage included; without anything, where the next page begins."""
+        firsts = [gap.first_offset for gap in self.gaps[:1]]
+        firsts += [found.first_offset for found in self.found[:1]]
+        return min(firsts, default=self.next_offset)
 
 
 class Passed(NamedTuple):

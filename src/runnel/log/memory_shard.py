@@ -187,12 +187,11 @@ class MemoryShard:
         partition = self._find(key)
         return None if partition is None else partition.floor
 
-    def _served(self, partition: Partition, offset: int) -> Iterator[Place]:
+    def _served(self, partition: Partition, offset: int, is_served: IsServed) -> Iterator[Place]:
         """The partition's places that end behind an offset, as far as they are served."""
         row = self._places.get(partition.key)
         if row is None:
             return
-        is_served = self._is_served()
         for place in row.from_number(row.number_above(offset, _place_end)):
             if is_served(
                 partition.key, place.next_offset, place.stored.time_ns, place.stored.entry
@@ -200,8 +199,11 @@ class MemoryShard:
                 yield place
 
     def bounds(self, partition: Partition) -> Bounds:
+        return self._bounds(partition, self._is_served())
+
+    def _bounds(self, partition: Partition, is_served: IsServed) -> Bounds:
         next_offset = partition.visible_next
-        first = next(self._served(partition, partition.floor), None)
+        first = next(self._served(partition, partition.floor, is_served), None)
         if first is None:
             return Bounds(next_offset, next_offset)
         return Bounds(max(first.base_offset, partition.floor), next_offset)
@@ -224,7 +226,8 @@ class MemoryShard:
         return self._producers.term(producer)
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> Page:
-        bounds = self.bounds(partition)
+        is_served = self._is_served()  # by one time, or what passes its age meanwhile is missed
+        bounds = self._bounds(partition, is_served)
         if offset > bounds.next_offset:
             raise OffsetAheadError(*partition.key, offset, bounds.next_offset)
         if offset < bounds.first_offset:
@@ -232,7 +235,7 @@ class MemoryShard:
         found: list[Found] = []
         size = 0
         next_offset = bounds.next_offset
-        for place in self._served(partition, offset):
+        for place in self._served(partition, offset, is_served):
             size += len(place.stored.packed)
             if found and size > bytes_max:
                 break

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -149,18 +150,25 @@ class ShardReader:
 
     async def first_offset(self, key: Key, floor: int, is_served: IsServed) -> int | None:
         """The first message of the partition that is served; None if there is none."""
-        for segment in list(self._segments):
+        number = 0  # of the segment that was looked into last
+        while (segment := self._segment_behind(number)) is not None:
             try:
                 index = await self.index(segment)
             except FileNotFoundError:
                 if segment in self._segments:
                     raise
-                continue  # retention was quicker
+                continue  # it was removed, or rewritten, which leaves one of the same number
+            number = segment.number
             for place in index.runs_from(key, floor):
                 entry, _, time_ns = index.block_place(place.block)
                 if is_served(key, place.base_offset + place.count, time_ns, entry):
                     return max(place.base_offset, floor)
         return None
+
+    def _segment_behind(self, number: int) -> Segment | None:
+        segments = self._segments
+        place = bisect_right(segments, number, key=attrgetter("number"))
+        return segments[place] if place < len(segments) else None
 
     async def offset_at(self, key: Key, time_ns: int) -> int | None:
         """The partition's first offset that was received at this time or later."""
@@ -171,6 +179,16 @@ class ShardReader:
             place = index.first_run_from_block(key, index.first_block_from_time(time_ns))
             if place is not None:
                 return place.base_offset
+        return None
+
+    async def entry_at(self, time_ns: int) -> int | None:
+        """The first entry that was received at this time or later."""
+        for segment in list(self._segments):
+            if segment.last_time_ns >= time_ns:
+                index = await self.index(segment)
+                number = index.first_block_from_time(time_ns)
+                if number < index.block_count():
+                    return index.block_place(number)[0]
         return None
 
     async def read(

@@ -284,13 +284,15 @@ class Shard:
 
     async def entry_at(self, time_ns: int) -> int:
         """The first entry received at this time or later; the next one if none was."""
-        for segment in list(self._segments):
-            if segment.last_time_ns >= time_ns:
-                index = await self._reader.index(segment)
-                number = index.first_block_from_time(time_ns)
-                if number < index.block_count():
-                    return index.block_place(number)[0]
-        return self.writer.visible_next_entry
+        for attempt in range(_READ_ATTEMPTS):
+            try:
+                entry = await self._reader.entry_at(time_ns)
+            except FileNotFoundError:  # retention was quicker: look again at what there is
+                if attempt == _READ_ATTEMPTS - 1:
+                    raise
+                continue
+            return self.writer.visible_next_entry if entry is None else entry
+        raise AssertionError("the last attempt returns or raises")
 
     def hide(self) -> None:
         """Messages of some partition have been hidden: purged, or deleted with their topic."""
@@ -311,7 +313,7 @@ class Shard:
             is_served = self._is_served(self._parts.clock.time_ns())
             is_last = attempt == _READ_ATTEMPTS - 1
             try:
-                return await self._reader.read(
+                page = await self._reader.read(
                     partition.key,
                     offset,
                     bounds.next_offset,
@@ -322,8 +324,15 @@ class Shard:
             except FileNotFoundError:  # retention was quicker: look again at what there is
                 if is_last:
                     raise
+                continue
             except StaleIndexError:
                 await self._mend_indexes(partition.key)
+                continue
+            if page.first_offset > offset:  # a hole, or what lay there went while it was read
+                first_offset = (await self.bounds(partition)).first_offset
+                if offset < first_offset:
+                    raise OffsetGoneError(topic, number, offset, first_offset)
+            return page
         raise AssertionError("the last attempt returns or raises")
 
     async def _mend_indexes(self, key: Key) -> None:

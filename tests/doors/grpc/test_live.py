@@ -11,6 +11,7 @@ from grpc import StatusCode
 from runnel.config import BrokerSettings, Keep, TopicRule
 from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.formats.batch import Batch
+from runnel.formats.message import Message
 from tests.doors.grpc.scene import (
     LOOPS,
     NewLoop,
@@ -125,6 +126,25 @@ def test_a_reader_comes_back_to_every_position_without_gap_or_repeat() -> None:
                     left = await again.payloads(len(whole) - seen)
                     assert sorted(left) == sorted(whole[seen:])
                     again.call.cancel()
+
+    run(scenario())
+
+
+def test_a_gap_is_not_told_again_to_a_reader_that_comes_back_behind_it() -> None:
+    async def scenario() -> None:
+        async with opened() as scene:
+            reader = await Reader(scene.stub, "m*").begun()
+            reader.call.cancel()
+            both = [Message("m", b"1"), Message("n", b"1")]
+            await scene.broker.publish(Batch.from_messages(both))
+            await scene.broker.purge_topic("m")
+            back = await Reader(scene.stub, "m*", position=reader.position).begun()
+            assert (await back.event()).gap.missed == 1
+            assert not (await back.event()).delivery.messages
+            back.call.cancel()
+            again = await Reader(scene.stub, "m*", position=back.position).begun()
+            await publish(scene, "m", b"2")
+            assert await again.payloads(1) == [b"2"]
 
     run(scenario())
 

@@ -292,6 +292,27 @@ async def test_what_was_in_memory_is_a_gap_after_a_restart(pattern: str) -> None
             assert message.text == "new"
 
 
+@in_loop
+async def test_a_gap_is_not_told_again_to_who_comes_back_behind_it() -> None:
+    async with open_door() as door:
+        async with door.stream("m*") as stream:
+            await door.publish("m", b"1")
+            await stream.events(1)
+            before = stream.last_id
+        await door.publish_all(Message("m", b"2"), Message("n", b"1"))
+        await door.broker.purge_topic("m")
+        async with door.stream("m*", last_event_id=before) as stream:
+            [gap] = await stream.events(1)
+            assert (gap.kind, gap.data["missed"]) == ("gap", 1)
+            more = asyncio.ensure_future(stream.event())
+            await until(lambda: stream.last_id != before)
+            await given_up(more)
+            behind = stream.last_id
+        async with door.stream("m*", last_event_id=behind) as stream:
+            await door.publish("m", b"3")
+            assert await stream.texts(1) == ["3"]
+
+
 # --- Slow and vanished readers, and the end ---
 
 

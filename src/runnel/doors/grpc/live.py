@@ -129,9 +129,12 @@ class LiveStream:
             elif isinstance(event, GapState):
                 self._progress.missed(event)
                 await self._say(pb.SubscribeResponse(gap=told_gap(event)))
-            elif not event.size:
+            elif event.ends_last_values:
                 self._progress.last_values_sent()
                 await self._say_in_full(pb.SubscribeResponse(caught_up=pb.CaughtUp()))
+            elif not event.size:
+                self._progress.delivered(event)
+                await self._say(pb.SubscribeResponse(delivery=pb.Delivery()))
             else:
                 size = await (self._write_blocks if self._is_blocks else self._write_messages)(
                     event

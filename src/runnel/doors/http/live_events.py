@@ -24,6 +24,11 @@ def preamble(retry_ms: int, event_id: str | None) -> bytes:
     return f"retry: {retry_ms}\n{place}\n".encode()
 
 
+def place(event_id: str | None) -> bytes:
+    """Without data: readers hear nothing of it, and go on from there."""
+    return b"" if event_id is None else b"id: %b\n\n" % event_id.encode()
+
+
 def event(kind: str, event_id: str | None, data: bytes) -> bytes:
     """One event. Without an id a reader goes on from the id before."""
     if event_id is None:

@@ -186,11 +186,14 @@ class LiveStream:
                 self._gaps_waiting -= 1
                 parts.append(self._gap_event(arrived))
                 continue
-            if not arrived.buffers:
+            if arrived.ends_last_values:
                 self._position.last_sent()
                 parts.append(
                     live_events.event(live_events.CAUGHT_UP, self._position.current(), b"{}")
                 )
+                continue
+            if not arrived.buffers:
+                parts.append(self._place_event(arrived))
                 continue
             blocks = Blocks(arrived.buffers)
             arrived = msgspec.structs.replace(arrived, buffers=())  # they may be of more than this
@@ -240,6 +243,12 @@ class LiveStream:
     def _gap_event(self, gap: GapState) -> bytes:
         data = encode_json(gap_out(gap))
         return live_events.event(live_events.GAP, self._position.missed(gap), data)
+
+    def _place_event(self, passed: Delivery) -> bytes:
+        journal, shard = passed.shard.journal, passed.shard.shard
+        return live_events.place(
+            self._position.passed(journal, shard, passed.epoch, passed.next_entry)
+        )
 
     async def _write_end(self, send: Send) -> None:
         """Say why, where somebody may still be there to hear it."""

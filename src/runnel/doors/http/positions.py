@@ -159,6 +159,11 @@ class Position:
         self._partitions[key] = PartitionPlace(*key, gap.next_offset, place.epoch)
         return self.current()
 
+    def passed(self, journal: str, shard: int, epoch: int, next_entry: int) -> str | None:
+        """Move on in a shard behind what will not come."""
+        self._shards[journal, shard] = ShardPlace(journal, shard, epoch, next_entry)
+        return self.current()
+
     # --- Text ---
 
     def _text(self, first: ShardPlace | PartitionPlace | None = None) -> str | None:
