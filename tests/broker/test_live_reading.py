@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from runnel.config import Keep, Retain, Rotate, TopicRule
+from runnel.config import Keep, LogSettings, Retain, Rotate, TopicRule
 from runnel.errors import ClientFault, InvalidNameError, LimitExceededError, OffsetAheadError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
 from runnel.formats.wire import PartitionPlace, ShardPlace, Start
-from tests.broker.scenes import EARLIEST, LAST, LATEST, At, scene
+from tests.broker.scenes import EARLIEST, LAST, LATEST, PLENTY, At, scene
 
 SPREAD = TopicRule(match="p/*", partitions=3, journal="p")
 SMALL = TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=1))
@@ -195,6 +195,27 @@ async def test_reader_that_retention_overtakes_is_told(at: At) -> None:
     await at.settle(subscription)
     assert reader.payloads() == [b"younger"]
     assert [(gap.reason, gap.missed, gap.topic) for gap in reader.gaps] == [("retention", 11, "a")]
+
+
+@scene(
+    TopicRule(match="a", rotate=Rotate(bytes_max=1), retain=Retain(age_ns=10**9)),
+    log=LogSettings(allocate_bytes=4096, disk_reserve_bytes=0, index_cache_bytes_max=1),
+    patterns=("a", "a*"),
+)
+async def test_reader_that_left_while_it_was_read_for_is_told_nothing(at: At) -> None:
+    for turns in range(20):
+        reader, subscription = await at.subscribe(at.pattern, credit_bytes=0)
+        for payload in (b"1", b"2", b"3"):
+            await at.publish("a", payload)
+        at.clock.advance(5 * 10**9)
+        subscription.grant(PLENTY)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        subscription.close()
+        told = (len(reader.gaps), len(reader.deliveries))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert (len(reader.gaps), len(reader.deliveries)) == told
 
 
 @scene()

@@ -112,6 +112,8 @@ class ShardFeed:
         return self._is_at_end()
 
     def _jump(self, subscription: LiveSubscription, entry: int, gap: GapState) -> bool:
+        if subscription.is_closed:
+            return True
         subscription.tell_gap(gap)
         self._position = Position(0, entry)
         self._send(subscription, Position(self._log.epoch, entry), (), 0)
@@ -255,6 +257,8 @@ class PartitionsFeed:
                 *key, offset, bytes_max=page_bytes(subscription.credit_bytes)
             )
         except OffsetGoneError as gone:
+            if subscription.is_closed:
+                return True
             subscription.tell_gap(
                 GapState("retention", gone.gap, *key, gone.offset, gone.first_offset, str(gone))
             )

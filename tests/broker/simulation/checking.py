@@ -191,8 +191,8 @@ async def check_everything(history: History) -> None:
         while True:
             try:
                 await _check_partition(history, key)
-            except OffsetGoneError:  # retention by size has been at work since the first look
-                if history.model.policy(key[0]).retain.bytes_max is None:
+            except OffsetGoneError as gone:
+                if not _may_have_gone(history, key, range(gone.offset, gone.first_offset)):
                     raise
             else:
                 break
@@ -234,6 +234,11 @@ async def _check_partition(history: History, key: Key) -> None:
     await _check_refusals(history, key, first, end)
 
 
+def _may_have_gone(history: History, key: Key, offsets: range) -> bool:
+    """Retention may have been at work since the last look: by size, or past an age, whatever cursor was set later."""
+    return not any(history.model.must_have(key, offset) for offset in offsets)
+
+
 async def _check_refusals(history: History, key: Key, first: int, end: int) -> None:
     try:
         await history.patiently(history.broker.fetch(*key, offset=end + 1), "fetching")
@@ -246,8 +251,8 @@ async def _check_refusals(history: History, key: Key, first: int, end: int) -> N
         try:
             await history.patiently(history.broker.fetch(*key, offset=first - 1), "fetching")
         except OffsetGoneError as gone:
-            is_by_size = history.model.policy(key[0]).retain.bytes_max is not None
-            if gone.first_offset < first or (gone.first_offset > first and not is_by_size):
+            since = range(first, gone.first_offset)
+            if gone.first_offset < first or not _may_have_gone(history, key, since):
                 raise Violation(f"{key} begins at {first}, but: {gone}") from gone
         else:
             raise Violation(f"{key} begins at {first}, but was fetched from before")
