@@ -19,6 +19,8 @@ P = TypeVar("P", bound=Proto)
 aio.init_grpc_aio()
 
 _SERVICE = "/runnel.v1.Runnel/"
+# What grpcio says of a request that it cannot hand to a call which ends at that moment.
+_CALL_ENDED = "Internal error from Core"
 # A large answer is the broker's to bound, not this client's.
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
@@ -100,7 +102,12 @@ def error_of(error: aio.AioRpcError) -> RunnelError:
 def _error(code: grpc.StatusCode, text: str | None, trailing: Any) -> RunnelError:
     told = dict(trailing or ())
     if "runnel-code" not in told:
-        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
+        is_lost = code in (
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.OK,
+            grpc.StatusCode.CANCELLED,
+        )
+        if is_lost or (code is grpc.StatusCode.INTERNAL and text == _CALL_ENDED):
             return ConnectionLostError(text or "")
         return RunnelError(f"{code.name}: {text}")
     error = from_details(
