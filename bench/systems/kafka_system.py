@@ -88,8 +88,9 @@ offsets.topic.num.partitions=4
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=500
-broker.session.timeout.ms=3600000
 """
+# A server that sleeps keeps its session. One that is killed is let in again only when the last session is over.
+_SLEEPS = "broker.session.timeout.ms=3600000\n"
 
 
 def absence() -> str | None:
@@ -114,17 +115,17 @@ def _java(main: str, *arguments: str) -> list[str]:
 
 @contextmanager
 def serve(*, stored: str = "") -> Iterator[Served]:  # noqa: ARG001 - topics say how they are synced
-    with scratch() as directory, serve_in(directory, free_port()) as served:
+    with scratch() as directory, serve_in(directory, free_port(), more=_SLEEPS) as served:
         yield served
 
 
 @contextmanager
-def serve_in(directory: Path, port: int) -> Iterator[Served]:
-    """On what is there, or on a directory that it makes ready first."""
+def serve_in(directory: Path, port: int, *, more: str = "") -> Iterator[Served]:
+    """On what is there, or on a directory that it makes ready first. `more` settings are lines of its file."""
     controller_port = free_port()
     config = directory / "server.properties"
     text = _CONFIG.format(port=port, controller_port=controller_port, directory=directory)
-    config.write_text(text)
+    config.write_text(text + more)
     if not (directory / "logs" / "meta.properties").exists():
         formatting = _java("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(config))
         subprocess.run(formatting, check=True, capture_output=True, stdin=subprocess.DEVNULL)
