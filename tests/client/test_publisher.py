@@ -494,6 +494,26 @@ async def test_a_deadline_that_passes_without_a_connection_says_so() -> None:
 
 
 @in_both_loops
+async def test_what_the_deadline_finds_under_way_again_is_not_said_to_be_refused() -> None:
+    """It may be stored after all: whoever takes it for refused and sends it once more has it twice."""
+    timers = FakeTimers()
+    async with FakeServer() as server, connect(server.url, timers=timers, deadline_s=5) as bus:
+
+        def refuse_once(peer: Peer, request: wire.Publish, tail: memoryview) -> None:
+            server.on(wire.Publish, silent)
+            refusing("disk_full", retriable=True)(peer, request, tail)
+
+        server.on(wire.Publish, refuse_once)
+        publisher = bus.publisher("a")
+        receipt = publisher.submit(b"1")
+        await timers.advance_until(receipt.done)
+        with pytest.raises(TimeoutExpiredError, match="before, it was refused") as raised:
+            await receipt
+        assert isinstance(raised.value.__cause__, DiskFullError)
+        await publisher.close()
+
+
+@in_both_loops
 async def test_a_refusal_that_lasts_until_the_deadline_is_raised_itself() -> None:
     timers = FakeTimers()
     async with FakeServer() as server, connect(server.url, timers=timers, deadline_s=5) as bus:

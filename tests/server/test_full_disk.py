@@ -7,13 +7,14 @@ moved while the server runs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 from pathlib import Path
 
 import pytest
 
 from runnel.client import Bus, connect
-from runnel.errors import ClosedError, DiskFullError
+from runnel.errors import ClosedError, DiskFullError, TimeoutExpiredError
 from tests.server.serving import Server, serving
 
 pytestmark = pytest.mark.slow
@@ -27,13 +28,14 @@ def allow_files_of(server: Server, size: int) -> None:
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (size, hard))
 
 
-async def fill(bus: Bus, *, deadline_s: float) -> None:
-    """Publish until that is refused."""
-    publisher = bus.publisher("a", deadline_s=deadline_s)
+async def fill(bus: Bus, topic: str = "a", *, deadline_s: float) -> None:
+    """Publish until that is refused. What the deadline finds under way may be stored or not."""
+    publisher = bus.publisher(topic, deadline_s=deadline_s)
     try:
         while True:
             publisher.send(PAYLOAD)
-            await publisher.flush()
+            with contextlib.suppress(TimeoutExpiredError):
+                await publisher.flush()
     finally:
         publisher.end(ClosedError("enough"))
 

@@ -94,7 +94,7 @@ def test_acks_that_find_no_room_at_all_are_told_so_and_stored_later(tmp_path: Pa
             with pytest.raises(DiskFullError):  # and says so as often as it is asked
                 await consumer.flush()
             with pytest.raises(DiskFullError):
-                await fill(bus, deadline_s=0.2)
+                await fill(bus, "b", deadline_s=0.2)
             works += await take(consumer, 50)  # delivering goes on: what is acked makes room
             allow_files_of(server, resource.RLIM_INFINITY)
             await consumer.flush()

@@ -446,10 +446,7 @@ class ShardLine:
         self._alarm = None
         now_ns = self._timers.monotonic_ns()
         while not self.is_empty and self._oldest_expiry_ns() <= now_ns:
-            error = self._refusal or TimeoutExpiredError(
-                f"publishing to journal {self.key.journal}: not acknowledged within "
-                f"{self._terms.deadline_s:g} s; {self._link.state}"
-            )
+            error = self._why_expired()
             if self._terms.name is not None:
                 self._owner.line_broken(error)  # what follows could not be numbered
                 return
@@ -459,6 +456,19 @@ class ShardLine:
                 self._owner.settled(self._rows.popleft(), error)
                 self._rows_expire_ns = self._expiry_ns()
         self._watch()
+
+    def _why_expired(self) -> RunnelError:
+        """What the oldest is given up with. If it is under way again, it may be stored after all."""
+        refusal = self._refusal
+        if refusal is not None and not (self._batches and self._batches[0].is_under_way):
+            return refusal
+        refused = "" if refusal is None else f"; before, it was refused: {refusal}"
+        error = TimeoutExpiredError(
+            f"publishing to journal {self.key.journal}: not acknowledged within "
+            f"{self._terms.deadline_s:g} s; {self._link.state}{refused}"
+        )
+        error.__cause__ = refusal
+        return error
 
 
 def _unsure(error: ConnectionLostError) -> ConnectionLostError:
