@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 
+import msgspec
 import pytest
 
 from runnel.config import LogSettings, Retain, Rotate, TopicRule
@@ -20,6 +21,7 @@ from tests.log.samples import batch, numbered, one, read_all, read_offsets, read
 
 MAIN = ShardId("main")
 EVERY_BATCH = TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=1))
+FOR_A_DAY = msgspec.structs.replace(EVERY_BATCH, retain=Retain(age_ns=DAY_NS))
 PLAIN = LogSettings(allocate_bytes=0, disk_reserve_bytes=0)
 
 
@@ -518,15 +520,7 @@ def test_reader_beside_retention_meets_messages_or_a_gap_but_no_error() -> None:
 
 def test_expired_segment_before_a_young_one_does_not_hide_it() -> None:
     """The clock may pass a message's age between two looks at it; what follows is served all the same."""
-    home = Home(
-        TopicRule(
-            match="*",
-            journal="main",
-            rotate=Rotate(bytes_max=1),
-            retain=Retain(age_ns=DAY_NS),
-        ),
-        log=PLAIN,
-    )
+    home = Home(FOR_A_DAY, log=PLAIN)
 
     async def scenario() -> None:
         log = await home.open()
@@ -555,15 +549,7 @@ def test_expired_segment_before_a_young_one_does_not_hide_it() -> None:
 def test_what_goes_while_it_is_read_is_never_passed_in_silence(
     turns: int, *, is_trimmed: bool
 ) -> None:
-    home = Home(
-        TopicRule(
-            match="*",
-            journal="main",
-            rotate=Rotate(bytes_max=1),
-            retain=Retain(age_ns=DAY_NS),
-        ),
-        log=PLAIN,
-    )
+    home = Home(FOR_A_DAY, log=PLAIN)
 
     async def scenario() -> None:
         log = await home.open()

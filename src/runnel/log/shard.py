@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from typing import TypeVar
 
 from runnel.errors import OffsetAheadError, OffsetGoneError, ProducerFault, Unavailable
 from runnel.formats.batch import Batch
@@ -38,6 +39,7 @@ from runnel.log.writer import Parts, ShardWriter
 from runnel.topics.policies import JournalPolicy
 
 _READ_ATTEMPTS = 3
+_T = TypeVar("_T")
 
 
 class Shard:
@@ -269,30 +271,19 @@ class Shard:
         return Bounds(known, partition.visible_next)
 
     async def offset_at(self, partition: Partition, time_ns: int) -> int:
-        for attempt in range(_READ_ATTEMPTS):
+        async def look() -> int:
             bounds = await self.bounds(partition)
-            try:
-                offset = await self._reader.offset_at(partition.key, time_ns)
-            except FileNotFoundError:  # retention was quicker: look again at what there is
-                if attempt == _READ_ATTEMPTS - 1:
-                    raise
-                continue
+            offset = await self._reader.offset_at(partition.key, time_ns)
             if offset is None:
                 return bounds.next_offset
             return min(max(offset, bounds.first_offset), bounds.next_offset)
-        raise AssertionError("the last attempt returns or raises")
+
+        return await _beside_retention(look)
 
     async def entry_at(self, time_ns: int) -> int:
         """The first entry received at this time or later; the next one if none was."""
-        for attempt in range(_READ_ATTEMPTS):
-            try:
-                entry = await self._reader.entry_at(time_ns)
-            except FileNotFoundError:  # retention was quicker: look again at what there is
-                if attempt == _READ_ATTEMPTS - 1:
-                    raise
-                continue
-            return self.writer.visible_next_entry if entry is None else entry
-        raise AssertionError("the last attempt returns or raises")
+        entry = await _beside_retention(lambda: self._reader.entry_at(time_ns))
+        return self.writer.visible_next_entry if entry is None else entry
 
     def hide(self) -> None:
         """Messages of some partition have been hidden: purged, or deleted with their topic."""
@@ -364,16 +355,13 @@ class Shard:
         return self._is_served(self._parts.clock.time_ns())
 
     async def read_entries(self, position: Position, bytes_max: int) -> ShardPage:
-        for attempt in range(_READ_ATTEMPTS):
+        async def look() -> ShardPage:
             end = self._check_position(position)
-            try:
-                return await self._reader.read_entries(
-                    position, end, self._parts.epoch, bytes_max, self._served_filter()
-                )
-            except FileNotFoundError:  # retention was quicker: look again at what there is
-                if attempt == _READ_ATTEMPTS - 1:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+            return await self._reader.read_entries(
+                position, end, self._parts.epoch, bytes_max, self._served_filter()
+            )
+
+        return await _beside_retention(look)
 
     async def messages_at(
         self,
@@ -439,3 +427,11 @@ class Shard:
             is_read_only=self.writer.is_read_only,
             producers=len(self.producers),
         )
+
+
+async def _beside_retention(look: Callable[[], Awaitable[_T]]) -> _T:
+    """What there is; where retention was quicker, it is looked at again."""
+    for _ in range(_READ_ATTEMPTS - 1):
+        with suppress(FileNotFoundError):
+            return await look()
+    return await look()
