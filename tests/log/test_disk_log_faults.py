@@ -13,7 +13,10 @@ from runnel.config import LogSettings, Retain, Rotate, TopicRule
 from runnel.config.settings import DAY_NS
 from runnel.errors import DiskFullError, OffsetGoneError, ReadOnlyError
 from runnel.log.disk_log import DiskLog
+from runnel.log.index import Index
 from runnel.log.log import Bounds, CursorPosition, Level, Position, ShardId
+from runnel.log.reader import ShardReader
+from runnel.log.segments import Segment
 from runnel.world.disk import Access
 from tests.fakes.disk import FakeDisk, Kind
 from tests.log.home import Home, run
@@ -23,6 +26,8 @@ MAIN = ShardId("main")
 EVERY_BATCH = TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=1))
 FOR_A_DAY = msgspec.structs.replace(EVERY_BATCH, retain=Retain(age_ns=DAY_NS))
 PLAIN = LogSettings(allocate_bytes=0, disk_reserve_bytes=0)
+# Looking anything up takes a while.
+FORGETFUL = LogSettings(allocate_bytes=0, disk_reserve_bytes=0, index_cache_bytes_max=1)
 
 
 def is_segment(path: str) -> bool:
@@ -574,10 +579,63 @@ def test_what_goes_while_it_is_read_is_never_passed_in_silence(
     run(scenario)
 
 
+@pytest.mark.parametrize("reads", range(2, 7))
+def test_page_ends_before_a_segment_that_goes_between_two_reads(
+    reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=100_000)), log=PLAIN)
+    left, read_bytes = reads, ShardReader.read_bytes
+
+    async def read(reader: ShardReader, segment: Segment, position: int, size: int) -> memoryview:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise FileNotFoundError(segment.path)
+        return await read_bytes(reader, segment, position, size)
+
+    monkeypatch.setattr(ShardReader, "read_bytes", read)
+
+    async def scenario() -> None:
+        log = await home.open()
+        for number in range(8):  # several segments, each with several places to read
+            await log.append(one("a", b"%d" % number))
+            await log.append(one("b", b"x" * 40_000))
+        page = await log.read("a", 0, 1)
+        assert left <= 0
+        assert read_offsets(page) == list(range(1, page.next_offset))
+        await log.close()
+
+    run(scenario)
+
+
+def test_reader_of_the_last_message_does_not_mind_that_those_before_it_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home = Home(EVERY_BATCH, log=PLAIN)
+    index = ShardReader.index
+
+    async def look(reader: ShardReader, segment: Segment) -> Index:
+        """Retention is quicker, every time."""
+        if segment is not reader._segments[-1]:
+            reader._segments.remove(segment)
+            raise FileNotFoundError(segment.path)
+        return await index(reader, segment)
+
+    async def scenario() -> None:
+        log = await home.open()
+        for number in range(1, 9):
+            await log.append(one("a", b"%d" % number))
+        await log.bounds("a", 0)
+        monkeypatch.setattr(ShardReader, "index", look)
+        assert read_payloads(await log.read("a", 0, 8)) == [b"8"]
+        await log.close()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("turns", range(0, 60, 3))
 def test_what_stays_of_a_segment_that_is_rewritten_is_not_taken_for_gone(turns: int) -> None:
-    forgetful = LogSettings(allocate_bytes=0, disk_reserve_bytes=0, index_cache_bytes_max=1)
-    home = Home(EVERY_BATCH, log=forgetful)  # looking anything up takes a while
+    home = Home(EVERY_BATCH, log=FORGETFUL)
 
     async def scenario() -> None:
         log = await home.open()

@@ -210,24 +210,28 @@ class ShardReader:
         gaps: list[Gap] = []
         next_offset = offset
         size = 0
-        for segment in self._segments_from(key, offset):
-            index = await self.index(segment)
-            if index.next_offset(key) <= next_offset:
-                continue
+        for segment in await self._segments_from(key, offset):
             places: list[_Place] = []
+            read: list[Found] = []
+            damaged: list[Gap] = []
             is_full = False
-            for place in _places(index, key, next_offset, is_served):
-                if (found or places) and size + place.size > bytes_max:
-                    is_full = True
-                    break
-                places.append(place)
-                size += place.size
             try:
-                await self._read_places(segment, key, places, found, gaps, is_mended=is_mended)
+                index = await self.index(segment)
+                if index.next_offset(key) <= next_offset:
+                    continue
+                for place in _places(index, key, next_offset, is_served):
+                    if (found or places) and size + place.size > bytes_max:
+                        is_full = True
+                        break
+                    places.append(place)
+                    size += place.size
+                await self._read_places(segment, key, places, read, damaged, is_mended=is_mended)
             except (FileNotFoundError, StaleIndexError):
                 if found or gaps:
                     break  # what there is so far is right; the next page begins with this segment
                 raise
+            found += read  # all of a segment's, or none: the next page must not repeat them
+            gaps += damaged
             if places:
                 next_offset = places[-1].next_offset
             self._remember(key, next_offset, segment.number)
@@ -237,9 +241,24 @@ class ShardReader:
             next_offset = end_offset  # nothing but holes up to the end
         return Page(found, next_offset, gaps)
 
-    def _segments_from(self, key: Key, offset: int) -> Iterator[Segment]:
-        hint = self._hints.get((key, offset), 0)
-        return iter([segment for segment in self._segments if segment.number >= hint])
+    async def _segments_from(self, key: Key, offset: int) -> list[Segment]:
+        """The first that has messages of the partition from an offset on, and all behind it as of now.
+
+        Those before it may go meanwhile: a reader of what follows does not mind.
+        """
+        number = self._hints.get((key, offset), 1) - 1  # of the segment that was passed last
+        while (segment := self._segment_behind(number)) is not None:
+            try:
+                index = await self.index(segment)
+            except FileNotFoundError:
+                if segment in self._segments:
+                    raise
+                continue  # it was removed, or rewritten
+            if index.next_offset(key) <= offset:
+                number = segment.number
+            elif segment in self._segments:
+                return self._segments[self._segments.index(segment) :]
+        return []
 
     def _remember(self, key: Key, offset: int, number: int) -> None:
         if len(self._hints) >= 4096:
