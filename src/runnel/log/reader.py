@@ -150,14 +150,9 @@ class ShardReader:
 
     async def first_offset(self, key: Key, floor: int, is_served: IsServed) -> int | None:
         """The first message of the partition that is served; None if there is none."""
-        number = 0  # of the segment that was looked into last
-        while (segment := self._segment_behind(number)) is not None:
-            try:
-                index = await self.index(segment)
-            except FileNotFoundError:
-                if segment in self._segments:
-                    raise
-                continue  # it was removed, or rewritten, which leaves one of the same number
+        number = 0
+        while (behind := await self._index_behind(number)) is not None:
+            segment, index = behind
             number = segment.number
             for place in index.runs_from(key, floor):
                 entry, _, time_ns = index.block_place(place.block)
@@ -165,10 +160,17 @@ class ShardReader:
                     return max(place.base_offset, floor)
         return None
 
-    def _segment_behind(self, number: int) -> Segment | None:
+    async def _index_behind(self, number: int) -> tuple[Segment, Index] | None:
+        """The first segment behind a number, and its index. One that goes meanwhile is passed over."""
         segments = self._segments
-        place = bisect_right(segments, number, key=attrgetter("number"))
-        return segments[place] if place < len(segments) else None
+        while (place := bisect_right(segments, number, key=attrgetter("number"))) < len(segments):
+            segment = segments[place]
+            try:
+                return segment, await self.index(segment)
+            except FileNotFoundError:  # removed, or rewritten, which leaves one of the same number
+                if segment in segments:
+                    raise
+        return None
 
     async def offset_at(self, key: Key, time_ns: int) -> int | None:
         """The partition's first offset that was received at this time or later."""
@@ -247,13 +249,8 @@ class ShardReader:
         Those before it may go meanwhile: a reader of what follows does not mind.
         """
         number = self._hints.get((key, offset), 1) - 1  # of the segment that was passed last
-        while (segment := self._segment_behind(number)) is not None:
-            try:
-                index = await self.index(segment)
-            except FileNotFoundError:
-                if segment in self._segments:
-                    raise
-                continue  # it was removed, or rewritten
+        while (behind := await self._index_behind(number)) is not None:
+            segment, index = behind
             if index.next_offset(key) <= offset:
                 number = segment.number
             elif segment in self._segments:
