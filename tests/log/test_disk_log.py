@@ -15,6 +15,7 @@ from runnel.errors import (
     OffsetGoneError,
     ProducerFencedError,
     ProducerForgottenError,
+    SettingsError,
     UnknownTopicError,
 )
 from runnel.formats.block import HEADER_BYTES
@@ -424,6 +425,52 @@ def test_newer_format_is_refused_with_a_clear_text() -> None:
         await (await home.open()).close()  # a refused opening has let go of the lock
 
     run(scenario)
+
+
+def store_one_in(directory: Path) -> None:
+    async def scenario() -> None:
+        workers = ThreadWorkers(1)
+        try:
+            log = await DiskLog.open(
+                directory,
+                settings=Settings(log=LOG),
+                policies=Policies([]),
+                disk=RealDisk(),
+                clock=VirtualClock(),
+                workers=workers,
+            )
+            await log.append(one("a", b"1"))
+            await log.close()
+        finally:
+            workers.close()
+
+    run(scenario)
+
+
+def test_directory_of_somebody_else_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    for name in ("thesis.txt", "photos", "notes", ".profile"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(
+        SettingsError,
+        match=r"not a data directory of Runnel: it holds '.profile', 'notes', 'photos' and 1 more, and no runnel.json",
+    ):
+        store_one_in(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".profile",
+        "notes",
+        "photos",
+        "thesis.txt",
+    ]
+
+
+def test_directory_with_tokens_a_settings_file_or_our_own_files_is_taken(tmp_path: Path) -> None:
+    for name in ("tokens.json", "tokens.json.lock", "runnel.toml", "lost+found"):
+        (tmp_path / name).touch()
+    store_one_in(tmp_path)
+    (tmp_path / "runnel.json").rename(tmp_path / "runnel.json.new")  # a crash while it was made
+    store_one_in(tmp_path)
+    (tmp_path / "thesis.txt").touch()  # beside our format file anything may lie
+    store_one_in(tmp_path)
 
 
 def test_second_opener_is_refused_until_the_first_is_done(tmp_path: Path) -> None:

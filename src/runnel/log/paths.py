@@ -31,6 +31,12 @@ SEGMENT_SUFFIX: Final = ".segment"
 INDEX_SUFFIX: Final = ".index"
 # Files being written: a crash leaves them, opening removes them.
 UNFINISHED_SUFFIX: Final = ".new"
+# What a data directory may hold before its format file is there: our own files, and what a file system puts into an
+# empty volume. Settings and tokens may be made before the broker is first started.
+_OUR_NAMES: Final = frozenset(
+    (FORMAT_FILE, LOCK_FILE, CATALOGUE, JOURNALS, "runnel.toml", "lost+found")
+)
+_TOKENS_FILE: Final = "tokens.json"
 
 _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _FOLDER_CHARACTERS_MAX: Final = 120
@@ -61,6 +67,16 @@ def shard_folder(directory: str, journal: str, shard: int) -> str:
 def state_folder(shard_folder: str) -> str:
     """Of the journal of what subscriptions have done in a shard."""
     return f"{shard_folder}/{STATE}"
+
+
+def foreign_names(names: Sequence[str]) -> list[str]:
+    """The names in a directory without a format file that Runnel cannot have put there."""
+    return [
+        name
+        for name in names
+        if name.removesuffix(UNFINISHED_SUFFIX) not in _OUR_NAMES
+        and not name.startswith(_TOKENS_FILE)
+    ]
 
 
 def segment_path(folder: str, number: int, generation: int) -> str:

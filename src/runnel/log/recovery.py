@@ -34,6 +34,7 @@ from runnel.world.disk import Access, Disk, DiskLock
 FORMAT: Final = 1
 # A plain body has 4 bytes a message or more. A compressed one may have next to none, but not more than this.
 _DAMAGED_MESSAGES_MAX: Final = BODY_BYTES_CEILING // 4
+_NAMES_SHOWN_MAX: Final = 3
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -64,6 +65,7 @@ def claim(disk: Disk, directory: str) -> DiskLock:
     """In a worker: lock the directory for this process; make it, or check that we can read it."""
     try:
         disk.make_directory(directory)
+        _refuse_foreign(directory, disk.list(directory))
         lock = disk.lock(f"{directory}/{paths.LOCK_FILE}")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -82,6 +84,19 @@ def claim(disk: Disk, directory: str) -> DiskLock:
         lock.release()
         raise
     return lock
+
+
+def _refuse_foreign(directory: str, names: Sequence[str]) -> None:
+    """Before anything is written: a mistyped path must not mix our files with somebody else's."""
+    foreign = [] if paths.FORMAT_FILE in names else paths.foreign_names(names)
+    if foreign:
+        shown = ", ".join(repr(name) for name in foreign[:_NAMES_SHOWN_MAX])
+        more = len(foreign) - _NAMES_SHOWN_MAX
+        raise SettingsError(
+            f"{directory} is not a data directory of Runnel: it holds {shown}"
+            f"{f' and {more} more' if more > 0 else ''}, and no {paths.FORMAT_FILE}; name an empty directory, or one "
+            "that does not exist yet (nothing was written)"
+        )
 
 
 def check_format(disk: Disk, path: str) -> None:
