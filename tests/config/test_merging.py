@@ -133,3 +133,15 @@ def test_variables_of_others_are_not_looked_at() -> None:
 def test_settings_are_frozen(struct: object) -> None:
     with pytest.raises(AttributeError):
         setattr(struct, "data", "x")  # noqa: B010 - the type checker knows it is wrong
+
+
+def test_a_list_of_texts_is_an_array_in_a_file_and_has_commas_elsewhere() -> None:
+    key = "http.hosts"
+    toml = '[http]\nhosts = ["a.example", "b.example"]'
+    assert merged(toml).settings.http.hosts == ("a.example", "b.example")
+    variable = {"RUNNEL_HTTP_HOSTS": "c.example, d.example"}
+    assert merged(toml, variable).settings.http.hosts == ("c.example", "d.example")
+    loaded = merged(toml, variable, [f"{key}=e.example"])
+    assert loaded.settings.http.hosts == ("e.example",)
+    assert str(loaded.sources[key]) == f"--set {key}"
+    assert merged(toml, {}, [f"{key}=none"]).settings.http.hosts == ()

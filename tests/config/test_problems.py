@@ -390,3 +390,15 @@ def test_what_kubernetes_sets_beside_a_service_called_runnel_is_not_ours() -> No
         "RUNNEL_PORT_7470_TCP_ADDR": "10.0.0.1",
     }
     assert merged("", environment).settings == merged().settings
+
+
+def test_a_list_of_texts_has_nothing_else() -> None:
+    hint = 'not a list of texts; write ["a", "b"]'
+    assert problems('[http]\nhosts = "a"') == [f'http.hosts = "a" (runnel.toml:2): {hint}']
+    assert problems("[http]\nhosts = [1]") == [f"http.hosts = […] (runnel.toml:2): {hint}"]
+    assert problems('[http]\nhosts = [""]') == [
+        "http.hosts = […] (runnel.toml:2): empty; leave the key out for its default"
+    ]
+    assert problems("", {}, ["http.hosts=a,,b"]) == [
+        'http.hosts = "a,,b" (--set http.hosts): empty; leave the key out for its default'
+    ]

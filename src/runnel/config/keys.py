@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from msgspec import NODEFAULT, Struct, inspect
@@ -17,6 +17,7 @@ from runnel.config.settings import DESCRIPTIONS, Kind, Settings
 ABSENT: Final = "none"
 
 TEXT_CHARS_MAX: Final = 4096
+TEXTS_MAX: Final = 1000
 
 # More digits than any bound has, and few enough that reading them costs nothing.
 _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,30}")
@@ -37,6 +38,7 @@ _NOT_OF_KIND: Final = {
     Kind.TIME_OF_DAY: f"not a time of day; {units.TIME_OF_DAY_HINT}",
     Kind.COUNT: "not a whole number; write one without quotes, such as 64",
     Kind.TEXT: "not text; write it in quotes",
+    Kind.TEXTS: 'not a list of texts; write ["a", "b"]',
     Kind.FLAG: "neither true nor false; write one of them without quotes",
 }
 
@@ -78,6 +80,8 @@ class Key(Struct, frozen=True, kw_only=True):
         match self.kind, raw:
             case (Kind.TEXT, str()):
                 return _checked_text(raw)
+            case (Kind.TEXTS, list()):
+                return _checked_texts(raw)
             case (Kind.FLAG, bool()):
                 return raw
             case (Kind.COUNT | Kind.SIZE, int()) if is_number:
@@ -99,6 +103,9 @@ class Key(Struct, frozen=True, kw_only=True):
                 if text not in ("true", "false"):
                     raise ValueError("neither true nor false; write one of them")
                 return text == "true"
+            case Kind.TEXTS:
+                given = [] if text in ("", ABSENT) else text.split(",")
+                return _checked_texts([each.strip() for each in given])
             case _:
                 return self.parse(text)
 
@@ -110,6 +117,8 @@ class Key(Struct, frozen=True, kw_only=True):
             return "true" if value else "false"
         if self.kind is Kind.COUNT:
             return str(value)
+        if isinstance(value, tuple | list):
+            return json.dumps(value, ensure_ascii=False)
         if isinstance(value, int):
             return json.dumps(_FORMATTERS[self.kind](value))
         # Control characters are refused on the way in, so JSON's escapes are TOML's.
@@ -146,6 +155,17 @@ def _checked_text(text: str) -> str:
     if any(0xD800 <= ord(char) < 0xE000 for char in text):
         raise ValueError("not valid UTF-8")
     return text
+
+
+def _checked_texts(texts: Sequence[object]) -> tuple[str, ...]:
+    if len(texts) > TEXTS_MAX:
+        raise ValueError(f"too many; the most is {TEXTS_MAX}")
+    checked = []
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(_NOT_OF_KIND[Kind.TEXTS])  # noqa: TRY004 - a setting's fault, not a type's
+        checked.append(_checked_text(text))
+    return tuple(checked)
 
 
 def _keys_of(struct: inspect.StructType, prefix: str) -> dict[str, Key]:
@@ -186,6 +206,8 @@ def _key_of(name: str, field: inspect.Field) -> Key:
             kind = Kind.FLAG
         case inspect.StrType():
             kind = Kind.TEXT
+        case inspect.VarTupleType(item_type=inspect.StrType()):
+            kind = Kind.TEXTS
         case _:
             raise TypeError(f"{name} has a type that settings cannot have: {field.type}")
     return Key(

@@ -73,6 +73,7 @@ where it came from. Whatever is wrong is refused at the start, all of it in one 
 
 - Sizes: `"256MiB"`, `"1.5GiB"`, `"10MB"`, or a number of bytes.
 - Durations: `"7d"`, `"1h30m"`, `"500ms"`; the units are w, d, h, m, s, ms, us and ns.
+- Lists: `["a", "b"]`; as a variable or with `--set`, `a,b`.
 - `"none"` stands for the absence of a value that may be absent.
 
 | key | default | meaning | variable |

@@ -35,6 +35,7 @@ class Kind(enum.StrEnum):
     TIME_OF_DAY = "time of day"
     COUNT = "count"
     TEXT = "text"
+    TEXTS = "list of texts"
     FLAG = "flag"
     CHOICE = "choice"
 
@@ -185,6 +186,8 @@ class HttpSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
     listen: str | None = "127.0.0.1:7480"
     allow_remote: bool = False
+    hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     connections_max: Count = 1000
     body_bytes_max: Size = 16 * MIB
     request_timeout_ns: Interval = 30 * SECOND_NS
@@ -292,6 +295,8 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "native.tls_key": "File with the certificate's private key, PEM.",
     "http.listen": "Address and port of the HTTP door; port 0: any free one; none: closed.",
     "http.allow_remote": "Let listen name an address that other machines reach, unauthenticated.",
+    "http.hosts": "Further names that requests without tokens may use as Host; *.name: all below it; *: any name.",
+    "http.cors_origins": "Sites whose pages may use the broker, as https://ui.example; *: all, with tokens.",
     "http.connections_max": "Most connections at a time; the one idle for longest makes room for another.",
     "http.body_bytes_max": "Largest body of a request; one line of a bulk publish, which may be longer.",
     "http.request_timeout": "Time for a request to arrive whole; between two lines of a bulk publish.",

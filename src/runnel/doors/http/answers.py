@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -14,6 +14,14 @@ JSON: Final = "application/json"
 
 encode_json: Final = msgspec.json.Encoder().encode
 _JSON_FIELD: Final = b"content-type: application/json\r\n"
+_HAS_FIELDS: Final = "runnel.has_fields"
+
+
+def add_fields(scope: Scope, fields: Iterable[tuple[bytes, bytes]]) -> None:
+    """Let the answer to this request have these headers, whoever makes it."""
+    cycle = scope[CYCLE]  # type: ignore[typeddict-item]
+    cycle.default_headers = [*cycle.default_headers, *fields]
+    scope[_HAS_FIELDS] = True  # type: ignore[typeddict-unknown-key]
 
 
 class Answer:
@@ -35,7 +43,8 @@ class Answer:
         self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        if self._content_type is JSON and self._status == 200 and not self._headers:
+        is_plain = self._content_type is JSON and self._status == 200 and not self._headers
+        if is_plain and _HAS_FIELDS not in scope:
             connection: Connection = scope[CONNECTION]  # type: ignore[typeddict-item]
             if connection.answer(scope[CYCLE], 200, _JSON_FIELD, self.body):  # type: ignore[typeddict-item]
                 return

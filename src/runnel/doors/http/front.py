@@ -1,21 +1,15 @@
-"""What every request passes first: counted, kept from other people's web pages, given its path, asked for its token.
-
-Where nobody is asked for a token, a web page in somebody's browser must not be the way in: neither from another site
-(the browser then sends `Origin`), nor, at a door for this machine alone, by a name of the page's own that leads here
-(DNS rebinding: the browser then sends that name as `Host`). With tokens neither can do anything: a page has
-none to show.
-"""
+"""What every request passes first: counted, kept from other people's web pages, given its path, asked for its token."""
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
-from runnel.doors.http.answers import Answer
+from runnel.doors.http.answers import Answer, add_fields
+from runnel.doors.http.browsers import BrowserPolicy, is_preflight, preflight_fields, shown
 from runnel.doors.http.calls import CALL, Call
 from runnel.doors.http.connection import AUTHORITY, CONNECTION, Connection
 from runnel.doors.http.door import HttpDoor
@@ -26,9 +20,8 @@ from runnel.doors.http.problems import (
     problem_bytes,
     problem_of,
 )
-from runnel.errors import ClientFault, ForbiddenError, RunnelError, UnauthenticatedError
+from runnel.errors import ClientFault, RunnelError, UnauthenticatedError
 from runnel.security.gate import Pass
-from runnel.world.addresses import parse_address
 from runnel.world.diagnostics import get_logger
 
 logger = get_logger("runnel.http")
@@ -42,7 +35,6 @@ _STREAM_PATH: Final = "/v1/stream"
 _QUERY_TOKEN: Final = "access_token"
 
 _NOBODY: Final = Pass(None, None)
-_SHOWN_CHARS_MAX: Final = 100
 
 
 class _AmbiguousError(ClientFault):
@@ -52,15 +44,11 @@ class _AmbiguousError(ClientFault):
 class Front:
     """The ASGI application that connections run; `app` is behind it."""
 
-    def __init__(self, door: HttpDoor, app: ASGIApp) -> None:
+    def __init__(self, door: HttpDoor, app: ASGIApp, browsers: BrowserPolicy) -> None:
         self._door = door
         self._app = app
         self._counters = door.broker.metrics.counters
-        http = door.settings.http
-        self._is_for_this_machine = not door.gate.asks and not http.allow_remote
-        # Hosts that have been found to be ours, as clients spell them.
-        self._own_hosts: set[bytes] = set()
-        self._own_name = parse_address(http.listen or "", key="http.listen")[0].lower()
+        self._browsers = browsers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = cast("Connection", scope[CONNECTION])  # type: ignore[typeddict-item]
@@ -68,10 +56,17 @@ class Front:
         try:
             fields = cast("Sequence[tuple[bytes, bytes]]", scope["headers"])
             headers = dict(fields)
+            method = cast("HTTPScope", scope)["method"]
+            if b"origin" in headers and (cors := self._browsers.cors_fields(headers[b"origin"])):
+                add_fields(scope, cors)
+                if is_preflight(method, headers):
+                    answer = Answer(status=204, headers=preflight_fields(headers))
+                    await answer(scope, receive, send)
+                    return
             path = scope["path"] = routed_path(scope["raw_path"])
             if len(headers) < len(fields):
                 _check_single(fields)
-            self._check(scope, headers)
+            self._check(scope, method, headers)
             if path in _OPEN_PATHS:
                 admitted = _NOBODY
             else:
@@ -94,50 +89,27 @@ class Front:
                     logger.exception("an answer broke off", peer=connection.peer, path=path)
                 connection.transport.abort()
 
-    def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+    def _check(self, scope: Scope, method: str, headers: Mapping[bytes, bytes]) -> None:
         """Refuse what no resource takes."""
         transfer = headers.get(b"transfer-encoding")
         if transfer is not None and transfer.lower() != b"chunked":
             raise _AmbiguousError(
-                f"transfer-encoding {_shown(transfer)}: bodies come as they are, or chunked"
+                f"transfer-encoding {shown(transfer)}: bodies come as they are, or chunked"
             )
         encoding = headers.get(b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
             raise NotTakenError(
-                f"content-encoding {_shown(encoding)}: bodies are taken as they are, not compressed"
+                f"content-encoding {shown(encoding)}: bodies are taken as they are, not compressed"
             )
         if self._door.gate.asks:
             return
-        host = headers.get(b"host", b"")
         authority = cast("bytes | None", scope.get(AUTHORITY))
+        host = headers.get(b"host", b"")
         if authority is not None and authority.lower() != host.lower():
             raise _AmbiguousError(
-                f"the target is of the host {_shown(authority)}, and host is {_shown(host)}"
+                f"the target is of the host {shown(authority)}, and host is {shown(host)}"
             )
-        if self._is_for_this_machine and host not in self._own_hosts:
-            self._check_host(host)
-        origin = headers.get(b"origin")
-        if origin is not None and not _is_same_site(origin, host):
-            raise ForbiddenError(
-                f"origin {_shown(origin)} is another site than {_shown(host)}: without tokens, pages of other sites "
-                "may not use the broker"
-            )
-
-    def _check_host(self, host: bytes) -> None:
-        try:
-            name = (urlsplit(b"//" + host).hostname or b"").decode("ascii").lower()
-        except (ValueError, UnicodeDecodeError):
-            raise ClientFault(f"host {_shown(host)} is not a host") from None
-        if name not in (self._own_name, "localhost") and not name.endswith(".localhost"):
-            try:
-                ipaddress.ip_address(name.partition("%")[0])  # a page's own name is no address
-            except ValueError:
-                raise ForbiddenError(
-                    f"host {_shown(host)} is not this machine's: without tokens the broker answers to localhost, to "
-                    "IP addresses and to the name in http.listen, so that no web page comes in by a name of its own"
-                ) from None
-        if len(self._own_hosts) < 100:
-            self._own_hosts.add(host)
+        self._browsers.check(method, headers)
 
 
 def problem_answer(
@@ -175,14 +147,3 @@ def _token(scope: Scope, path: str, headers: Mapping[bytes, bytes]) -> str | Non
     if scheme.lower() != "bearer" or not token.strip():
         raise UnauthenticatedError("authorization: what is needed is `Bearer runnel_…`, a token")
     return token.strip()
-
-
-def _is_same_site(origin: bytes, host: bytes) -> bool:
-    try:
-        return bool(host) and urlsplit(origin).netloc.lower() == host.lower()
-    except ValueError:
-        return False
-
-
-def _shown(value: bytes) -> str:
-    return repr(value[:_SHOWN_CHARS_MAX].decode("latin-1"))

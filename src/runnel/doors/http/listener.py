@@ -5,11 +5,14 @@ The connections are uvicorn's, its server is not: signals, logging and the order
 
 from __future__ import annotations
 
+import socket
+
 from uvicorn.config import Config
 
 from runnel.broker.broker import Broker
 from runnel.config import Settings
 from runnel.doors.http.app import litestar_app
+from runnel.doors.http.browsers import BrowserPolicy
 from runnel.doors.http.door import HttpDoor
 from runnel.doors.http.front import Front
 from runnel.security.gate import Gate
@@ -28,11 +31,12 @@ class HttpListener(PortListener[HttpDoor]):
         if http.listen is None:
             raise ValueError("http.listen = none: this door is closed")
         tls = TlsFiles.of("http", http.tls_certificate, http.tls_key)
+        browsers = BrowserPolicy(http, asks_for_tokens=gate.asks, machine=socket.gethostname())
         listening = await listen(
             http.listen, section="http", is_allowed_remotely=gate.asks or http.allow_remote
         )
         door = HttpDoor(broker, gate, settings)
-        config = _uvicorn(Front(door, litestar_app()))
+        config = _uvicorn(Front(door, litestar_app(), browsers))
         try:
             server = await door.loop.create_server(
                 lambda: door.new_connection(config),
