@@ -79,6 +79,7 @@ class At:
     clock: VirtualClock
     store: Store
     pattern: str = ""  # the one of several that the scene is run with
+    disk: FakeDisk = field(default_factory=lambda: FakeDisk(1))
 
     async def publish(
         self, topic: str, *payloads: bytes, partition: int = 0, level: Level | None = None
@@ -147,15 +148,16 @@ def scene(
 async def _run(store: Store, settings: Settings, pattern: str, run: Scene) -> None:
     clock = VirtualClock()
     workers = SimulatedWorkers(Random(run.__name__))
+    disk = FakeDisk(1)
     broker = await Broker.open(
         settings,
         directory=None if store is Store.MEMORY else "data",
-        disk=FakeDisk(1),
+        disk=disk,
         clock=clock,
         workers=workers,
     )
     try:
-        await run(At(broker, clock, store, pattern))
+        await run(At(broker, clock, store, pattern, disk))
     finally:
         await broker.close()
         workers.close()

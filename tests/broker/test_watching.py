@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
+from contextlib import suppress
 from typing import Any
 
 import msgspec
+import pytest
 
 from runnel.broker.broker import Broker
 from runnel.broker.histogram import Histogram
 from runnel.broker.loop_lag import LoopLag
 from runnel.config import LogSettings
+from runnel.errors import DiskFullError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
@@ -19,6 +23,7 @@ from runnel.formats.wire import CursorPlace
 from runnel.formats.work_heads import Consume
 from tests.broker.scenes import LIVE, At, Store, scene
 from tests.broker.work.scenes import Worker
+from tests.fakes.disk import Kind
 
 SECOND_NS = 1_000_000_000
 # More than any disk has: publishing would be refused.
@@ -153,6 +158,63 @@ async def test_full_disk_is_a_trouble_that_ends_being_ready(at: At) -> None:
     assert gauges["disk_reserve_bytes"] == 2**62
     watching.cancel()
     await asyncio.wait({watching})
+
+
+@scene(log=LogSettings(allocate_bytes=0, disk_reserve_bytes=50_000))
+async def test_a_disk_that_publishing_has_filled_up_to_the_reserve_is_a_trouble(at: At) -> None:
+    if at.store is Store.MEMORY:
+        return
+    batch_bytes_max = at.broker.settings.limits.batch_bytes_max
+    at.disk.capacity_bytes = at.disk.used_bytes + 50_000 + batch_bytes_max + 4_000
+    watching = asyncio.ensure_future(at.broker.watching.watch_disk())
+    await at.until(lambda: "disk_full" in at.broker.metrics.gauges())
+    assert not at.broker.watching.troubles()
+    with suppress(DiskFullError):
+        while True:
+            await at.publish("a", b"x" * 500_000)
+    # What is left is more than the reserve, and yet the next one is refused.
+    assert at.disk.room_bytes > 50_000
+    at.clock.advance(20 * SECOND_NS)
+    await at.until(lambda: bool(at.broker.watching.troubles()))
+    (trouble,) = at.broker.watching.troubles()
+    assert "log.disk_reserve_bytes = 50000" in trouble
+    assert at.broker.metrics.gauges()["disk_full"] == 1
+    at.disk.capacity_bytes = None
+    at.clock.advance(SECOND_NS)
+    await at.until(lambda: not at.broker.watching.troubles())
+    watching.cancel()
+    await asyncio.wait({watching})
+
+
+@scene()
+async def test_inodes_that_run_out_are_a_trouble(at: At) -> None:
+    if at.store is Store.MEMORY:
+        return
+    at.disk.room_files = 3
+    watching = asyncio.ensure_future(at.broker.watching.watch_disk())
+    await at.until(lambda: bool(at.broker.watching.troubles()))
+    assert at.broker.watching.troubles() == ["the disk is full: 3 more files can be made (inodes)"]
+    assert at.broker.metrics.gauges()["disk_full"] == 1
+    at.disk.room_files = 1000
+    at.clock.advance(SECOND_NS)
+    await at.until(lambda: not at.broker.watching.troubles())
+    watching.cancel()
+    await asyncio.wait({watching})
+
+
+@scene()
+async def test_a_refusal_for_want_of_room_is_a_trouble_for_a_while(at: At) -> None:
+    """A user's quota does not show in what is free."""
+    if at.store is Store.MEMORY:
+        return
+    await at.publish("a", b"1")
+    at.disk.fail(Kind.WRITE, errno.EDQUOT)
+    with pytest.raises(DiskFullError):
+        await at.publish("a", b"2")
+    (trouble,) = at.broker.watching.troubles()
+    assert "refused within the last 10 s" in trouble
+    at.clock.advance(10 * SECOND_NS)
+    assert not at.broker.watching.troubles()
 
 
 # --- The loop ---

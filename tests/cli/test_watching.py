@@ -236,7 +236,7 @@ def test_limits_that_are_nearly_reached_are_told_the_nearest_first(watched: Watc
 
 
 def test_full_disk_and_refused_tokens_are_told(watched: Watched) -> None:
-    gauges = {**BROKER["gauges"], "disk_free_bytes": 5, "disk_reserve_bytes": 5}
+    gauges = {**BROKER["gauges"], "disk_full": 1}
     rates = {**BROKER["rates"], "tokens_refused": 2.5}
     document = {**BROKER, "gauges": gauges, "rates": rates}
     watched.take("!system/metrics/broker", msgspec.json.encode(document))

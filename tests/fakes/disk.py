@@ -81,6 +81,7 @@ class FakeDisk:
     ) -> None:
         self.random = Random(random) if isinstance(random, int) else random
         self.capacity_bytes = capacity_bytes
+        self.room_files: int | None = None  # a test may say; nothing keeps to it
         self.nowait_probability = nowait_probability
         self.process_id = process_id
         self.operations: builtins.list[Operation] = []
@@ -133,6 +134,9 @@ class FakeDisk:
         if self._tree.find(path) is None:
             raise os_error(errno.ENOENT, path)
         return self.room_bytes
+
+    def free_files(self, path: str) -> int | None:
+        return self.room_files
 
     def lock(self, path: str) -> FakeLock:
         with self.changing(Operation(Kind.LOCK, path)):

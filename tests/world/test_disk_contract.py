@@ -214,6 +214,11 @@ def test_free_bytes_tells_of_a_directory_that_exists(disk: Disk, directory: str)
         disk.free_bytes(f"{directory}/none")
 
 
+def test_free_files_are_a_number_or_without_limit(disk: Disk, directory: str) -> None:
+    free = disk.free_files(directory)
+    assert free is None or free > 0
+
+
 def test_a_lock_is_held_once_and_names_its_holder(disk: Disk, directory: str) -> None:
     path = f"{directory}/LOCK"
     lock = disk.lock(path)

@@ -31,10 +31,10 @@ from runnel.broker.store_statistics import StoreStatistics
 from runnel.broker.stores import Stores
 from runnel.broker.terms import Terms
 from runnel.broker.topics import Topics
-from runnel.broker.watching import Watched, Watching
+from runnel.broker.watching import DiskRoom, Watched, Watching
 from runnel.broker.work import Work
 from runnel.config import Settings
-from runnel.errors import BusyError, ClientFault, ClosedError, RunnelError
+from runnel.errors import BusyError, ClientFault, ClosedError, DiskFullError, RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, Start, TopicState
@@ -114,11 +114,11 @@ class Broker:
             workers=workers,
             listener=broker,
         )
-        free_bytes = None if directory is None else lambda: disk.free_bytes(directory)
-        broker._begin(stores, free_bytes)
+        room = None if directory is None else lambda: DiskRoom.of(disk, directory)
+        broker._begin(stores, room)
         return broker
 
-    def _begin(self, stores: Stores, free_bytes: Callable[[], int] | None) -> None:
+    def _begin(self, stores: Stores, room: Callable[[], DiskRoom] | None) -> None:
         settings, clock = self.settings, self.clock
         self._stores = stores
         stores.live = LiveTopics(
@@ -161,7 +161,7 @@ class Broker:
         )
         logs = {"disk": stores.disk, "memory": stores.memory}
         statistics = StoreStatistics(logs, clock)
-        self.watching = self._watching(statistics, free_bytes)
+        self.watching = self._watching(statistics, room)
         self._reporter = Reporter(
             settings,
             clock,
@@ -184,7 +184,7 @@ class Broker:
             tell_recovered(self.events, "disk", stores.disk.recovered)
 
     def _watching(
-        self, statistics: StoreStatistics, free_bytes: Callable[[], int] | None
+        self, statistics: StoreStatistics, room: Callable[[], DiskRoom] | None
     ) -> Watching:
         watched = Watched(
             live=self._reading.subscriptions,
@@ -193,7 +193,7 @@ class Broker:
             cursors=self.cursors,
             connections=self._connections,
             subscriptions=self.work.report,
-            free_bytes=None if free_bytes is None else lambda: self._workers.submit(free_bytes),
+            disk_room=None if room is None else lambda: self._workers.submit(room),
         )
         return Watching(
             self.settings,
@@ -202,7 +202,7 @@ class Broker:
             self.events,
             statistics,
             watched,
-            in_memory=("memory",) if free_bytes is not None else ("disk", "memory"),
+            in_memory=("memory",) if room is not None else ("disk", "memory"),
         )
 
     def _connections(self) -> list[ConnectionRow]:
@@ -259,6 +259,8 @@ class Broker:
     def _on_published(self, done: asyncio.Future[Appended], began_ns: int) -> None:
         if done.cancelled() or done.exception() is not None:
             self.metrics.counters.publishes_failed += 1
+            if not done.cancelled() and isinstance(done.exception(), DiskFullError):
+                self.watching.on_no_room()
         else:
             self.metrics.publish_time.observe(self.clock.monotonic_ns() - began_ns)
             if done.result().is_repeated:

@@ -29,8 +29,24 @@ from runnel.formats.wire import CursorState
 from runnel.formats.work_heads import SubscriptionState
 from runnel.world import process
 from runnel.world.clock import Clock
+from runnel.world.disk import Disk
 
 _DISK_SECONDS: Final = 1.0
+_FREE_FILES_MIN: Final = 16
+"""A journal that begins or rotates makes a few files; with fewer left, the next one may fail."""
+_REFUSAL_NS: Final = 10_000_000_000
+"""How long a publish that found no room counts: not every limit shows beforehand, as a user's quota."""
+
+
+class DiskRoom(msgspec.Struct, frozen=True, gc=False):
+    """What the file system that holds the data can still take."""
+
+    free_bytes: int
+    free_files: int | None  # None: it has no limit
+
+    @classmethod
+    def of(cls, disk: Disk, directory: str) -> DiskRoom:
+        return cls(disk.free_bytes(directory), disk.free_files(directory))
 
 
 class LiveSums(msgspec.Struct, gc=False):
@@ -66,7 +82,9 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     cursors: Callable[[], Sequence[CursorState]]
     connections: Callable[[], Iterable[ConnectionRow]]
     subscriptions: Callable[[], Awaitable[Sequence[SubscriptionState]]]
-    free_bytes: Callable[[], Awaitable[int]] | None  # where the data are; None: all is in memory
+    disk_room: (
+        Callable[[], Awaitable[DiskRoom]] | None
+    )  # where the data are; None: all is in memory
 
 
 class Watching:
@@ -98,7 +116,8 @@ class Watching:
         self._roster = JournalRoster()
         self._journals: tuple[Reading, Sequence[Family]] | None = None
         self._states: Sequence[SubscriptionState] = ()
-        self._free_bytes: int | None = None
+        self._disk_room: DiskRoom | None = None
+        self._refused_ns: int | None = None  # when a publish last found no room
         self._looking = asyncio.Lock()
         self._doors: dict[str, Callable[[], int]] = {}
         self._loop_lag = LoopLag(
@@ -128,14 +147,14 @@ class Watching:
 
     async def watch_disk(self) -> None:
         """Look every second how much room there is, until cancelled. A disk that does not answer holds up nobody."""
-        if self._watched.free_bytes is None:
+        if self._watched.disk_room is None:
             return
         while True:
             with suppress(OSError):  # then it is what it was a moment ago
-                free_bytes = await self._watched.free_bytes()
-                if self._free_bytes is None:
+                room = await self._watched.disk_room()
+                if self._disk_room is None:
                     self._add_disk()
-                self._free_bytes = free_bytes
+                self._disk_room = room
             await self._clock.sleep(_DISK_SECONDS)
 
     def troubles(self) -> list[str]:
@@ -143,13 +162,31 @@ class Watching:
         found = []
         if read_only := self._stores.read().total.read_only_shards:
             found.append(f"{read_only} shards are read-only since a sync failed")
-        reserve = self._settings.log.disk_reserve_bytes
-        if self._free_bytes is not None and self._free_bytes <= reserve:
-            found.append(
-                f"the disk is full: {self._free_bytes} bytes are free, and "
-                f"log.disk_reserve_bytes = {reserve} of them stay free"
-            )
+        if full := self._full():
+            found.append(f"the disk is full: {full}")
         return found
+
+    def on_no_room(self) -> None:
+        """A publish was refused because the disk is full."""
+        self._refused_ns = self._clock.monotonic_ns()
+
+    def _full(self) -> str:
+        """Why the next batch may find no room on the disk; empty if it will find some."""
+        reserve = self._settings.log.disk_reserve_bytes
+        batch = self._settings.limits.batch_bytes_max
+        room = self._disk_room
+        # Publishing stops before it takes from the reserve, so that a full disk has a little more than that free.
+        if room is not None and room.free_bytes < reserve + batch:
+            return (
+                f"{room.free_bytes} bytes are free, log.disk_reserve_bytes = {reserve} of them stay free, and a batch "
+                f"may need limits.batch_bytes_max = {batch}"
+            )
+        if room is not None and room.free_files is not None and room.free_files < _FREE_FILES_MIN:
+            return f"{room.free_files} more files can be made (inodes)"
+        refused_ns = self._refused_ns
+        if refused_ns is not None and self._clock.monotonic_ns() - refused_ns < _REFUSAL_NS:
+            return "a publish was refused within the last 10 s"
+        return ""
 
     # --- Gauges ---
 
@@ -189,8 +226,13 @@ class Watching:
         self._metrics.add_gauge(
             "disk_free_bytes",
             "Room on the file system that holds the data.",
-            lambda: self._free_bytes or 0,
+            lambda: 0 if self._disk_room is None else self._disk_room.free_bytes,
             unit=Unit.BYTES,
+        )
+        self._metrics.add_gauge(
+            "disk_full",
+            "1 if the next batch may find no room on the disk.",
+            lambda: int(bool(self._full())),
         )
         self._metrics.add_gauge(
             "disk_reserve_bytes",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Final
 
 import msgspec
@@ -248,7 +247,7 @@ def _warnings(broker: BrokerReport, work: WorkReport | None) -> list[str]:
         found.append(f"WARNING: {counted(damage, 'place')} of damage; see `runnel log verify`")
     if missed := broker.rates.get("messages_missed", 0):
         found.append(f"WARNING: live readers miss {missed:,.0f} messages/s")
-    if broker.gauges.get("disk_free_bytes", inf) <= broker.gauges.get("disk_reserve_bytes", 0):
+    if broker.gauges.get("disk_full", 0):
         found.append("WARNING: the disk is full; publishing is refused")
     if refused := broker.rates.get("tokens_refused", 0):
         found.append(f"WARNING: {refused:,.1f} tokens/s are refused")

@@ -127,6 +127,10 @@ class Disk(Protocol):
         """What may still be written to the file system that holds `path`."""
         ...
 
+    def free_files(self, path: str) -> int | None:
+        """How many files may still be made on the file system that holds `path`. None: it has no such limit."""
+        ...
+
     def lock(self, path: str) -> DiskLock:
         """Lock a directory by a file made for it there; LockedError, naming the holder's pid, when it is taken."""
         ...
@@ -179,6 +183,10 @@ class RealDisk:
     def free_bytes(self, path: str) -> int:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
+
+    def free_files(self, path: str) -> int | None:
+        status = os.statvfs(path)
+        return status.f_favail if status.f_files else None
 
     def lock(self, path: str) -> DiskLock:
         return FileLock(path)
