@@ -17,6 +17,7 @@ from runnel.config import IN_MEMORY, Settings
 from runnel.doors.native.listener import Listener as NativeListener
 from runnel.errors import SettingsError
 from runnel.formats.memory import keep_freed_memory
+from runnel.reloading import Reloading, hangup_ends
 from runnel.security.gate import Gate
 from runnel.world.addresses import is_loopback
 from runnel.world.clock import SystemClock
@@ -53,10 +54,13 @@ class Listener(Protocol):
 class Server:
     """An open broker and its doors, by name."""
 
-    def __init__(self, settings: Settings, broker: Broker, doors: Mapping[str, Listener]) -> None:
+    def __init__(
+        self, settings: Settings, broker: Broker, gate: Gate, doors: Mapping[str, Listener]
+    ) -> None:
         self.settings = settings
         self.broker = broker
         self.doors = doors
+        self._gate = gate
         self._stop_asked = asyncio.Event()
 
     @property
@@ -87,18 +91,26 @@ class Server:
             logger.warning("not everything was finished in time", connections=self.connection_count)
         await self.broker.sync()
 
+    async def reload(self, reloading: Reloading) -> None:
+        """Read settings, tokens and certificates again, and take over what can be."""
+        self.settings = await reloading.reload(self.settings, self.broker, self._gate)
+        self._reload_certificates()
+
     async def watch_certificates(self) -> None:
         """Use new certificates as soon as their files are replaced, until cancelled."""
         while True:
             await self.broker.clock.sleep(_CERTIFICATES_SECONDS)
-            for name, door in self.doors.items():
-                if door.tls is None:
-                    continue
-                try:
-                    if door.tls.reload():
-                        logger.info("a new certificate is in use", door=name)
-                except SettingsError as error:
-                    logger.error("the certificate was not changed", door=name, problem=str(error))  # noqa: TRY400
+            self._reload_certificates()
+
+    def _reload_certificates(self) -> None:
+        for name, door in self.doors.items():
+            if door.tls is None:
+                continue
+            try:
+                if door.tls.reload():
+                    logger.info("a new certificate is in use", door=name)
+            except SettingsError as error:
+                logger.error("the certificate was not changed", door=name, problem=str(error))  # noqa: TRY400
 
 
 @asynccontextmanager
@@ -122,7 +134,7 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
             doors[name] = await open_door(broker, gate, settings)
             opened.push_async_callback(doors[name].close)
             _warn_of(name, doors[name], gate)
-        server = Server(settings, broker, doors)
+        server = Server(settings, broker, gate, doors)
         _let_watch(server, gate)
         for watch in (server.watch_certificates(), broker.watching.watch_disk()):
             watching = asyncio.get_running_loop().create_task(watch)
@@ -199,10 +211,19 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task})
 
 
-async def serve(settings: Settings, *, ready: Callable[[Server], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal does not wait for the clients."""
+async def serve(
+    settings: Settings,
+    *,
+    ready: Callable[[Server], None] | None = None,
+    reloading: Reloading | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal does not wait for the clients.
+
+    SIGHUP drains too where it means that the terminal was closed; elsewhere the settings are read again.
+    """
     signals = 0
     opened: Server | None = None
+    reload_asked = asyncio.Event()
 
     def on_signal() -> None:
         nonlocal signals
@@ -210,7 +231,15 @@ async def serve(settings: Settings, *, ready: Callable[[Server], None] | None = 
         if opened is not None:
             opened.stop()
 
-    with _signals(on_signal):
+    def on_hangup() -> None:
+        # A terminal that is closed may say so twice, by its kernel and its shell: that is no hurry.
+        if not signals:
+            on_signal()
+
+    is_end = reloading is None or hangup_ends()
+    reactions: dict[int, Callable[[], object]] = dict.fromkeys(_SIGNALS, on_signal)
+    reactions[signal.SIGHUP] = on_hangup if is_end else reload_asked.set
+    with _signals(reactions):
         async with open_server(settings) as server:
             opened = server
             for _ in range(signals):  # while it was opening: a recovery can take its time
@@ -218,12 +247,33 @@ async def serve(settings: Settings, *, ready: Callable[[Server], None] | None = 
             if ready is not None:
                 ready(server)
             notify(State.READY)
-            await server.wait_stop()
+            async with AsyncExitStack() as tasks:
+                if reloading is not None:
+                    watch = _reload_when_asked(server, reloading, reload_asked)
+                    watching = asyncio.get_running_loop().create_task(watch)
+                    tasks.push_async_callback(_ended, watching)
+                await server.wait_stop()
             notify(State.STOPPING)
             await server.drain()
 
 
-def run(settings: Settings, *, ready: Callable[[Server], None] | None = None) -> None:
+async def _reload_when_asked(server: Server, reloading: Reloading, asked: asyncio.Event) -> None:
+    while True:
+        await asked.wait()
+        asked.clear()
+        try:
+            await server.reload(reloading)
+        except Exception:
+            # A bug: but the broker goes on serving with what it has.
+            logger.exception("the settings could not be reloaded")
+
+
+def run(
+    settings: Settings,
+    *,
+    ready: Callable[[Server], None] | None = None,
+    reloading: Reloading | None = None,
+) -> None:
     """`serve`, on the quickest loop there is, in a process of its own."""
     _allow_files(settings)
     keep_freed_memory()
@@ -236,7 +286,7 @@ def run(settings: Settings, *, ready: Callable[[Server], None] | None = None) ->
         if ready is not None:
             ready(server)
 
-    _run_loop(serve(settings, ready=begin))
+    _run_loop(serve(settings, ready=begin, reloading=reloading))
 
 
 def _allow_files(settings: Settings) -> None:
@@ -271,13 +321,13 @@ def _run_loop(main: Coroutine[Any, Any, None]) -> None:
 
 
 @contextmanager
-def _signals(react: Callable[[], object]) -> Iterator[None]:
-    """Call `react` for SIGTERM and SIGINT, instead of whatever was called before."""
+def _signals(reactions: Mapping[int, Callable[[], object]]) -> Iterator[None]:
+    """Call these for their signals, instead of whatever was called before."""
     loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
+    for number, react in reactions.items():
         loop.add_signal_handler(number, react)
     try:
         yield
     finally:
-        for number in _SIGNALS:
+        for number in reactions:
             loop.remove_signal_handler(number)

@@ -29,7 +29,12 @@ class Server:
     """
 
     def __init__(
-        self, directory: Path, port: int, settings: tuple[str, ...], **other_ports: int
+        self,
+        directory: Path,
+        port: int,
+        settings: tuple[str, ...],
+        options: Sequence[str] = (),
+        **other_ports: int,
     ) -> None:
         self.url = f"runnel://127.0.0.1:{port}"
         self.port = port
@@ -40,6 +45,7 @@ class Server:
             self._words += ["--set", f"{name}.listen={self.addresses.get(name, 'none')}"]
         for setting in settings:
             self._words += ["--set", setting]
+        self._words += options
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -140,13 +146,13 @@ def held_port() -> Iterator[int]:
 
 @asynccontextmanager
 async def serving(
-    directory: Path, *settings: str, doors: Sequence[str] = ()
+    directory: Path, *settings: str, doors: Sequence[str] = (), options: Sequence[str] = ()
 ) -> AsyncIterator[Server]:
     """A server that is up, with these doors besides the native one. A setting is `key=value`, as `--set` takes it."""
     with ExitStack() as held:
         port = held.enter_context(held_port())
         other_ports = {name: held.enter_context(held_port()) for name in doors}
-        server = Server(directory, port, settings, **other_ports)
+        server = Server(directory, port, settings, options, **other_ports)
         try:
             await server.start()
             yield server

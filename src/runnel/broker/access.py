@@ -28,6 +28,7 @@ from runnel.formats.work_heads import Consume, SubscriptionState, WorkOptions
 from runnel.log.log import Level, ShardId
 from runnel.security.rights import Right, Rights
 from runnel.topics.names import dead_letter_topic
+from runnel.topics.policies import Policies
 
 _STATISTICS_TOPIC: Final = f"{METRICS_TOPIC}/broker"
 # Asked of the broker at a time, while topics that the caller may not see are left out.
@@ -49,6 +50,11 @@ class Access:
     def time_ns(self) -> int:
         """The broker's clock; everybody may know."""
         return self._broker.clock.time_ns()
+
+    @property
+    def policies(self) -> Policies:
+        """The rules as they are now; whoever may see a topic may know what they say of it."""
+        return self._broker.policies
 
     # --- Publishing ---
 

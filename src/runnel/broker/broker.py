@@ -43,6 +43,7 @@ from runnel.log.log import Appended, Level, ShardId, Stored, TopicInfo
 from runnel.topics.names import DEAD_LETTER_PREFIX, STATS_PREFIX, SYSTEM_MARK, is_reserved
 from runnel.topics.partitions import partition_of_key
 from runnel.topics.pattern_index import PatternIndex
+from runnel.topics.policies import Difference, Policies
 from runnel.world.clock import Clock
 from runnel.world.disk import Disk
 from runnel.world.workers import Workers
@@ -220,6 +221,16 @@ class Broker:
         lines += [f"damaged: {bad}" for bad in found.damage]
         lines += [difference.text for difference in found.differences]
         return lines
+
+    @property
+    def policies(self) -> Policies:
+        """The rules as they are now."""
+        return self._stores.policies
+
+    async def follow_rules(self, policies: Policies) -> Sequence[Difference]:
+        """Keep topics by other rules from now on; what stays as it was made, though these say otherwise."""
+        self._check_open()
+        return await self._stores.follow_rules(policies)
 
     # --- Publishing ---
 

@@ -26,6 +26,7 @@ from runnel.topics.policies import Policies, Policy
 LIVE_SHARD: Final = ShardId(LIVE_JOURNAL)
 
 _QUIET_MAX: Final = 10_000
+_TOPICS_AT_ONCE: Final = 100  # whose policy changes in one step
 _PARTITION_0: Final = bytes(4)
 # A last value keeps the whole batch that it came in, if that is no larger than this: cutting it out costs more.
 _WHOLE_BYTES_MAX: Final = 16 * 1024
@@ -147,6 +148,16 @@ class LiveTopics:
         self._on_known(name)
         self._rest(topic)
         return topic
+
+    def follow_rules(self) -> Iterator[None]:
+        """Keep last values as the rules say now, in steps. A topic stays one that is not kept as long as it exists."""
+        for number, topic in enumerate(list(self._known.values()), 1):
+            topic.policy = self._policies.for_recorded(topic.name, topic.policy.fixed)
+            topic.keeps_last = topic.policy.last_value
+            if not topic.keeps_last:
+                self.purge(topic)
+            if number % _TOPICS_AT_ONCE == 0:
+                yield
 
     def _rest(self, topic: LiveTopic) -> None:
         """Nobody reads it: remember its name among the quiet ones, of which there may be so many."""

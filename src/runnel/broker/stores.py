@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -14,7 +15,7 @@ from runnel.log.disk_log import DiskLog
 from runnel.log.log import Listener, ShardId
 from runnel.log.memory_log import MemoryLog
 from runnel.topics.names import check_topic
-from runnel.topics.policies import Policies
+from runnel.topics.policies import Difference, Policies
 from runnel.world.clock import Clock
 from runnel.world.disk import Disk
 from runnel.world.workers import Workers
@@ -69,6 +70,13 @@ class Stores:
     @property
     def kept(self) -> tuple[KeptLog, ...]:
         return (self.disk, self.memory)
+
+    async def follow_rules(self, policies: Policies) -> Sequence[Difference]:
+        """Keep topics by other rules from now on; what stays as it was made, though these say otherwise."""
+        self.policies.follow(policies)
+        for _ in self.live.follow_rules():
+            await asyncio.sleep(0)
+        return [each for log in self.kept for each in await log.follow_rules()]
 
     def log_of(self, topic: str) -> KeptLog | None:
         """The log that has this topic; None if no log has it."""

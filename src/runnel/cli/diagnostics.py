@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from runnel.config import LogLevel
+
 if TYPE_CHECKING:
     from typing import TextIO
 
@@ -32,20 +34,10 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
-class LogLevel(enum.StrEnum):
-    """What is told: a level and everything above it."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
 def configure(form: LogFormat, level: LogLevel) -> None:
     """For this process. What libraries say looks the same; of them only warnings are told."""
     if form is LogFormat.AUTO:
         form = LogFormat.TEXT if _is_terminal() else LogFormat.JSON
-    numeric = logging.getLevelNamesMapping()[level.upper()]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -60,12 +52,19 @@ def configure(form: LogFormat, level: LogLevel) -> None:
             ],
         )
     )
-    logging.basicConfig(level=max(numeric, logging.WARNING), handlers=[handler], force=True)
-    logging.getLogger("runnel").setLevel(numeric)
+    logging.basicConfig(handlers=[handler], force=True)
+    set_level(level)
     logging.captureWarnings(capture=True)
     threading.excepthook = _tell_thread
     # The core of gRPC writes to standard error itself, past every logger; what matters comes as an error of a call.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def set_level(level: LogLevel) -> None:
+    """From now on. Of libraries nothing below warnings is told, whatever the level."""
+    numeric = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger().setLevel(max(numeric, logging.WARNING))
+    logging.getLogger("runnel").setLevel(numeric)
 
 
 def _is_terminal() -> bool:

@@ -12,9 +12,9 @@ import typer
 
 from runnel.cli import diagnostics
 from runnel.cli.banner import banner_lines, listening_line
-from runnel.cli.diagnostics import LogFormat, LogLevel
+from runnel.cli.diagnostics import LogFormat
 from runnel.cli.settings_flags import Assignments, Config, Data, flags_of
-from runnel.config import IN_MEMORY, Flag, Loaded, Origin, load
+from runnel.config import IN_MEMORY, Flag, Loaded, LogLevel, Origin, Settings, load
 from runnel.errors import SettingsError
 from runnel.world.extras import has_extra, how_to_install
 
@@ -58,29 +58,41 @@ def serve(
         ),
     ] = LogFormat.AUTO,
     log_level: Annotated[
-        LogLevel, typer.Option(help="What is told: this and everything above it.")
-    ] = LogLevel.INFO,
+        LogLevel | None, typer.Option(help="What is told: this and everything above it. [info]")
+    ] = None,
 ) -> None:
-    """Run a broker until Ctrl-C or SIGTERM.
+    """Run a broker until Ctrl-C or SIGTERM; SIGHUP reloads its settings.
 
     `runnel config show` takes the same --config, --data and --set, and prints the settings that they
     give; docs/settings.md has all of them. When it is ready it says so on standard output: "listening on runnel://…".
 
     At the end it finishes what it has accepted and exits with 0; a second signal does not wait for the
-    clients.
+    clients. A broker that was started on a terminal ends so, too, when the terminal is closed.
     """
     flags = flags_of(assignments, data, listen)
     flags += [
         Flag(key, value, option)
-        for key, value, option in (("http.listen", http, "--http"), ("grpc.listen", grpc, "--grpc"))
+        for key, value, option in (
+            ("http.listen", http, "--http"),
+            ("grpc.listen", grpc, "--grpc"),
+            ("log_level", log_level, "--log-level"),
+        )
         if value is not None
     ]
     loaded = load(config_path=config, flags=flags)
     _check_extras(loaded)
-    diagnostics.configure(log_format, log_level)
+    diagnostics.configure(log_format, loaded.settings.log_level)
+    from runnel.reloading import Reloading
     from runnel.server import run  # what is wrong with the settings is told without it
 
-    run(loaded.settings, ready=_announce)
+    def load_again() -> Settings:
+        return load(config_path=config, flags=flags).settings
+
+    run(
+        loaded.settings,
+        ready=_announce,
+        reloading=Reloading(load_again, diagnostics.set_level),
+    )
 
 
 def _check_extras(loaded: Loaded) -> None:

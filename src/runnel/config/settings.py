@@ -219,6 +219,15 @@ class Authentication(enum.StrEnum):
     TOKEN = "token"
 
 
+class LogLevel(enum.StrEnum):
+    """Which diagnostics are written: a level and everything above it."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 class SecuritySettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     """`[security]`: who may come in, the same at every door."""
 
@@ -233,6 +242,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     data: str = "./runnel-data"
     cluster: str = "runnel"
     node: str = "node-1"
+    log_level: LogLevel = LogLevel.INFO
     limits: LimitSettings = LimitSettings()
     log: LogSettings = LogSettings()
     broker: BrokerSettings = BrokerSettings()
@@ -248,6 +258,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "data": "Directory of everything stored, from the working directory on; memory: keeps all in memory.",
     "cluster": "Name of the installation, told to clients; nodes of one cluster have the same.",
     "node": "Name of this node, told to clients.",
+    "log_level": "Which diagnostics are written to standard error: this level and everything above it.",
     "limits.message_bytes_max": "Largest payload of one message.",
     "limits.batch_bytes_max": "Largest batch, compressed or not.",
     "limits.tags_max": "Most tags of one message.",

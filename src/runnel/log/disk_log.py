@@ -59,7 +59,7 @@ from runnel.log.topic_table import (
     kept_elsewhere,
 )
 from runnel.log.writer import Parts
-from runnel.topics.policies import Policies, Policy
+from runnel.topics.policies import Difference, Policies, Policy
 from runnel.world.clock import Clock
 from runnel.world.disk import Disk, DiskLock
 from runnel.world.workers import Workers
@@ -470,6 +470,15 @@ class DiskLog:
     def state(self, shard: ShardId) -> StateJournal:
         """Where subscriptions write down what they have done in this shard."""
         return self._states.of(shard)
+
+    # --- Rules ---
+
+    async def follow_rules(self) -> Sequence[Difference]:
+        """Rotate and retain as the rules say now; what stays as it was made, though they say otherwise."""
+        self._check_open()
+        for shard_id, shard in self._shards.items():
+            shard.use_policy(self._policies.for_journal(shard_id.journal, keep=Keep.DISK))
+        return await self._topics.follow_rules()
 
     # --- Where partitions live ---
 

@@ -40,7 +40,7 @@ class GroupWriter:
         self._files = files
         self._settings = settings
         self._folder = folder
-        self._segment_bytes_max = segment_bytes_max
+        self.segment_bytes_max = segment_bytes_max
         self._make_folder = make_folder
         self._is_resting = is_resting  # no other group waits
 
@@ -79,7 +79,7 @@ class GroupWriter:
         """Reserve room ahead: syncs then have no file size to write, and a full disk shows early."""
         step, reserve = self._settings.allocate_bytes, self._settings.disk_reserve_bytes
         target = end if not step else -(-end // step) * step
-        target = max(end, min(target, self._segment_bytes_max))
+        target = max(end, min(target, self.segment_bytes_max))
         free = self._disk.free_bytes(self._folder.folder)
         present = max(active.allocated, active.end)
         if free - (target - present) < reserve:

@@ -40,7 +40,7 @@ from runnel.log.producers import ProducerTable
 from runnel.log.retention import Claims
 from runnel.log.state_journal import MemoryState
 from runnel.log.topic_table import Partition, Topic, TopicTable, check_append, check_offset
-from runnel.topics.policies import Policies, Policy
+from runnel.topics.policies import Difference, Policies, Policy
 from runnel.world.clock import Clock
 
 
@@ -102,6 +102,13 @@ class MemoryLog:
                 listener=self._listener,
             )
         return shard
+
+    async def follow_rules(self) -> Sequence[Difference]:
+        """Retain as the rules say now; what stays as it was made, though they say otherwise."""
+        self._check_open()
+        for shard_id, shard in self._shards.items():
+            shard.use_policy(self._policies.for_journal(shard_id.journal, keep=self._keep))
+        return await self._topics.follow_rules()
 
     def _known_shard(self, shard: ShardId) -> MemoryShard:
         known = self._shards.get(shard)

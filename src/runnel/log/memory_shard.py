@@ -93,16 +93,8 @@ class MemoryShard:
         self._find = find
         self._pins = pins
         self._keep_last = keep_last
-        # Pins may hold more than `retain.bytes`, but never more than there is room for.
-        bytes_max = policy.retain.bytes_max or settings.memory_journal_bytes_max
-        self._bytes_cap = max(bytes_max, settings.memory_journal_bytes_max)
-        self._policy = msgspec.structs.replace(
-            policy,
-            retain=msgspec.structs.replace(policy.retain, bytes_max=bytes_max),
-            pin=msgspec.structs.replace(
-                policy.pin, bytes_max=min(policy.pin.bytes_max or self._bytes_cap, self._bytes_cap)
-            ),
-        )
+        self._journal_bytes_max = settings.memory_journal_bytes_max
+        self.use_policy(policy)
         self._row: Row[StoredBatch] = Row()
         self._places: dict[Key, Row[Place]] = {}
         self._stored_bytes = 0
@@ -116,6 +108,18 @@ class MemoryShard:
         # What was shed between two rounds of retention, told by the next.
         self._shed_batches = self._shed_bytes = 0
         self._shed_pins: set[str] = set()
+
+    def use_policy(self, policy: JournalPolicy) -> None:
+        """Pins may hold more than `retain.bytes`, but never more than there is room for."""
+        bytes_max = policy.retain.bytes_max or self._journal_bytes_max
+        self._bytes_cap = max(bytes_max, self._journal_bytes_max)
+        self._policy = msgspec.structs.replace(
+            policy,
+            retain=msgspec.structs.replace(policy.retain, bytes_max=bytes_max),
+            pin=msgspec.structs.replace(
+                policy.pin, bytes_max=min(policy.pin.bytes_max or self._bytes_cap, self._bytes_cap)
+            ),
+        )
 
     # --- Appending ---
 

@@ -94,6 +94,13 @@ class Shard:
         self.has_hidden = False  # purged or deleted messages may lie here
         self._first_offsets: dict[Key, int] = {}  # replaced when something may have gone
 
+    def use_policy(self, policy: JournalPolicy) -> None:
+        """Rotate and retain by this from now on."""
+        self.policy = policy
+        self.writer.use_policy(policy)
+        self._trimmer.use_policy(policy)
+        self._first_offsets = {}  # another age may hide more, or less
+
     # --- Opening and closing ---
 
     def load(self, opened: Sequence[Opened]) -> None:

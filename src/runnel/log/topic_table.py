@@ -6,8 +6,10 @@ how far syncs have come. Messages below `floor` have been purged, or belong to a
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -18,7 +20,10 @@ from runnel.formats.envelope import Envelope
 from runnel.log.index import Key
 from runnel.log.log import Level, ShardId, TopicInfo
 from runnel.topics.names import check_topic
-from runnel.topics.policies import Policies, Policy
+from runnel.topics.policies import Difference, Policies, Policy
+
+# Looked at between two turns of the loop: about a millisecond.
+_TOPICS_AT_ONCE: Final = 100
 
 
 class Partition:
@@ -140,6 +145,21 @@ class TopicTable:
         """A partition by what is recorded, of a deleted topic too."""
         topic = self._topics.get(name)
         return topic.partitions[number] if topic and number < len(topic.partitions) else None
+
+    async def follow_rules(self) -> list[Difference]:
+        """Give every topic what the rules say now, in steps: there may be a million of them.
+
+        Returns where topics stay as they were made, though the rules would make them otherwise now.
+        """
+        differences: list[Difference] = []
+        for number, topic in enumerate(list(self._topics.values()), 1):
+            fixed = topic.policy.fixed
+            topic.policy = self._policies.for_recorded(topic.name, fixed)
+            if not topic.is_deleted:
+                differences += self._policies.differences(topic.name, fixed)
+            if number % _TOPICS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return differences
 
     def delete(self, name: str) -> Sequence[Partition]:
         """Every number given so far stays the deleted topic's: one made again begins at its partitions' floors."""

@@ -69,6 +69,10 @@ class ShardTrimmer:
         self._spans: dict[str, tuple[int, Sequence[Span]]] = {}
         self.at_work = asyncio.Lock()
 
+    def use_policy(self, policy: JournalPolicy) -> None:
+        """From the next decision on."""
+        self._policy = policy
+
     def look_again(self) -> None:
         """More messages have been hidden: segments may have become sparse."""
         self._may_be_sparse = True

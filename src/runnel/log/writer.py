@@ -118,6 +118,11 @@ class ShardWriter:
         # Of a segment, even of one that is gone: readers remember where they were.
         self.last_number = 0
 
+    def use_policy(self, policy: JournalPolicy) -> None:
+        """From the next group on."""
+        self._policy = policy
+        self._groups.segment_bytes_max = policy.rotate.bytes_max
+
     # --- Appending ---
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from runnel.config import IN_MEMORY, Authentication, Settings
+from runnel.config import IN_MEMORY, Authentication, SecuritySettings, Settings
 from runnel.errors import (
     ClosedError,
     LimitExceededError,
@@ -166,6 +166,13 @@ class Gate:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
+
+    def use(self, security: SecuritySettings) -> None:
+        """Another limit of connections from now on; who is inside stays. The tokens are read again at once."""
+        self._connections_max = security.token_connections_max
+        if self._file is not None:
+            self._stamp = None  # also where the file was written again without a new stamp
+            self._look()
 
     # --- Admission ---
 

@@ -163,7 +163,11 @@ class Policies:
         _refuse_disagreement(
             [*own, *(ours for ours in _OURS if not any(r.leaves_nothing_of(ours) for r in own))]
         )
-        self._rules: Final = (*own, *_OURS)
+        self._rules = (*own, *_OURS)
+
+    def follow(self, other: Policies) -> None:
+        """Answer as the other does from now on, for everybody who holds this one."""
+        self._rules = other._rules
 
     def for_topic(self, topic: str) -> Policy:
         """The policy of a new topic. InvalidNameError: its journal's name would not do."""

@@ -13,7 +13,7 @@ from runnel.config import Keep
 from runnel.doors.http.calls import call_of
 from runnel.formats.wire import PartitionState, TopicState
 from runnel.topics.names import check_topic
-from runnel.topics.policies import FixedPolicy, Policies
+from runnel.topics.policies import FixedPolicy
 
 _LIMIT_MAX: Final = 10_000
 
@@ -166,8 +166,7 @@ def describe_policy(
     check_topic(topic)
     call = call_of(request)
     route = call.access.routes((topic,))[0]
-    settings = call.door.settings
-    policies = Policies(settings.topics, partitions_max=settings.limits.partitions_max)
+    policies = call.access.policies
     if route.exists and route.keep != Keep.NONE:
         fixed = FixedPolicy(
             keep=Keep(route.keep), partitions=len(route.owners), journal=route.owners[0].journal
