@@ -65,6 +65,7 @@ class Broker:
             )
             try:
                 gate = Gate.open(settings, clock)
+                gate.on_token_changed.append(core.audit.token_changed)
                 gate.start()
                 door = Door(core, settings, gate)
                 try:

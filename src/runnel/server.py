@@ -126,6 +126,7 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
             settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
         )
         opened.push_async_callback(broker.close)
+        gate.on_token_changed.append(broker.audit.token_changed)
         gate.start()
         opened.push_async_callback(gate.close)
         doors: dict[str, Listener] = {}

@@ -100,7 +100,7 @@ async def test_letter_cannot_be_sent_where_its_subscription_does_not_reach(stage
     await stage.bus.make_subscription("s", "a")
     tags = {"dead.topic": "payroll", "dead.partition": "0", "dead.offset": "1"}
     await stage.bus.publish("!dead/s", b"forged", tags=tags)
-    with pytest.raises(ClientFault, match="of 'payroll', which the subscription is not over"):
+    with pytest.raises(ClientFault, match="it is of a topic that the subscription is not over"):
         await stage.bus.redrive("s", "all")
     assert "payroll" not in [topic.name for topic in await stage.bus.topics("*")]
 

@@ -14,7 +14,12 @@ from runnel.broker.broker import Broker, Delivery
 from runnel.broker.work import WorkDelivery
 from runnel.client.subscription import unpack_blocks
 from runnel.config import LogSettings, Settings
-from runnel.errors import ForbiddenError, RunnelError, UnknownSubscriptionError
+from runnel.errors import (
+    ForbiddenError,
+    RunnelError,
+    UnknownSubscriptionError,
+    UnknownTopicError,
+)
 from runnel.formats.batch import Batch
 from runnel.formats.dead_letters import TOPIC_TAG
 from runnel.formats.message import Message
@@ -414,10 +419,38 @@ def test_a_subscription_over_more_than_the_rights_is_not_joined_by_its_name() ->
     run(scenario)
 
 
-def test_whether_a_subscription_exists_is_told_to_those_with_such_a_right() -> None:
+def test_whether_a_subscription_or_cursor_of_others_exists_cannot_be_told() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.all.make_subscription("theirs", ["b/*"], "shared", None, None)
+        await scene.all.set_cursor("theirs", [CursorPlace("b/1", 0, 1)])
+        access = scene.access("admin:a/*", "consume:a/*", "read:a/*")
+        verbs: list[Callable[[str], Awaitable[object]]] = [
+            access.delete_subscription,
+            access.subscriptions,
+            lambda name: access.pause_subscription(name, is_paused=True),
+            lambda name: access.move_subscription(name, Start("earliest")),
+            lambda name: access.remove_member(name, "m"),
+            lambda name: access.dead_letters(name, 1, 10),
+            lambda name: access.settle_dead(name, (), is_all=True, is_redriven=True),
+            lambda name: access.consume(1, Ear(), consume(name)),
+            access.remove_cursor,
+        ]
+        for verb in verbs:
+            told = await refused(verb("theirs"))
+            assert told.replace("theirs", "none") == await refused(verb("none"))
+            assert "b/" not in told
+        told = await refused(access.set_cursor("theirs", [CursorPlace("a/1", 0, 1)]))
+        assert "b/" not in told
+
+    run(scenario)
+
+
+def test_who_has_a_right_to_all_topics_is_told_that_something_does_not_exist() -> None:
     async def scenario(scene: Scene) -> None:
         with pytest.raises(UnknownSubscriptionError):
-            await scene.access("admin:a/*").delete_subscription("none")
+            await scene.access("admin:*").delete_subscription("none")
+        with pytest.raises(UnknownTopicError):
+            await scene.access("read:*").remove_cursor("none")
         await refused(scene.access("read:*").delete_subscription("none"))
 
     run(scenario)

@@ -7,10 +7,12 @@ What a verb needs is told in docs/security.md; lists show what the caller has an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
+from runnel.broker.audit import AuditKind
 from runnel.broker.broker import Broker
 from runnel.broker.fetching import Fetched
 from runnel.broker.gathering import Published
@@ -19,7 +21,12 @@ from runnel.broker.reporter import METRICS_TOPIC
 from runnel.broker.shard_reading import ShardFetched
 from runnel.broker.work.consumer import WorkConsumer
 from runnel.broker.work.sink import WorkSink
-from runnel.errors import ForbiddenError, UnknownSubscriptionError
+from runnel.errors import (
+    ClientFault,
+    ForbiddenError,
+    UnknownSubscriptionError,
+    UnknownTopicError,
+)
 from runnel.formats.batch import Batch
 from runnel.formats.dead_letters import TOPIC_TAG
 from runnel.formats.message import Message
@@ -37,15 +44,51 @@ _EVERYTHING: Final = ("*",)
 # Looked up once: with Python 3.11 that takes longer than the rest of the check of a small batch.
 _PUBLISH: Final = Right.PUBLISH
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _audited(
+    verb: Callable[Concatenate[Access, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[Access, _P], Coroutine[Any, Any, _T]]:
+    """A verb whose denials are recorded."""
+
+    @functools.wraps(verb)
+    async def audited(self: Access, /, *args: _P.args, **named: _P.kwargs) -> _T:
+        try:
+            return await verb(self, *args, **named)
+        except ForbiddenError as error:
+            self._record_denial(verb.__name__, error)
+            raise
+
+    return audited
+
 
 class Access:
     """Made by a door for a connection, or for a call where calls come one by one."""
 
-    __slots__ = ("_broker", "_rights")
+    __slots__ = ("_broker", "_peer", "_rights")
 
-    def __init__(self, broker: Broker, rights: Rights | None) -> None:
+    def __init__(self, broker: Broker, rights: Rights | None, peer: str = "") -> None:
+        """`peer` is where the caller is, for the audit trail."""
         self._broker = broker
         self._rights = rights
+        self._peer = peer
+
+    @property
+    def _token(self) -> str:
+        """The token's name; empty where nobody is asked for one."""
+        return "" if self._rights is None else self._rights.name
+
+    def _record(self, kind: AuditKind, subject: str, **fields: object) -> None:
+        """A change was made."""
+        self._broker.audit.record(kind, subject, token=self._token, peer=self._peer, **fields)
+
+    def _record_denial(self, verb: str, error: Exception) -> None:
+        problem = str(
+            error.__cause__ or error
+        )  # the cause of a neutral answer says which right is missing
+        self._broker.audit.deny(verb, problem, token=self._token, peer=self._peer)
 
     def time_ns(self) -> int:
         """The broker's clock; everybody may know."""
@@ -61,7 +104,11 @@ class Access:
     def publish(self, batch: Batch, level: Level | None = None) -> asyncio.Future[Published]:
         """`publish` for every topic of the batch."""
         if self._rights is not None:
-            self._rights.check_all(_PUBLISH, batch.envelope.topics)
+            try:
+                self._rights.check_all(_PUBLISH, batch.envelope.topics)
+            except ForbiddenError as error:
+                self._record_denial("publish", error)
+                raise
         return self._broker.publish(batch, level)
 
     def send(
@@ -69,7 +116,11 @@ class Access:
     ) -> asyncio.Future[Published]:
         """`publish` for its topic."""
         if self._rights is not None:
-            self._rights.check(_PUBLISH, message.topic)
+            try:
+                self._rights.check(_PUBLISH, message.topic)
+            except ForbiddenError as error:
+                self._record_denial("send", error)
+                raise
         return self._broker.send(message, level, partition=partition)
 
     async def wait_room(self, topic: str) -> None:
@@ -78,11 +129,14 @@ class Access:
     def new_term(self, producer: str) -> int:
         """`publish` for anything at all: a producer's name belongs to no topic."""
         if self._rights is not None and not self._rights.has_any(Right.PUBLISH):
-            raise self._rights.refusal(Right.PUBLISH, "any topic")
+            error = self._rights.refusal(Right.PUBLISH, "any topic")
+            self._record_denial("new_term", error)
+            raise error
         return self._broker.new_term(producer)
 
     # --- Reading ---
 
+    @_audited
     async def fetch(
         self,
         topic: str,
@@ -109,11 +163,13 @@ class Access:
             while_waiting=while_waiting,
         )
 
+    @_audited
     async def shards(self, patterns: Sequence[str], time_ns: int | None = None) -> list[ShardState]:
         """`read` for the patterns."""
         self._check_read(patterns)
         return await self._broker.shards(patterns, time_ns)
 
+    @_audited
     async def fetch_shard(
         self,
         shard: ShardId,
@@ -135,6 +191,7 @@ class Access:
             bytes_max=bytes_max,
         )
 
+    @_audited
     async def subscribe(
         self,
         number: int,
@@ -160,8 +217,12 @@ class Access:
     def routes(self, topics: Sequence[str]) -> list[Route]:
         """Any right to each of the topics."""
         if self._rights is not None:
-            for topic in topics:
-                self._check_seen(topic)
+            try:
+                for topic in topics:
+                    self._check_seen(topic)
+            except ForbiddenError as error:
+                self._record_denial("routes", error)
+                raise
         return self._broker.routes(topics)
 
     async def topics(
@@ -180,6 +241,7 @@ class Access:
             after = page[-1].name
         return seen[:limit], False
 
+    @_audited
     async def describe_topic(self, name: str) -> TopicState:
         """Any right to the topic."""
         self._check_seen(name)
@@ -189,33 +251,50 @@ class Access:
         if self._rights is not None and not self._rights.sees(topic):
             raise ForbiddenError(f"token {self._rights.name!r} has no right to topic {topic!r}")
 
+    @_audited
     async def delete_topic(self, name: str) -> None:
         """`admin` for the topic."""
         if self._rights is not None:
             self._rights.check(Right.ADMIN, name)
         await self._broker.delete_topic(name)
+        self._record(AuditKind.TOPIC_DELETED, name)
 
+    @_audited
     async def purge_topic(self, name: str) -> None:
         """`admin` for the topic."""
         if self._rights is not None:
             self._rights.check(Right.ADMIN, name)
         await self._broker.purge_topic(name)
+        self._record(AuditKind.TOPIC_PURGED, name)
 
+    @_audited
     async def set_cursor(self, name: str, places: Sequence[CursorPlace]) -> None:
         """`read` for every place, and for those that it has had so far."""
+        known = self._broker.cursors(name)
         if self._rights is not None:
             self._check_places(places)
-            for known in self._broker.cursors(name):
-                self._check_places(known.places)
+            try:
+                for each in known:
+                    self._check_places(each.places)
+            except ForbiddenError as error:  # it names places that are not the caller's to know
+                raise ForbiddenError(
+                    f"token {self._token!r} has no right to read for all places of cursor {name!r}"
+                ) from error
         await self._broker.set_cursor(name, places)
+        if any(_is_moved_back(each.places, places) for each in known):
+            self._record(AuditKind.CURSOR_MOVED, name)
 
+    @_audited
     async def remove_cursor(self, name: str) -> None:
         """`read` or `admin` for every place."""
         if self._rights is not None:
-            for known in self._broker.cursors(name):
-                if not self._sees_cursor(known):
-                    raise self._rights.refusal(Right.READ, f"the places of cursor {name!r}")
+            known = self._broker.cursors(name)
+            if not known or not all(map(self._sees_cursor, known)):
+                raise self._neutral(
+                    f"cursor {name!r}", "places", (Right.READ, Right.ADMIN), UnknownTopicError
+                )
         await self._broker.remove_cursor(name)
+        self._record(AuditKind.CURSOR_REMOVED, name)
 
     def cursors(self, name: str | None = None) -> list[CursorState]:
         """Those of which the caller may read, or administer, every place."""
@@ -247,6 +326,7 @@ class Access:
 
     # --- Acknowledged work ---
 
+    @_audited
     async def consume(self, number: int, sink: WorkSink, request: Consume) -> WorkConsumer:
         """`consume` for the patterns of the subscription, whether it exists or is made."""
         self._check_patterns(Right.CONSUME, request.patterns)
@@ -263,6 +343,7 @@ class Access:
             raise self._refusal_of(request.subscription, Right.CONSUME)
         return consumer
 
+    @_audited
     async def make_subscription(
         self,
         name: str,
@@ -277,23 +358,33 @@ class Access:
             self._check_subscription(name, Right.CONSUME, is_new=True)
         await self._broker.work.make_subscription(name, patterns, mode, start, options)
 
+    @_audited
     async def delete_subscription(self, name: str) -> None:
         """`admin` for its patterns; so for the next three."""
         self._check_subscription(name, Right.ADMIN)
         await self._broker.work.delete_subscription(name)
+        self._record(AuditKind.SUBSCRIPTION_DELETED, name)
 
+    @_audited
     async def pause_subscription(self, name: str, *, is_paused: bool) -> None:
         self._check_subscription(name, Right.ADMIN)
         await self._broker.work.pause_subscription(name, is_paused=is_paused)
+        kind = AuditKind.SUBSCRIPTION_PAUSED if is_paused else AuditKind.SUBSCRIPTION_RESUMED
+        self._record(kind, name)
 
+    @_audited
     async def move_subscription(self, name: str, start: Start, member: str | None = None) -> None:
         self._check_subscription(name, Right.ADMIN)
         await self._broker.work.move_subscription(name, start, member=member)
+        self._record(AuditKind.SUBSCRIPTION_MOVED, name, to=start.kind, member=member or "")
 
+    @_audited
     async def remove_member(self, name: str, member: str) -> None:
         self._check_subscription(name, Right.ADMIN)
         await self._broker.work.remove_member(name, member)
+        self._record(AuditKind.MEMBER_REMOVED, name, member=member)
 
+    @_audited
     async def subscriptions(self, name: str | None = None) -> list[SubscriptionState]:
         """Those whose patterns the caller may consume, or administer."""
         if self._rights is None:
@@ -309,6 +400,7 @@ class Access:
             or self._covers(Right.ADMIN, each.patterns)
         ]
 
+    @_audited
     async def dead_letters(
         self, subscription: str, offset: int, messages_max: int
     ) -> tuple[Sequence[Batch], int]:
@@ -345,30 +437,49 @@ class Access:
         ]
         return [batch if len(rows) == len(batch) else batch.take(rows)] if rows else ()
 
+    @_audited
     async def settle_dead(
         self, subscription: str, offsets: Sequence[int], *, is_all: bool, is_redriven: bool
     ) -> int:
         """`admin` for its patterns."""
         self._check_subscription(subscription, Right.ADMIN)
-        return await self._broker.work.settle_dead(
+        settled = await self._broker.work.settle_dead(
             subscription, offsets, is_all=is_all, is_redriven=is_redriven
         )
+        kind = AuditKind.DEAD_LETTERS_REDRIVEN if is_redriven else AuditKind.DEAD_LETTERS_DROPPED
+        self._record(kind, subscription, messages=settled)
+        return settled
 
     def _check_subscription(self, name: str, *any_of: Right, is_new: bool = False) -> None:
         """One of the rights for all patterns of a subscription. `is_new`: it need not exist."""
         if self._rights is None:
             return
         try:
-            patterns = self._broker.work.patterns_of(name)
+            patterns: Sequence[str] = self._broker.work.patterns_of(name)
         except UnknownSubscriptionError:
             if is_new:
                 return
-            # Whether it exists is not for everybody to know: those with no such right are refused all the same.
-            if any(self._rights.has_any(right) for right in any_of):
-                raise
             patterns = ()
-        if not any(patterns and self._covers(right, patterns) for right in any_of):
+        if patterns and any(self._covers(right, patterns) for right in any_of):
+            return
+        if is_new:
             raise self._refusal_of(name, any_of[0])
+        raise self._neutral(f"subscription {name!r}", "patterns", any_of, UnknownSubscriptionError)
+
+    def _neutral(
+        self, what: str, parts: str, any_of: Sequence[Right], unknown: type[ClientFault]
+    ) -> ClientFault:
+        """The same for what is another's and for what does not exist, so that nobody can tell them apart.
+
+        A caller with a right to every topic is answered that it does not exist, which is nearly always so.
+        """
+        assert self._rights is not None
+        is_for_all = any(self._rights.covers(right, "*") for right in any_of)
+        kind = unknown if is_for_all else ForbiddenError
+        return kind(
+            f"{what} does not exist, or token {self._token!r} has no right to {' or '.join(any_of)} "
+            f"for all of its {parts}"
+        )
 
     def _refusal_of(self, subscription: str, right: Right) -> ForbiddenError:
         assert self._rights is not None
@@ -384,7 +495,11 @@ class Access:
     def check_watching(self) -> None:
         """What statistics, metrics and the list of connections need."""
         if self._rights is not None:
-            self._rights.check(Right.READ, _STATISTICS_TOPIC)
+            try:
+                self._rights.check(Right.READ, _STATISTICS_TOPIC)
+            except ForbiddenError as error:
+                self._record_denial("statistics", error)
+                raise
 
     def _check_patterns(self, right: Right, patterns: Sequence[str]) -> None:
         if self._rights is not None:
@@ -403,3 +518,19 @@ def _patterns_of(places: Sequence[CursorPlace]) -> set[str]:
         if place.topic is None
         for pattern in place.patterns or _EVERYTHING
     }
+
+
+def _is_moved_back(before: Sequence[CursorPlace], after: Sequence[CursorPlace]) -> bool:
+    """Whether a place that both have lies earlier now, or one is there no more."""
+    known = {_place_key(place): _place_order(place) for place in after}
+    return any(known.get(_place_key(place), (-1, -1)) < _place_order(place) for place in before)
+
+
+def _place_key(place: CursorPlace) -> tuple[object, ...]:
+    if place.topic is not None:
+        return (place.topic, place.partition)
+    return (place.journal, place.shard, frozenset(place.patterns))
+
+
+def _place_order(place: CursorPlace) -> tuple[int, int]:
+    return (place.offset, 0) if place.topic is not None else (place.entry, place.row)

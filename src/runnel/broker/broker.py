@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final
 
+from runnel.broker.audit import Audit
 from runnel.broker.checking import check_batch, check_message
 from runnel.broker.cursors import Cursors
 from runnel.broker.events import EventKind, Events
@@ -74,6 +75,13 @@ class Broker:
             topics_max=settings.broker.metrics_topics_max, journal_of=self._journal_of
         )
         self.events = Events(clock, self._publish_event)
+        self.audit = Audit(clock, self._publish_event)
+        self.events.on_flush.append(self.audit.flush)
+        self.metrics.add_counter(
+            "requests_denied",
+            "Requests that a token had no right to.",
+            lambda: self.audit.denied_count,
+        )
         # Doors add what they know of their connections.
         self.connection_rows: list[Callable[[], Iterable[ConnectionRow]]] = []
         self.connection_ids = itertools.count(1)  # no two of whatever door have the same

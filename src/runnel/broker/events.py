@@ -59,8 +59,9 @@ class EventKind(enum.StrEnum):
 
 _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
     EventKind.TOPIC_MADE: (logging.DEBUG, "topic made"),
-    EventKind.TOPIC_DELETED: (logging.INFO, "topic deleted"),
-    EventKind.TOPIC_PURGED: (logging.INFO, "topic purged"),
+    # Debug, as for other changes that clients ask for: the audit trail has a line that names the token.
+    EventKind.TOPIC_DELETED: (logging.DEBUG, "topic deleted"),
+    EventKind.TOPIC_PURGED: (logging.DEBUG, "topic purged"),
     EventKind.SLOW_READER: (logging.WARNING, "a reader cannot keep up"),
     EventKind.READER_CAUGHT_UP: (logging.INFO, "a reader has caught up"),
     EventKind.RECOVERED: (logging.WARNING, "recovered after an unclean end"),
@@ -80,7 +81,7 @@ _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
     EventKind.SHARD_REOPENED: (logging.WARNING, "a shard takes messages again"),
     EventKind.SHARD_REOPEN_FAILED: (logging.WARNING, "a shard could not be reopened"),
     EventKind.SUBSCRIPTION_MADE: (logging.INFO, "subscription made"),
-    EventKind.SUBSCRIPTION_DELETED: (logging.INFO, "subscription deleted"),
+    EventKind.SUBSCRIPTION_DELETED: (logging.DEBUG, "subscription deleted"),
     EventKind.MEMBER_ABSENT: (
         logging.WARNING,
         "a member was absent for too long, and is owed nothing any more",
@@ -117,6 +118,7 @@ class Events:
         self._clock = clock
         self._publish = publish
         self._windows: dict[EventKind, _Window] = {}
+        self.on_flush: Final[list[Callable[[], None]]] = []
         self.counts: Final[dict[EventKind, int]] = dict.fromkeys(EventKind, 0)  # told or held back
 
     def tell(self, kind: EventKind, subject: str, /, **fields: object) -> None:
@@ -149,6 +151,8 @@ class Events:
         ]
         for kind in over:
             self._sum_up(kind, self._windows.pop(kind))
+        for flush in self.on_flush:
+            flush()
 
     def _sum_up(self, kind: EventKind, window: _Window) -> None:
         if window.repeated or window.others:

@@ -7,7 +7,8 @@ is over. The file of tokens is looked at on every admission, and a few times a s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -34,6 +35,14 @@ _NEEDED: Final = (
     "this broker asks for a token, and none was shown: `runnel token add NAME --allow RIGHT:PATTERN` makes one; "
     "clients take it from the variable RUNNEL_TOKEN, or as `Authorization: Bearer …`"
 )
+
+
+class TokenChange(enum.StrEnum):
+    """What became of a token while the broker was running."""
+
+    ADDED = "added"
+    CHANGED = "changed"
+    REVOKED = "revoked"
 
 
 class WrongTokenError(UnauthenticatedError):
@@ -122,6 +131,8 @@ class Gate:
         self._admitted: dict[str, _Admitted] = {}
         self.on_token_ended: list[Callable[[Rights], object]] = []
         """Called with the rights of a token that is known no more, or has others now: for what outlives its passes."""
+        self.on_token_changed: list[Callable[[TokenChange, str], object]] = []
+        """Called for each token that was added, changed or revoked since the file was first read."""
         self._penalties = Penalties(clock)
         self._without = Penalties(clock, "no token was shown")
         self._watching: asyncio.Task[None] | None = None
@@ -233,7 +244,7 @@ class Gate:
     def _read(self) -> None:
         assert self._file is not None
         stamp = self._file.stamp()  # first: whatever replaces it from here on has another one
-        self._tokens = {token.id: token for token in self._file.read()}
+        before, self._tokens = self._tokens, {token.id: token for token in self._file.read()}
         self._stamp = stamp
         if not self._file.is_private():
             logger.warning(
@@ -244,6 +255,9 @@ class Gate:
             if self._tokens.get(token_id) != admitted.token:
                 del self._admitted[token_id]
                 self._end(admitted, is_revoked=token_id not in self._tokens)
+        for change, name in _changes(before, self._tokens):
+            for react in self.on_token_changed:
+                react(change, name)
 
     def _end(self, admitted: _Admitted, *, is_revoked: bool) -> None:
         name = admitted.token.name
@@ -262,6 +276,19 @@ class Gate:
             except Exception:
                 # One door's mistake must not keep another connection of the token alive.
                 logger.exception("a connection could not be told that its token is over")
+
+
+def _changes(
+    before: Mapping[str, Token], after: Mapping[str, Token]
+) -> Iterator[tuple[TokenChange, str]]:
+    for token_id, token in before.items():
+        if token_id not in after:
+            yield TokenChange.REVOKED, token.name
+    for token_id, token in after.items():
+        if token_id not in before:
+            yield TokenChange.ADDED, token.name
+        elif token != before[token_id]:
+            yield TokenChange.CHANGED, token.name
 
 
 def tokens_path(settings: Settings) -> Path:

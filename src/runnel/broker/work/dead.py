@@ -163,7 +163,7 @@ class DeadLetters:
         original, offset = origin
         if not subscription.matches(original[0]):
             # Whoever may write letters could else have somebody with more rights publish anywhere.
-            raise ClientFault(f"it is of {original[0]!r}, which the subscription is not over")
+            raise ClientFault("it is of a topic that the subscription is not over")
         found = await self._burying.message_at(original, offset)
         if found is not None and _is_same(found, letter):
             member = letter.tags.get(MEMBER_TAG)

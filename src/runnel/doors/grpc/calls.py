@@ -57,7 +57,7 @@ class Call:
         self.context: Final = context
         self.peer: Final = peer
         self.id: Final = call_id
-        self.access: Final = Access(door.broker, given.rights)
+        self.access: Final = Access(door.broker, given.rights, peer)
         metadata = dict(_text_metadata(context))
         self.client: Final = metadata.get("user-agent", "")[:_CLIENT_CHARACTERS_MAX]
         self.traceparent: Final = metadata.get(TRACEPARENT)

@@ -42,7 +42,7 @@ class Call:
     ) -> None:
         self.door = door
         self.connection = connection
-        self.access = Access(door.broker, admitted.rights)
+        self.access = Access(door.broker, admitted.rights, connection.peer)
         self.headers = headers
         """By name in lower case; the last of several, as they came."""
         self.why_ended: RunnelError | None = None

@@ -321,7 +321,7 @@ class Session:
             self._pass = self._gate.admit(hello.token)
             self._pass.on_revoked(self._end_revoked)
             rights = self._pass.rights
-        self._access = Access(self._broker, rights)
+        self._access = Access(self._broker, rights, self._output.peer)
         self._stage = _Stage.OPEN
         self.client = hello.client
         self._broker.metrics.counters.connections_opened += 1
