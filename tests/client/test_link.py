@@ -72,6 +72,29 @@ async def test_a_connection_that_is_refused_says_why() -> None:
             await connect(server.url)
 
 
+@in_both_loops
+async def test_a_broker_that_is_full_is_asked_again_within_the_time_to_connect() -> None:
+    async with FakeServer() as server:
+        hellos = 0
+        refused_max = 3
+
+        def refuse(peer: Peer, request: wire.Hello, tail: memoryview) -> None:
+            nonlocal hellos
+            hellos += 1
+            if hellos == refused_max:
+                server.usual(wire.Hello)
+            peer.say(wire.Error(0, "busy", "all places are taken", retriable=True))
+            peer.transport.close()
+
+        server.on(wire.Hello, refuse)
+        async with await connect(server.url):
+            assert hellos == 3
+        refused_max = 1_000_000
+        server.on(wire.Hello, refuse)
+        with pytest.raises(Unavailable, match="all places are taken"):
+            await connect(server.url, connect_timeout_s=0.5)
+
+
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [

@@ -14,6 +14,7 @@ import msgspec
 from runnel.client.connection import Buffer, Connection, OnAnswer
 from runnel.client.timers import Deadline, Timers, sleep
 from runnel.errors import (
+    BusyError,
     ClosedError,
     ConnectionLostError,
     HandshakeError,
@@ -122,9 +123,9 @@ class Link:
     # --- Connecting ---
 
     async def connect(self) -> None:
-        """The first connection, tried once. From then on the link keeps itself connected."""
+        """The first connection, tried once, or again while the broker is full. From then on it is kept up."""
         try:
-            connection = await self._open()
+            connection = await self._open_with_patience()
         except _FINAL:
             raise
         except TimeoutExpiredError as error:
@@ -133,6 +134,19 @@ class Link:
             raise Unavailable(self._not_reached(error)) from error
         self._take_up(connection)
         self.keep_connected()
+
+    async def _open_with_patience(self) -> Connection:
+        deadline = Deadline(self._timers, self._connect_timeout_s)
+        attempt = 0
+        while True:
+            try:
+                return await self._open()
+            except BusyError:
+                attempt += 1
+                pause_s = backoff_s(attempt)
+                if pause_s >= deadline.left_s:
+                    raise
+            await sleep(self._timers, pause_s)
 
     def keep_connected(self) -> None:
         """Connect in the background, again and again, until the link is closed."""
@@ -188,6 +202,10 @@ class Link:
                     f"cannot connect to {self.address}: this is {connection.stranger}, not the native one, "
                     f"which usually listens on {wire.DEFAULT_PORT}"
                 ) from None
+            if isinstance(error, ConnectionLostError) and isinstance(
+                connection.farewell, BusyError
+            ):
+                raise connection.farewell from None
             if isinstance(error, ConnectionLostError) and connection.was_closed_without_reason:
                 # A port with TLS does that to whoever does not begin with it.
                 raise ConnectionLostError(

@@ -190,6 +190,7 @@ class HttpSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     cors_origins: tuple[str, ...] = ()
     connections_max: Count = 1000
     body_bytes_max: Size = 16 * MIB
+    handshake_timeout_ns: Interval = 5 * SECOND_NS
     request_timeout_ns: Interval = 30 * SECOND_NS
     idle_timeout_ns: Interval = 60 * SECOND_NS
     streams_max: Count = 1000
@@ -206,6 +207,7 @@ class GrpcSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     allow_remote: bool = False
     calls_max: Count = 1000
     message_bytes_max: Size = 16 * MIB
+    handshake_timeout_ns: Interval = 5 * SECOND_NS
     idle_timeout_ns: Interval = 60 * SECOND_NS
     drain_timeout_ns: Interval = 10 * SECOND_NS
     tls_certificate: str | None = None
@@ -294,12 +296,12 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "broker.metrics_topics_max": "Topics with statistics of their own: the busiest.",
     "native.listen": "Address and port of the native door; port 0: any free one.",
     "native.allow_remote": "Let listen name an address that other machines reach, unauthenticated.",
-    "native.connections_max": "Most connections at a time.",
+    "native.connections_max": "Most connections at a time; one that has not said hello makes room for another.",
     "native.frame_bytes_max": "Largest frame that a client may send.",
     "native.subscriptions_max": "Most live subscriptions of one connection.",
     "native.consumers_max": "Most consumers of one connection.",
     "native.requests_max": "Most requests of one connection that are not answered yet.",
-    "native.handshake_timeout": "Time for a new connection to say hello.",
+    "native.handshake_timeout": "Time for the TLS handshake of a new connection, and then for its hello.",
     "native.idle_timeout": "A connection that sends nothing for so long is closed.",
     "native.drain_timeout": "At shutdown, time for what was accepted to be finished.",
     "native.tls_certificate": "File with the certificate chain, PEM; none: no TLS.",
@@ -310,6 +312,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "http.cors_origins": "Sites whose pages may use the broker, as https://ui.example; *: all, with tokens.",
     "http.connections_max": "Most connections at a time; the one idle for longest makes room for another.",
     "http.body_bytes_max": "Largest body of a request; one line of a bulk publish, which may be longer.",
+    "http.handshake_timeout": "Time for the TLS handshake of a new connection.",
     "http.request_timeout": "Time for a request to arrive whole; between two lines of a bulk publish.",
     "http.idle_timeout": "A connection without a request for so long is closed.",
     "http.streams_max": "Most live streams and waiting requests at a time.",
@@ -321,6 +324,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "grpc.allow_remote": "Let listen name an address that other machines reach, unauthenticated.",
     "grpc.calls_max": "Most calls at a time; each further one is turned away.",
     "grpc.message_bytes_max": "Largest message of a call.",
+    "grpc.handshake_timeout": "Time for the TLS handshake of a new connection and its first HTTP/2 frame.",
     "grpc.idle_timeout": "A connection without a call for so long is closed.",
     "grpc.drain_timeout": "At shutdown, time for calls to be finished.",
     "grpc.tls_certificate": "File with the certificate chain, PEM; none: no TLS.",

@@ -75,6 +75,11 @@ class FrameReader:
         """Bytes of a frame that has not arrived whole."""
         return self._filled
 
+    @property
+    def missing_bytes(self) -> int:
+        """So many bytes complete a prefix or a frame, and hold no part of the frame behind it."""
+        return self._needed - self._filled
+
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[Frame]:
         """The frames that this chunk completes. The chunk is copied: its memory may be reused.
 

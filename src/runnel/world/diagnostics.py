@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
+_THROTTLED_SECONDS: Final = 60.0
 _OPTIONS: Final = frozenset(("exc_info", "stack_info", "stacklevel"))
 
 
@@ -26,6 +27,25 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
         options = {name: kwargs[name] for name in _OPTIONS & kwargs.keys()}
         fields = {name: value for name, value in kwargs.items() if name not in _OPTIONS}
         return _line(str(msg), fields), {**options, "extra": {"event": msg, "fields": fields}}
+
+
+class Throttled:
+    """Decides when something that may happen very often is logged: the first time, and then once a minute."""
+
+    __slots__ = ("_count", "_next_s")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._next_s = float("-inf")
+
+    def count(self, now_s: float) -> int:
+        """It has happened once more. How often it has since it was logged last; 0: log nothing now."""
+        self._count += 1
+        if now_s < self._next_s:
+            return 0
+        self._next_s = now_s + _THROTTLED_SECONDS
+        count, self._count = self._count, 0
+        return count
 
 
 def get_logger(name: str) -> Logger:

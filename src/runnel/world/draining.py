@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import suppress
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from runnel.world.accepting import Acceptor
 from runnel.world.clock import Clock
 from runnel.world.tls import TlsFiles
-
-_CLOSE_SECONDS_MAX: Final = 1.0
 
 
 class Patience:
@@ -55,22 +53,23 @@ D = TypeVar("D", bound=_Door)
 
 
 class PortListener(Generic[D]):
-    """A door on a port of an asyncio server; `drain` and `close` it before the broker."""
+    """A door on a TCP port; `drain` and `close` it before the broker."""
 
-    def __init__(self, door: D, server: asyncio.Server, address: str, tls: TlsFiles | None) -> None:
+    def __init__(self, door: D, acceptor: Acceptor, address: str, tls: TlsFiles | None) -> None:
         self.door = door
         self.address = address
         """Where clients reach it, as `host:port`, with the port that port 0 became."""
         self.tls = tls
-        self._server = server
+        self._acceptor = acceptor
 
     @property
     def connection_count(self) -> int:
-        return self.door.connection_count
+        """Of all that were accepted, those included whose TLS handshake is under way."""
+        return self.door.connection_count + self._acceptor.handshake_count
 
     async def drain(self) -> bool:
         """Accept nobody any more, and let everybody finish. False: not all did in time."""
-        self._server.close()
+        self._acceptor.close()
         return await self.door.drain()
 
     def hurry(self) -> None:
@@ -79,9 +78,5 @@ class PortListener(Generic[D]):
 
     async def close(self) -> None:
         """Cut off whoever is left."""
-        self._server.close()
+        await self._acceptor.abort()
         await self.door.close()
-        # Since Python 3.12 this also waits for connections that have not got through their TLS handshake.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECONDS_MAX):
-                await self._server.wait_closed()

@@ -101,6 +101,26 @@ def test_an_address_that_is_none_is_refused() -> None:
 # --- TLS ---
 
 
+def test_a_handshake_of_grpc_has_a_time_of_its_own(tmp_path: Path) -> None:
+    own = make_certificate(tmp_path, "own")
+    settings = GrpcSettings(
+        listen="127.0.0.1:0",
+        tls_certificate=str(own.certificate),
+        tls_key=str(own.key),
+        handshake_timeout_ns=100_000_000,
+    )
+
+    async def scenario() -> None:
+        async with opened(settings) as scene:
+            host, _, port = scene.listener.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            async with asyncio.timeout(4):  # the default is 5 s
+                assert await reader.read() == b""
+            writer.close()
+
+    run(scenario())
+
+
 def test_tls_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     own, other = make_certificate(tmp_path, "own"), make_certificate(tmp_path, "other")
 

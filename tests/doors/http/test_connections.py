@@ -67,7 +67,7 @@ async def test_a_connection_too_many_is_told_so_and_closed() -> None:
         second = await Talker.connect(door.listener.address)
         second.ask("GET", "/healthz")
         answer = await second.hear()
-        assert (answer.status, answer.json["code"]) == (503, "limit_exceeded")
+        assert (answer.status, answer.json["code"]) == (503, "busy")
         assert answer.headers["connection"] == "close"
         assert await second.is_over()
         assert door.broker.metrics.counters.connections_refused == 1
@@ -305,6 +305,19 @@ async def test_closing_leaves_nothing_running() -> None:
         for talker in talkers:
             assert await talker.is_over()
     assert len(asyncio.all_tasks()) == before
+
+
+@in_loop
+async def test_a_handshake_of_https_has_a_time_of_its_own(tmp_path: Path) -> None:
+    own = make_certificate(tmp_path, "own")
+    http = HttpSettings(
+        tls_certificate=str(own.certificate), tls_key=str(own.key), handshake_timeout_ns=50_000_000
+    )
+    async with open_door(http=http) as door:
+        silent = await Talker.connect(door.listener.address)
+        await until(lambda: door.listener.connection_count == 1)
+        assert await silent.is_over()
+        await until(lambda: door.listener.connection_count == 0)
 
 
 @in_loop

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from runnel.config import NativeSettings, Settings
 from runnel.doors.native.door import Door
 from runnel.doors.native.pipe import PipeTransport, connect_pipe
-from runnel.doors.native.protocol import Connection
+from runnel.doors.native.protocol import HELLO_BYTES_MAX, Connection
 from runnel.errors import BusyError
 from runnel.formats import wire
 from runnel.formats.frames import pack_head
@@ -406,6 +406,31 @@ async def test_a_client_that_closes_its_side_still_gets_its_answers() -> None:
         assert isinstance(published, wire.Published)
 
 
+# --- Before hello ---
+
+
+@in_loop
+async def test_a_first_frame_that_is_no_hello_by_its_length_is_refused_before_it_comes() -> None:
+    async with opened() as scene:
+        talker = scene.connect()
+        talker.say(struct.pack("<II", HELLO_BYTES_MAX + 8, 100))
+        (error,) = await talker.hear_end()
+        assert isinstance(error, wire.Error)
+        assert error.code == "limit_exceeded"
+        assert f"at most {HELLO_BYTES_MAX} are allowed" in error.text
+
+
+@in_loop
+async def test_a_hello_may_be_long_and_what_follows_in_the_same_breath_longer() -> None:
+    async with opened() as scene:
+        talker = scene.connect()
+        hello = packed(wire.Hello(1, 1, (), "c" * 4000))
+        talker.say(hello + publish(2, b"x" * 100_000) + packed(wire.Ping(3)))
+        await talker.hear(wire.Welcome)
+        heard = {type((await talker.hear_all())[0]) for _ in range(2)}
+        assert heard == {wire.Published, wire.Pong}
+
+
 # --- Number and end ---
 
 
@@ -417,11 +442,28 @@ async def test_one_connection_more_than_allowed_is_told_so_and_closed() -> None:
         third.say(HELLO)
         (error,) = await third.hear_end()
         assert isinstance(error, wire.Error)
-        assert (error.id, error.code) == (0, "limit_exceeded")
+        assert (error.id, error.code, error.retriable) == (0, "busy", True)
         assert scene.broker.metrics.counters.connections_refused == 1
         first.transport.close()
         await turn()
         await (await scene.greeted()).ask(wire.Ping(2), wire.Pong)
+
+
+@in_loop
+async def test_who_has_been_silent_for_longest_makes_room() -> None:
+    async with opened(NativeSettings(connections_max=3)) as scene:
+        admitted = await scene.greeted()
+        silent = [scene.connect() for _ in range(2)]
+        silent[1].say(packed(HELLO)[:20])  # a part of a hello is none
+        await turn()
+        newcomers = [await scene.greeted() for _ in range(2)]
+        for stranger in silent:
+            assert await stranger.hear_end() == []
+        assert scene.broker.metrics.counters.connections_idle == 2
+        assert scene.broker.metrics.counters.connections_refused == 0
+        for client in (admitted, *newcomers):
+            await client.ask(wire.Ping(2), wire.Pong)
+        assert scene.door.connection_count == 3
 
 
 @in_loop

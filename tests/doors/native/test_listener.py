@@ -29,6 +29,7 @@ from runnel.errors import SettingsError, Unavailable
 from runnel.formats import wire
 from runnel.formats.batch import Batch
 from runnel.security.gate import Gate
+from runnel.world import accepting
 from runnel.world.clock import SystemClock
 from runnel.world.disk import RealDisk
 from runnel.world.workers import ThreadWorkers
@@ -353,6 +354,78 @@ def test_a_client_that_gives_up_in_any_turn_of_a_tls_handshake_leaves_nothing_be
 
     async def dial(url: str, trust: ssl.SSLContext) -> Bus:
         return await runnel.client.connect(url, ssl=trust)
+
+    run(scenario(), new_loop)
+
+
+async def _silent_socket(listener: Listener) -> socket.socket:
+    """A connection that says nothing, not even a TLS hello."""
+    host, _, port = listener.address.rpartition(":")
+    client = socket.socket()
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
+    return client
+
+
+async def _until_count(listener: Listener, count: int) -> None:
+    async with asyncio.timeout(20):
+        while listener.connection_count != count:  # noqa: ASYNC110 - the listener's doing
+            await asyncio.sleep(0.001)
+
+
+@LOOPS
+def test_unfinished_handshakes_take_places_and_make_room_for_others(
+    new_loop: NewLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepting, "_HANDSHAKES_BEYOND_MAX", 1)
+    own = make_certificate(tmp_path)
+    settings = msgspec.structs.replace(
+        own.settings(), connections_max=3, handshake_timeout_ns=3600 * 1000 * MS_NS
+    )
+
+    async def scenario() -> None:
+        async with listening(settings) as listener:
+            counters = listener.door.broker.metrics.counters
+            handles = psutil.Process().num_fds()
+            silent = [await _silent_socket(listener) for _ in range(20)]
+            async with asyncio.timeout(20):
+                while counters.connections_refused < 17:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            await _until_count(listener, 3)
+            for oldest in silent[:17]:
+                assert await asyncio.get_running_loop().sock_recv(oldest, 1) == b""
+            assert psutil.Process().num_fds() <= handles + 20 + 3 + 2
+            clients = [await greeted(listener, own.trust()) for _ in range(3)]
+            await _until_count(listener, 3)
+            # All places are taken by clients that were admitted: the next is told so, over TLS as well.
+            late = await connect(listener, own.trust())
+            (error,) = await late.hear_end()
+            assert isinstance(error, wire.Error)
+            assert (error.code, error.retriable) == ("busy", True)
+            for client in clients:
+                await client.ask(wire.Ping(2), wire.Pong)
+            for each in silent:
+                each.close()
+
+    run(scenario(), new_loop)
+
+
+@LOOPS
+def test_a_handshake_has_a_time_of_its_own(new_loop: NewLoop, tmp_path: Path) -> None:
+    own = make_certificate(tmp_path)
+    settings = msgspec.structs.replace(own.settings(), handshake_timeout_ns=50 * MS_NS)
+
+    async def scenario() -> None:
+        async with listening(settings) as listener:
+            with await _silent_socket(listener) as silent:
+                await _until_count(listener, 1)
+                assert await asyncio.get_running_loop().sock_recv(silent, 1) == b""
+            await _until_count(listener, 0)
+            # And those that are under way when the broker goes do not keep it.
+            last = await _silent_socket(listener)
+            await _until_count(listener, 1)
+        assert await asyncio.get_running_loop().sock_recv(last, 1) == b""
+        last.close()
 
     run(scenario(), new_loop)
 

@@ -44,7 +44,6 @@ _OTHER_CONNECTIONS_MAX: Final = 256
 _OTHER_CALLS_MAX: Final = 4096
 # Of one connection; its client waits with the next. So nobody takes all that there are with one.
 _CONNECTION_CALLS_MAX: Final = 100
-_HANDSHAKE_MS_MAX: Final = 10_000
 _METADATA_BYTES_MAX: Final = 16 * 2**10
 # How often a client may ask whether the connection lives, and how long it may take to answer the same question.
 _PING_MS_MIN: Final = 5_000
@@ -221,6 +220,7 @@ def _calls_max(own: GrpcSettings) -> int:
 def _options(own: GrpcSettings) -> Sequence[tuple[str, Any]]:
     # grpcio takes no larger numbers; nothing that would be one is meant to end.
     idle_ms = min(own.idle_timeout_ns // _NS_PER_MS, _OPTION_MAX)
+    handshake_ms = min(own.handshake_timeout_ns // _NS_PER_MS, _OPTION_MAX)
     connections_max = min(own.calls_max + _OTHER_CONNECTIONS_MAX, _OPTION_MAX)
     return (
         ("grpc.so_reuseport", 0),  # or a second broker would take half of the connections
@@ -233,7 +233,7 @@ def _options(own: GrpcSettings) -> Sequence[tuple[str, Any]]:
         ("grpc.http.overload_protection", 0),
         ("grpc.max_allowed_incoming_connections", connections_max),
         ("grpc.max_connection_idle_ms", idle_ms),
-        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS_MAX),
+        ("grpc.server_handshake_timeout_ms", handshake_ms),
         # A client whose machine is gone is found out, and its calls end.
         ("grpc.keepalive_time_ms", max(1000, idle_ms)),
         ("grpc.keepalive_timeout_ms", _PING_MS_MAX),

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from runnel.broker.broker import Broker, ConnectionRow
 from runnel.config import Settings
 from runnel.doors.http.connection import Connection
-from runnel.errors import ClosedError, LimitExceededError, RunnelError
+from runnel.errors import BusyError, ClosedError, LimitExceededError, RunnelError
 from runnel.security.gate import Gate
 from runnel.world.draining import Patience
 
@@ -77,8 +77,9 @@ class HttpDoor:
         if self.is_closing:
             refusal = ClosedError("the broker is shutting down; connect again later")
         elif len(self.connections) >= connections_max and not self._make_room():
-            refusal = LimitExceededError(
-                f"the HTTP door has {connections_max} connections with requests under way; no more are allowed"
+            refusal = BusyError(
+                f"the HTTP door has {connections_max} connections with requests under way; no more are allowed "
+                "(http.connections_max); try again later"
             )
         counters = self.broker.metrics.counters
         if refusal is None:

@@ -16,9 +16,10 @@ from runnel.doors.http.browsers import BrowserPolicy
 from runnel.doors.http.door import HttpDoor
 from runnel.doors.http.front import Front
 from runnel.security.gate import Gate
+from runnel.world.accepting import Acceptor
 from runnel.world.addresses import format_address
 from runnel.world.draining import PortListener
-from runnel.world.listening import BACKLOG, listen
+from runnel.world.listening import listen
 from runnel.world.tls import TlsFiles
 
 
@@ -37,19 +38,17 @@ class HttpListener(PortListener[HttpDoor]):
         )
         door = HttpDoor(broker, gate, settings)
         config = _uvicorn(Front(door, litestar_app(), browsers))
-        try:
-            server = await door.loop.create_server(
-                lambda: door.new_connection(config),
-                sock=listening,
-                backlog=BACKLOG,
-                ssl=None if tls is None else tls.context,
-                ssl_handshake_timeout=None if tls is None else http.request_timeout_ns / 1e9,
-            )
-        except BaseException:
-            listening.close()
-            await door.close()
-            raise
-        return cls(door, server, format_address(*listening.getsockname()[:2]), tls)
+        acceptor = Acceptor(
+            listening,
+            lambda: door.new_connection(config),
+            section="http",
+            connection_count=lambda: door.connection_count,
+            connections_max=http.connections_max,
+            counters=broker.metrics.counters,
+            tls=None if tls is None else tls.context,
+            handshake_seconds_max=http.handshake_timeout_ns / 1e9,
+        )
+        return cls(door, acceptor, format_address(*listening.getsockname()[:2]), tls)
 
 
 def _uvicorn(app: Front) -> Config:

@@ -10,11 +10,11 @@ from typing import Final
 from runnel.broker.broker import Broker, ConnectionRow
 from runnel.config import Settings
 from runnel.doors.native.pipe import connect_pipe
-from runnel.doors.native.protocol import RECEIVE_BYTES, Connection
+from runnel.doors.native.protocol import HELLO_BYTES_MAX, RECEIVE_BYTES, Connection
 from runnel.doors.native.tasks import Tasks
 from runnel.doors.native.turns import Turns
 from runnel.doors.native.wake_up import WakeUp
-from runnel.errors import ClosedError, LimitExceededError, RunnelError
+from runnel.errors import BusyError, ClosedError, RunnelError
 from runnel.security.gate import Gate
 from runnel.world.draining import Patience
 
@@ -39,6 +39,8 @@ class Door:
         self.wake_up = WakeUp(self._loop)
         self.connections: set[Connection] = set()
         self._refused: set[Connection] = set()
+        # In the order in which they came. Those that were admitted since are taken out when it is looked through.
+        self._strangers: dict[Connection, None] = {}
         # One for all: whatever arrives is copied out of it before the next read.
         self._receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._refusal: RunnelError | None = None
@@ -57,8 +59,13 @@ class Door:
 
     def new_encrypted_connection(self) -> Connection:
         """The protocol for TLS, which may hold on to a receive buffer longer than one read."""
-        buffer = memoryview(bytearray(RECEIVE_BYTES // 4))
-        return Connection(self, buffer, gate=self.gate, times_out=True)
+        return Connection(
+            self,
+            memoryview(bytearray(HELLO_BYTES_MAX)),
+            gate=self.gate,
+            times_out=True,
+            own_buffer_bytes=RECEIVE_BYTES // 4,
+        )
 
     def connect(self, client: asyncio.BaseProtocol) -> asyncio.Transport:
         """Connect a client within the process; returns the client's transport.
@@ -75,21 +82,39 @@ class Door:
         self._empty.clear()
         refusal = self._refusal
         connections_max = self.settings.native.connections_max
-        if refusal is None and len(self.connections) >= connections_max:
-            refusal = LimitExceededError(
+        is_full = len(self.connections) >= connections_max
+        if refusal is None and is_full and not self._make_room():
+            refusal = BusyError(
                 f"the broker has {connections_max} connections; no more are allowed "
-                "(native.connections_max)"
+                "(native.connections_max); try again later"
             )
         if refusal is None:
             connection.connection_id = next(self.broker.connection_ids)
             self.connections.add(connection)
+            self._strangers[connection] = None
             return
         self.broker.metrics.counters.connections_refused += 1
         self._refused.add(connection)
         connection.refuse(refusal, lingers=len(self._refused) <= _REFUSED_MAX)
 
+    def _make_room(self) -> bool:
+        """End the connection that has waited for longest to be admitted. False: all are admitted.
+
+        Else silent ones could keep out everybody.
+        """
+        while self._strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            if oldest.is_stranger:
+                self.broker.metrics.counters.connections_idle += 1
+                oldest.abort()
+                self.leave(oldest)  # at once, for the loop tells it of its end only later
+                return True
+        return False
+
     def leave(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self._strangers.pop(connection, None)
         self._refused.discard(connection)
         if not self.connections and not self._refused:
             self._empty.set()

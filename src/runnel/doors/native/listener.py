@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-
 from runnel.broker.broker import Broker
-from runnel.config import NativeSettings, Settings
+from runnel.config import Settings
 from runnel.doors.native.door import Door
 from runnel.security.gate import Gate
+from runnel.world.accepting import Acceptor
 from runnel.world.addresses import format_address
 from runnel.world.draining import PortListener
-from runnel.world.listening import BACKLOG, listen
+from runnel.world.listening import listen
 from runnel.world.tls import TlsFiles
 
 
@@ -28,25 +26,14 @@ class Listener(PortListener[Door]):
             is_allowed_remotely=gate.asks or native.allow_remote,
         )
         door = Door(broker, settings, gate)
-        try:
-            server = await _serve(door, listening, tls, native)
-        except BaseException:
-            listening.close()
-            await door.close()
-            raise
-        return cls(door, server, format_address(*listening.getsockname()[:2]), tls)
-
-
-async def _serve(
-    door: Door, listening: socket.socket, tls: TlsFiles | None, native: NativeSettings
-) -> asyncio.Server:
-    loop = asyncio.get_running_loop()
-    if tls is None:
-        return await loop.create_server(door.new_connection, sock=listening, backlog=BACKLOG)
-    return await loop.create_server(
-        door.new_encrypted_connection,
-        sock=listening,
-        backlog=BACKLOG,
-        ssl=tls.context,
-        ssl_handshake_timeout=native.handshake_timeout_ns / 1e9,
-    )
+        acceptor = Acceptor(
+            listening,
+            door.new_connection if tls is None else door.new_encrypted_connection,
+            section="native",
+            connection_count=lambda: door.connection_count,
+            connections_max=native.connections_max,
+            counters=broker.metrics.counters,
+            tls=None if tls is None else tls.context,
+            handshake_seconds_max=native.handshake_timeout_ns / 1e9,
+        )
+        return cls(door, acceptor, format_address(*listening.getsockname()[:2]), tls)

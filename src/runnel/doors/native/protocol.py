@@ -16,10 +16,12 @@ from runnel.doors.native.tasks import Tasks
 from runnel.doors.native.turns import Turns
 from runnel.doors.native.wake_up import WakeUp
 from runnel.errors import HandshakeError, RunnelError, TimeoutExpiredError
-from runnel.formats.frames import FrameReader
+from runnel.formats.frames import Frame, FrameReader
 from runnel.security.gate import Gate
 
 RECEIVE_BYTES: Final = 256 * 1024
+HELLO_BYTES_MAX: Final = 8 * 1024
+"""The largest first frame. More is not kept of a client before it is admitted."""
 
 # What is queued is written at once when there is so much, not only at the end of the turn.
 _FLUSH_BYTES: Final = 256 * 1024
@@ -57,6 +59,7 @@ class Connection(asyncio.BufferedProtocol):
         "_bytes_out",
         "_connected_ns",
         "_door",
+        "_is_admitted",
         "_is_closed",
         "_is_held_by_session",
         "_is_held_for_turn",
@@ -64,6 +67,7 @@ class Connection(asyncio.BufferedProtocol):
         "_is_input_own",
         "_is_write_wanted",
         "_offered_bytes",
+        "_own_buffer_bytes",
         "_pending",
         "_pending_bytes",
         "_reader",
@@ -77,16 +81,26 @@ class Connection(asyncio.BufferedProtocol):
     )
 
     def __init__(
-        self, door: Host, buffer: memoryview, *, gate: Gate | None, times_out: bool
+        self,
+        door: Host,
+        buffer: memoryview,
+        *,
+        gate: Gate | None,
+        times_out: bool,
+        own_buffer_bytes: int = 0,
     ) -> None:
         """`buffer` may be shared with others: nothing stays in it when `buffer_updated` returns.
+
+        With `own_buffer_bytes` a buffer of that size takes its place once the client is admitted.
 
         Without a gate the client may do everything: it is in this process.
         """
         self._door = door
         self._buffer = buffer
         self._times_out = times_out
-        self._reader = FrameReader(door.settings.native.frame_bytes_max)
+        self._own_buffer_bytes = own_buffer_bytes
+        self._is_admitted = False
+        self._reader = FrameReader(HELLO_BYTES_MAX)
         self._offered_bytes = 0
         self._is_input_own = False  # the reader's own room was offered, not the buffer
         self._is_input_over = False  # the client will send no more
@@ -134,8 +148,10 @@ class Connection(asyncio.BufferedProtocol):
         try:
             if self._is_input_own:
                 frames = self._reader.fill(nbytes)
-            else:
+            elif self._is_admitted:
                 frames = self._reader.feed(self._buffer[:nbytes])
+            else:
+                frames = self._hear_hello(self._buffer[:nbytes])
         except RunnelError as error:
             self._door.broker.metrics.counters.protocol_errors += 1
             is_beginning = self._bytes_in == nbytes
@@ -150,6 +166,24 @@ class Connection(asyncio.BufferedProtocol):
                 if len(frames) > 1:
                     self._door.wake_up.is_crowded = True
                 self.session.receive(frames)
+
+    def _hear_hello(self, chunk: memoryview) -> list[Frame]:
+        """Takes the first frame alone. What follows it is not looked at unless it has made the client welcome."""
+        begin = 0
+        while begin < len(chunk) and not self.session.has_greeted:
+            end = begin + self._reader.missing_bytes
+            frames = self._reader.feed(chunk[begin:end])
+            begin = end
+            if frames:
+                self.session.receive(frames)
+        if not self.session.is_admitted:
+            return []
+        self._is_admitted = True
+        self._reader = FrameReader(self._door.settings.native.frame_bytes_max)
+        frames = self._reader.feed(chunk[begin:])
+        if self._own_buffer_bytes:
+            self._buffer = memoryview(bytearray(self._own_buffer_bytes))
+        return frames
 
     def eof_received(self) -> bool:
         """The client has said everything. It still gets its answers, where the transport can do that."""
@@ -253,6 +287,11 @@ class Connection(asyncio.BufferedProtocol):
         self.session.fail(error)
         if not lingers:
             self._transport.close()
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether it has yet to be admitted, and came from outside."""
+        return self._times_out and not self._is_admitted
 
     def abort(self) -> None:
         self._is_closed = True

@@ -144,6 +144,11 @@ class Session:
         return self._stage is not _Stage.GREETING
 
     @property
+    def is_admitted(self) -> bool:
+        """Whether the client has said hello and was let in."""
+        return self._stage in (_Stage.OPEN, _Stage.DRAINING)
+
+    @property
     def token_name(self) -> str:
         """That of the token it showed; empty where none was asked for."""
         return "" if self._pass is None else self._pass.name
