@@ -12,6 +12,7 @@ import pytest
 from runnel.doors.http.bodies import CONTROL_BYTES_MAX
 from runnel.doors.http.positions import ID_CHARS_MAX, Position
 from runnel.doors.http.publishing import ARRAY_MAX
+from runnel.doors.http.sent_last_values import SentLists
 from runnel.formats.batch import Batch
 from runnel.formats.heads import PartitionPlace, Start
 from runnel.formats.message import Message
@@ -168,7 +169,7 @@ async def test_many_short_lines_leave_time_for_others() -> None:
 
 def test_places_that_are_too_many_for_an_id_cost_nothing() -> None:
     topics = [f"many/{number}" for number in range(1000)]
-    position = Position(topics, Start("latest"))
+    position = Position(topics, Start("latest"), SentLists())
     position.begin((), [PartitionPlace(topic, at, 1, 1) for topic in topics for at in range(64)])
     batch = Batch.from_messages([Message(topic, b"x") for topic in topics])
     began = time.process_time()
@@ -179,7 +180,7 @@ def test_places_that_are_too_many_for_an_id_cost_nothing() -> None:
 @pytest.mark.parametrize("count", [100, 400, 600, 700])
 def test_an_id_fits_or_there_is_none(count: int) -> None:
     topics = [f"many/{number}" for number in range(count)]
-    position = Position(topics, Start("latest"))
+    position = Position(topics, Start("latest"), SentLists())
     position.begin((), [PartitionPlace(topic, 0, 1, 1) for topic in topics])
     ids = [position.current() for _ in range(2)]
     assert ids[0] == ids[1]

@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 from runnel.broker.broker import Broker, ConnectionRow
 from runnel.config import Settings
 from runnel.doors.http.connection import Connection
+from runnel.doors.http.sent_last_values import SentLists
 from runnel.errors import BusyError, ClosedError, LimitExceededError, RunnelError
 from runnel.security.gate import Gate
 from runnel.world.draining import Patience
@@ -51,6 +52,7 @@ class HttpDoor:
         self.connections: set[Connection] = set()
         self._refused: set[Connection] = set()
         self._calls: set[Lasting] = set()
+        self.sent_last_values = SentLists()
         self._stream_count = 0
         self._keyless_turn = 0
         self._state = ServerState()

@@ -76,16 +76,18 @@ async def stream(
     ] = None,
 ) -> LiveStream:
     """Read messages as they come, as server-sent events: `message`, `gap`, `caught_up`, `closing`, `ended`."""
+    call = call_of(request)
+    lists = call.door.sent_last_values
     for text in pattern:
         Pattern(text)
     # A browser comes again with the query that it began with: what its header says is newer.
     place = last_event_id_header or last_event_id
     if place:
-        begin, seen = resumed(place, pattern)
+        begin, seen = resumed(place, pattern, lists)
     else:
-        begin, seen = _start(start, time), ""
-    position = Position(pattern, begin, seen)
-    return LiveStream(call_of(request), pattern, begin, position, overflow=overflow, form=payload)
+        begin, seen = _start(start, time), ()
+    position = Position(pattern, begin, lists, seen)
+    return LiveStream(call, pattern, begin, position, overflow=overflow, form=payload)
 
 
 def _start(start: StreamStart, time: str | None) -> Start:

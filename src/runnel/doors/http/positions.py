@@ -5,7 +5,8 @@ for every partition of the topics. It is short and made for every message, so mo
 
     places . entry . row          with wildcards: the next entry of the first shard in `places`, and the row in it
     places . offset               otherwise: the next offset of the first partition in `places`
-    places … ~ seen               while last values come: those that have come, a digest each
+    places ~ token . count        while last values come: the first so many of a list that the broker remembers
+    places ~ digests              the same as earlier versions wrote it: those that have come, a digest each
 
 `places` is msgpack in base64. To users all of it is opaque; what comes back is checked, and does not say which topics
 may be read: the patterns of the request do.
@@ -16,13 +17,14 @@ from __future__ import annotations
 import binascii
 import zlib
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
 import xxhash
 
 from runnel.doors.http.problems import FieldFault
+from runnel.doors.http.sent_last_values import SentLists
 from runnel.formats.batch import Batch, Run
 from runnel.formats.heads import Natural, PartitionPlace, ShardPlace, Start
 from runnel.formats.wire import GapState
@@ -34,7 +36,7 @@ ID_CHARS_MAX: Final = 4096
 
 FIELD: Final = "last_event_id"
 _PLACES_MAX: Final = ID_CHARS_MAX * 3 // 4 // 5  # a place has five bytes or more
-_DIGEST_CHARS: Final = 11  # of 8 bytes in base64, without padding
+_DIGEST_CHARS: Final = 11  # of DIGEST_BYTES in base64, without padding
 _NUMBER_MAX: Final = 2**63 - 1
 _FROM_URL: Final = str.maketrans("-_+/", "+/!!")  # the other alphabet is none of ours
 
@@ -57,8 +59,14 @@ _decode: Final = msgspec.msgpack.Decoder(_Places).decode
 class Position:
     """Of one stream. It moves on as messages are written, and says so in their ids."""
 
-    def __init__(self, patterns: Sequence[str], start: Start, seen: str = "") -> None:
-        """`seen`: the digests that an id had, if the stream goes on after one."""
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        start: Start,
+        lists: SentLists,
+        seen: Collection[bytes] = (),
+    ) -> None:
+        """`seen`: the last values that came before, if the stream resumes after an id."""
         topics = sorted(set(patterns))
         self._numbers: Final = {topic: number for number, topic in enumerate(topics)}
         self._checksum: Final = _checksum(topics)
@@ -66,10 +74,8 @@ class Position:
         self._is_too_long = False
         self._is_by_partition: Final = all(Pattern(pattern).is_literal for pattern in patterns)
         self._is_last = start.kind in ("last", "resume_last")
-        self._seen = seen
-        self._seen_before: Final = frozenset(
-            seen[at : at + _DIGEST_CHARS] for at in range(0, len(seen), _DIGEST_CHARS)
-        )
+        self._seen_before: Final = frozenset(seen)
+        self._sent = lists.begin(self._seen_before)
         self._shards = {(place.journal, place.shard): place for place in start.shards}
         self._partitions = {(place.topic, place.partition): place for place in start.partitions}
 
@@ -86,7 +92,6 @@ class Position:
     def last_sent(self) -> None:
         """All last values have come."""
         self._is_last = False
-        self._seen = ""
 
     def current(self) -> str | None:
         """The id of everything so far; None: it would be too long."""
@@ -103,9 +108,8 @@ class Position:
                 if digest in self._seen_before:
                     yield True, None
                     continue
-                if len(self._seen) <= ID_CHARS_MAX:  # else there are no ids until all have come
-                    self._seen += digest
-                yield False, self._id(text)
+                # Without room to remember it there are no ids until all have come.
+                yield False, self._id(text) if self._sent.add(digest) else None
 
     def ids(
         self, batch: Batch, journal: str, shard: int, epoch: int, next_entry: int, *, is_whole: bool
@@ -193,17 +197,22 @@ class Position:
     def _id(self, text: str | None, numbers: str = "") -> str | None:
         if text is None:
             return None
-        whole = f"{text}{numbers}~{self._seen}" if self._seen else text + numbers
+        whole = text + numbers
+        if self._is_last and len(self._sent):
+            whole += f"~{self._sent.token}.{len(self._sent)}"
         return whole if len(whole) <= ID_CHARS_MAX else None
 
 
-def resumed(text: str, patterns: Sequence[str]) -> tuple[Start, str]:
-    """What to subscribe with to go on after an id, and which last values have come. FieldFault: it is none."""
+def resumed(
+    text: str, patterns: Sequence[str], lists: SentLists
+) -> tuple[Start, Collection[bytes]]:
+    """What to subscribe with to resume after an id, and which last values have come. FieldFault: it is none."""
     try:
         if len(text) > ID_CHARS_MAX:
             raise ValueError
         places, numbers, seen = _parts(text)
         decoded = _decode(places)
+        came = _seen(seen, lists) if decoded.is_last else ()
         topics = sorted(set(patterns))
         if decoded.patterns != _checksum(topics):
             raise FieldFault(
@@ -230,27 +239,41 @@ def resumed(text: str, patterns: Sequence[str]) -> tuple[Start, str]:
             f"{text[:80]!r} is no id of an event of this stream; give one as it came, or none",
         ) from None
     kind = "resume_last" if decoded.is_last else "resume"
-    return Start(kind, partitions, 0, shards), seen if decoded.is_last else ""
+    return Start(kind, partitions, 0, shards), came
 
 
 def _parts(text: str) -> tuple[bytes, list[int], str]:
     text, _, seen = text.partition("~")
-    if len(seen) % _DIGEST_CHARS or not seen.isascii():
-        raise ValueError
     places, *digits = text.split(".")
-    numbers = []
-    for each in digits:
-        if not (each.isascii() and each.isdecimal()) or int(each) > _NUMBER_MAX:
-            raise ValueError
-        numbers.append(int(each))
-    packed = places.translate(_FROM_URL) + "=" * (-len(places) % 4)
-    return binascii.a2b_base64(packed, strict_mode=True), numbers, seen
+    return _from_base64(places), [_number(each) for each in digits], seen
+
+
+def _seen(text: str, lists: SentLists) -> Collection[bytes]:
+    token, dot, count = text.partition(".")
+    if dot:
+        return lists.recall(token, _number(count))
+    if len(text) % _DIGEST_CHARS:
+        raise ValueError
+    return [
+        _from_base64(text[at : at + _DIGEST_CHARS]) for at in range(0, len(text), _DIGEST_CHARS)
+    ]
+
+
+def _number(digits: str) -> int:
+    if not (digits.isascii() and digits.isdecimal()) or int(digits) > _NUMBER_MAX:
+        raise ValueError
+    return int(digits)
+
+
+def _from_base64(text: str) -> bytes:
+    packed = text.translate(_FROM_URL) + "=" * (-len(text) % 4)
+    return binascii.a2b_base64(packed, strict_mode=True)
 
 
 def _checksum(topics: Sequence[str]) -> int:
     return zlib.crc32("\0".join(topics).encode("utf-8", "surrogatepass"))
 
 
-def _digest(run: Run, offset: int) -> str:
+def _digest(run: Run, offset: int) -> bytes:
     named = f"{run.topic}\0{run.partition}\0{run.epoch}\0{offset}"
-    return urlsafe_b64encode(xxhash.xxh3_64_digest(named.encode()))[:_DIGEST_CHARS].decode()
+    return xxhash.xxh3_64_digest(named.encode())
