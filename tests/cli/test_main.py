@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import runnel.cli.config
-from runnel.cli.main import COMMANDS, exit_code_of, run
+from runnel.cli.main import COMMANDS, MEANT, exit_code_of, run
 from runnel.errors import (
     BusyError,
     CorruptionError,
@@ -82,6 +82,10 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "problem"),
     [
         (["confg"], "No such command 'confg'. Did you mean 'config'?"),
+        (["subscribe", "a"], "No such command 'subscribe'. Did you mean 'sub'?"),
+        (["publish", "a", "x"], "No such command 'publish'. Did you mean 'pub'?"),
+        (["ls"], "No such command 'ls'. Did you mean 'topics'?"),
+        (["dump"], "No such command 'dump'. Did you mean 'log export'?"),
         (["config", "shw"], "No such command 'shw'. Did you mean 'show'?"),
         (["config", "show", "--nope"], "No such option: --nope"),
     ],
@@ -91,6 +95,13 @@ def test_wrong_usage_is_refused_with_exit_code_2(
 ) -> None:
     assert run(arguments) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_what_is_suggested_for_a_command_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, meant in MEANT.items():
+        assert word not in COMMANDS
+        assert run([*meant.split(), "--help"]) == 0
+        assert capsys.readouterr().out.startswith(f"Usage: runnel {meant}")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from runnel.cli.main import run
 from runnel.cli.printing import gap_text
 from runnel.formats.wire import GapState
-from tests.cli.conftest import environment, running
+from tests.cli.conftest import environment, running, serving
 
 SUMMARY = r"{count} messages?, [\d.]+ [KM]?i?B in \d+\.\d\d s( \([\d,]+ messages/s\))?\n"
 
@@ -110,7 +110,11 @@ def test_lines_of_a_file_are_messages_and_come_back_as_they_were(
         (["a", "--file", "/"], "--file /: it is a directory"),
         (["a\x1b", "x"], "topic"),
         (["a", "x", "--url", "http://x"], "'http://x' is not a Runnel URL"),
-        (["a", "x", "--level", "often"], "'often' is not one of"),
+        (
+            ["a", "x", "--level", "often"],
+            "--level: 'often' is no level of acknowledgement; none, rec",
+        ),
+        (["a", "x", "--level", "fsync"], "none, received, stored are; did you mean stored?"),
     ],
 )
 def test_what_is_wrong_is_said_in_words(
@@ -178,6 +182,8 @@ def test_fewer_messages_than_wanted_are_a_failure(
     [
         (["a[", "b"], "a["),
         (["a", "--from", "begining"], "is no place to begin"),
+        (["a", "--from", "newest"], "did you mean latest?"),
+        (["a", "--from", "beginning"], "did you mean earliest?"),
         (["a", "b", "--from", "5"], "needs one topic"),
         (["a", "--format", "xml"], "'xml' is not one of"),
         ([], "Missing argument"),
@@ -197,6 +203,26 @@ def test_live_messages_are_printed_at_once_and_ctrl_c_ends_without_a_traceback(u
         assert run(["pub", "flow/b", "second", "-q"]) == 0
         assert reader.line() == "flow/b[0]@1 second"
         assert reader.end(signal.SIGINT) == (130, "interrupted\n")
+
+
+def test_reader_says_that_the_broker_is_gone_and_when_it_is_back(tmp_path: Path) -> None:
+    reading = ["sub", "a", "--from", "earliest"]
+    with serving(tmp_path) as (broker, url), running(reading, url) as reader:
+        assert run(["pub", "a", "before", "-q", "--url", url]) == 0
+        assert reader.line() == "a[0]@1 before"
+        broker.process.kill()
+        broker.process.wait()
+        address = url.removeprefix("runnel://")
+        with serving(tmp_path, "--listen", address):
+            assert run(["pub", "a", "after", "-q", "--url", url]) == 0
+            assert reader.line() == "a[0]@2 after"
+            code, told = reader.end(signal.SIGINT)
+    assert code == 130
+    gone, back, ended = told.splitlines()
+    assert gone.startswith(f"gone: not connected to {address}: ")
+    assert gone.endswith("; trying again")
+    assert back == f"back: connected to {address} again"
+    assert ended == "interrupted"
 
 
 def test_lines_typed_one_by_one_leave_one_by_one(url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import msgspec
 import pytest
 
 from runnel.cli.dead_letters import letter_lines, letter_table
@@ -104,6 +105,21 @@ def test_dead_letter_says_what_it_was_without_steering_the_terminal() -> None:
         "tags:         unit=C",
         "event time:   2023-11-14T22:13:20.000000000Z",
         "size:         3 B",
+    ]
+
+
+def test_dead_letter_shows_its_traceback_without_steering_the_terminal() -> None:
+    tags = dict(LETTER.tags) | {
+        "dead.error_type": "shop.CustomerError",
+        "dead.traceback": '  File "shop.py", line 3, in bill\n    raise \x1b[2J\nshop.CustomerError',
+    }
+    lines = letter_lines("billing", msgspec.structs.replace(LETTER, tags=tags))
+    assert "error type:   shop.CustomerError" in lines
+    assert lines[-4:] == [
+        "traceback:",
+        '    File "shop.py", line 3, in bill',
+        r"      raise \x1b[2J",
+        "  shop.CustomerError",
     ]
 
 
@@ -321,6 +337,8 @@ def test_dead_letters_are_counted_listed_and_shown(
         "offset": 2,
         "deliveries": 1,
         "error": "bad 2",
+        "error_type": None,
+        "traceback": None,
     }
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from runnel.client import Consumer, Work, WorkBatch, connect
 from runnel.errors import ClientFault, UnknownSubscriptionError
+from runnel.formats.dead_letters import parse_reason
 from runnel.formats.work_heads import Consume, Leave, Nack, Part
 from tests.client.running import FakeTimers, in_both_loops, until
 from tests.client.work_server import WorkServer
@@ -94,10 +95,38 @@ async def test_an_exception_is_a_nack_with_its_text_and_the_others_go_on() -> No
         assert server.nacked == [Part(1, 2, 3)]
         (nack,) = server.asked(Nack)
         assert nack.delay_ms is None
-        assert nack.reason.startswith("ValueError: no such customer x")
-        assert len(nack.reason) == 500
+        reason = parse_reason(nack.reason)
+        assert reason.error.startswith("ValueError: no such customer x")
+        assert len(reason.error) == 400
+        assert reason.error_type == "ValueError"
+        assert 'raise ValueError("no such customer' in reason.traceback
+        assert len(nack.reason) < 1000
         assert errors == [(2, "ValueError")]
         assert consumer.statistics.acked == 2
+
+
+@in_both_loops
+async def test_of_a_long_traceback_the_innermost_lines_are_told() -> None:
+    def deep(left: int) -> None:
+        if not left:
+            raise LookupError("too deep")
+        deep(left - 1)
+
+    async with consuming() as (server, consumer):
+        stop = asyncio.Event()
+        processing = asyncio.create_task(consumer.process(lambda _: deep(100), stop=stop))
+        server.lease(b"1")
+        await until(lambda: server.asked(Nack))
+        stop.set()
+        await processing
+        (nack,) = server.asked(Nack)
+        reason = parse_reason(nack.reason)
+        assert reason.error == "LookupError: too deep"
+        assert reason.traceback.splitlines()[-2:] == [
+            '    raise LookupError("too deep")',
+            "LookupError",
+        ]
+        assert len(nack.reason) < 1000
 
 
 class Unspeakable(Exception):
@@ -120,10 +149,9 @@ async def test_an_error_whose_text_cannot_be_told_is_a_nack_all_the_same() -> No
         await until(lambda: len(server.asked(Nack)) == 2)
         stop.set()
         await processing
-        assert [nack.reason for nack in server.asked(Nack)] == [
-            "ValueError: x\\ud800",
-            "Unspeakable",
-        ]
+        told = [parse_reason(nack.reason) for nack in server.asked(Nack)]
+        assert [reason.error for reason in told] == ["ValueError: x\\ud800", "Unspeakable"]
+        assert told[1].error_type == f"{__name__}.Unspeakable"
         assert server.nacked == [Part(1, 1, 2), Part(1, 2, 3)]
 
 

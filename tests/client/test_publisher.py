@@ -494,6 +494,29 @@ async def test_a_deadline_that_passes_without_a_connection_says_so() -> None:
 
 
 @in_both_loops
+async def test_publisher_without_a_deadline_waits_however_long_it_takes() -> None:
+    timers = FakeTimers()
+    async with FakeServer() as server, connect(server.url, timers=timers, deadline_s=5) as bus:
+        publisher = bus.publisher("a", deadline_s=None)
+        publisher.send(b"0")
+        await publisher.flush()
+        server.on(wire.Publish, silent)
+        server.on(wire.Send, silent)
+        patient = publisher.submit(b"1")
+        hasty = asyncio.ensure_future(bus.publish("a", b"2"))
+        waiting = asyncio.ensure_future(bus.publish("a", b"3", deadline_s=None))
+        await timers.advance_until(hasty.done)
+        await timers.advance(5)
+        assert isinstance(hasty.exception(), TimeoutExpiredError)
+        assert not patient.done()
+        assert not waiting.done()
+        waiting.cancel()
+        publisher.end(ClosedError("the test is over"))
+        with pytest.raises(ClosedError):
+            await patient
+
+
+@in_both_loops
 async def test_what_the_deadline_finds_under_way_again_is_not_said_to_be_refused() -> None:
     """It may be stored after all: whoever takes it for refused and sends it once more has it twice."""
     timers = FakeTimers()

@@ -36,6 +36,29 @@ SIZE_HINT = (
             "did you mean topics[0].retain.age?",
         ),
         (
+            "[http]\nport = 80",
+            'unknown key http.port = 80 (runnel.toml:2); did you mean http.listen = "127.0.0.1:80"?',
+        ),
+        (
+            "[native]\nhost = '0.0.0.0'",
+            'unknown key native.host = "0.0.0.0" (runnel.toml:2); did you mean native.listen?',
+        ),
+        # That all keys of a table begin alike makes none of them near.
+        (
+            "[http]\nqwerty = 80",
+            "unknown key http.qwerty = 80 (runnel.toml:2); `runnel config show` lists all keys",
+        ),
+        (
+            "[[topics]]\nmatch = 'a'\nretention = '7d'",
+            'unknown key topics[0].retention = "7d" (runnel.toml:3); '
+            'did you mean retain = { age = "7d" }?',
+        ),
+        (
+            "[[topics]]\nmatch = 'a'\nretention = '7GiB'",
+            'unknown key topics[0].retention = "7GiB" (runnel.toml:3); '
+            'did you mean retain = { bytes = "7GiB" }?',
+        ),
+        (
             "[[topics]]\nmatch = 'a'\n[topics.retian]\nage = '7d'",
             "unknown table topics[0].retian (runnel.toml:3); did you mean topics[0].retain?",
         ),
@@ -104,6 +127,16 @@ def test_unknown_key_is_refused_with_the_nearest_right_one(toml: str, problem: s
         (
             'data = "a\\u0000b"',
             'data = "a\\u0000b" (runnel.toml:1): control characters are not allowed here',
+        ),
+        (
+            "[[topics]]\nmatch = 'a'\nretain = '7d'",
+            'topics[0].retain = "7d" (runnel.toml:3): a table of keys, not a value; '
+            'write retain = { age = "7d" }',
+        ),
+        (
+            "[[topics]]\nmatch = 'a'\nrotate = '1h'",
+            'topics[0].rotate = "1h" (runnel.toml:3): a table of keys, not a value; '
+            'write rotate = { every = "1h" }',
         ),
         ("limits = 5", "limits = 5 (runnel.toml:1): a table of keys, not a value"),
         (
@@ -177,6 +210,10 @@ def test_text_nested_beyond_measure_is_refused() -> None:
             "unknown variable RUNNEL_LIMITS_TAG_MAX; did you mean RUNNEL_LIMITS_TAGS_MAX?",
         ),
         (
+            {"RUNNEL_HTTP_PORT": "80"},
+            "unknown variable RUNNEL_HTTP_PORT; did you mean RUNNEL_HTTP_LISTEN?",
+        ),
+        (
             {"RUNNEL_CONFG": "5"},
             "unknown variable RUNNEL_CONFG; did you mean RUNNEL_CONFIG?",
         ),
@@ -239,6 +276,11 @@ def test_rules_in_a_variable_must_be_a_toml_array(text: str, shown: str) -> None
             "tags_max=5",
             'unknown key tags_max = "5" (--set tags_max); did you mean limits.tags_max?',
         ),
+        (
+            "http.port=80",
+            'unknown key http.port = "80" (--set http.port); did you mean http.listen = "127.0.0.1:80"?',
+        ),
+        ("topcis=[]", 'unknown key topcis = "[]" (--set topcis); did you mean topics?'),
         (
             "topics[0].keep=disk",
             "--set topics[0].keep: rules are set together; "

@@ -58,6 +58,25 @@ async def test_letter_says_what_it_was_and_why(stage: Stage) -> None:
 
 
 @verb()
+async def test_letter_keeps_the_exception_and_the_end_of_its_traceback(stage: Stage) -> None:
+    trace = '  File "shop.py", line 3, in bill\n    raise Refused("no")\nshop.Refused: no'
+    async with consume(stage) as consumer:
+        await stage.bus.publish("a", b"bad", tags={"colour": "red"})
+        reason = f"Refused: no\nTraceback (most recent call last):\n{trace}\n"
+        await (await anext(consumer)).nack(reason=reason)
+        (letter,) = await letters(stage, 1)
+    assert letter.tags["dead.error"] == "Refused: no"
+    assert letter.tags["dead.error_type"] == "shop.Refused"
+    assert letter.tags["dead.traceback"] == trace
+    assert letter.tags["colour"] == "red"
+    await stage.bus.redrive("s", "all")
+    async with consume(stage) as consumer:
+        again = await anext(consumer)
+        assert again.tags == {"colour": "red"}
+        await again.ack()
+
+
+@verb()
 async def test_letters_are_sent_back_to_their_subscription_alone(stage: Stage) -> None:
     await stage.bus.make_subscription("other", "a")
     await bury(stage, b"1", b"2", b"3")

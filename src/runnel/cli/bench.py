@@ -19,6 +19,7 @@ from runnel.cli.bench_plan import Load
 from runnel.cli.bench_processes import own_broker, run_load
 from runnel.cli.bench_report import Report, lines, put_together
 from runnel.cli.connecting import DEFAULT_URL, Url, run_connected, run_loop
+from runnel.cli.levels import level_option
 from runnel.cli.tables import counted
 from runnel.config import Keep
 from runnel.config.settings import BATCH_BYTES_CEILING
@@ -75,7 +76,7 @@ def bench(
     ] = 1,
     level: Annotated[
         Level | None,
-        typer.Option(help="Acknowledgement. Default: stored on disk topics, else received."),
+        level_option("Acknowledgement. Default: stored on disk topics, else received."),
     ] = None,
     duration: Annotated[
         float,

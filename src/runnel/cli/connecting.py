@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from runnel.cli.messages import escaped
 from runnel.config.layers import URL_VARIABLE
 
 if TYPE_CHECKING:
@@ -23,9 +24,11 @@ Url = Annotated[
 _Result = TypeVar("_Result")
 
 
-def run_connected(url: str, work: Callable[[Bus], Awaitable[_Result]]) -> _Result:
-    """Connect, do the work, disconnect."""
-    return run_loop(_connected(url, work))
+def run_connected(
+    url: str, work: Callable[[Bus], Awaitable[_Result]], *, tells_losses: bool = False
+) -> _Result:
+    """Connect, do the work, disconnect. `tells_losses`: of the connection, on standard error."""
+    return run_loop(_connected(url, work, tells_losses=tells_losses))
 
 
 def run_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
@@ -54,8 +57,17 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return new_event_loop
 
 
-async def _connected(url: str, work: Callable[[Bus], Awaitable[_Result]]) -> _Result:
+async def _connected(
+    url: str, work: Callable[[Bus], Awaitable[_Result]], *, tells_losses: bool
+) -> _Result:
     from runnel.client import connect
 
     async with connect(url) as bus:  # its error says what to do where there is no broker
+        if tells_losses:
+            bus.watch_connection(_tell_connection)
         return await work(bus)
+
+
+def _tell_connection(is_connected: bool, state: str) -> None:  # noqa: FBT001 - a callback of the client
+    told = f"back: {state} again" if is_connected else f"gone: {state}; trying again"
+    typer.echo(escaped(told), err=True)

@@ -142,7 +142,7 @@ def consume(
             return await _print_all(consumer, MessageOutput(form), settle, count, timeout)
 
     with _sigterm_like_ctrl_c():
-        came = run_connected(url, work)
+        came = run_connected(url, work, tells_losses=True)
     if executor is not None and executor.interrupts:
         raise KeyboardInterrupt
     check_count(came, count, timeout)

@@ -13,7 +13,7 @@ from runnel.cli.default_command import DefaultCommandGroup
 from runnel.cli.places import parse_cursor_place
 from runnel.cli.tables import Table, printable
 from runnel.cli.times import format_time
-from runnel.cli.topics import Form, Format
+from runnel.cli.topics import AsJson, Form, Format
 from runnel.errors import ClientFault
 from runnel.formats.wire import CursorPlace, CursorState
 
@@ -35,6 +35,7 @@ def list_cursors(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this cursor.")] = None,
     *,
     form: Form = Format.TABLE,
+    as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """List named cursors.
@@ -42,8 +43,8 @@ def list_cursors(
     `lag` is how many messages a cursor has not passed yet (of a place in a shard: entries).
     """
     found = run_connected(url, lambda bus: _find(bus, name))
-    if form is Format.JSON:
-        documents = [_document(cursor) for cursor in found]
+    if as_json or form is Format.JSON:
+        documents = [cursor_document(cursor) for cursor in found]
         typer.echo(msgspec.json.format(msgspec.json.encode(documents), indent=2).decode())
     elif found:
         cursor_table(found).show()
@@ -112,7 +113,7 @@ def _place_name(place: CursorPlace) -> str:
     return f"{', '.join(place.patterns)} in {place.journal}/{place.shard}"
 
 
-def _document(cursor: CursorState) -> dict[str, Any]:
+def cursor_document(cursor: CursorState) -> dict[str, Any]:
     """With names: on the wire these are arrays."""
     return {
         "name": cursor.name,

@@ -11,11 +11,13 @@ from runnel.cli.times import format_time
 from runnel.formats.dead_letters import (
     DELIVERIES_TAG,
     ERROR_TAG,
+    ERROR_TYPE_TAG,
     FROM_TAG,
     LETTER_TAGS,
     OFFSET_TAG,
     PARTITION_TAG,
     TOPIC_TAG,
+    TRACEBACK_TAG,
 )
 from runnel.formats.message import Message
 from runnel.formats.work_heads import SubscriptionState
@@ -55,12 +57,21 @@ def letter_lines(subscription: str, letter: Message) -> list[str]:
         "was": _origin(letter),
         "deliveries": letter.tags.get(DELIVERIES_TAG, "?"),
         "error": letter.tags.get(ERROR_TAG, ""),
+        "error type": letter.tags.get(ERROR_TYPE_TAG, ""),
         "key": "none" if letter.key is None else text_of(letter.key),
         "tags": " ".join(f"{name}={value}" for name, value in tags.items()) or "none",
         "event time": format_time(letter.event_time_ns),
         "size": human_bytes(letter.size),
     }
-    return [f"{name + ':':<13} {escaped(value)}" for name, value in facts.items()]
+    lines = [
+        f"{name + ':':<13} {escaped(value)}"
+        for name, value in facts.items()
+        if value or name != "error type"
+    ]
+    if trace := letter.tags.get(TRACEBACK_TAG):
+        lines.append("traceback:")
+        lines += [f"  {escaped(line)}" for line in trace.splitlines()]
+    return lines
 
 
 def document(letter: Message) -> dict[str, Any]:
@@ -73,6 +84,8 @@ def document(letter: Message) -> dict[str, Any]:
         "offset": _number(tags.get(OFFSET_TAG)),
         "deliveries": _number(tags.get(DELIVERIES_TAG)),
         "error": tags.get(ERROR_TAG),
+        "error_type": tags.get(ERROR_TYPE_TAG),
+        "traceback": tags.get(TRACEBACK_TAG),
     }
     return {**as_document(letter), "tags": message_tags(letter), "dead": said}
 

@@ -45,6 +45,27 @@ COMMANDS: Final[dict[str, str]] = {
     "config": "Show the effective settings and where they came from.",
 }
 
+# What else somebody may call a command, who comes from another broker or has not read the list.
+MEANT: Final[dict[str, str]] = {
+    **dict.fromkeys(("subscribe", "listen", "tail", "watch"), "sub"),
+    **dict.fromkeys(("publish", "send", "produce", "producer", "emit"), "pub"),
+    **dict.fromkeys(("fetch", "read", "get", "cat", "replay"), "poll"),
+    **dict.fromkeys(("consumer", "work", "worker", "process"), "consume"),
+    **dict.fromkeys(("ls", "list", "topic", "stream", "streams"), "topics"),
+    **dict.fromkeys(("group", "groups", "queue", "queues", "subs"), "subscriptions"),
+    **dict.fromkeys(("server", "start", "run", "broker", "daemon"), "serve"),
+    **dict.fromkeys(("stat", "stats", "status", "monitor", "metrics"), "top"),
+    **dict.fromkeys(("dlq", "dead-letters", "deadletters"), "dead"),
+    **dict.fromkeys(("settings", "configure"), "config"),
+    **dict.fromkeys(("tokens", "auth", "user", "users", "login"), "token"),
+    **dict.fromkeys(("benchmark", "perf"), "bench"),
+    **dict.fromkeys(("sql", "archive"), "pipeline"),
+    **dict.fromkeys(("export", "dump"), "log export"),
+    "verify": "log verify",
+    "inspect": "log inspect",
+    "offsets": "cursors",
+}
+
 _STDERR: Final = 2
 
 EXIT_FAILED: Final = 1
@@ -67,6 +88,8 @@ class _LazyGroup(typer.core.TyperGroup):
             # All help looks alike, and needs no further import.
             found.rich_markup_mode = self.rich_markup_mode
             self.commands[args[0]] = typer.main.get_command(found)
+        elif args and args[0] in MEANT:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {MEANT[args[0]]!r}?")
         return super().resolve_command(ctx, args)
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from runnel.cli.times import TIME_FORMS, parse_time
 from runnel.errors import ClientFault
+from runnel.topics.habits import start_meant
 from runnel.topics.patterns import Pattern
 
 WORDS: Final = ("latest", "last", "earliest")
@@ -40,9 +41,11 @@ def parse_place(option: str, text: str, now_ns: int, words: tuple[str, ...] = WO
     except ClientFault as error:
         if "is not a time;" not in str(error):
             raise  # it looks like a time, and the error says what is wrong with it
+    meant = start_meant(text)
+    hint = f"; did you mean {meant}?" if meant in words else ""
     raise ClientFault(
         f"{option}: {text!r} is no place to begin; write {', '.join(words)}, an offset such as 17, "
-        f"or a time: {TIME_FORMS}"
+        f"or a time: {TIME_FORMS}{hint}"
     )
 
 

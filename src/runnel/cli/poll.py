@@ -73,7 +73,7 @@ def poll(
     place = None if begin is None else parse_place("--from", begin, time.time_ns(), (_EARLIEST,))
     request = Request(topic, partition, place, count, follow, cursor)
     output = MessageOutput(form)
-    run_connected(url, lambda bus: Poll(bus, request, output).run())
+    run_connected(url, lambda bus: Poll(bus, request, output).run(), tells_losses=follow)
 
 
 class Poll:

@@ -15,6 +15,7 @@ import typer
 
 from runnel.cli import payloads
 from runnel.cli.connecting import DEFAULT_URL, Url, run_connected
+from runnel.cli.levels import level_option
 from runnel.cli.payloads import Payloads, Read
 from runnel.cli.tables import counted, human_bytes
 from runnel.cli.tags import parse_tags
@@ -71,7 +72,7 @@ def pub(
     ] = False,
     level: Annotated[
         Level | None,
-        typer.Option(help="What is waited for. Default: stored on disk topics, else received."),
+        level_option("What is waited for. Default: stored on disk topics, else received."),
     ] = None,
     event_time: Annotated[
         str | None, typer.Option(metavar="TIME", help="Event time of the messages. Default: now.")

@@ -66,7 +66,7 @@ def sub(
         subscription = bus.subscribe(*pattern, start=start, on_gap=tell_gap)
         return _print_all(subscription, output, count, timeout)
 
-    check_count(run_connected(url, print_all), count, timeout)
+    check_count(run_connected(url, print_all, tells_losses=True), count, timeout)
 
 
 async def _print_all(

@@ -21,7 +21,7 @@ from runnel.cli.subscription_tables import (
     subscription_table,
 )
 from runnel.cli.tables import printable
-from runnel.cli.topics import Form, Format, Yes
+from runnel.cli.topics import AsJson, Form, Format, Yes
 from runnel.config.units import DURATION_HINT, parse_duration
 from runnel.errors import ClientFault
 from runnel.subscriptions.definition import Mode
@@ -47,6 +47,7 @@ def list_subscriptions(
     ] = "*",
     *,
     form: Form = Format.TABLE,
+    as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """List subscriptions by name.
@@ -60,7 +61,7 @@ def list_subscriptions(
         for state in run_connected(url, lambda bus: bus.subscriptions())
         if wanted.matches(state.name)
     ]
-    if form is Format.JSON:
+    if as_json or form is Format.JSON:
         _print_json([document(state) for state in found])
     elif found:
         subscription_table(found, time.time_ns()).show()
@@ -71,10 +72,16 @@ def list_subscriptions(
 
 
 @app.command()
-def show(name: Name, *, form: Form = Format.TABLE, url: Url = DEFAULT_URL) -> None:
+def show(
+    name: Name,
+    *,
+    form: Form = Format.TABLE,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
     """Show one subscription: its options, members, and where it stands in each partition."""
     state = run_connected(url, lambda bus: bus.subscription(name))
-    if form is Format.JSON:
+    if as_json or form is Format.JSON:
         _print_json(document(state))
         return
     now_ns = time.time_ns()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
 from runnel.cli.connecting import DEFAULT_URL, Url, run_connected
-from runnel.cli.watching import TOPICS, Watched, head_lines, summary_line, tables
+from runnel.cli.cursors import cursor_document
+from runnel.cli.watching import TOPICS, Watched, head_lines, kind_of, summary_line, tables
 from runnel.errors import TimeoutExpiredError
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ app = typer.Typer(add_completion=False)
 def top(
     *,
     once: Annotated[bool, typer.Option("--once", help="Print one report and end.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one report as JSON, and end.")
+    ] = False,
     interval: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Time between two views."),
@@ -42,7 +47,9 @@ def top(
     The broker publishes these numbers on !system/metrics/… every second; `runnel sub '!system/metrics/*'
     --format json` has all of them.
     """
-    if once:
+    if as_json:
+        typer.echo(run_connected(url, _json))
+    elif once:
         run_connected(url, _once)
     elif sys.stdout is not None and sys.stdout.isatty():
         run_connected(url, lambda bus: _live(bus, interval))
@@ -52,22 +59,37 @@ def top(
 
 async def _once(bus: Bus) -> None:
     watched = Watched()
-    try:
-        async with asyncio.timeout(_ONCE_TIMEOUT_S), bus.subscribe(TOPICS, start="last") as reports:
-            async for message in reports:
-                watched.take(message.topic, message.payload)
-                if watched.is_complete:
-                    break
-    except TimeoutError:
-        raise TimeoutExpiredError(
-            f"the broker has published no metrics for {_ONCE_TIMEOUT_S:g} s"
-        ) from None
+    await _one_report(bus, watched)
     watched.cursors = await bus.cursors()
     for line in head_lines(watched):
         typer.echo(line)
     for table in tables(watched, _ONCE_ROWS_MAX):
         typer.echo()
         table.show()
+
+
+async def _json(bus: Bus) -> str:
+    """What the broker published last of each kind, whole, and its cursors."""
+    document: dict[str, Any] = await _one_report(bus, Watched())
+    document["cursors"] = [cursor_document(cursor) for cursor in await bus.cursors()]
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+async def _one_report(bus: Bus, watched: Watched) -> dict[str, Any]:
+    """Waits until there is one of each kind; the reports by kind."""
+    reports: dict[str, Any] = {}
+    try:
+        async with asyncio.timeout(_ONCE_TIMEOUT_S), bus.subscribe(TOPICS, start="last") as found:
+            async for message in found:
+                watched.take(message.topic, message.payload)
+                reports[kind_of(message.topic)] = msgspec.Raw(message.payload)
+                if watched.is_complete:
+                    break
+    except TimeoutError:
+        raise TimeoutExpiredError(
+            f"the broker has published no metrics for {_ONCE_TIMEOUT_S:g} s"
+        ) from None
+    return reports
 
 
 async def _live(bus: Bus, interval_s: float) -> None:

@@ -30,6 +30,7 @@ class Format(enum.StrEnum):
 
 
 Form = Annotated[Format, typer.Option("--format", help="A table for people, JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 
 
 @app.callback()
@@ -47,6 +48,7 @@ def list_topics(
         bool, typer.Option("--long", "-l", help="Journal, rule and retention too.")
     ] = False,
     form: Form = Format.TABLE,
+    as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """List topics by name.
@@ -56,7 +58,7 @@ def list_topics(
     """
     Pattern(pattern)  # its error says where the pattern is wrong
     found = run_connected(url, lambda bus: bus.topics(pattern))
-    if form is Format.JSON:
+    if as_json or form is Format.JSON:
         typer.echo(_json([_document(topic) for topic in found]))
     elif found:
         topic_table(found, is_long=long).show()
@@ -65,10 +67,16 @@ def list_topics(
 
 
 @app.command()
-def show(name: Name, *, form: Form = Format.TABLE, url: Url = DEFAULT_URL) -> None:
+def show(
+    name: Name,
+    *,
+    form: Form = Format.TABLE,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
     """Show one topic: its policy, its partitions and their offsets."""
     topic = run_connected(url, lambda bus: bus.topic(name))
-    if form is Format.JSON:
+    if as_json or form is Format.JSON:
         typer.echo(_json(_document(topic)))
         return
     for line in topic_lines(topic):

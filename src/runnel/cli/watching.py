@@ -148,6 +148,11 @@ class WorkReport(msgspec.Struct, frozen=True):
     subscriptions: Sequence[WorkRow]
 
 
+def kind_of(topic: str) -> str:
+    """What a topic of metrics reports on: `broker`, `topics`, …"""
+    return topic.rpartition("/")[2]
+
+
 class Watched(msgspec.Struct):
     """The newest report of each kind. A kind that this version does not know is passed over."""
 
@@ -160,7 +165,7 @@ class Watched(msgspec.Struct):
     cursors: Sequence[CursorState] = ()
 
     def take(self, topic: str, payload: bytes) -> None:
-        match topic.rpartition("/")[2]:
+        match kind_of(topic):
             case "broker":
                 self.broker = msgspec.json.decode(payload, type=BrokerReport)
             case "topics":

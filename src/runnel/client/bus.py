@@ -16,12 +16,13 @@ import msgspec
 from runnel.client.checking import check_natural, check_time
 from runnel.client.consumer import Consumer
 from runnel.client.intake import as_bytes, check_tags, check_uid
+from runnel.client.link import ConnectionWatch
 from runnel.client.places import OffsetMap, StartAt, partition_places, start_of, time_ns_of
 from runnel.client.publisher import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, Publisher, checked_level
 from runnel.client.results import BatchReceipt, Gap, Page, Receipt, ShardPage
 from runnel.client.routing import Router
 from runnel.client.subscription import Subscription, unpack_blocks
-from runnel.client.timers import Deadline, Timers
+from runnel.client.timers import Deadline, Timers, Usual
 from runnel.client.work_verbs import WorkVerbs
 from runnel.errors import ClientFault, ClosedError, RunnelError, UnknownTopicError
 from runnel.formats import block, envelope, wire
@@ -74,6 +75,11 @@ class Bus(WorkVerbs):
         """Whether there is a connection at this moment; a lost one comes back by itself."""
         return self._router.home.connection is not None
 
+    def watch_connection(self, on_change: Callable[[bool, str], object]) -> None:
+        """Call `on_change` whenever the connection is lost (False) or there again (True), with a text that says so."""
+        home = self._router.home
+        home.listeners[ConnectionWatch(home, on_change)] = None
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -119,11 +125,17 @@ class Bus(WorkVerbs):
         document: dict[str, Any] = msgspec.json.decode(tail, type=dict[str, Any])
         return document
 
-    def _deadline(self, deadline_s: float | None = None, *, extra_s: float = 0) -> Deadline:
+    def _deadline(
+        self, deadline_s: float | Usual | None = Usual.DEADLINE, *, extra_s: float = 0
+    ) -> Deadline:
         if self._is_closed:
             raise ClosedError("the bus has been closed")
-        seconds = self._deadline_s if deadline_s is None else deadline_s
+        seconds = self._seconds(deadline_s)
         return Deadline(self._timers, None if seconds is None else seconds + extra_s)
+
+    def _seconds(self, deadline_s: float | Usual | None) -> float | None:
+        """Without a deadline of its own, that of the bus; None: no deadline."""
+        return self._deadline_s if isinstance(deadline_s, Usual) else deadline_s
 
     async def _ask(
         self,
@@ -151,7 +163,7 @@ class Bus(WorkVerbs):
         partition_key: bytes | None = None,
         uid: bytes | None = None,
         level: str | None = None,
-        deadline_s: float | None = None,
+        deadline_s: float | Usual | None = Usual.DEADLINE,
     ) -> Receipt:
         """One message, acknowledged. For many of them use a `publisher`.
 
@@ -193,7 +205,11 @@ class Bus(WorkVerbs):
         )
 
     async def publish_batch(
-        self, batch: Batch, *, level: str | None = None, deadline_s: float | None = None
+        self,
+        batch: Batch,
+        *,
+        level: str | None = None,
+        deadline_s: float | Usual | None = Usual.DEADLINE,
     ) -> BatchReceipt:
         """A batch that was made elsewhere; all its runs must lie in one shard."""
         deadline = self._deadline(deadline_s)
@@ -278,12 +294,13 @@ class Bus(WorkVerbs):
         linger_ms: float = 2,
         buffer_bytes_max: int = 16 * 2**20,
         compression: str | None = None,
-        deadline_s: float | None = None,
+        deadline_s: float | Usual | None = Usual.DEADLINE,
         on_room: Callable[[], object] | None = None,
     ) -> Publisher:
         """For many messages, which gather into batches by themselves; use it in an `async with`.
 
         Without `batch_bytes_max` a batch has 1 MiB at most, or what the broker takes if that is less.
+        `deadline_s`: how long a message may wait to be acknowledged; None: for ever. Default: as long as the bus waits.
         With a `name`, what was not acknowledged before a connection was lost is sent again and stored once.
         """
         self._deadline()  # refuses when closed
@@ -309,7 +326,7 @@ class Bus(WorkVerbs):
             linger_ms=linger_ms,
             buffer_bytes_max=buffer_bytes_max,
             compression=compression,
-            deadline_s=self._deadline_s if deadline_s is None else deadline_s,
+            deadline_s=self._seconds(deadline_s),
             on_close=_remover(self._publishers),
             on_room=on_room,
         )

@@ -107,6 +107,11 @@ class Link:
         return None if self._failure is None or self._failure.retriable else self._failure
 
     @property
+    def is_ended(self) -> bool:
+        """Whether it was closed, or refused for good."""
+        return self._failure is not None
+
+    @property
     def state(self) -> str:
         """For error messages: "not connected to 127.0.0.1:7470: connection refused, tried 5 times"."""
         if self._failure is not None:
@@ -362,6 +367,24 @@ class Link:
             encoded = wire.encode(head, size)
             self.connection.check_size(len(encoded) + size)
             self.connection.send(encoded, tail, size)
+
+
+class ConnectionWatch:
+    """Tells of each loss of a link's connection, and of its return. That this client closed it is no loss."""
+
+    def __init__(self, link: Link, on_change: Callable[[bool, str], object]) -> None:
+        self._link = link
+        self._on_change = on_change
+
+    def link_up(self) -> None:
+        self._on_change(True, self._link.state)  # noqa: FBT003 - as the callback is documented
+
+    def link_down(self) -> None:
+        if not self._link.is_ended:
+            self._on_change(False, self._link.state)  # noqa: FBT003
+
+    def link_writable(self) -> None:
+        """Nothing is written here."""
 
 
 async def _give_up(connection: Connection, dialling: asyncio.Future[asyncio.BaseTransport]) -> None:

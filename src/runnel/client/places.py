@@ -10,6 +10,7 @@ from runnel.client.checking import check_natural, check_time
 from runnel.errors import ClientFault
 from runnel.formats import wire
 from runnel.formats.batch import Batch, Run
+from runnel.topics.habits import start_meant
 from runnel.topics.names import check_topic
 from runnel.topics.patterns import Pattern
 
@@ -43,9 +44,11 @@ def start_of(start: StartAt, patterns: Sequence[str]) -> wire.Start:
                 "give a map of topics, or (topic, partition) pairs, to offsets"
             )
         return wire.Start("offsets", tuple(partition_places({patterns[0]: start})))
+    meant = start_meant(start)
     raise ClientFault(
         f"start={start!r} is none of 'latest', 'last', 'earliest', an offset, a datetime with a "
         "time zone, ('time', nanoseconds), or a map of topics or (topic, partition) to offsets"
+        + ("" if meant is None else f"; did you mean {meant!r}?")
     )
 
 

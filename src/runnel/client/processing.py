@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from runnel.client.deliveries import Delivery, Holder, Leased
 from runnel.client.timers import Timers
 from runnel.client.work import Work, WorkBatch
 from runnel.errors import ClientFault
+from runnel.formats.dead_letters import TRACEBACK_MARK
 
 _Item = TypeVar("_Item", bound=Leased)
 _Begun = TypeVar("_Begun", bound=Leased, covariant=True)
@@ -26,7 +28,9 @@ _Argument = TypeVar("_Argument", contravariant=True)
 MessageFunction: TypeAlias = Callable[[Work], Awaitable[object] | object]
 BatchFunction: TypeAlias = Callable[[WorkBatch], Awaitable[object] | object]
 
-_REASON_CHARS_MAX: Final = 500
+_ERROR_CHARS_MAX: Final = 400
+_TRACEBACK_CHARS_MAX: Final = 550  # together with the error, what a broker keeps of a reason
+_FRAMES_MAX: Final = 8
 # A worker whose function never waits lets others run after so many.
 _YIELD_ITEMS: Final = 64
 
@@ -243,7 +247,23 @@ class Processing(Generic[_Candidate, _Item]):
     async def _failed(self, item: _Item, error: BaseException) -> None:
         if self._on_error is not None:
             self._on_error(item, error)
-        await self._consumer.nack(item, reason=_told(error)[:_REASON_CHARS_MAX])
+        await self._consumer.nack(item, reason=_reason_of(error))
+
+
+def _reason_of(error: BaseException) -> str:
+    """What happened, and the last lines of the traceback: its innermost frames."""
+    name = type(error).__qualname__
+    module = type(error).__module__
+    if module != "builtins":
+        name = f"{module}.{name}"
+    frames = traceback.extract_tb(error.__traceback__, limit=-_FRAMES_MAX)
+    of_function = [frame for frame in frames if frame.filename != __file__]
+    lines = "".join(traceback.format_list(of_function)).splitlines()
+    length = len(name)
+    kept = [name]
+    while lines and (length := length + len(lines[-1]) + 1) <= _TRACEBACK_CHARS_MAX:
+        kept.insert(0, lines.pop())
+    return "\n".join((_told(error)[:_ERROR_CHARS_MAX], TRACEBACK_MARK, *kept))
 
 
 def _told(error: BaseException) -> str:

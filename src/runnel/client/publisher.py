@@ -25,6 +25,7 @@ from runnel.errors import (
 )
 from runnel.formats import wire
 from runnel.formats.envelope import RUNS_MAX
+from runnel.topics.habits import level_meant
 from runnel.topics.partitions import KeylessTurns, partition_of_key, partitions_of_keys
 
 # Unless somebody says otherwise. A quarter of it had four fifths of the rate from one to one (bench/live.py).
@@ -517,8 +518,10 @@ class Publisher(Intake):
 
 def checked_level(level: str | None) -> str | None:
     if level is not None and level not in LEVELS:
+        meant = level_meant(level)
         raise ClientFault(
             f"level {level!r} is unknown: {', '.join(LEVELS)}, or None for the topic's own"
+            + ("" if meant is None else f"; did you mean {meant!r}?")
         )
     return level
 

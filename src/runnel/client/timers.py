@@ -6,6 +6,7 @@ Everything that lingers, backs off or gives up asks here, so that a test's clock
 from __future__ import annotations
 
 import asyncio
+import enum
 import math
 import time
 from collections.abc import Callable
@@ -14,6 +15,12 @@ from typing import Protocol, TypeVar
 from runnel.errors import RunnelError
 
 _T = TypeVar("_T")
+
+
+class Usual(enum.Enum):
+    """What stands where nothing was given and None has a meaning of its own."""
+
+    DEADLINE = "the bus's deadline"
 
 
 class Handle(Protocol):

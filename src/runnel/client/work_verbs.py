@@ -19,7 +19,7 @@ from runnel.client.consumer import Consumer
 from runnel.client.places import StartAt, start_of
 from runnel.client.routing import Router
 from runnel.client.subscription import unpack_blocks
-from runnel.client.timers import Deadline, Timers
+from runnel.client.timers import Deadline, Timers, Usual
 from runnel.client.work import LateWork
 from runnel.errors import ClientFault, UnknownSubscriptionError
 from runnel.formats import wire, work_heads
@@ -52,7 +52,9 @@ class WorkVerbs(ABC):
         self._consumer_numbers = itertools.count(1)
 
     @abstractmethod
-    def _deadline(self, deadline_s: float | None = None, *, extra_s: float = 0) -> Deadline: ...
+    def _deadline(
+        self, deadline_s: float | Usual | None = Usual.DEADLINE, *, extra_s: float = 0
+    ) -> Deadline: ...
 
     @abstractmethod
     async def _ask(

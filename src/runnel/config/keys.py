@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import NODEFAULT, Struct, inspect
@@ -245,14 +245,3 @@ _RULE_INDEX: Final = re.compile(r"\[[0-9]+\]")
 def key_named(name: str) -> Key:
     """The key of an effective value, whose name counts the rules: `topics[0].match`."""
     return ALL_KEYS[_RULE_INDEX.sub("", name)]
-
-
-def nearest(name: str, known: Collection[str]) -> str | None:
-    """The known name that was probably meant: the same word elsewhere, or a close spelling."""
-    last = name.rpartition(".")[2]
-    elsewhere = [each for each in known if each.rpartition(".")[2] == last]
-    if elsewhere:
-        if name == last:  # no section to compare: that of the first, which is the most general one
-            return elsewhere[0]
-        return max(elsewhere, key=lambda each: difflib.SequenceMatcher(None, name, each).ratio())
-    return next(iter(difflib.get_close_matches(name, known, n=1)), None)

@@ -16,8 +16,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from runnel.config.keys import PLAIN_KEYS, RULE_KEYS, Key, nearest
+from runnel.config.keys import PLAIN_KEYS, RULE_KEYS, Key
 from runnel.config.settings import Settings
+from runnel.config.suggestions import key_meant, nearest, table_form, variable_meant
 from runnel.config.toml_lines import key_lines
 
 VARIABLE_PREFIX: Final = "RUNNEL_"
@@ -117,7 +118,9 @@ class _LayerBuilder:
                 if isinstance(raw, Mapping):
                     self.add_table(raw, known, shown, f"{name}.")
                 else:
-                    self._refuse(f"{shown}{name}", raw, "a table of keys, not a value")
+                    form = table_form(name, raw, known)
+                    right = "" if form is None else f"; write {form}"
+                    self._refuse(f"{shown}{name}", raw, f"a table of keys, not a value{right}")
             else:
                 self.unknown(name, raw, known, shown)
 
@@ -160,10 +163,15 @@ class _LayerBuilder:
         tables = {each.rpartition(".")[0] for each in known} - {""}
         if shown == "":
             tables.add("topics")
-        near = nearest(name, tables if isinstance(raw, Mapping) else known)
         full = f"{shown}{name}"
+        if not isinstance(raw, Mapping):
+            near = key_meant(name, raw, known, shown)
+        elif (table := nearest(name, tables)) is not None:
+            near = f"{shown}{table}"
+        else:
+            near = None
         what = f"table {full}" if isinstance(raw, Mapping) else f"key {full} = {shown_value(raw)}"
-        self.problem(f"unknown {what} ({self._locate(full)})" + did_you_mean(near, shown))
+        self.problem(f"unknown {what} ({self._locate(full)})" + did_you_mean(near))
 
     def _add(self, name: str, raw: object, parse: Callable[[object], object]) -> None:
         try:
@@ -178,9 +186,9 @@ class _LayerBuilder:
         self.problem(f"{name} = {shown_value(raw)} ({self._locate(name)}): {problem}")
 
 
-def did_you_mean(near: str | None, shown: str = "") -> str:
+def did_you_mean(near: str | None) -> str:
     """The end of a message about an unknown name."""
-    return f"; did you mean {shown}{near}?" if near else "; `runnel config show` lists all keys"
+    return f"; did you mean {near}?" if near else "; `runnel config show` lists all keys"
 
 
 def shown_value(raw: object) -> str:
@@ -269,7 +277,7 @@ def environment_layer(environment: Mapping[str, str]) -> Layer:
             )
         else:
             # Without its value: nobody knows what it is, so it may be a secret.
-            near = nearest(variable, known)
+            near = variable_meant(variable, known)
             builder.problem(f"unknown variable {variable}" + did_you_mean(near))
     return builder.build()
 
@@ -309,7 +317,7 @@ def flag_layer(flags: Iterable[Flag]) -> Layer:
         elif flag.name in PLAIN_KEYS:
             builder.add_text(flag.name, PLAIN_KEYS[flag.name], flag.text)
         else:
-            near = nearest(flag.name, [*PLAIN_KEYS, "topics"])
+            near = key_meant(flag.name, flag.text, PLAIN_KEYS) or nearest(flag.name, ["topics"])
             what = f"unknown key {flag.name} = {shown_value(flag.text)} ({flag.flag})"
             builder.problem(what + did_you_mean(near))
     return builder.build()

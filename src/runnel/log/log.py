@@ -17,6 +17,7 @@ from runnel.errors import ClientFault
 from runnel.formats import block
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
+from runnel.topics.habits import level_meant
 from runnel.topics.policies import Policy
 
 # What a scan of a shard reads at a time: to Arrow 3.8 GB/s, where a quarter of it had 3.0 (bench/log.py, "read").
@@ -37,8 +38,11 @@ class Level(enum.StrEnum):
         try:
             return cls(level)
         except ValueError:
-            known = ", ".join(cls)
-            raise ClientFault(f"{level!r} is no level of acknowledgement; {known} are") from None
+            known, meant = ", ".join(cls), level_meant(level)
+            hint = "" if meant is None else f"; did you mean {meant}?"
+            raise ClientFault(
+                f"{level!r} is no level of acknowledgement; {known} are{hint}"
+            ) from None
 
 
 class ShardId(msgspec.Struct, frozen=True, order=True):

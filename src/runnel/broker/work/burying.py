@@ -20,11 +20,14 @@ from runnel.formats.batch import Batch
 from runnel.formats.dead_letters import (
     DELIVERIES_TAG,
     ERROR_TAG,
+    ERROR_TYPE_TAG,
     FROM_TAG,
     MEMBER_TAG,
     OFFSET_TAG,
     PARTITION_TAG,
     TOPIC_TAG,
+    TRACEBACK_TAG,
+    parse_reason,
 )
 from runnel.formats.message import Message
 from runnel.formats.table import TAGS_MAX
@@ -90,7 +93,7 @@ class Burying:
             partition=burial.key[1],
             offset=burial.offset,
             deliveries=burial.failures,
-            reason=burial.reason,
+            reason=parse_reason(burial.reason).error,
         )
         return True
 
@@ -127,9 +130,9 @@ class Burying:
 def _letter(
     subscription: str, member: str, burial: Burial, message: Message, limits: LimitSettings
 ) -> Message:
-    reason = burial.reason[:_ERROR_CHARACTERS_MAX] or "no reason was given"
+    reason = parse_reason(burial.reason[:_ERROR_CHARACTERS_MAX])
     said = {
-        ERROR_TAG: reason,
+        ERROR_TAG: reason.error or "no reason was given",
         TOPIC_TAG: burial.key[0],
         PARTITION_TAG: str(burial.key[1]),
         OFFSET_TAG: str(burial.offset),
@@ -138,6 +141,11 @@ def _letter(
     }
     if member:
         said[MEMBER_TAG] = member
+    details = {ERROR_TYPE_TAG: reason.error_type, TRACEBACK_TAG: reason.traceback}
+    if (
+        len(said) + len(details) + len(message.tags) <= TAGS_MAX
+    ):  # no tag of the message goes for them
+        said |= {name: text for name, text in details.items() if text}
     return Message(
         dead_topic(subscription),
         message.payload,

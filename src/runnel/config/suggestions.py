@@ -1,0 +1,109 @@
+"""The key that was probably meant by one that is not known, and the form of a table that was given a value. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+from runnel.config.keys import Key
+from runnel.config.units import parse_duration, parse_size
+
+# What other programs call a key of the same table.
+_OTHER_WORDS: Final[Mapping[str, str]] = {
+    "port": "listen",
+    "host": "listen",
+    "bind": "listen",
+    "addr": "listen",
+    "address": "listen",
+    "cert": "tls_certificate",
+    "certificate": "tls_certificate",
+    "key": "tls_key",
+    "auth": "authentication",
+    "pattern": "match",
+    "name": "match",
+    "topic": "match",
+    "storage": "keep",
+    "store": "keep",
+    "persist": "keep",
+}
+# What others call the keys of a table, where a rule is meant.
+_OTHER_TABLES: Final[Mapping[str, str]] = {
+    "retention": "retain",
+    "max_age": "retain",
+    "age": "retain",
+    "ttl": "retain",
+    "retention_bytes": "retain",
+    "max_bytes": "retain",
+    "segment": "rotate",
+    "rotation": "rotate",
+}
+# The keys of such a table, by what their values look like.
+_PARTS: Final[Sequence[tuple[Callable[[str], int], str]]] = (
+    (parse_duration, "age"),
+    (parse_duration, "every"),
+    (parse_size, "bytes"),
+)
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The known name that was probably meant: another program's word, the same one elsewhere, or a close spelling."""
+    table, _, last = name.rpartition(".")
+    prefix = f"{table}." if table else ""
+    if (other_word := prefix + _OTHER_WORDS.get(last, last)) in known:
+        return other_word
+    elsewhere = [each for each in known if each.rpartition(".")[2] == last]
+    if elsewhere:
+        if name == last:  # no section to compare: that of the first, which is the most general one
+            return elsewhere[0]
+        return max(elsewhere, key=lambda each: difflib.SequenceMatcher(None, name, each).ratio())
+    # Of a table that is known, the last words are compared: that they share the first makes no two of them alike.
+    of_table = [each.removeprefix(prefix) for each in known if each.startswith(prefix)]
+    if table and of_table:
+        near = difflib.get_close_matches(last, of_table, n=1)
+        return f"{prefix}{near[0]}" if near else None
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+
+
+def key_meant(name: str, raw: object, known: Mapping[str, Key], shown: str = "") -> str | None:
+    """What to write in place of an unknown key; with its value, where that has to look different.
+
+    `shown` stands before the name: `topics[0].`
+    """
+    table = _OTHER_TABLES.get(name)
+    if table is not None and (form := table_form(table, raw, known)) is not None:
+        return form
+    near = nearest(name, known)
+    if near is None:
+        return None
+    host = known[near].default
+    if name.endswith(".port") and isinstance(host, str) and str(raw).isdecimal():
+        return f'{shown}{near} = "{host.rpartition(":")[0]}:{raw}"'
+    return f"{shown}{near}"
+
+
+def variable_meant(variable: str, known: Collection[str]) -> str | None:
+    """The same of an environment variable."""
+    table, _, last = variable.rpartition("_")
+    other_word = f"{table}_{_OTHER_WORDS.get(last.lower(), last).upper()}"
+    if other_word in known:
+        return other_word
+    return next(iter(difflib.get_close_matches(variable, known, n=1)), None)
+
+
+def table_form(name: str, raw: object, known: Mapping[str, Key]) -> str | None:
+    """A table of a rule with the value that stood in its place: `retain = { age = "7d" }`."""
+    if not isinstance(raw, str):
+        return None
+    for parse, part in _PARTS:
+        if f"{name}.{part}" in known and _parses(parse, raw):
+            return f'{name} = {{ {part} = "{raw}" }}'
+    return None
+
+
+def _parses(parse: Callable[[str], object], text: str) -> bool:
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True
