@@ -10,9 +10,10 @@ from random import Random
 
 import pytest
 
+from runnel.broker.access import Access
 from runnel.broker.broker import Broker, Delivery, Level, LiveSubscription
 from runnel.config import BrokerSettings, Keep, LogSettings, Settings, TopicRule
-from runnel.errors import RunnelError
+from runnel.errors import BusyError, RunnelError
 from runnel.formats import block
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
@@ -118,6 +119,17 @@ class At:
         await self.until(lambda: not subscription.is_behind)
         for _ in range(20):
             await asyncio.sleep(0)
+
+
+async def publish_batch(broker: Broker | Access, batch: Batch) -> None:
+    """As listeners do it: whenever there is no room, wait and try again."""
+    while True:
+        try:
+            await broker.publish(batch)
+        except BusyError:
+            await broker.wait_room(batch.envelope.topics[0])
+        else:
+            return
 
 
 Scene = Callable[[At], Awaitable[None]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runnel.config import Keep, TopicRule
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from tests.broker.scenes import LAST, At, scene
+from tests.broker.scenes import LAST, At, publish_batch, scene
 
 TOPICS = [f"t/{number:04}" for number in range(3000)]
 LIVE = TopicRule(match="live/*", keep=Keep.NONE, last_value=True)
@@ -13,9 +13,8 @@ OWN = TopicRule(match="t/*", journal="{topic}")
 
 
 async def publish_together(at: At, topics: list[str], payload: bytes) -> None:
-    await at.broker.publish(
-        Batch.from_messages([Message(topic, payload) for topic in topics for _ in range(2)])
-    )
+    messages = [Message(topic, payload) for topic in topics for _ in range(2)]
+    await publish_batch(at.broker, Batch.from_messages(messages))
 
 
 @scene()

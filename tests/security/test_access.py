@@ -354,7 +354,7 @@ def test_lists_show_what_there_is_any_right_to() -> None:
 
 
 def test_a_list_goes_on_over_pages_of_what_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runnel.broker.access._TOPICS_PAGE", 2)
+    monkeypatch.setattr("runnel.broker.topics._TOPICS_PER_STEP", 2)
 
     async def scenario(scene: Scene) -> None:
         for number in range(10):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runnel.errors import LimitExceededError
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
@@ -388,3 +390,30 @@ def test_what_is_asked_for_often_stays_remembered_while_other_topics_pass() -> N
         index.subscribers(f"t{i}")
         index.subscribers("t0")
     assert CountedPattern.compared.count("t0") == 1
+
+
+@given(
+    known=st.sets(st.text("ab/", min_size=1, max_size=4), max_size=12),
+    asked=st.text("ab/*?", min_size=1, max_size=3),
+    visible=st.lists(st.text("ab/*?", min_size=1, max_size=3), max_size=4),
+    after=st.text("ab/", max_size=2),
+)
+def test_walk_of_what_is_visible_gives_what_both_match_in_order(
+    known: set[str], asked: str, visible: list[str], after: str
+) -> None:
+    index: PatternIndex[str] = PatternIndex()
+    for name in known:
+        index.add_topic(name)
+    patterns = [Pattern(text) for text in visible]
+    walk = index.walk(Pattern(asked), after=after, visible=patterns)
+    found: list[str] = []
+    while not walk.done:
+        found += walk.step(2, found_max=1)
+    expected = [
+        name
+        for name in sorted(known)
+        if name > after
+        and Pattern(asked).matches(name)
+        and any(pattern.matches(name) for pattern in patterns)
+    ]
+    assert found == expected

@@ -38,8 +38,6 @@ from runnel.topics.names import dead_letter_topic
 from runnel.topics.policies import Policies
 
 _STATISTICS_TOPIC: Final = f"{METRICS_TOPIC}/broker"
-# Asked of the broker at a time, while topics that the caller may not see are left out.
-_TOPICS_PAGE: Final = 1000
 _EVERYTHING: Final = ("*",)
 # Looked up once: with Python 3.11 that takes longer than the rest of the check of a small batch.
 _PUBLISH: Final = Right.PUBLISH
@@ -229,23 +227,21 @@ class Access:
         self, pattern: str = "*", *, after: str = "", limit: int = 1000
     ) -> tuple[list[TopicState], bool]:
         """Those that the caller has any right to."""
-        if self._rights is None:
-            return await self._broker.topics(pattern, after=after, limit=limit)
-        limit = max(1, limit)
-        seen: list[TopicState] = []
-        while len(seen) <= limit:
-            page, is_complete = await self._broker.topics(pattern, after=after, limit=_TOPICS_PAGE)
-            seen += [topic for topic in page if self._rights.sees(topic.name)]
-            if is_complete:
-                return seen[:limit], len(seen) <= limit
-            after = page[-1].name
-        return seen[:limit], False
+        visible = None if self._rights is None else self._rights.visible
+        return await self._broker.topics(
+            pattern, after=after, limit=limit, visible=visible, owner=self._owner
+        )
+
+    @property
+    def _owner(self) -> object:
+        """In whose turns it walks over what there is: a token's, or this connection's."""
+        return self if self._rights is None else self._rights.name
 
     @_audited
     async def describe_topic(self, name: str) -> TopicState:
         """Any right to the topic."""
         self._check_seen(name)
-        return await self._broker.describe_topic(name)
+        return await self._broker.describe_topic(name, owner=self._owner)
 
     def _check_seen(self, topic: str) -> None:
         if self._rights is not None and not self._rights.sees(topic):

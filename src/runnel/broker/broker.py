@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final
 
@@ -17,6 +17,7 @@ from runnel.broker.audit import Audit
 from runnel.broker.checking import check_batch, check_message
 from runnel.broker.cursors import Cursors
 from runnel.broker.events import EventKind, Events
+from runnel.broker.feeds import KeptLog
 from runnel.broker.fetching import Fetched, Fetching
 from runnel.broker.gathering import Gatherings, Published
 from runnel.broker.housekeeping import Housekeeping, tell_recovered
@@ -24,6 +25,7 @@ from runnel.broker.live_publishing import LivePublishing
 from runnel.broker.live_reading import LiveReading
 from runnel.broker.live_subscription import Delivery, LiveSubscription, Sink
 from runnel.broker.live_topics import LIVE_SHARD, LiveTopic, LiveTopics
+from runnel.broker.loop_share import LoopShare
 from runnel.broker.metric_tables import ConnectionRow, SubscriptionRow
 from runnel.broker.metrics import Metrics
 from runnel.broker.reporter import Reporter
@@ -31,7 +33,8 @@ from runnel.broker.shard_reading import ShardFetched, ShardReading
 from runnel.broker.store_statistics import StoreStatistics
 from runnel.broker.stores import Stores
 from runnel.broker.terms import Terms
-from runnel.broker.topics import Topics
+from runnel.broker.topic_making import TOPICS_PER_STEP, TopicMaking
+from runnel.broker.topics import PAGE_MAX, Topics
 from runnel.broker.watching import DiskRoom, Watched, Watching
 from runnel.broker.work import Work
 from runnel.config import Settings
@@ -41,9 +44,11 @@ from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, Start, TopicState
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Appended, Level, ShardId, Stored, TopicInfo
+from runnel.log.topic_table import ManyTopicsError
 from runnel.topics.names import DEAD_LETTER_PREFIX, STATS_PREFIX, SYSTEM_MARK, is_reserved
 from runnel.topics.partitions import partition_of_key
 from runnel.topics.pattern_index import PatternIndex
+from runnel.topics.patterns import Pattern
 from runnel.topics.policies import Difference, Policies
 from runnel.world.clock import Clock
 from runnel.world.disk import Disk
@@ -85,6 +90,7 @@ class Broker:
         # Doors add what they know of their connections.
         self.connection_rows: list[Callable[[], Iterable[ConnectionRow]]] = []
         self.connection_ids = itertools.count(1)  # no two of whatever door have the same
+        self.share: Final = LoopShare()  # of the loop, for walks over what there is much of
         self._workers = workers
         self._index: PatternIndex[LiveSubscription] = PatternIndex()
         self._gatherings = Gatherings(self._publish_now, self.wait_room, settings.broker)
@@ -97,6 +103,7 @@ class Broker:
         self._live: LivePublishing
         self._fetching: Fetching
         self._shard_reading: ShardReading
+        self.topic_making: TopicMaking
         self._topics: Topics
         self._cursors: Cursors
         self._reporter: Reporter
@@ -142,7 +149,13 @@ class Broker:
             for info in log.topics():
                 self._index.add_topic(info.name)
         self._reading = LiveReading(
-            stores, self._index, settings.broker, self._workers, self.metrics, self.events
+            stores,
+            self._index,
+            settings.broker,
+            self._workers,
+            self.metrics,
+            self.events,
+            self.share,
         )
         self._live = LivePublishing(
             stores.live,
@@ -155,7 +168,8 @@ class Broker:
         page_bytes_max = min(settings.native.frame_bytes_max // 2, _PAGE_BYTES_MAX)
         self._fetching = Fetching(stores, settings.broker, clock, self._workers, page_bytes_max)
         self._shard_reading = ShardReading(stores, self._index, self._workers, page_bytes_max)
-        self._topics = Topics(stores, self._index, self._reading)
+        self.topic_making = TopicMaking(self.share, self._reading.look_up)
+        self._topics = Topics(stores, self._index, self._reading, self.share)
         self._cursors = Cursors(stores, settings.limits)
         self.work = Work(
             settings,
@@ -265,7 +279,7 @@ class Broker:
                 return self._live.publish(batch, level)
             if head.producer is not None:
                 self._terms.check(head.producer, head.term)
-            published = log.append(batch, Level.STORED if level is None else level)
+            published = self._append(log, batch, Level.STORED if level is None else level)
         except RunnelError as error:
             if not isinstance(error, BusyError):
                 self.metrics.counters.publishes_failed += 1
@@ -274,6 +288,13 @@ class Broker:
         published.add_done_callback(lambda done: self._on_published(done, began_ns))
         self._count_in(batch, head.message_count)
         return published
+
+    def _append(self, log: KeptLog, batch: Batch, level: Level) -> asyncio.Future[Appended]:
+        try:
+            return log.append(batch, level, topics_made_max=TOPICS_PER_STEP)
+        except ManyTopicsError:
+            self.topic_making.begin(log, batch.envelope)
+            raise
 
     def _on_published(self, done: asyncio.Future[Appended], began_ns: int) -> None:
         if done.cancelled() or done.exception() is not None:
@@ -329,6 +350,7 @@ class Broker:
 
     async def wait_room(self, topic: str) -> None:
         """Until a batch of this topic can be taken."""
+        await self.topic_making.wait(topic)
         log = self._stores.log_for(topic)
         if log is None:
             await self._live.wait_room()
@@ -481,13 +503,24 @@ class Broker:
         return self._stores.routes(topics)
 
     async def topics(
-        self, pattern: str = "*", *, after: str = "", limit: int = 1000
+        self,
+        pattern: str = "*",
+        *,
+        after: str = "",
+        limit: int = PAGE_MAX,
+        visible: Sequence[Pattern] | None = None,
+        owner: Hashable = None,
     ) -> tuple[list[TopicState], bool]:
-        """Topics in order of their names, and whether these were the last of them."""
-        return await self._topics.list(pattern, after=after, limit=limit)
+        """Topics in order of their names, and whether these were the last of them: a page at most.
 
-    async def describe_topic(self, name: str) -> TopicState:
-        return await self._topics.describe(name)
+        `visible`: only those that one of these patterns matches. `owner`: in whose turns the topics are walked.
+        """
+        return await self._topics.list(
+            pattern, after=after, limit=limit, visible=visible, owner=owner
+        )
+
+    async def describe_topic(self, name: str, *, owner: Hashable = None) -> TopicState:
+        return await self._topics.describe(name, asker=owner)
 
     async def delete_topic(self, name: str) -> None:
         """Hide a topic and its messages; made again, it goes on after its last offset."""
@@ -584,6 +617,7 @@ class Broker:
         await self._reading.close()
         await self.work.close()
         await self._live.tasks.wait()
+        await self.topic_making.tasks.wait()
         await self._gatherings.tasks.wait()
         await self._stores.close()
 

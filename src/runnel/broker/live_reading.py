@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
 from runnel.broker import fanout, starting
@@ -11,6 +11,7 @@ from runnel.broker.events import EventKind, Events
 from runnel.broker.feeds import KeptLog, LastValuesFeed, PartitionsFeed, ShardFeed
 from runnel.broker.live_subscription import Feed, LiveSubscription, Overflow, Sink
 from runnel.broker.live_topics import LIVE_SHARD, LiveTopic
+from runnel.broker.loop_share import LoopShare
 from runnel.broker.metrics import Metrics
 from runnel.broker.stores import Stores
 from runnel.broker.turns import Turns
@@ -30,6 +31,8 @@ from runnel.world.workers import Workers
 
 # Pages that are read at a time for all who are behind: whatever else there is to do is done in between.
 _FEEDS_AT_ONCE: Final = 4
+# Comparisons that finding a topic's subscribers may take within somebody else's step.
+_FIRST_COMPARISONS: Final = 32
 _PLAIN: Final = Codec.NONE.value  # an enum's member takes several times as long to look up
 
 logger = get_logger("runnel")
@@ -46,6 +49,7 @@ class LiveReading:
         workers: Workers,
         metrics: Metrics,
         events: Events,
+        share: LoopShare,
     ) -> None:
         self._metrics = metrics
         self._events = events
@@ -53,6 +57,7 @@ class LiveReading:
         self._index = index
         self._settings = settings
         self._workers = workers
+        self._share = share
         self._tasks = OwnedTasks()
         self._turns = Turns(_FEEDS_AT_ONCE)
         self._subscriptions: dict[LiveSubscription, None] = {}
@@ -69,6 +74,15 @@ class LiveReading:
     def subscribers(self, topic: str) -> tuple[LiveSubscription, ...]:
         remembered = self._index.recall(topic)
         return self._index.subscribers(topic) if remembered is None else remembered
+
+    async def look_up(self, topic: str, owner: Hashable) -> None:
+        """Find a topic's subscribers in steps; they are remembered for as long as none comes or leaves."""
+        if self._index.recall(topic) is None:
+            search = self._index.search(topic)
+            is_over = search.step(_FIRST_COMPARISONS)
+            while not is_over:
+                await self._share.turn(owner)
+                is_over = search.step()
 
     # --- Beginning and ending ---
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Hashable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -10,6 +11,7 @@ from runnel.broker.feeds import KeptLog
 from runnel.broker.live_reading import LiveReading
 from runnel.broker.live_subscription import LiveSubscription
 from runnel.broker.live_topics import LIVE_SHARD, LiveTopic
+from runnel.broker.loop_share import LoopShare
 from runnel.broker.stores import Stores
 from runnel.config import Retain, format_duration, format_size
 from runnel.errors import UnknownTopicError
@@ -18,32 +20,53 @@ from runnel.topics.names import check_topic
 from runnel.topics.pattern_index import PatternIndex
 from runnel.topics.patterns import Pattern
 
-_LIMIT_MAX = 10_000
+PAGE_MAX: Final = 1000
+"""Topics of one page at most: an answer is encoded at once, and a thousand take about a millisecond."""
+
+_TOPICS_PER_STEP: Final = 64
+_PARTITIONS_PER_STEP: Final = 256
 
 
 class Topics:
     """What there is, of every kind."""
 
     def __init__(
-        self, stores: Stores, index: PatternIndex[LiveSubscription], reading: LiveReading
+        self,
+        stores: Stores,
+        index: PatternIndex[LiveSubscription],
+        reading: LiveReading,
+        share: LoopShare,
     ) -> None:
         self._stores = stores
         self._index = index
         self._reading = reading
+        self._share = share
 
-    async def list(self, pattern: str, *, after: str, limit: int) -> tuple[list[TopicState], bool]:
-        """In order of their names, from behind `after` on, and whether that is all."""
-        limit = max(1, min(limit, _LIMIT_MAX))
+    async def list(
+        self,
+        pattern: str,
+        *,
+        after: str,
+        limit: int,
+        visible: Sequence[Pattern] | None,
+        owner: Hashable,
+    ) -> tuple[list[TopicState], bool]:
+        """In order of their names, from behind `after` on, and whether that is all.
+
+        At most PAGE_MAX, whatever `limit` says. `visible`: only those that one of these patterns matches.
+        """
+        limit = max(1, min(limit, PAGE_MAX))
         found: list[TopicState] = []
-        walk = self._index.walk(Pattern(pattern), after=after)
+        walk = self._index.walk(Pattern(pattern), after=after, visible=visible)
         while not walk.done:
-            for name in walk.step():
+            await self._share.turn(owner)
+            for name in walk.step(found_max=_TOPICS_PER_STEP):
+                await self._reading.look_up(name, owner)
                 state = self._state(name)
                 if state is not None:
                     found.append(state)
             if len(found) > limit:
                 return found[:limit], False
-            await asyncio.sleep(0)
         return found, True
 
     def _state(self, name: str) -> TopicState | None:
@@ -81,7 +104,7 @@ class Topics:
             policy.last_value,
         )
 
-    async def describe(self, name: str) -> TopicState:
+    async def describe(self, name: str, *, asker: Hashable) -> TopicState:
         """One topic with its partitions."""
         log = self._stores.log_of(name)
         if log is None:
@@ -90,10 +113,12 @@ class Topics:
             live = [PartitionState(offset, offset, owner) for offset in topic.next_offsets]
             return _with_partitions(self._live(topic), live)
         partitions = []
-        for number, shard in enumerate(log.topic(name).shards):
-            bounds = await log.bounds(name, number)
-            owner = Owner(shard.journal, shard.shard, log.epoch)
-            partitions.append(PartitionState(bounds.first_offset, bounds.next_offset, owner))
+        shards = enumerate(log.topic(name).shards)
+        async for some in self._share.steps(shards, asker, _PARTITIONS_PER_STEP):
+            for number, shard in some:
+                bounds = await log.bounds(name, number)
+                owner = Owner(shard.journal, shard.shard, log.epoch)
+                partitions.append(PartitionState(bounds.first_offset, bounds.next_offset, owner))
         return _with_partitions(self._kept(log, name), partitions)
 
     async def delete(self, name: str) -> None:

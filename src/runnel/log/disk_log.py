@@ -11,6 +11,7 @@ from typing import Final
 from runnel.config import Keep, Settings
 from runnel.errors import ClientFault, ClosedError, UnknownTopicError
 from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
 from runnel.log import catalogue as records
 from runnel.log import paths
 from runnel.log.catalogue import Catalogue, Record
@@ -52,6 +53,7 @@ from runnel.log.state_journal import StateJournal, StateJournals
 from runnel.log.tasks import OwnedTasks
 from runnel.log.topic_table import (
     Partition,
+    SomeMade,
     Topic,
     TopicTable,
     check_append,
@@ -242,11 +244,14 @@ class DiskLog:
 
     # --- Appending ---
 
-    def append(self, batch: Batch, level: Level = Level.STORED) -> asyncio.Future[Appended]:
+    def append(
+        self, batch: Batch, level: Level = Level.STORED, *, topics_made_max: int | None = None
+    ) -> asyncio.Future[Appended]:
+        """See `Log`. ManyTopicsError: more than so many topics would have to be made."""
         self._check_open()
         level = check_append(batch, level, self._settings.limits)
         try:
-            partitions = self._topics.resolve(batch.envelope)
+            partitions = self._topics.resolve(batch.envelope, topics_made_max)
         finally:
             self._record_made()  # also what a batch has made that is then refused
         shard = self._shards.get(partitions[0].shard) or self._shard(partitions[0].shard)
@@ -255,6 +260,14 @@ class DiskLog:
             waiting = map(self._unrecorded.get, batch.envelope.topics)
             unrecorded = [future for future in dict.fromkeys(waiting) if future is not None]
         return shard.append(batch, partitions, level, unrecorded)
+
+    def make_topics(self, envelope: Envelope, run: int, made_max: int) -> SomeMade:
+        """Make topics of a batch before it is appended, from a run on: at most so many."""
+        self._check_open()
+        try:
+            return self._topics.make_some(envelope, run, made_max)
+        finally:
+            self._record_made()
 
     async def wait_room(self, shard: ShardId) -> None:
         self._check_open()

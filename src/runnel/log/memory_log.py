@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from runnel.config import Keep, Settings
 from runnel.errors import ClientFault, ClosedError, UnknownTopicError
 from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
 from runnel.log.cursors import CursorTable
 from runnel.log.definitions import DefinitionTable
 from runnel.log.index import Key
@@ -39,7 +40,14 @@ from runnel.log.pins import ShardPins
 from runnel.log.producers import ProducerTable
 from runnel.log.retention import Claims
 from runnel.log.state_journal import MemoryState
-from runnel.log.topic_table import Partition, Topic, TopicTable, check_append, check_offset
+from runnel.log.topic_table import (
+    Partition,
+    SomeMade,
+    Topic,
+    TopicTable,
+    check_append,
+    check_offset,
+)
 from runnel.topics.policies import Difference, Policies, Policy
 from runnel.world.clock import Clock
 
@@ -128,14 +136,22 @@ class MemoryLog:
 
     # --- Appending ---
 
-    def append(self, batch: Batch, level: Level = Level.STORED) -> asyncio.Future[Appended]:
+    def append(
+        self, batch: Batch, level: Level = Level.STORED, *, topics_made_max: int | None = None
+    ) -> asyncio.Future[Appended]:
+        """See `Log`. ManyTopicsError: more than so many topics would have to be made."""
         self._check_open()
         level = check_append(batch, level, self._settings.limits)
-        partitions = self._topics.resolve(batch.envelope)
+        partitions = self._topics.resolve(batch.envelope, topics_made_max)
         answer = self._shard(partitions[0].shard).append(batch, partitions, level)
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         future.set_result(answer)
         return future
+
+    def make_topics(self, envelope: Envelope, run: int, made_max: int) -> SomeMade:
+        """Make topics of a batch before it is appended, from a run on: at most so many."""
+        self._check_open()
+        return self._topics.make_some(envelope, run, made_max)
 
     async def wait_room(self, shard: ShardId) -> None:  # noqa: ARG002 - there is no queue
         self._check_open()

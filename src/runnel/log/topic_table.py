@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from runnel.config import Keep, LimitSettings
-from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
+from runnel.errors import BusyError, ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log.index import Key
@@ -64,6 +64,17 @@ class Topic:
 
     def info(self) -> TopicInfo:
         return TopicInfo(self.name, self.policy, [part.shard for part in self.partitions])
+
+
+class ManyTopicsError(BusyError):
+    """A batch has more new topics than are made at once: `make_some` makes the others."""
+
+
+class SomeMade(NamedTuple):
+    """Where to go on making a batch's topics, or the fault of the topic there."""
+
+    next_run: int
+    fault: ClientFault | None = None
 
 
 class TopicTable:
@@ -185,9 +196,13 @@ class TopicTable:
             else:
                 self._topics[topic.name] = topic.former
 
-    def resolve(self, envelope: Envelope) -> list[Partition]:
-        """The partition of each run. All must lie in one shard; an error names the run."""
+    def resolve(self, envelope: Envelope, made_max: int | None = None) -> list[Partition]:
+        """The partition of each run. All must lie in one shard; an error names the run.
+
+        ManyTopicsError if more than `made_max` topics would have to be made: so many have been.
+        """
         topics = self._topics
+        made = 0
         partitions: list[Partition] = []
         shard: ShardId | None = None
         for run, (name, number) in enumerate(
@@ -195,6 +210,9 @@ class TopicTable:
         ):
             topic = topics.get(name)
             if topic is None or topic.is_deleted:
+                if made == made_max:
+                    raise ManyTopicsError("many topics have to be made first; wait for room")
+                made += 1
                 topic = self._ensure_run(envelope, run)
             if number >= len(topic.partitions):
                 raise UnknownTopicError(
@@ -211,6 +229,21 @@ class TopicTable:
                 shard = partition.shard
             partitions.append(partition)
         return partitions
+
+    def make_some(self, envelope: Envelope, run: int, made_max: int) -> SomeMade:
+        """Make topics of a batch, from a run on: at most so many."""
+        made = 0
+        for at in range(run, envelope.run_count):
+            if self.find(envelope.topics[at]) is not None:
+                continue
+            if made == made_max:
+                return SomeMade(at)
+            made += 1
+            try:
+                self._ensure_run(envelope, at)
+            except ClientFault as fault:
+                return SomeMade(at, fault)
+        return SomeMade(envelope.run_count)
 
     def _ensure_run(self, envelope: Envelope, run: int) -> Topic:
         try:

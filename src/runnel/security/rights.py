@@ -66,7 +66,7 @@ class Grant(msgspec.Struct, frozen=True):
 class Rights:
     """Of one token, by the name that it has for people."""
 
-    __slots__ = ("_allowed", "_covered", "_covers", "name")
+    __slots__ = ("_allowed", "_covered", "_covers", "name", "visible")
 
     def __init__(self, name: str, grants: Iterable[Grant]) -> None:
         self.name: Final = name
@@ -74,6 +74,10 @@ class Rights:
         for grant in grants:
             covers[grant.right].append(Cover(Pattern(grant.pattern)))
         self._covers: Final = covers
+        # Of the topics that may be known to exist: there is any right to them.
+        self.visible: Final = tuple(
+            {cover.pattern: None for of_right in covers.values() for cover in of_right}
+        )
         # What was refused is not remembered: it may be anything, and is nobody's usual way.
         self._allowed: Final[dict[Right, set[str]]] = {right: set() for right in Right}
         self._covered: Final[dict[Right, set[str]]] = {right: set() for right in Right}

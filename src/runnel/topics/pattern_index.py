@@ -23,12 +23,12 @@ the caller lets others run between steps. Everything may change between two step
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, Generic
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Generic, NamedTuple
 
 from runnel.errors import LimitExceededError
 from runnel.topics.answers import Answers
-from runnel.topics.patterns import Pattern
+from runnel.topics.patterns import Pattern, any_of
 from runnel.topics.registrations import Candidate, Registrations, S
 from runnel.topics.sorted_names import SortedNames
 
@@ -122,15 +122,25 @@ class Search(Generic[S]):
         return len(joined) // SUBSCRIBERS_PER_COMPARISON
 
 
+class _Range(NamedTuple):
+    """Names to look at: those that begin with `prefix`, or that name alone."""
+
+    prefix: str
+    is_exact: bool
+
+
 class Walk:
     """Finds the known topics that match a pattern, in steps and in order of their names.
 
     It gives the topics that were known when it began, without those removed before it came by. A
     topic that appears while it is under way is left to the lookup with which that topic begins, so
     that whoever registers a pattern and then walks meets every topic exactly once.
+
+    `visible`: only topics that one of these patterns matches too. Names that begin with the literal
+    beginning of none of them are not even looked at.
     """
 
-    __slots__ = ("_after", "_known", "_names", "_pattern", "_upto", "done")
+    __slots__ = ("_after", "_cost", "_known", "_matches", "_names", "_ranges", "_upto", "done")
 
     def __init__(
         self,
@@ -140,32 +150,72 @@ class Walk:
         *,
         upto: int,
         after: str,
+        visible: Sequence[Pattern] | None = None,
     ) -> None:
-        self._pattern = pattern
         self._names = names
         self._known = known
         self._upto = upto
         self._after = after
-        self.done = False
+        self._cost = pattern.cost
+        self._matches: Callable[[str], bool] = pattern.matches
+        if visible is None:
+            self._ranges = [_Range(pattern.prefix, pattern.is_literal)]
+        else:
+            self._ranges = _ranges(pattern, visible)
+            self._cost += sum(each.cost for each in visible if not each.is_literal)
+            is_visible = any_of(visible)
+            self._matches = lambda name: pattern.matches(name) and is_visible(name)
+        self.done = not self._ranges
 
-    def step(self, comparisons_max: int = SLICE_COMPARISONS) -> list[str]:
-        """The topics found in the next slice; more may follow until `done`."""
+    def step(
+        self, comparisons_max: int = SLICE_COMPARISONS, *, found_max: int | None = None
+    ) -> list[str]:
+        """The topics found in the next slice, at most `found_max`; more may follow until `done`."""
         found: list[str] = []
-        pattern, known, upto = self._pattern, self._known, self._upto
-        if pattern.is_literal:
-            self.done = True
-            is_known = known.get(pattern.prefix, upto + 1) <= upto
-            return [pattern.prefix] if is_known and pattern.prefix > self._after else []
+        known, upto, matches = self._known, self._upto, self._matches
         left = comparisons_max
-        while left > 0 and not self.done:
-            page = self._names.page(pattern.prefix, self._after, max(1, left // pattern.cost))
-            found += [name for name in page if pattern.matches(name) and known[name] <= upto]
-            if page:
-                self._after = page[-1]
-                left -= len(page) * pattern.cost
+        while left > 0 and self._ranges and (found_max is None or len(found) < found_max):
+            prefix, is_exact = self._ranges[-1]
+            names: Sequence[str]
+            if is_exact:
+                names = (prefix,) if prefix in known and prefix > self._after else ()
             else:
-                self.done = True
+                names_max = max(1, left // self._cost)
+                if found_max is not None:
+                    names_max = min(names_max, found_max - len(found))
+                names = self._names.page(prefix, self._after, names_max)
+            found += [name for name in names if known[name] <= upto and matches(name)]
+            left -= max(1, len(names) * self._cost)
+            if names:
+                self._after = names[-1]
+            if is_exact or not names:
+                self._ranges.pop()
+        self.done = not self._ranges
         return found
+
+
+def _ranges(pattern: Pattern, visible: Sequence[Pattern]) -> list[_Range]:
+    """Where names lie that the pattern and any of `visible` can match: the last range first, none within another."""
+    found: set[_Range] = set()
+    for other in visible:
+        if pattern.is_literal or other.is_literal:
+            exact, wide = (pattern, other) if pattern.is_literal else (other, pattern)
+            if wide.matches(exact.prefix):
+                found.add(_Range(exact.prefix, is_exact=True))
+        elif other.prefix.startswith(pattern.prefix):
+            found.add(_Range(other.prefix, is_exact=False))
+        elif pattern.prefix.startswith(other.prefix):
+            found.add(_Range(pattern.prefix, is_exact=False))
+    ordered: list[_Range] = []
+    wide_prefix: str | None = None
+    for each in sorted(found):  # of one prefix the wide one first
+        if wide_prefix is not None and each.prefix.startswith(wide_prefix):
+            continue
+        ordered.append(each)
+        if not each.is_exact:
+            wide_prefix = each.prefix
+    ordered.reverse()
+    return ordered
 
 
 class PatternIndex(Generic[S]):
@@ -231,9 +281,13 @@ class PatternIndex(Generic[S]):
             self._names.remove(name)
             self._answers.forget(name)
 
-    def walk(self, pattern: Pattern, *, after: str = "") -> Walk:
-        """Which known topics match this pattern, behind a name or all of them?"""
-        return Walk(pattern, self._names, self._known, upto=self._topics_made, after=after)
+    def walk(
+        self, pattern: Pattern, *, after: str = "", visible: Sequence[Pattern] | None = None
+    ) -> Walk:
+        """Which known topics match this pattern, behind a name or all of them? `visible`: see `Walk`."""
+        return Walk(
+            pattern, self._names, self._known, upto=self._topics_made, after=after, visible=visible
+        )
 
     def topics(self, pattern: Pattern) -> list[str]:
         """The same at once, for callers that have no loop to hold."""

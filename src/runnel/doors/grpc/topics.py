@@ -7,14 +7,12 @@ from typing import Final
 
 import msgspec
 
+from runnel.broker.topics import PAGE_MAX
 from runnel.doors.grpc.calls import Call
 from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.doors.grpc.messages import natural
 from runnel.formats import wire
 
-# A list of topics goes into one message; whoever wants more asks again from behind the last.
-_TOPICS_LISTED: Final = 1000
-_TOPICS_LISTED_MAX: Final = 10_000
 _PLACE_NUMBERS: Final = ("offset", "epoch", "entry", "row")
 
 _json = msgspec.json.Encoder()
@@ -27,7 +25,7 @@ async def list_topics(call: Call, request: pb.ListTopicsRequest) -> pb.ListTopic
     topics, is_complete = await call.access.topics(
         request.pattern or "*",
         after=request.after,
-        limit=min(request.limit or _TOPICS_LISTED, _TOPICS_LISTED_MAX),
+        limit=request.limit or PAGE_MAX,
     )
     return pb.ListTopicsResponse(topics=map(_told_topic, topics), is_complete=is_complete)
 

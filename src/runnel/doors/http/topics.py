@@ -71,7 +71,12 @@ async def list_topics(
     ] = "*",
     after: Annotated[str, QueryParameter(description="Names behind this one.")] = "",
     limit: Annotated[
-        int, QueryParameter(ge=1, le=_LIMIT_MAX, description="Topics of the page at most.")
+        int,
+        QueryParameter(
+            ge=1,
+            le=_LIMIT_MAX,
+            description="Topics of the page at most; a page has 1,000 or fewer.",
+        ),
     ] = 1000,
 ) -> TopicPage:
     """List the topics that you have any right to."""

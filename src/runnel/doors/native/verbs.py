@@ -51,8 +51,6 @@ _WorkRequest: TypeAlias = (
 )
 WaitingRequest: TypeAlias = FetchRequest | ListRequest | SmallRequest
 
-# A list of topics goes into one frame; whoever wants more asks again from behind the last.
-_TOPICS_LISTED_MAX: Final = 10_000
 _NS_PER_MS: Final = 1_000_000
 
 _json = msgspec.json.Encoder()
@@ -95,9 +93,8 @@ async def wait_reply_to(
         case wire.FetchShard():
             return await _wait_shard_fetched(access, request)
         case wire.Topics():
-            limit = min(request.limit, _TOPICS_LISTED_MAX)
             topics, is_complete = await access.topics(
-                request.pattern, after=request.after, limit=limit
+                request.pattern, after=request.after, limit=request.limit
             )
             return Reply(wire.TopicList(request.id, topics, is_complete))
         case wire.DescribeTopic():

@@ -1,0 +1,230 @@
+"""No request holds the loop, however much there is to walk over and however many ask at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from runnel.broker.access import Access
+from runnel.broker.broker import Broker
+from runnel.broker.loop_share import LoopShare
+from runnel.broker.topic_making import TOPICS_PER_STEP
+from runnel.broker.topics import PAGE_MAX, Topics
+from runnel.errors import InvalidNameError
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.log.topic_table import TopicTable
+from runnel.security.rights import Grant, Rights
+from runnel.topics.pattern_index import SLICE_COMPARISONS
+from runnel.topics.patterns import Pattern
+from tests.broker.loop_probe import LoopProbe
+from tests.broker.scenes import At, Store, publish_batch, scene
+
+TOPICS = 20_000
+
+
+def names(count: int, folder: str = "t") -> list[str]:
+    return [f"{folder}/{number:05}" for number in range(count)]
+
+
+async def publish(access: Access | Broker, topics: list[str]) -> None:
+    """One batch with a message for each topic."""
+    await publish_batch(access, Batch.from_messages([Message(topic, b"x") for topic in topics]))
+
+
+def token(name: str, *grants: str) -> Rights:
+    return Rights(name, map(Grant.parse, grants))
+
+
+# --- Turns ---
+
+
+def test_all_walks_together_do_one_step_between_two_turns_of_the_loop() -> None:
+    async def run() -> None:
+        share = LoopShare()
+        turn = 0
+        steps: list[int] = []
+
+        async def walk(owner: int) -> None:
+            async for _ in share.steps(range(20), owner, 5):
+                steps.append(turn)  # noqa: PERF401 - `turn` changes meanwhile
+
+        walks = asyncio.gather(*(walk(number) for number in range(30)))
+        while not walks.done():
+            await asyncio.sleep(0)
+            turn += 1
+        assert len(steps) == 30 * 4
+        assert len(set(steps)) == len(steps)
+        assert share.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_owners_take_turns_however_many_walks_each_has() -> None:
+    async def run() -> None:
+        share = LoopShare()
+        done: list[str] = []
+
+        async def walk(owner: str, name: str) -> None:
+            await share.turn(owner)
+            done.append(name)
+
+        crowd = [walk("crowd", f"crowd {number}") for number in range(50)]
+        await asyncio.gather(*crowd, walk("single", "single"))
+        assert done.index("single") == 1
+
+    asyncio.run(run())
+
+
+def test_turn_of_a_cancelled_walk_goes_to_the_next() -> None:
+    async def run() -> None:
+        share = LoopShare()
+        waiting = [asyncio.ensure_future(share.turn(number)) for number in range(4)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        waiting[2].cancel()
+        await waiting[3]
+        assert waiting[0].done()
+        await share.turn("later")
+
+    asyncio.run(run())
+
+
+def test_what_is_walked_over_may_change_between_steps() -> None:
+    async def run() -> None:
+        share = LoopShare()
+        walked = dict.fromkeys(range(10))
+        seen: list[int] = []
+        async for some in share.steps(walked, "me", 3):
+            seen += some
+            walked.clear()
+            walked[100] = None
+        assert seen == list(range(10))
+
+    asyncio.run(run())
+
+
+# --- Topics ---
+
+
+@pytest.mark.parametrize("at_once", [1, 60])
+@pytest.mark.parametrize(
+    "grant", ["read:t/0001?", "read:*/00017"], ids=["with a prefix", "without a prefix"]
+)
+def test_topics_of_a_token_that_sees_few_are_one_page_and_hold_up_nobody(
+    monkeypatch: pytest.MonkeyPatch, grant: str, at_once: int
+) -> None:
+    @scene()
+    async def run(at: At) -> None:
+        topics = names(TOPICS if at_once == 1 else 4000)
+        await publish(at.broker, topics)
+        probe = LoopProbe(monkeypatch)
+        probe.count(Pattern, "matches")
+        few = Access(at.broker, token("few", grant))
+        async with probe:
+            pages = await asyncio.gather(*(few.topics("*") for _ in range(at_once)))
+        expected = [name for name in topics if Pattern(grant.removeprefix("read:")).matches(name)]
+        for page, is_complete in pages:
+            assert ([topic.name for topic in page], is_complete) == (expected, True)
+        assert probe.most <= SLICE_COMPARISONS + 100
+        if "*" not in grant:  # names that it cannot see are not looked at
+            assert probe.total <= 100 * at_once
+
+    run(Store.MEMORY, "")
+
+
+@scene()
+async def test_pages_of_topics_are_bounded_and_lead_to_all_that_is_visible(at: At) -> None:
+    topics = names(2 * PAGE_MAX + 10) + names(3, "u")
+    await publish(at.broker, topics)
+    seen = Access(at.broker, token("some", "read:t/*", "publish:u/00001", "read:t/00001"))
+    found: list[str] = []
+    is_complete = False
+    while not is_complete:
+        page, is_complete = await seen.topics("*", after=found[-1] if found else "", limit=10_000)
+        assert len(page) <= PAGE_MAX
+        found += [topic.name for topic in page]
+    assert found == [name for name in topics if name.startswith("t/") or name == "u/00001"]
+
+
+@scene()
+async def test_topics_that_come_and_go_between_pages_neither_repeat_nor_hide_others(at: At) -> None:
+    topics = names(20)
+    await publish(at.broker, topics)
+    access = Access(at.broker, token("all", "read:t/*"))
+    first, _ = await access.topics("t/*", limit=10)
+    await at.broker.delete_topic(first[-1].name)  # the place that the next page begins behind
+    await publish(at.broker, ["t/00009x", "t/00000x"])
+    rest, is_complete = await access.topics("t/*", after=first[-1].name)
+    assert [topic.name for topic in rest] == ["t/00009x", *topics[10:]]
+    assert is_complete
+
+
+def test_describing_topics_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    @scene()
+    async def run(at: At) -> None:
+        await publish(at.broker, names(PAGE_MAX))
+        probe = LoopProbe(monkeypatch)
+        probe.count(Topics, "_state")
+        access = Access(at.broker, None)
+        async with probe:
+            await asyncio.gather(*(access.topics("*") for _ in range(20)))
+        assert probe.total >= 20 * PAGE_MAX
+        assert probe.most <= 64
+
+    run(Store.MEMORY, "")
+
+
+# --- Publishing ---
+
+
+@pytest.mark.parametrize("store", list(Store), ids=lambda store: store.value)
+def test_topics_of_a_wide_batch_are_made_in_steps_and_the_batch_is_stored_whole(
+    monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    @scene()
+    async def run(at: At) -> None:
+        reader, subscription = await at.subscribe("t/*")
+        probe = LoopProbe(monkeypatch)
+        probe.count(TopicTable, "ensure")
+        topics = names(3000)
+        async with probe:
+            await publish(at.broker, topics)
+        assert probe.total >= len(topics)
+        assert probe.most <= 2 * TOPICS_PER_STEP
+        await at.settle(subscription)
+        assert [message.topic for message in reader.messages] == topics
+        assert {message.offset for message in reader.messages} == {1}
+        assert len(reader.deliveries) == 1
+
+    run(store, "")
+
+
+@scene()
+async def test_wide_batch_with_a_topic_that_cannot_be_made_is_refused_and_not_tried_for_ever(
+    at: At,
+) -> None:
+    topics = [*names(1000), "t/bad\n", *names(1000, "u")]
+    batch = Batch.from_messages([Message("t/a", b"x")] * len(topics))
+    head = msgspec.structs.replace(
+        batch.envelope,
+        topics=topics,
+        partitions=bytes(4 * len(topics)),
+        counts=(1).to_bytes(4, "little") * len(topics),
+    )
+    wide = Batch(head, batch.body)
+    for _ in range(2):
+        with pytest.raises(InvalidNameError, match="run 1000: "):
+            await publish_batch(at.broker, wide)
+    found = await at.broker.fetch("t/00000")
+    assert not found.batches
+
+
+@scene()
+async def test_two_wide_batches_that_begin_with_the_same_topic_are_both_stored(at: At) -> None:
+    batches = [["t/first", *names(500)], ["t/first", *names(500, "u")]]
+    await asyncio.gather(*(publish(at.broker, topics) for topics in batches))
+    assert (await at.broker.describe_topic("t/first")).messages == 2
+    assert (await at.broker.describe_topic("u/00499")).messages == 1
