@@ -1,16 +1,28 @@
-"""A call whose method is not UTF-8 ends grpcio's server for good: the door opens another, and nobody loses a call."""
+"""A call whose method is not UTF-8 ends grpcio's server. Ours outlives it; otherwise another takes its place."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Any
 
 import pytest
-from grpc import aio
+from grpc import StatusCode, aio
 
 from runnel.config import GrpcSettings
-from runnel.doors.grpc import listener
+from runnel.doors.grpc import grpc_server, listener
 from runnel.doors.grpc.generated import runnel_pb2 as pb
-from tests.doors.grpc.scene import LOOPS, NewLoop, Reader, Scene, client, opened, publish, run
+from tests.doors.grpc.scene import (
+    LOOPS,
+    NewLoop,
+    Reader,
+    Scene,
+    channel,
+    client,
+    opened,
+    publish,
+    run,
+)
 from tests.doors.grpc.test_hostile import endless_calls
 
 # The library has one thread, and what it logs of the end keeps it: begun here, it is there before any test, and stays.
@@ -35,10 +47,64 @@ async def _ping(scene: Scene) -> None:
 
 
 @LOOPS
+def test_methods_that_are_no_text_disturb_nobody(
+    new_loop: NewLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    problems: list[object] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _loop, context: problems.append(context)
+        )
+        async with opened() as scene:
+            reader = await Reader(scene.stub, "t").begun()
+            server = scene.listener._server
+            counters = scene.broker.metrics.counters
+            host, _, port = scene.listener.address.rpartition(":")
+            for number in range(20):
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.write(endless_calls(b"/runnel.v1.Runnel/P\xf4", 10))
+                async with asyncio.timeout(20):
+                    while counters.protocol_errors < 10 * (number + 1):
+                        await scene.stub.Ping(pb.PingRequest(), timeout=5)
+                writer.close()
+                # On the connection that was there, and on a new one that does not wait to be let in.
+                await publish(scene, "t", b"%d" % number)
+                assert await reader.payloads(1) == [b"%d" % number]
+                async with client(scene) as another:
+                    await another.Ping(pb.PingRequest(), timeout=5)
+            assert scene.listener._server is server
+            assert counters.protocol_errors == 200
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario(), new_loop)
+    assert problems == []
+    told = [r for r in caplog.records if "method" in r.getMessage() or r.levelno > logging.WARNING]
+    assert [r.getMessage() for r in told] == ["a method was called that does not exist times=1"]
+
+
+def test_a_method_that_does_not_exist_is_unimplemented() -> None:
+    async def scenario() -> None:
+        async with opened() as scene, channel(scene) as open_channel:
+            for method in ("/runnel.v1.Runnel/Pong", "/no.such.Service/Ping", "/"):
+                call: Any = open_channel.unary_unary(method)
+                with pytest.raises(aio.AioRpcError) as raised:
+                    await call(b"")
+                assert raised.value.code() is StatusCode.UNIMPLEMENTED
+                assert "no such method" in str(raised.value.details())
+
+    run(scenario())
+
+
+# --- With a version of grpcio that cannot be made sturdy ---
+
+
+@LOOPS
 def test_a_method_that_is_no_text_does_not_close_the_door(
     new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(grpc_server, "IS_STURDY", False)
 
     async def scenario() -> None:
         # grpcio leaves a task whose failure nobody asks for.
@@ -53,6 +119,7 @@ def test_a_method_that_is_no_text_does_not_close_the_door(
 
 def test_calls_under_way_outlive_the_server_that_took_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(grpc_server, "IS_STURDY", False)
 
     async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)

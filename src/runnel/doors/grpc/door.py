@@ -12,7 +12,10 @@ from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.doors.grpc.tasks import Tasks
 from runnel.errors import ClosedError, RunnelError
 from runnel.security.gate import Gate
+from runnel.world.diagnostics import Throttled, get_logger
 from runnel.world.draining import Patience
+
+logger = get_logger("runnel.grpc")
 
 _NS_PER_SECOND: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000
@@ -41,6 +44,7 @@ class GrpcDoor:
         )  # of requests with messages that have no key, through partitions
         self.calls: set[Underway] = set()
         self.punished = 0  # calls with a wrong token that wait for their answer
+        self._unknown_methods = Throttled()
         self._refusal: RunnelError | None = None
         self._empty = asyncio.Event()  # no call is under way
         self._empty.set()
@@ -67,6 +71,12 @@ class GrpcDoor:
         self.calls.discard(call)
         if not self.calls:
             self._empty.set()
+
+    def on_unknown_method(self) -> None:
+        """A call named a method that does not exist, or a name that is no text."""
+        self.broker.metrics.counters.protocol_errors += 1
+        if times := self._unknown_methods.count(asyncio.get_running_loop().time()):
+            logger.warning("a method was called that does not exist", times=times)
 
     def rows(self) -> list[ConnectionRow]:
         """The streams, as the metrics show connections."""

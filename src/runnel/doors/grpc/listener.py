@@ -1,7 +1,7 @@
 """The gRPC door on a TCP port: opened as the settings say, with health and reflection; drained and closed later.
 
-One call whose method is not UTF-8 ends grpcio's server: it listens no longer, though calls that are under way go on. So
-the door looks after it, and opens another in its place.
+grpcio's server may end by itself: it listens no longer, though calls that are under way go on. A call whose method is
+no text did that, before `grpc_server.py`. The listener looks after it, and opens another in its place.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import grpc.aio
 from runnel.broker.broker import Broker
 from runnel.config import GrpcSettings, Settings
 from runnel.doors.grpc.door import GrpcDoor
+from runnel.doors.grpc.grpc_server import new_server
 from runnel.doors.grpc.public import Public
-from runnel.doors.grpc.service import SERVICE, handler_of
+from runnel.doors.grpc.service import SERVICE, services_of
 from runnel.errors import SettingsError
 from runnel.security.gate import Gate
 from runnel.world.addresses import Endpoint, format_address, resolve
@@ -81,26 +82,30 @@ class GrpcListener:
         assert own.listen is not None
         tls = cast("GrpcTls | None", GrpcTls.of("grpc", own.tls_certificate, own.tls_key))
         endpoint = await _checked(own.listen, is_allowed=gate.asks or own.allow_remote)
-        server = grpc.aio.server(options=_options(own), maximum_concurrent_rpcs=_calls_max(own))
-        port = _bind(server, endpoint, own.listen, tls)
-        endpoint = Endpoint(endpoint.family, (endpoint.address[0], port, *endpoint.address[2:]))
         public = Public(SERVICE.full_name)
-        await public.open()
         door = GrpcDoor(broker, gate, settings)
-        handlers = (handler_of(door), *public.handlers())
 
-        async def start(server: grpc.aio.Server) -> None:
-            server.add_generic_rpc_handlers(handlers)
-            await server.start()
+        def new() -> grpc.aio.Server:
+            services = {**services_of(door), **public.services()}
+            return new_server(services, _options(own), _calls_max(own), door.on_unknown_method)
+
+        try:
+            server = new()
+            port = _bind(server, endpoint, own.listen, tls)
+        except BaseException:
+            await door.close()
+            raise
+        endpoint = Endpoint(endpoint.family, (endpoint.address[0], port, *endpoint.address[2:]))
+        await public.open()
 
         async def start_another() -> grpc.aio.Server:
-            server = grpc.aio.server(options=_options(own), maximum_concurrent_rpcs=_calls_max(own))
+            server = new()
             _bind(server, endpoint, str(endpoint), tls)
-            await start(server)
+            await server.start()
             return server
 
         try:
-            await start(server)
+            await server.start()
         except BaseException:
             await door.close()
             raise

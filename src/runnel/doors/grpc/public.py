@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeAlias
 
@@ -16,6 +16,7 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from runnel.doors.grpc.calls import Context, single_request
+from runnel.doors.grpc.grpc_server import Services
 from runnel.doors.grpc.statuses import refused
 from runnel.errors import LimitExceededError, RunnelError
 
@@ -36,7 +37,7 @@ _Answering: TypeAlias = Callable[[Context], Awaitable[Any]]
 
 
 class Public:
-    """Made within a running loop; its `handlers` are the server's. Say `closing` once the broker goes."""
+    """Made within a running loop; its `services` are the server's. Say `closing` once the broker goes."""
 
     def __init__(self, service: str) -> None:
         self._service = service
@@ -56,7 +57,7 @@ class Public:
         """Say from now on that it does not."""
         await self._health.enter_graceful_shutdown()
 
-    def handlers(self) -> Sequence[grpc.GenericRpcHandler]:
+    def services(self) -> Services:
         # Taken as streams, as everything is (service.py).
         checked = grpc.stream_unary_rpc_method_handler(
             self._limited("Check", _CHECKS_MAX, self._check),
@@ -73,11 +74,10 @@ class Public:
             reflection_pb2.ServerReflectionRequest.FromString,
             reflection_pb2.ServerReflectionResponse.SerializeToString,
         )
-        generic = grpc.method_handlers_generic_handler
-        return (
-            generic(HEALTH, {"Check": checked, "Watch": watched}),
-            generic(reflection.SERVICE_NAME, {"ServerReflectionInfo": reflected}),
-        )
+        return {
+            HEALTH: {"Check": checked, "Watch": watched},
+            reflection.SERVICE_NAME: {"ServerReflectionInfo": reflected},
+        }
 
     async def _check(self, context: Context) -> Any:
         return await self._health.Check(await self._request(context), context)

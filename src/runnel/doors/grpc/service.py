@@ -18,6 +18,7 @@ from runnel.doors.grpc.admission import enter
 from runnel.doors.grpc.calls import Call, Context, single_request
 from runnel.doors.grpc.door import GrpcDoor
 from runnel.doors.grpc.generated import runnel_pb2 as pb
+from runnel.doors.grpc.grpc_server import Services
 from runnel.doors.grpc.messages import parsed
 from runnel.doors.grpc.sending import request_in
 from runnel.doors.grpc.statuses import refused
@@ -65,10 +66,9 @@ _TALKING: Final[Mapping[str, Talking]] = {
 }
 
 
-def handler_of(door: GrpcDoor) -> grpc.GenericRpcHandler:
-    """Everything that the service can do, for a grpc.aio server."""
-    handlers = {method.name: _method(door, method) for method in SERVICE.methods}
-    return grpc.method_handlers_generic_handler(SERVICE.full_name, handlers)
+def services_of(door: GrpcDoor) -> Services:
+    """Everything that the service can do."""
+    return {SERVICE.full_name: {method.name: _method(door, method) for method in SERVICE.methods}}
 
 
 def _method(door: GrpcDoor, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:

@@ -55,6 +55,10 @@ _STATUSES: Final = {
     "internal": StatusCode.INTERNAL,
 }
 
+WITHOUT_CODE: Final = (StatusCode.CANCELLED, StatusCode.UNIMPLEMENTED, StatusCode.DEADLINE_EXCEEDED)
+"""What gRPC itself ends calls with, without metadata of ours: the client gave up the call or was cut off, named a
+method that does not exist, or set a deadline that has passed."""
+
 
 class Status(NamedTuple):
     """How a call ends."""
