@@ -152,12 +152,22 @@ class FakeBroker:
     async def purge_topic(self, name: str) -> None:
         self._check()
 
-    async def describe_topic(self, name: str) -> wire.TopicState:
+    async def describe_topic(
+        self,
+        name: str,
+        *,
+        owner: object,
+    ) -> wire.TopicState:
         self._check()
         return wire.TopicState(name, "disk", "main", 1, 0, 0)
 
     async def topics(
-        self, pattern: str = "*", *, after: str = "", limit: int = 1000
+        self,
+        pattern: str = "*",
+        *,
+        after: str = "",
+        limit: int = 1000,
+        **options: object,
     ) -> tuple[list[wire.TopicState], bool]:
         return [wire.TopicState(pattern, "disk", "main", limit, 0, 0)], True
 

@@ -124,14 +124,6 @@ async def test_requests_that_wait_are_answered_when_they_are_done() -> None:
 
 
 @in_loop
-async def test_a_list_of_topics_has_a_bound_whatever_was_asked_for() -> None:
-    (listed,) = await Scene().ask_later(wire.Topics(2, "x/*", "", 2**60))
-    assert isinstance(listed, wire.TopicList)
-    assert listed.topics[0].name == "x/*"
-    assert listed.topics[0].partition_count == 10_000
-
-
-@in_loop
 async def test_a_fetch_brings_its_batches_as_blocks() -> None:
     scene = Scene()
     batches = [Batch.from_messages([Message("a", payload)]) for payload in (b"1", b"22")]
