@@ -31,6 +31,7 @@ from runnel.log.catalogue import (
 from runnel.log.log import Cursor, CursorPosition, Position, ShardId
 from runnel.log.producers import ProducerState
 from runnel.log.records import RecordFile
+from runnel.log.synced_marks import SyncedMarks
 from runnel.world.disk import Access
 from tests.fakes.disk import FakeDisk, Kind, PowerLoss
 from tests.fakes.workers import SimulatedWorkers
@@ -71,6 +72,7 @@ class Desk:
             disk,
             SimulatedWorkers(Random(1)),
             FOLDER,
+            marks=SyncedMarks(disk, "data"),
             bytes_max=bytes_max,
             snapshot=lambda: list(self.known),
         )

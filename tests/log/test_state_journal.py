@@ -16,6 +16,7 @@ from runnel.log.log import ShardId
 from runnel.log.reading.offline_log import OfflineLog
 from runnel.log.reading.verifying import verify
 from runnel.log.state_journal import StateJournal
+from runnel.log.synced_marks import SyncedMarks
 from runnel.world.disk import Access
 from runnel.world.workers import ThreadWorkers
 from tests.fakes.disk import FakeDisk, Kind, PowerLoss
@@ -57,6 +58,7 @@ def journal_on(
         workers or SimulatedWorkers(Random(1)),
         MAIN,
         FOLDER,
+        marks=SyncedMarks(disk, "data"),
         bytes_max=bytes_max,
         make_shard_folder=lambda: None,
     )
@@ -462,7 +464,13 @@ def test_real_threads_store_what_many_add() -> None:
         try:
             disk = FakeDisk(1)
             journal = StateJournal(
-                disk, workers, MAIN, FOLDER, bytes_max=2_000, make_shard_folder=lambda: None
+                disk,
+                workers,
+                MAIN,
+                FOLDER,
+                marks=SyncedMarks(disk, "data"),
+                bytes_max=2_000,
+                make_shard_folder=lambda: None,
             )
             keeper = Keeper(journal)
             for turn in range(40):

@@ -16,6 +16,7 @@ from runnel.log import record_journal
 from runnel.log.log import Cursor
 from runnel.log.producers import ProducerState
 from runnel.log.record_journal import RecordJournal
+from runnel.log.synced_marks import Mark, SyncedMarks
 from runnel.world.disk import Disk
 from runnel.world.workers import Workers
 
@@ -49,6 +50,7 @@ class Opened(_Record, tag="opened", frozen=True):
 
     epoch: int
     time_ns: int
+    has_marks: bool = False  # the directory has synced marks from here on
 
 
 class Closed(_Record, tag="closed", frozen=True):
@@ -123,6 +125,7 @@ class Catalogue(RecordJournal[Record]):
         workers: Workers,
         folder: str,
         *,
+        marks: SyncedMarks,
         bytes_max: int,
         snapshot: Callable[[], Sequence[Record]],
     ) -> None:
@@ -131,12 +134,13 @@ class Catalogue(RecordJournal[Record]):
             workers,
             folder,
             _decoder,
+            marks=marks,
             name="the catalogue",
             bytes_max=bytes_max,
             snapshot=snapshot,
         )
 
 
-def read_newest(disk: Disk, folder: str) -> Loaded:
+def read_newest(disk: Disk, folder: str, mark: Mark | None = None) -> Loaded:
     """The newest file as it stands, for readers beside the owner: see `record_journal.read_newest`."""
-    return record_journal.read_newest(disk, folder, _decoder)
+    return record_journal.read_newest(disk, folder, _decoder, mark)

@@ -32,6 +32,7 @@ class CatalogueState:
         self.subscriptions = subscriptions
         self.epoch = 0
         self.is_closed = False  # in good order: nothing was recorded since
+        self.has_marks = False  # the file of synced marks has to be there
         self.checkpoints: dict[ShardId, list[ShardAt]] = {}
 
     def apply_all(self, found: Iterable[Record]) -> None:
@@ -52,8 +53,9 @@ class CatalogueState:
                 if at is not None:
                     at.advance(next_offset)
                     at.floor = max(at.floor, floor)
-            case records.Opened(epoch, _):
+            case records.Opened(epoch, _, has_marks):
                 self.epoch = max(self.epoch, epoch)
+                self.has_marks |= has_marks
             case records.ShardAt(journal, shard):
                 self.checkpoints.setdefault(ShardId(journal, shard), []).append(record)
                 for topic, partition, next_offset in record.offsets:
@@ -78,7 +80,7 @@ class CatalogueState:
 
         In a worker, while the loop goes on: each table is copied in one step before it is looked at.
         """
-        found: list[Record] = [records.Opened(self.epoch, now_ns)]
+        found: list[Record] = [records.Opened(self.epoch, now_ns, self.has_marks)]
         for topic in list(self.topics):
             found.append(made(topic))
             found += [

@@ -50,6 +50,7 @@ from runnel.log.scan import Damage
 from runnel.log.segments import IndexCache, SegmentFolder
 from runnel.log.shard import Shard
 from runnel.log.state_journal import StateJournal, StateJournals
+from runnel.log.synced_marks import SyncedMarks
 from runnel.log.tasks import OwnedTasks
 from runnel.log.topic_table import (
     Partition,
@@ -100,10 +101,12 @@ class DiskLog:
         self._subscriptions = DefinitionTable(settings.limits.durable_subscriptions_max)
         # What acknowledged subscriptions owe, told by whoever runs them; None: retention asks nobody.
         self.claims: Claims | None = None
+        self._marks = SyncedMarks(disk, self._directory)
         self._catalogue = Catalogue(
             disk,
             workers,
             f"{self._directory}/{paths.CATALOGUE}",
+            marks=self._marks,
             bytes_max=settings.log.catalogue_log_bytes_max,
             snapshot=self._snapshot,
         )
@@ -114,6 +117,7 @@ class DiskLog:
             disk,
             workers,
             self._directory,
+            marks=self._marks,
             bytes_max=settings.log.state_log_bytes_max,
             make_shard_folder=self._folders.make,
         )
@@ -176,6 +180,7 @@ class DiskLog:
     async def _open(self) -> None:
         submit = self._workers.submit
         self._lock = await submit(claim, self._disk, self._directory)
+        marks = await submit(self._marks.open)
         loaded = await submit(self._catalogue.open)
         self._state.apply_all(loaded.records)
         recovery = Recovery(
@@ -187,8 +192,11 @@ class DiskLog:
             loaded,
             self._shard,
             self._states,
+            self._marks,
         )
+        recovery.judge_marks(marks)
         self._state.epoch += 1
+        self._state.has_marks = True
         found = await submit(recovery.find_shards)
         news = recovery.load(found)
         if recovery.is_incomplete:
@@ -199,7 +207,7 @@ class DiskLog:
         if recovery.is_incomplete and found:
             with suppress(OSError):  # then it is found damaged again
                 await submit(self._catalogue.renew)
-        opened = records.Opened(self._state.epoch, self._clock.time_ns())
+        opened = records.Opened(self._state.epoch, self._clock.time_ns(), has_marks=True)
         await self._catalogue.add(*news, opened)
         self.recovered = recovery.outcome()
         self._damage = list(self.recovered.damage[:_DAMAGE_SHOWN_MAX])
@@ -560,6 +568,7 @@ class DiskLog:
             await self._tasks.wait()
             failure = next((item for item in outcomes if item is not None), None)
             await self._catalogue.close(*(() if failure else (records.Closed(self._state.epoch),)))
+            await self._workers.submit(self._marks.close)
             if failure is not None:
                 raise failure
         finally:
@@ -568,6 +577,7 @@ class DiskLog:
     def _let_go(self) -> None:
         self._catalogue.let_go()
         self._states.let_go()
+        self._marks.let_go()
         self._files.close()
         if self._lock is not None:
             self._lock.release()

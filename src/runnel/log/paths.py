@@ -2,6 +2,7 @@
 
     runnel.json                      format version
     lock                             held by the process that writes
+    synced                           how far the newest file of each folder has been synced
     catalogue/00000000000000000007   the newest is the one in use
     journals/<journal>/name          the journal's real name
     journals/<journal>/<shard>/00000000000000000001-0.segment    number and generation
@@ -23,6 +24,7 @@ from xxhash import xxh3_128_hexdigest
 
 FORMAT_FILE: Final = "runnel.json"
 LOCK_FILE: Final = "lock"
+MARKS_FILE: Final = "synced"
 CATALOGUE: Final = "catalogue"
 JOURNALS: Final = "journals"
 NAME_FILE: Final = "name"

@@ -3,6 +3,7 @@
 The journal is a file of records (`records`). Its owner has everything in it in memory; the file is only read at start.
 When it has grown, a new file is begun with a snapshot, synced and renamed into place, and the old one removed: at
 every moment one whole file is there. Records may be applied twice without harm: they state values, not changes.
+How far the file has been synced is noted beside it (`synced_marks`), so that a tail which is lost later is missed.
 
 A snapshot is made from the owner's memory, so memory has to agree with the file, in one of two ways:
 
@@ -28,6 +29,7 @@ from runnel.errors import DiskFullError, MalformedError, ReadOnlyError, Unavaila
 from runnel.log import paths
 from runnel.log.records import RecordFile, read_records
 from runnel.log.scan import Damage, Scanned
+from runnel.log.synced_marks import Mark, SyncedMarks, missing_file
 from runnel.world.disk import Access, Disk
 from runnel.world.workers import Workers
 
@@ -68,6 +70,7 @@ class RecordJournal(Generic[R]):
         folder: str,
         decoder: msgspec.msgpack.Decoder[list[R]],
         *,
+        marks: SyncedMarks,
         name: str,
         bytes_max: int,
         snapshot: Callable[[], Iterable[R]],
@@ -83,6 +86,7 @@ class RecordJournal(Generic[R]):
         self._workers = workers
         self._folder = folder
         self._decoder = decoder
+        self._marks = marks
         self._name = name
         self._bytes_max = bytes_max
         self._snapshot = snapshot
@@ -113,16 +117,23 @@ class RecordJournal(Generic[R]):
         for name in names:
             if not name.isdecimal() or int(name) != (numbers[-1] if numbers else 0):
                 self._disk.remove(f"{self._folder}/{name}")
+        mark = self._marks.get(self._folder)
+        missing = _find_missing(self._folder, numbers, mark)
         if not numbers:
-            self._begin_file(())
-            self._rest()
-            return Loaded((), (), None)
+            if missing is None or self._keeps_open:
+                self._begin_file(())
+                self._rest()
+            # Else the first write begins a file; until then every start misses the one that is lost.
+            return Loaded((), () if missing is None else (missing,), None)
         self._number = numbers[-1]
-        path = self._path(self._number)
-        self._file, contents, scanned = RecordFile.recover(self._disk, path)
+        path = _path(self._folder, self._number)
+        self._file, contents, scanned = RecordFile.recover(
+            self._disk, path, _durable_end(mark, self._number)
+        )
         self._snapshot_bytes = self._file.end
+        self._marks.note(self._folder, self._number, self._file.end)
         self._rest()
-        loaded = _decode_all(self._decoder, contents, scanned, path)
+        loaded = _decode_all(self._decoder, contents, scanned, path, missing)
         self._is_damaged = bool(loaded.damage) and self._snapshots is Snapshots.ON_LOOP
         return loaded
 
@@ -132,8 +143,9 @@ class RecordJournal(Generic[R]):
 
     def _begin_file(self, records: Sequence[R]) -> None:
         """Go on in a new file. If that fails, the old one is as good as before, or this is broken."""
-        number = self._number + 1
-        unfinished = self._path(number) + paths.UNFINISHED_SUFFIX
+        mark = self._marks.get(self._folder)
+        number = max(self._number, mark.number if mark else 0) + 1
+        unfinished = _path(self._folder, number) + paths.UNFINISHED_SUFFIX
         if unfinished.rpartition("/")[2] in self._disk.list(self._folder):
             self._disk.remove(unfinished)
         file = RecordFile.create(self._disk, unfinished)
@@ -144,18 +156,19 @@ class RecordJournal(Generic[R]):
             file.close()
         former, former_number = self._file, self._number
         try:
-            self._disk.rename(unfinished, self._path(number))
+            self._disk.rename(unfinished, _path(self._folder, number))
             self._disk.sync_directory(self._folder)
-            self._file, _, _ = RecordFile.recover(self._disk, self._path(number))
+            self._file, _, _ = RecordFile.recover(self._disk, _path(self._folder, number))
         except OSError:
             self._withdraw(number)
             raise
         self._number = number
         self._snapshot_bytes = self._file.end
         self._is_damaged = False
+        self._marks.note(self._folder, number, self._file.end)
         if former is not None:
             former.close()
-            self._disk.remove(self._path(former_number))
+            self._disk.remove(_path(self._folder, former_number))
 
     def _contents(self, records: Sequence[R]) -> Iterator[bytes]:
         for begin in range(0, max(len(records), 1), _RECORDS_TOGETHER):
@@ -174,13 +187,10 @@ class RecordJournal(Generic[R]):
         """A new file may have its name by now: a restart would take it for the one in use."""
         try:
             with suppress(FileNotFoundError):
-                self._disk.remove(self._path(number))
+                self._disk.remove(_path(self._folder, number))
             self._disk.sync_directory(self._folder)
         except OSError as error:
             self._broken = f"{self._name} is read-only until restart: {error}"
-
-    def _path(self, number: int) -> str:
-        return f"{self._folder}/{number:020d}"
 
     def _rest(self) -> None:
         if self._file is not None and not self._keeps_open:
@@ -225,7 +235,9 @@ class RecordJournal(Generic[R]):
             raise ReadOnlyError(f"{self._name} is closed")
         if self._file is None:
             self.open()
-            assert self._file is not None
+        if self._file is None:
+            self._begin_file(())
+        assert self._file is not None
         records = [record for make in makers for record in make()]
         self._file.reopen()
         try:
@@ -234,6 +246,7 @@ class RecordJournal(Generic[R]):
             except OSError:
                 self._file.cut_back()
                 raise
+            self._marks.note(self._folder, self._number, self._file.end)
             if self._snapshots is Snapshots.IN_WORKER and self._has_grown():
                 self._replace(self._snapshot(), records)
         finally:
@@ -316,21 +329,42 @@ class RecordJournal(Generic[R]):
             self._file = None
 
 
-def read_newest(disk: Disk, folder: str, decoder: msgspec.msgpack.Decoder[list[R]]) -> Loaded[R]:
+def read_newest(
+    disk: Disk, folder: str, decoder: msgspec.msgpack.Decoder[list[R]], mark: Mark | None = None
+) -> Loaded[R]:
     """The newest file as it stands, for readers beside the owner. Blocks, and changes nothing.
 
-    FileNotFoundError if there is none, or if a newer one replaced it just now.
+    `mark`: what was synced of it before it is looked at. FileNotFoundError if there is none and never was, or if a
+    newer one replaced it just now.
     """
-    numbers = [int(name) for name in disk.list(folder) if name.isdecimal()]
+    numbers = sorted(int(name) for name in disk.list(folder) if name.isdecimal())
+    missing = _find_missing(folder, numbers, mark)
     if not numbers:
+        if missing is not None:
+            return Loaded((), (missing,), None)
         raise FileNotFoundError(errno.ENOENT, "no journal of records", folder)
-    path = f"{folder}/{max(numbers):020d}"
+    path = _path(folder, numbers[-1])
     file = disk.open(path, Access.READ)
     try:
-        contents, scanned = read_records(file)
+        contents, scanned = read_records(file, _durable_end(mark, numbers[-1]))
     finally:
         file.close()
-    return _decode_all(decoder, contents, scanned, path)
+    return _decode_all(decoder, contents, scanned, path, missing)
+
+
+def _path(folder: str, number: int) -> str:
+    return f"{folder}/{number:020d}"
+
+
+def _find_missing(folder: str, numbers: Sequence[int], mark: Mark | None) -> Damage | None:
+    """A file that the mark knows and that is not there, nor one that replaced it."""
+    if mark is None or (numbers and numbers[-1] >= mark.number):
+        return None
+    return missing_file(_path(folder, mark.number), mark)
+
+
+def _durable_end(mark: Mark | None, number: int) -> int:
+    return mark.end if mark is not None and mark.number == number else 0
 
 
 def _decode_all(
@@ -338,10 +372,11 @@ def _decode_all(
     contents: Sequence[bytes],
     scanned: Scanned,
     path: str,
+    missing: Damage | None,
 ) -> Loaded[R]:
     """What the contents of a file's records say."""
     records: list[R] = []
-    damage = list(scanned.damage)
+    damage = [*([] if missing is None else [missing]), *scanned.damage]
     for content in contents:
         try:
             records += decoder.decode(content)

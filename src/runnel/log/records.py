@@ -74,10 +74,15 @@ class RecordFile:
         return cls(disk, path, disk.open(path, Access.CREATE), 0)
 
     @classmethod
-    def recover(cls, disk: Disk, path: str) -> tuple[RecordFile, list[bytes], Scanned]:
-        """Open, keep what is whole, cut the rest off, and make sure that what is kept is stored."""
+    def recover(
+        cls, disk: Disk, path: str, durable: int = 0
+    ) -> tuple[RecordFile, list[bytes], Scanned]:
+        """Open, keep what is whole, cut the rest off, and make sure that what is kept is stored.
+
+        `durable`: so many of its bytes are known to have been stored.
+        """
         file = disk.open(path, Access.WRITE)
-        contents, scanned = read_records(file)
+        contents, scanned = read_records(file, durable)
         if file.size() > scanned.end:
             file.truncate(scanned.end)
         store_again(file, scanned)
@@ -105,11 +110,17 @@ class RecordFile:
             self._file = self._disk.open(self._path, Access.WRITE)
 
 
-def read_records(file: File) -> tuple[list[bytes], Scanned]:
+def read_records(file: File, durable: int = 0) -> tuple[list[bytes], Scanned]:
     """All whole records of a file, and what the scan found. Changes nothing."""
     window = Window(file.read, file.size())
     scanner = Scanner(
-        file.path, window, _read_record, _UNIT_MAGIC, start=0, search_bytes=_SEARCH_BYTES
+        file.path,
+        window,
+        _read_record,
+        _UNIT_MAGIC,
+        start=0,
+        search_bytes=_SEARCH_BYTES,
+        durable=durable,
     )
     contents = [unit.content for unit in scanner if unit.content is not None]
     return contents, scanner.result()

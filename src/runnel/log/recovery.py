@@ -27,6 +27,7 @@ from runnel.log.scan import Damage
 from runnel.log.segments import Opened, SegmentFolder, write_whole
 from runnel.log.shard import Shard
 from runnel.log.state_journal import StateJournals
+from runnel.log.synced_marks import MarksFound, SyncedMarks, missing_file, missing_marks
 from runnel.log.topic_table import Partition
 from runnel.topics.policies import Difference, FixedPolicy, Policies
 from runnel.world.disk import Access, Disk, DiskLock
@@ -130,6 +131,7 @@ class Recovery:
         loaded: Loaded,
         shard: Callable[[ShardId], Shard],
         states: StateJournals,
+        marks: SyncedMarks,
     ) -> None:
         self._directory = directory
         self._disk = disk
@@ -138,11 +140,21 @@ class Recovery:
         self._state = state
         self._shard = shard
         self._states = states
-        self._was_clean = state.is_closed or not loaded.records
+        self._marks = marks
+        # The last record that is left does not tell how the process ended, if some behind it are lost.
+        self._is_closed = state.is_closed and not loaded.damage
+        self._was_clean = self._is_closed or not loaded.records
         # A record at the end that rots looks like one that was torn; a file may be missing altogether.
         self.is_incomplete = bool(loaded.damage or loaded.torn or not loaded.records)
         self._torn = [str(loaded.torn)] if loaded.torn else []
         self._damage = [str(item) for item in loaded.damage]
+
+    def judge_marks(self, found: MarksFound) -> None:
+        """The synced marks as they were found: what is damaged of them, or that they are gone."""
+        self._damage += map(str, found.damage)
+        self._torn += map(str, found.torn)
+        if self._state.has_marks and not found.is_present:
+            self._damage.append(str(missing_marks(self._directory)))
 
     def find_shards(self) -> list[tuple[ShardId, list[Opened]]]:
         """In a worker: every shard on disk, its last segment mended if a crash cut it, and its state."""
@@ -169,12 +181,13 @@ class Recovery:
             for child in children:
                 if child.isdecimal():
                     shard = SegmentFolder(self._disk, self._files, f"{folder}/{child}")
-                    opened = shard.open_all(is_clean=self._state.is_closed)
+                    opened = shard.open_all(is_clean=self._is_closed)
                     self._damage += map(str, shard.missing)
                     found.append((ShardId(journal, int(child)), opened))
         for state in self._states.open_found([shard_id for shard_id, _ in found]):
             self._torn += [str(state.torn)] if state.torn else []
             self._damage += map(str, state.damage)
+        self._damage += [str(missing_file(*gone)) for gone in self._marks.unasked()]
         return found
 
     def load(self, found: Sequence[tuple[ShardId, list[Opened]]]) -> list[Record]:

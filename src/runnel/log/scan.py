@@ -130,9 +130,10 @@ class Scanner(Generic[T]):
                 continue
             self._durable = max(self._durable, unit.durable_position)
             if unit.content is None:
-                return
+                break
             yield unit
             self._position += unit.size
+        self._pass_missing()
 
     def result(self) -> Scanned:
         return Scanned(self._position, self._durable, self._torn, tuple(self._damage))
@@ -169,6 +170,14 @@ class Scanner(Generic[T]):
         elif not self._is_unwritten(begin):
             self._torn = Damage(self._path, begin, size, f"torn tail cut: {problem}")
         return False
+
+    def _pass_missing(self) -> None:
+        """Whoever asked for the scan may know that there was more."""
+        lost = self._durable - self._position
+        if lost > 0:
+            problem = f"{lost} bytes are missing that had been stored"
+            self._damage.append(Damage(self._path, self._position, lost, problem))
+            self._position = self._durable
 
     def _find_vouched(self, begin: int) -> int | None:
         """Where the next whole unit begins, if one in reach vouches for the bytes at `begin`.

@@ -16,6 +16,7 @@ import msgspec
 from runnel.log import paths, record_journal
 from runnel.log.log import ShardId
 from runnel.log.record_journal import RecordJournal, Snapshots
+from runnel.log.synced_marks import Mark, SyncedMarks
 from runnel.world.disk import Disk
 from runnel.world.workers import Workers
 
@@ -40,6 +41,7 @@ class StateJournal:
         shard: ShardId,
         folder: str,
         *,
+        marks: SyncedMarks,
         bytes_max: int,
         make_shard_folder: Callable[[], None],
     ) -> None:
@@ -50,6 +52,7 @@ class StateJournal:
             workers,
             folder,
             _decoder,
+            marks=marks,
             name=f"the state journal of shard {shard}",
             bytes_max=bytes_max,
             snapshot=self._all_known,
@@ -109,12 +112,14 @@ class StateJournals:
         workers: Workers,
         directory: str,
         *,
+        marks: SyncedMarks,
         bytes_max: int,
         make_shard_folder: Callable[[ShardId], None],
     ) -> None:
         self._disk = disk
         self._workers = workers
         self._directory = directory
+        self._marks = marks
         self._bytes_max = bytes_max
         self._make_shard_folder = make_shard_folder
         self._journals: dict[ShardId, StateJournal] = {}
@@ -127,6 +132,7 @@ class StateJournals:
                 self._workers,
                 shard,
                 self._folder(shard),
+                marks=self._marks,
                 bytes_max=self._bytes_max,
                 make_shard_folder=lambda: self._make_shard_folder(shard),
             )
@@ -137,7 +143,10 @@ class StateJournals:
 
     def open_found(self, shards: Sequence[ShardId]) -> list[Loaded]:
         """In a worker: those that an earlier process made."""
-        return [self.of(shard).open() for shard in shards if self._disk.list(self._folder(shard))]
+        return [self.of(shard).open() for shard in shards if self._was_made(self._folder(shard))]
+
+    def _was_made(self, folder: str) -> bool:
+        return bool(self._disk.list(folder)) or self._marks.get(folder) is not None
 
     async def close(self) -> None:
         """All of them, whatever fails: nobody may be left without an answer."""
@@ -154,9 +163,9 @@ class StateJournals:
             journal.let_go()
 
 
-def read_state(disk: Disk, shard_folder: str) -> Loaded | None:
+def read_state(disk: Disk, shard_folder: str, mark: Mark | None = None) -> Loaded | None:
     """A shard's state as it stands, for readers beside the owner; None if there is none, or it is being replaced."""
     try:
-        return record_journal.read_newest(disk, paths.state_folder(shard_folder), _decoder)
+        return record_journal.read_newest(disk, paths.state_folder(shard_folder), _decoder, mark)
     except FileNotFoundError:
         return None

@@ -15,6 +15,7 @@ from runnel.log.index import Key
 from runnel.log.last_values import LastValues
 from runnel.log.log import Cursor
 from runnel.log.reading.report import Report
+from runnel.log.synced_marks import Mark
 from runnel.log.topic_table import Topic, TopicTable
 from runnel.topics.policies import Policies
 from runnel.world.disk import Disk
@@ -48,9 +49,9 @@ class Catalogued(msgspec.Struct, frozen=True):
         return topic.partitions[key[1]].floor if key[1] < len(topic.partitions) else 1
 
 
-def read_catalogue(disk: Disk, folder: str, report: Report) -> Catalogued:
+def read_catalogue(disk: Disk, folder: str, report: Report, mark: Mark | None) -> Catalogued:
     """Damage goes to the report. Without a catalogue nothing is hidden, and nothing is named."""
-    loaded = load_catalogue(disk, folder)
+    loaded = load_catalogue(disk, folder, mark)
     if loaded is None:
         return Catalogued({}, [], epoch=0, was_closed=False, is_present=False)
     report.add_damage(*loaded.damage)
@@ -67,19 +68,19 @@ def read_catalogue(disk: Disk, folder: str, report: Report) -> Catalogued:
         sorted(state.cursors.all(), key=lambda cursor: cursor.name),
         state.epoch,
         was_closed=state.is_closed,
-        is_present=True,
+        is_present=bool(loaded.records),
     )
 
 
-def load_catalogue(disk: Disk, folder: str) -> Loaded | None:
-    """The newest file; None if there is none.
+def load_catalogue(disk: Disk, folder: str, mark: Mark | None) -> Loaded | None:
+    """The newest file; None if there is none and never was.
 
     Again if a newer file replaced it just now, or if a record under way looked like damage.
     """
     former: Loaded | None = None
     for _ in range(_ATTEMPTS):
         try:
-            loaded = records.read_newest(disk, folder)
+            loaded = records.read_newest(disk, folder, mark)
         except FileNotFoundError:
             continue
         if not loaded.damage or (former is not None and loaded.damage == former.damage):

@@ -30,6 +30,7 @@ from runnel.log.reading.summaries import TopicInfo, TopicSummaries
 from runnel.log.recovery import FORMAT, check_format
 from runnel.log.scan import Damage
 from runnel.log.segments import PIECE_BYTES
+from runnel.log.synced_marks import read_marks
 from runnel.world.disk import Disk, File, RealDisk
 from runnel.world.lock_holder import LockHolder, find_lock_holder
 
@@ -71,6 +72,7 @@ class OfflineLog:
             )
         check_format(self.disk, f"{self.directory}/{paths.FORMAT_FILE}")
         self._was_live = self.holder() is not None
+        self.marks = read_marks(self.disk, self.directory)  # before the files that they speak of
 
     def holder(self) -> LockHolder | None:
         """The process that has the directory open now."""
@@ -85,7 +87,8 @@ class OfflineLog:
     @cached_property
     def catalogued(self) -> Catalogued:
         """What the catalogue knows of topics and cursors, read once."""
-        return read_catalogue(self.disk, f"{self.directory}/{paths.CATALOGUE}", self.report)
+        folder = f"{self.directory}/{paths.CATALOGUE}"
+        return read_catalogue(self.disk, folder, self.report, self.marks.marks.get(paths.CATALOGUE))
 
     def cursors(self) -> list[Cursor]:
         """Named cursors, as the catalogue has them."""

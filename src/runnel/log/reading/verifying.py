@@ -3,7 +3,7 @@
 Checked of a segment: its header, each block's header, envelope, body and padding against their checksums, whether the
 body's columns can be decoded, that entries rise, receive times do not go back and offsets of a topic-partition go
 forward (holes are what rewriting leaves), and its index against one made anew. Of the catalogue and of what
-subscriptions have done in each shard: each record.
+subscriptions have done in each shard: each record. Of every folder with a synced mark: that its newest file is as long.
 
 A tail that was never known to be synced is no damage: a crash leaves such, and recovery cuts it off.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from runnel.errors import CorruptionError, MalformedError
 from runnel.formats.batch import Batch
 from runnel.log import paths, segment
-from runnel.log.catalogue import LastValue
+from runnel.log.catalogue import LastValue, Opened
 from runnel.log.index import GrowingIndex, Key, SealedIndex, decode_header
 from runnel.log.reading.catalogued import load_catalogue
 from runnel.log.reading.offline_log import JournalInfo, OfflineLog
@@ -34,6 +34,7 @@ from runnel.log.scan import Damage, Scanned, Window
 from runnel.log.segment import HEADER_BYTES, StoredBlock
 from runnel.log.segments import SEARCH_BYTES
 from runnel.log.state_journal import read_state
+from runnel.log.synced_marks import Mark, missing_file, missing_marks
 from runnel.world.disk import Disk, File
 
 _SCANS_MAX: Final = 4
@@ -80,6 +81,7 @@ class _Verification:
         self._disk: Disk = log.disk
         self._on_progress = on_progress
         self._notes: list[str] = []
+        self._marks = dict(log.marks.marks)  # of folders that have not been looked at
         self._done_bytes = 0
         self._total_bytes = 0
         self._segments = self._blocks = self._messages = 0
@@ -99,6 +101,7 @@ class _Verification:
                     [name for name in names[journal.folder] if name.shard == shard], sizes
                 )
         report = self._log.report
+        self._check_marks()
         return Verified(
             self._segments,
             self._blocks,
@@ -108,6 +111,9 @@ class _Verification:
             report.damage_count,
             self._notes,
         )
+
+    def _mark_of(self, folder: str) -> Mark | None:
+        return self._marks.pop(folder.removeprefix(f"{self._log.directory}/"), None)
 
     def _size(self, path: str) -> int:
         try:
@@ -120,13 +126,16 @@ class _Verification:
 
     def _check_catalogue(self) -> None:
         folder = f"{self._log.directory}/{paths.CATALOGUE}"
-        loaded = load_catalogue(self._disk, folder)
+        loaded = load_catalogue(self._disk, folder, self._mark_of(folder))
         if loaded is None:
             self._notes.append(f"{folder}: there is no catalogue; purged messages cannot be told")
             return
         self._log.report.add_damage(*loaded.damage)
         if loaded.torn is not None and not self._log.is_live():
             self._notes.append(torn_note(loaded.torn))
+        has_marks = any(isinstance(item, Opened) and item.has_marks for item in loaded.records)
+        if has_marks and not self._log.marks.is_present and not self._log.is_live():
+            self._log.report.add_damage(missing_marks(self._log.directory))
         for record in loaded.records:
             if isinstance(record, LastValue) and record.block:
                 try:
@@ -135,13 +144,23 @@ class _Verification:
                     place = f"last value of {record.topic!r}[{record.partition}]: {error}"
                     self._log.report.add_damage(Damage(folder, 0, len(record.block), place))
 
+    def _check_marks(self) -> None:
+        """At the end: the marks that are left are of folders that are not there."""
+        report, found = self._log.report, self._log.marks
+        report.add_damage(*found.damage)
+        if not self._log.is_live():
+            self._notes += map(str, found.torn)
+        for folder, mark in self._marks.items():
+            report.add_damage(missing_file(f"{self._log.directory}/{folder}", mark))
+
     def _check_state(self, shard_folder: str) -> None:
         """Beside a writer, again until it finds the same twice."""
-        loaded = read_state(self._disk, shard_folder)
+        mark = self._mark_of(paths.state_folder(shard_folder))
+        loaded = read_state(self._disk, shard_folder, mark)
         for _ in range(_SCANS_MAX - 1):
             if loaded is None or not loaded.damage or not self._log.is_live():
                 break
-            former, loaded = loaded, read_state(self._disk, shard_folder)
+            former, loaded = loaded, read_state(self._disk, shard_folder, mark)
             if loaded is not None and loaded.damage == former.damage:
                 break
         if loaded is None:
