@@ -77,6 +77,7 @@ async def test_cursors_are_set_told_and_removed() -> None:
         expected = {
             "name": "my/cursor",
             "updated_ns": door.clock.time_ns(),
+            "updated": "2023-11-14T22:13:20.000000000Z",
             "places": [{"topic": "a", "partition": 0, "offset": 2, "lag": 1}],
         }
         assert made.json() == expected

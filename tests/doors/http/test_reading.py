@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runnel.config import BrokerSettings, HttpSettings, Keep, Settings, TopicRule
+from runnel.doors.http.parameters import time_ns, time_text
 from runnel.formats.message import Message
 from tests.doors.http.open_door import in_loop, open_door, until
 from tests.doors.http.talking import Talker
+from tests.security.keyring import Keyring
 
 PATH = "/v1/topics/a/messages"
 SECOND_NS = 1_000_000_000
@@ -154,7 +159,9 @@ async def test_long_polls_have_a_limit() -> None:
 @pytest.mark.parametrize(
     ("query", "field", "part"),
     [
-        ({"offset": "x"}, "offset", "int"),
+        ({"offset": "x"}, "offset", "last for the last message"),
+        ({"offset": "latest"}, "offset", "a number that is >= 0, such as 17"),
+        ({"offset": "9" * 19}, "offset", "is no offset"),
         ({"offset": "-1"}, "offset", ">= 0"),
         ({"limit": "0"}, "limit", ">= 1"),
         ({"bytes": "0"}, "bytes", ">= 1"),
@@ -238,3 +245,93 @@ async def test_a_message_that_is_not_there_says_why() -> None:
             assert (await door.http.get(f"{PATH}/{offset}")).status_code == status
         await door.http.delete(PATH)
         assert (await door.http.get(f"{PATH}/1")).status_code == 410
+
+
+# --- The last message ---
+
+
+@in_loop
+async def test_the_last_message_is_read_by_a_word() -> None:
+    async with open_door() as door:
+        await door.publish("a", b"1", b"2", b"3")
+        page = (await door.http.get(PATH, params={"offset": "last"})).json()
+        assert [message["text"] for message in page["messages"]] == ["3"]
+        assert page["next_offset"] == 4
+        last = await door.http.get(f"{PATH}/last", params={"payload": "json"})
+        assert (last.status_code, last.json()["offset"], last.json()["json"]) == (200, 3, 3)
+        await door.publish("b/c", b"x")
+        assert (await door.http.get("/v1/topics/b/c/messages/last")).json()["text"] == "x"
+
+
+@in_loop
+async def test_a_partition_has_its_own_last_message_and_must_be_named() -> None:
+    rules = (TopicRule(match="*", partitions=2),)
+    async with open_door(topics=rules) as door:
+        await door.publish_all(Message("a", b"0", partition=0), Message("a", b"1", partition=1))
+        for partition in ("0", "1"):
+            query = {"partition": partition}
+            last = (await door.http.get(f"{PATH}/last", params=query)).json()
+            assert (last["text"], last["partition"]) == (partition, int(partition))
+            page = (await door.http.get(PATH, params={**query, "offset": "last"})).json()
+            assert [message["text"] for message in page["messages"]] == [partition]
+        assert (await door.http.get(f"{PATH}/last")).status_code == 400
+
+
+@in_loop
+async def test_a_topic_without_messages_has_no_last_one() -> None:
+    async with open_door() as door:
+        missing = await door.http.get(f"{PATH}/last")
+        assert (missing.status_code, missing.json()["code"]) == (404, "unknown_topic")
+        await door.publish("a", b"1", b"2")
+        await door.broker.purge_topic("a")
+        empty = await door.http.get(f"{PATH}/last")
+        assert (empty.status_code, empty.json()["code"]) == (404, "not_found")
+        assert empty.json()["detail"] == (
+            "topic 'a' has no message now; the next one will have offset 3"
+        )
+        page = (await door.http.get(PATH, params={"offset": "last"})).json()
+        assert (page["messages"], page["next_offset"]) == ([], 3)
+        polling = asyncio.create_task(door.http.get(PATH, params={"offset": "last", "wait": "20"}))
+        await until(lambda: door.listener.door.stream_count == 1)
+        await door.publish("a", b"3")
+        assert [each["text"] for each in (await polling).json()["messages"]] == ["3"]
+
+
+@in_loop
+async def test_the_last_message_needs_the_right_to_read(tmp_path: Path) -> None:
+    keys = Keyring(tmp_path)
+    token = keys.add("writer", "publish:*")
+    async with open_door(security=keys.settings().security) as door:
+        await door.publish("a", b"1")
+        await door.broker.purge_topic("a")
+        headers = {"authorization": f"Bearer {token}"}
+        for path in (f"{PATH}/last", f"{PATH}?offset=last"):
+            assert (await door.http.get(path, headers=headers)).status_code == 403
+
+
+# --- Times ---
+
+
+@in_loop
+async def test_times_are_texts_with_nanoseconds_beside_the_numbers_if_asked_for() -> None:
+    async with open_door() as door:
+        given_ns = 1_769_860_800_123_456_789
+        await door.publish_all(Message("a", b"1", event_time_ns=given_ns))
+        query = {"times": "rfc3339"}
+        [message] = (await door.http.get(PATH, params=query)).json()["messages"]
+        assert message["event_time"] == "2026-01-31T12:00:00.123456789Z"
+        assert message["event_time_ns"] == given_ns
+        assert time_ns("receive_time", message["receive_time"]) == message["receive_time_ns"]
+        assert "transmit_time" not in message  # nobody gave one
+        last = (await door.http.get(f"{PATH}/last", params=query)).json()
+        assert last == message
+        async with door.stream("a", start="earliest", times="rfc3339") as stream:
+            [event] = await stream.events(1)
+        assert event.data == message
+        [plain] = (await door.http.get(PATH)).json()["messages"]
+        assert {"event_time", "transmit_time", "receive_time"}.isdisjoint(plain)
+
+
+@given(st.integers(-(2**63) + 1, 2**63 - 1))
+def test_a_time_as_text_is_read_back_as_it_was(moment_ns: int) -> None:
+    assert time_ns("time", time_text(moment_ns)) == moment_ns

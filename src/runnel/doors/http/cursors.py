@@ -10,7 +10,7 @@ from litestar import Request, delete, get, put
 from litestar.params import FromPath, JSONBody
 
 from runnel.doors.http.calls import Call, call_of
-from runnel.doors.http.parameters import Natural
+from runnel.doors.http.parameters import Natural, time_text
 from runnel.errors import UnknownTopicError
 from runnel.formats.wire import CursorPlace, CursorState
 
@@ -53,6 +53,7 @@ class CursorPlaceOut(msgspec.Struct, frozen=True, omit_defaults=True):
 class CursorOut(msgspec.Struct, frozen=True):
     name: str
     updated_ns: int
+    updated: str
     places: Sequence[CursorPlaceOut]
 
 
@@ -114,7 +115,12 @@ def _found(call: Call, name: str) -> CursorOut:
 
 
 def _cursor(state: CursorState) -> CursorOut:
-    return CursorOut(state.name, state.updated_ns, [_place(place) for place in state.places])
+    return CursorOut(
+        state.name,
+        state.updated_ns,
+        time_text(state.updated_ns),
+        [_place(place) for place in state.places],
+    )
 
 
 def _place(place: CursorPlace) -> CursorPlaceOut:

@@ -12,7 +12,13 @@ from litestar.types import ControllerRouterHandler
 from msgspec import Meta
 
 from runnel.doors.http.calls import call_of
-from runnel.doors.http.messages import MessageOut, PayloadForm, messages_out
+from runnel.doors.http.messages import (
+    TIMES_TEXT,
+    MessageOut,
+    PayloadForm,
+    TimeForm,
+    messages_out,
+)
 from runnel.doors.http.parameters import INT64_MAX, Natural
 from runnel.doors.http.problems import FieldFault
 
@@ -51,10 +57,11 @@ async def list_dead(
     payload: Annotated[
         PayloadForm, QueryParameter(description="How payloads are given.")
     ] = PayloadForm.AUTO,
+    times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
 ) -> DeadLetters:
     """List the messages that failed too often."""
     batches, next_offset = await call_of(request).access.dead_letters(name, offset, limit)
-    messages = [out for batch in batches for out in messages_out(batch, payload)]
+    messages = [out for batch in batches for out in messages_out(batch, payload, times)]
     return DeadLetters(messages, next_offset)
 
 

@@ -13,7 +13,7 @@ from runnel.broker.live_subscription import Overflow
 from runnel.doors.http.calls import call_of
 from runnel.doors.http.live_events import CONTENT_TYPE
 from runnel.doors.http.live_stream import LiveStream
-from runnel.doors.http.messages import PayloadForm
+from runnel.doors.http.messages import TIMES_TEXT, PayloadForm, TimeForm
 from runnel.doors.http.parameters import Time, time_ns
 from runnel.doors.http.positions import FIELD, Position, resumed
 from runnel.doors.http.problems import FieldFault
@@ -61,6 +61,7 @@ async def stream(
     payload: Annotated[
         PayloadForm, QueryParameter(description="How payloads are given.")
     ] = PayloadForm.AUTO,
+    times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
     last_event_id: Annotated[
         str | None,
         QueryParameter(
@@ -87,7 +88,7 @@ async def stream(
     else:
         begin, seen = _start(start, time), ()
     position = Position(pattern, begin, lists, seen)
-    return LiveStream(call, pattern, begin, position, overflow=overflow, form=payload)
+    return LiveStream(call, pattern, begin, position, overflow=overflow, form=payload, times=times)
 
 
 def _start(start: StreamStart, time: str | None) -> Start:

@@ -21,7 +21,7 @@ from runnel.doors.http.answers import encode_json
 from runnel.doors.http.blocks import Blocks, messages_of
 from runnel.doors.http.calls import Call
 from runnel.doors.http.live_events import message_event
-from runnel.doors.http.messages import PayloadForm, gap_out, message_out
+from runnel.doors.http.messages import PayloadForm, TimeForm, gap_out, message_out
 from runnel.doors.http.positions import Position
 from runnel.doors.http.problems import problem_bytes, problem_of
 from runnel.errors import ClosedError, ConnectionLostError, RunnelError
@@ -51,6 +51,7 @@ class LiveStream:
         *,
         overflow: str,
         form: PayloadForm,
+        times: TimeForm,
     ) -> None:
         self._call = call
         self._patterns = patterns
@@ -58,6 +59,7 @@ class LiveStream:
         self._position = position
         self._overflow = overflow
         self._form = form
+        self._times = times
         self._arrived: deque[Delivery | GapState] = deque()
         self._gaps_waiting = 0
         self._end: RunnelError | None = None  # the broker's
@@ -221,13 +223,14 @@ class LiveStream:
 
         `is_last`: of the batches of the delivery. They are made as they are asked for.
         """
-        position, form, shard = self._position, self._form, delivery.shard
+        position, form, times = self._position, self._form, self._times
+        shard = delivery.shard
         if position.is_last and not delivery.next_entry:
             for message, (is_repeated, event_id) in zip(
                 messages_of(batch), position.last_values(batch), strict=True
             ):
                 if not is_repeated:
-                    yield message_event(event_id, encode_json(message_out(message, form)))
+                    yield message_event(event_id, encode_json(message_out(message, form, times)))
             return
         ids = position.ids(
             batch,
@@ -238,7 +241,7 @@ class LiveStream:
             is_whole=is_last,
         )
         for message, event_id in zip(messages_of(batch), ids, strict=True):
-            yield message_event(event_id, encode_json(message_out(message, form)))
+            yield message_event(event_id, encode_json(message_out(message, form, times)))
 
     def _gap_event(self, gap: GapState) -> bytes:
         data = encode_json(gap_out(gap))

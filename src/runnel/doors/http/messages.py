@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from runnel.doors.http.parameters import time_ns
+from runnel.doors.http.parameters import time_ns, time_text_if_set
 from runnel.doors.http.problems import FieldFault
 from runnel.errors import MalformedError
 from runnel.formats.message import NO_TAGS, Message
@@ -174,6 +174,16 @@ class PayloadForm(enum.StrEnum):
             raise FieldFault("payload", f"{text[:64]!r}; {', '.join(cls)} are known") from None
 
 
+class TimeForm(enum.StrEnum):
+    """How the times of messages are given to a reader. Texts cost as much as all the rest of a message."""
+
+    NS = "ns"  # nanoseconds since 1970, as numbers
+    RFC_3339 = "rfc3339"  # as texts beside the numbers, which JavaScript rounds
+
+
+TIMES_TEXT: Final = "How times are given: `rfc3339` has texts with nanoseconds beside the numbers."
+
+
 class MessageOut(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A message as a reader gets it: the payload is `text`, `json` or `base64`, keys likewise."""
 
@@ -196,21 +206,25 @@ class MessageOut(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     base64: str | UnsetType = UNSET
     ack: str | UnsetType = UNSET
     attempt: int | UnsetType = UNSET
+    event_time: str | UnsetType = UNSET
+    transmit_time: str | UnsetType = UNSET
+    receive_time: str | UnsetType = UNSET
 
 
 _Out = TypeVar("_Out", bound=MessageOut)
 
 
 def message_out(
-    message: Message, form: PayloadForm = PayloadForm.AUTO, *, epoch: int | UnsetType = UNSET
+    message: Message, form: PayloadForm = PayloadForm.AUTO, times: TimeForm = TimeForm.NS
 ) -> MessageOut:
-    return message_as(MessageOut, message, form, epoch=epoch)
+    return message_as(MessageOut, message, form, times)
 
 
 def message_as(
     kind: type[_Out],
     message: Message,
     form: PayloadForm,
+    times: TimeForm,
     *,
     epoch: int | UnsetType = UNSET,
     ack: str | UnsetType = UNSET,
@@ -225,6 +239,13 @@ def message_as(
         key, key_base64 = _text_or_base64(message.key)
     if message.partition_key is not None and message.partition_key != message.key:
         partition_key, partition_key_base64 = _text_or_base64(message.partition_key)
+    event_time: str | UnsetType = UNSET
+    transmit_time: str | UnsetType = UNSET
+    receive_time: str | UnsetType = UNSET
+    if times is TimeForm.RFC_3339:
+        event_time = time_text_if_set(message.event_time_ns)
+        transmit_time = time_text_if_set(message.transmit_time_ns)
+        receive_time = time_text_if_set(message.receive_time_ns)
     return kind(
         message.topic,
         message.partition,
@@ -245,11 +266,16 @@ def message_as(
         base64,
         ack,
         attempt,
+        event_time,
+        transmit_time,
+        receive_time,
     )
 
 
-def messages_out(messages: Iterable[Message], form: PayloadForm) -> list[MessageOut]:
-    return [message_out(message, form) for message in messages]
+def messages_out(
+    messages: Iterable[Message], form: PayloadForm, times: TimeForm
+) -> list[MessageOut]:
+    return [message_out(message, form, times) for message in messages]
 
 
 def _payload_out(payload: bytes, form: PayloadForm) -> tuple[str | UnsetType, Any, str | UnsetType]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from runnel.config import parse_duration
 from runnel.doors.http.problems import FieldFault
@@ -16,6 +16,7 @@ _NS_PER_SECOND: Final = 1_000_000_000
 INT64_MAX: Final = 2**63 - 1
 _SECONDS: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?")
 _NANOSECONDS: Final = re.compile(r"-?[0-9]{1,19}")
+_OFFSET: Final = re.compile(r"[0-9]{1,19}")
 _RFC_3339: Final = re.compile(
     r"(\d{4}-\d{2}-\d{2})[Tt ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,9}))?([Zz]|[+-]\d{2}:\d{2})",
     re.ASCII,
@@ -23,6 +24,9 @@ _RFC_3339: Final = re.compile(
 Natural: TypeAlias = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Duration: TypeAlias = Annotated[str, Meta(examples=["5", "0.5", "500ms", "1h30m"])]
 Time: TypeAlias = Annotated[str, Meta(examples=["2026-01-31T12:00:00.25Z", "1769860800000000000"])]
+
+Offset: TypeAlias = Annotated[str, Meta(examples=["17", "last"])]
+LAST: Final = "last"
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -71,6 +75,35 @@ def time_ns(field: str, given: str | int) -> int:
     return _in_64_bits(
         field, seconds * _NS_PER_SECOND + (0 if is_leap else int((fraction or "").ljust(9, "0")))
     )
+
+
+def offset_of(field: str, text: str | None) -> int | Literal["last"] | None:
+    """A message's number, or the word for the last one."""
+    if text is None or text == LAST:
+        return text  # type: ignore[return-value]
+    if not _OFFSET.fullmatch(text) or int(text) > INT64_MAX:
+        raise FieldFault(
+            field,
+            f"{text[:64]!r} is no offset; write a number that is >= 0, such as 17, or last for the last message, or "
+            "leave it out for the first message there is; time= begins at a time",
+        )
+    return int(text)
+
+
+def time_text(time_ns: int) -> str:
+    """RFC 3339 in UTC with nanoseconds. Hot: up to three times a message, most of them of the same second."""
+    seconds, rest_ns = divmod(time_ns, _NS_PER_SECOND)
+    return f"{_second_text(seconds)}.{rest_ns:09}Z"
+
+
+def time_text_if_set(time_ns: int) -> str | UnsetType:
+    """The same, and nothing for 0, which stands for a time that nobody gave."""
+    return time_text(time_ns) if time_ns else UNSET
+
+
+@lru_cache(maxsize=1024)
+def _second_text(seconds: int) -> str:
+    return (_EPOCH + timedelta(seconds=seconds)).isoformat()[:19]
 
 
 def _in_64_bits(field: str, time: int) -> int:

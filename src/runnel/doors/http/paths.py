@@ -3,6 +3,7 @@
     /v1/topics/sensors%2Fa/messages     topic sensors/a
     /v1/topics/sensors/a/messages       the same
     /v1/topics/sensors/a/messages/17    its message 17
+    /v1/topics/sensors/a/messages/last  its last message
     /v1/topics/a%2Fmessages             topic a/messages, which has to be escaped
 
 Routing sees one escaped segment for each name; handlers see the names themselves, decoded and checked.
@@ -21,6 +22,7 @@ from runnel.topics.names import check_text
 _TOPICS: Final = b"/v1/topics/"
 _CURSORS: Final = b"/v1/cursors/"
 _MESSAGES: Final = b"messages"
+_LAST: Final = b"last"
 _SHORT_BYTES_MAX: Final = 256  # of a path that is remembered
 
 
@@ -54,11 +56,15 @@ def _joined(field: str, rest: bytes, *, has_messages: bool) -> bytes:
     if has_messages and len(segments) > 1:
         if segments[-1] == _MESSAGES:
             segments, tail = segments[:-1], segments[-1:]
-        elif len(segments) > 2 and segments[-2] == _MESSAGES and segments[-1].isdigit():
+        elif len(segments) > 2 and segments[-2] == _MESSAGES and _is_message(segments[-1]):
             segments, tail = segments[:-2], segments[-2:]
     if segments == [b""]:
         raise FieldNameFault(field, f"the {field} in the path is empty")
     return b"/".join((b"%2F".join(segments), *tail))
+
+
+def _is_message(segment: bytes) -> bool:
+    return segment.isdigit() or segment == _LAST
 
 
 @lru_cache(maxsize=1024)

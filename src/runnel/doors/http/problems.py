@@ -105,6 +105,12 @@ class TooLargeError(LimitExceededError):
     """A body or a message beyond its limit, where others of that code are about numbers."""
 
 
+class NoLastMessageError(ClientFault):
+    """The last message of a partition that has none."""
+
+    code = "not_found"
+
+
 class NotTakenError(ClientFault):
     """A content type, or an encoding, that this resource does not take."""
 

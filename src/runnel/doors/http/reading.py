@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from litestar import Request, get
@@ -14,8 +14,27 @@ from litestar.params import FromPath, PathParameter, QueryParameter
 from runnel.broker.broker import Fetched
 from runnel.doors.http.answers import Answer
 from runnel.doors.http.calls import Call, call_of
-from runnel.doors.http.messages import Gap, MessageOut, PayloadForm, gap_out, messages_out
-from runnel.doors.http.parameters import INT64_MAX, Duration, Time, duration_ns, time_ns
+from runnel.doors.http.messages import (
+    TIMES_TEXT,
+    Gap,
+    MessageOut,
+    PayloadForm,
+    TimeForm,
+    gap_out,
+    message_out,
+    messages_out,
+)
+from runnel.doors.http.parameters import (
+    INT64_MAX,
+    LAST,
+    Duration,
+    Offset,
+    Time,
+    duration_ns,
+    offset_of,
+    time_ns,
+)
+from runnel.doors.http.problems import NoLastMessageError
 from runnel.doors.http.raw_messages import headers_of
 from runnel.errors import ClosedError, OffsetAheadError, OffsetGoneError
 from runnel.formats.message import Message
@@ -45,11 +64,9 @@ async def read_messages(
         QueryParameter(ge=0, le=INT64_MAX, description="Needed where the topic has several."),
     ] = None,
     offset: Annotated[
-        int | None,
+        Offset | None,
         QueryParameter(
-            ge=0,
-            le=INT64_MAX,
-            description="The first message to read. Default: the first there is.",
+            description="The first message to read: its number, or `last`. Default: the first there is."
         ),
     ] = None,
     time: Annotated[
@@ -81,17 +98,21 @@ async def read_messages(
     payload: Annotated[
         PayloadForm, QueryParameter(description="How payloads are given.")
     ] = PayloadForm.AUTO,
+    times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
 ) -> MessagePage:
     """Read messages again, as often as you like."""
     call = call_of(request)
     wait_ns = duration_ns("wait", wait)
     from_ns = None if time is None else time_ns("time", time)
+    first = offset_of("offset", offset)
+    if first == LAST:
+        first = (await _end(call, topic, partition)).last
 
     async def fetched(wait_ns: int) -> Fetched:
         return await call.access.fetch(
             topic,
             partition,
-            offset=offset,
+            offset=first,
             time_ns=from_ns,
             messages_max=limit,
             bytes_max=bytes_max,
@@ -112,7 +133,7 @@ async def read_messages(
     for batch in page.batches:
         of_batch = batch.messages()
         for begin in range(0, len(of_batch), _MESSAGES_AT_ONCE):
-            messages += messages_out(of_batch[begin : begin + _MESSAGES_AT_ONCE], payload)
+            messages += messages_out(of_batch[begin : begin + _MESSAGES_AT_ONCE], payload, times)
             if len(messages) >= _MESSAGES_AT_ONCE:
                 await asyncio.sleep(0)
         call.flow.messages_out += len(of_batch)
@@ -124,6 +145,48 @@ async def read_messages(
         page.end_offset,
         [gap_out(gap) for gap in page.gaps],
     )
+
+
+class _End(NamedTuple):
+    """Where a partition ends: the offset of its last message, or the next one if it has none."""
+
+    last: int
+    next: int
+
+
+async def _end(call: Call, topic: str, partition: int | None) -> _End:
+    page = await call.access.fetch(topic, partition, messages_max=1, bytes_max=1)
+    return _End(max(page.first_offset, page.end_offset - 1), page.end_offset)
+
+
+@get("/v1/topics/{topic:str}/messages/last", operation_id="readLastMessage", tags=["read"])
+async def read_last_message(
+    request: Request[Any, Any, Any],
+    topic: FromPath[str],
+    partition: Annotated[
+        int | None,
+        QueryParameter(ge=0, le=INT64_MAX, description="Needed where the topic has several."),
+    ] = None,
+    payload: Annotated[
+        PayloadForm, QueryParameter(description="How payloads are given.")
+    ] = PayloadForm.AUTO,
+    times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
+) -> MessageOut:
+    """Read the last message of a partition. 404 if it has none."""
+    call = call_of(request)
+    end = await _end(call, topic, partition)
+    where = f"topic {topic!r}" if partition is None else f"partition {partition} of topic {topic!r}"
+    if end.last >= end.next:
+        raise NoLastMessageError(
+            f"{where} has no message now; the next one will have offset {end.next}"
+        )
+    page = await call.access.fetch(topic, partition, offset=end.last, messages_max=1, bytes_max=1)
+    if not page.batches:  # rewriting left a hole, or damage did
+        raise NoLastMessageError(f"the last message of {where}, offset {end.last}, is gone")
+    message = next(iter(page.batches[0]))
+    call.flow.messages_out += 1
+    call.flow.bytes_out += message.size
+    return message_out(message, payload, times)
 
 
 @asynccontextmanager
@@ -166,4 +229,4 @@ async def read_message(
     )
 
 
-read_handlers = [read_messages, read_message]
+read_handlers = [read_messages, read_last_message, read_message]

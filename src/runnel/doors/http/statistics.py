@@ -9,6 +9,7 @@ import msgspec
 from litestar import Request, get
 
 from runnel.doors.http.calls import call_of
+from runnel.doors.http.parameters import time_text
 
 
 class FlowOut(msgspec.Struct, frozen=True):
@@ -27,6 +28,7 @@ class ConnectionOut(msgspec.Struct, frozen=True):
     client: str
     token: str
     since_ns: int
+    since: str
     subscriptions: int
     queued_bytes: int
     flow: FlowOut
@@ -50,6 +52,7 @@ def list_connections(request: Request[Any, Any, Any]) -> ConnectionList:
                 row.client,
                 row.token,
                 row.since_ns,
+                time_text(row.since_ns),
                 row.subscriptions,
                 row.queued_bytes,
                 FlowOut(

@@ -10,10 +10,10 @@ from litestar import Request, Response, delete, get, post, put
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 from litestar.types import ControllerRouterHandler
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from runnel.doors.http.calls import Call, call_of
-from runnel.doors.http.parameters import Natural, time_ns
+from runnel.doors.http.parameters import Natural, time_ns, time_text, time_text_if_set
 from runnel.doors.http.problems import FieldFault
 from runnel.errors import UnknownSubscriptionError
 from runnel.formats.heads import PartitionPlace, Start
@@ -85,10 +85,22 @@ class MemberOut(msgspec.Struct, frozen=True):
         int, Meta(description="When the oldest message not acknowledged was received; 0: none.")
     ]
     absent_ns: Annotated[int, Meta(description="Since when nobody is there; 0: somebody is.")]
+    oldest: str | UnsetType = UNSET
+    absent: str | UnsetType = UNSET
 
     @classmethod
     def of(cls, state: MemberState) -> MemberOut:
-        return cls(*(getattr(state, name) for name in cls.__struct_fields__))
+        return cls(
+            state.name,
+            state.consumers,
+            state.backlog,
+            state.in_flight,
+            state.delayed,
+            state.oldest_ns,
+            state.absent_ns,
+            time_text_if_set(state.oldest_ns),
+            time_text_if_set(state.absent_ns),
+        )
 
 
 class PartitionOut(msgspec.Struct, frozen=True):
@@ -115,6 +127,7 @@ class SubscriptionOut(msgspec.Struct, frozen=True):
     patterns: Sequence[str]
     is_paused: bool
     made_ns: int
+    made: str
     options: Options
     members: Sequence[MemberOut]
     redelivered: Annotated[
@@ -131,6 +144,7 @@ class SubscriptionOut(msgspec.Struct, frozen=True):
             state.patterns,
             state.is_paused,
             state.made_ns,
+            time_text(state.made_ns),
             Options(**msgspec.structs.asdict(state.options)),
             [MemberOut.of(member) for member in state.members],
             state.redelivered,

@@ -18,8 +18,14 @@ from runnel.doors.http.answers import Answer, encode_json
 from runnel.doors.http.calls import Call, call_of
 from runnel.doors.http.consumers import Leased, Seat, Wanted
 from runnel.doors.http.dead_letters import dead_letter_handlers
-from runnel.doors.http.messages import MessageOut, PayloadForm, message_as
-from runnel.doors.http.parameters import Duration, duration_ns
+from runnel.doors.http.messages import (
+    TIMES_TEXT,
+    MessageOut,
+    PayloadForm,
+    TimeForm,
+    message_as,
+)
+from runnel.doors.http.parameters import Duration, duration_ns, time_text_if_set
 from runnel.doors.http.problems import FieldFault
 from runnel.doors.http.subscriptions import subscription_handlers
 from runnel.doors.http.work_seats import seats_of
@@ -41,6 +47,7 @@ class LeasedMessage(MessageOut, frozen=True, omit_defaults=True, gc=False):
 
     first_delivery_ns: int | UnsetType = UNSET
     """Where it was delivered before: when that was first."""
+    first_delivery: str | UnsetType = UNSET
 
 
 class Consumed(msgspec.Struct, frozen=True):
@@ -133,6 +140,7 @@ async def consume(
     payload: Annotated[
         PayloadForm, QueryParameter(description="How payloads are given.")
     ] = PayloadForm.AUTO,
+    times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
 ) -> Answer:
     """Take messages that nobody has acknowledged yet: they are leased to you until you acknowledge them."""
     call = call_of(request)
@@ -155,18 +163,22 @@ async def consume(
     flow = call.flow
     flow.messages_out += len(found)
     flow.bytes_out += sum([each.message.size for each in found])
-    messages = [_leased_message(seat.id, each, payload) for each in found]
+    messages = [_leased_message(seat.id, each, payload, times) for each in found]
     return Answer(encode_json(Consumed(taken.consumer, messages)))
 
 
-def _leased_message(seat_id: str, leased: Leased, form: PayloadForm) -> LeasedMessage:
+def _leased_message(
+    seat_id: str, leased: Leased, form: PayloadForm, times: TimeForm
+) -> LeasedMessage:
     ack = ack_id(seat_id, leased.delivery, leased.message.offset)
     before = leased.before
     attempt = 1 if before is None else before.failures + 1
-    out = message_as(LeasedMessage, leased.message, form, ack=ack, attempt=attempt)
+    out = message_as(LeasedMessage, leased.message, form, times, ack=ack, attempt=attempt)
     if before is None:
         return out
-    return msgspec.structs.replace(out, first_delivery_ns=before.first_delivery_ns)
+    first_ns = before.first_delivery_ns
+    first = time_text_if_set(first_ns) if times is TimeForm.RFC_3339 else UNSET
+    return msgspec.structs.replace(out, first_delivery_ns=first_ns, first_delivery=first)
 
 
 async def _wait(call: Call, seat: Seat, wanted: Wanted, wait_ns: int) -> list[Leased]:
