@@ -347,12 +347,19 @@ class Access:
         mode: str,
         start: Start | None,
         options: WorkOptions | None,
-    ) -> None:
-        """`consume` for the patterns."""
+    ) -> bool:
+        """`consume` for the patterns. False: it was there already."""
         self._check_patterns(Right.CONSUME, patterns)
         if self._rights is not None:
             self._check_subscription(name, Right.CONSUME, is_new=True)
+        try:
+            self._broker.work.patterns_of(name)
+        except UnknownSubscriptionError:
+            is_new = True
+        else:
+            is_new = False
         await self._broker.work.make_subscription(name, patterns, mode, start, options)
+        return is_new
 
     @_audited
     async def delete_subscription(self, name: str) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from runnel.doors.http.app import HANDLERS
 from runnel.doors.http.openapi import openapi_document
 from runnel.doors.http.page import _PAGE
+from tests.doors.http.open_door import in_loop, open_door
+from tests.security.keyring import Keyring
 
 BROWSER = Path(__file__).with_name("page_in_node.js")
 SECONDS_MAX = 60
@@ -82,3 +85,31 @@ def test_what_is_between_backticks_is_shown_as_code(seen: dict[str, Any]) -> Non
 
 def test_an_operation_is_named_by_what_it_does(seen: dict[str, Any]) -> None:
     assert seen["summary"].startswith("GET/v1/streamRead messages as they come")
+
+
+@in_loop
+async def test_the_root_is_a_page_for_browsers_and_an_index_for_programs(tmp_path: Path) -> None:
+    keys = Keyring(tmp_path)
+    async with open_door(security=keys.settings().security) as door:
+        await door.publish("secret/topic", b"x")
+        # As a browser asks, and without a token.
+        accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+        page = await door.http.get("/", headers={"accept": accept})
+        assert page.status_code == 200
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert page.headers["content-security-policy"].startswith("default-src 'none'; ")
+        assert "script-src" not in page.headers["content-security-policy"]
+        assert "<script" not in page.text
+        assert not re.search(r"https?://|\bsrc=", page.text)  # nothing of it is somebody else's
+        index = await door.http.get("/")
+        assert index.headers["content-type"] == "application/json"
+        links = index.json()["links"].values()
+        for link in links:
+            assert f'href="{link}"' in page.text
+            assert (await door.http.get(link)).status_code in (200, 401)
+        # Nothing of this broker is told: neither what it has, nor what it is called.
+        for text in (page.text, index.text):
+            for secret in ("secret", "node-1", version("runnel")):
+                assert secret not in text
+        for answer in (page, index):
+            assert answer.headers["vary"] == "accept"

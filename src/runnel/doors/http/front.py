@@ -27,7 +27,7 @@ from runnel.world.diagnostics import get_logger
 logger = get_logger("runnel.http")
 
 # For everybody: whether it lives, and what it can do.
-_OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", "/openapi.json", "/docs"))
+_OPEN_PATHS: Final = frozenset(("/", "/healthz", "/readyz", "/openapi.json", "/docs"))
 # Of these there is one, or none: with several, nobody knows which one others go by.
 _SINGLE: Final = (b"host", b"transfer-encoding", b"authorization")
 # A browser's EventSource sends no headers of ours: there a token may stand in the query, for want of a better place.

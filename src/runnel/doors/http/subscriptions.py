@@ -15,7 +15,6 @@ from msgspec import UNSET, Meta, UnsetType
 from runnel.doors.http.calls import Call, call_of
 from runnel.doors.http.parameters import Natural, time_ns, time_text, time_text_if_set
 from runnel.doors.http.problems import FieldFault
-from runnel.errors import UnknownSubscriptionError
 from runnel.formats.heads import PartitionPlace, Start
 from runnel.formats.work_heads import MemberState, PartitionWork, SubscriptionState, WorkOptions
 
@@ -191,13 +190,8 @@ async def make(
     if data.options is not None:
         options = WorkOptions(**msgspec.structs.asdict(data.options))
     start = None if data.start is None else _start(data.start)
-    try:
-        await call.access.subscriptions(name)
-        status = 200
-    except UnknownSubscriptionError:
-        status = 201
-    await call.access.make_subscription(name, data.patterns, data.mode, start, options)
-    return Response(await _told(call, name), status_code=status)
+    is_new = await call.access.make_subscription(name, data.patterns, data.mode, start, options)
+    return Response(await _told(call, name), status_code=201 if is_new else 200)
 
 
 @get("/v1/subscriptions", operation_id="listSubscriptions", tags=["work"])
