@@ -6,10 +6,12 @@ import asyncio
 import gc
 import resource
 import signal
+import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from runnel.broker.broker import Broker
@@ -33,6 +35,8 @@ logger = get_logger("runnel")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # Besides connections and the log's files: the catalogue, locks, the loop's own, and what libraries open.
 _OTHER_FILES: Final = 256
+# What is allowed to the group and to others, of a file's permissions.
+_OTHERS_BITS: Final = 0o077
 # A certificate is looked at so often; asking costs two looks at the file system.
 _CERTIFICATES_SECONDS: Final = 1.0
 
@@ -126,6 +130,8 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
             settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
         )
         opened.push_async_callback(broker.close)
+        if directory is not None:
+            _warn_of_readers(Path(directory))
         gate.on_token_changed.append(broker.audit.token_changed)
         gate.start()
         opened.push_async_callback(gate.close)
@@ -159,6 +165,17 @@ def _warn_of(name: str, door: Listener, gate: Gate) -> None:
             "tokens and messages cross the network in the clear: set tls_certificate and tls_key",
             door=name,
             address=door.address,
+        )
+
+
+def _warn_of_readers(directory: Path) -> None:
+    """A directory that the broker makes is private. One that was there may be shared on purpose, and stays as it is."""
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & _OTHERS_BITS:
+        logger.warning(
+            "other users of this machine may enter the data directory; `chmod -R go= DIRECTORY` keeps them out",
+            directory=str(directory),
+            mode=f"{mode:04o}",
         )
 
 

@@ -54,6 +54,11 @@ def sink_maker(target: str) -> MakeSink:
     return ParquetSink if suffix == ".parquet" else ArrowSink
 
 
+def _open_private(path: str, flags: int) -> int:
+    """What was stored privately is exported privately."""
+    return os.open(path, flags, 0o600)
+
+
 @contextmanager
 def whole_file(target: Path) -> Iterator[BinaryIO]:
     """A new file that gets its name when all of it is stored, in place of what had that name."""
@@ -61,7 +66,7 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
         raise ClientFault(f"cannot write {target}: it is a directory")
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
     try:
-        out = unfinished.open("xb", buffering=_BUFFER_BYTES)
+        out = open(unfinished, "xb", buffering=_BUFFER_BYTES, opener=_open_private)  # noqa: SIM115
     except OSError as error:
         raise ClientFault(f"cannot write {target}: {error.strerror}") from None
     try:

@@ -275,7 +275,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "log.write_queue_bytes_max": "Bytes waiting to be written before publishers have to wait.",
     "log.write_queue_batches_max": "Batches waiting to be written before publishers have to wait.",
     "log.group_bytes_max": "Most bytes that share one write and one sync.",
-    "log.allocate_bytes": "How far ahead of its end a segment file is allocated; 0: not at all.",
+    "log.allocate_bytes": "How far ahead of its end a segment file is allocated, a small one less far; 0: not at all.",
     "log.disk_reserve_bytes": "Publishing is refused while less than this is free on the disk.",
     "log.writers": "Threads that write and sync; each serves many journals.",
     "log.index_cache_bytes_max": "Memory for the indexes of sealed segments.",

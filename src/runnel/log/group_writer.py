@@ -16,6 +16,8 @@ from runnel.world.disk import Buffer, Disk
 
 # The disk says that there is no room: nothing is wrong with it otherwise.
 NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+# The first room of a segment; it doubles from there to log.allocate_bytes.
+_STEP_BYTES_MIN: Final = 64 * 1024
 
 
 class GroupWriter:
@@ -77,7 +79,8 @@ class GroupWriter:
 
     def _allocate(self, active: Segment, end: int) -> None:
         """Reserve room ahead: syncs then have no file size to write, and a full disk shows early."""
-        step, reserve = self._settings.allocate_bytes, self._settings.disk_reserve_bytes
+        step_max, reserve = self._settings.allocate_bytes, self._settings.disk_reserve_bytes
+        step = _step(end, step_max)
         target = end if not step else -(-end // step) * step
         target = max(end, min(target, self.segment_bytes_max))
         free = self._disk.free_bytes(self._folder.folder)
@@ -102,6 +105,11 @@ class GroupWriter:
             file.truncate(active.end)
             file.sync()
         active.allocated = active.end
+
+
+def _step(end: int, step_max: int) -> int:
+    """How far ahead a file of this size is allocated: as far as it is long, so that small journals stay small."""
+    return min(step_max, max(_STEP_BYTES_MIN, 1 << (end - 1).bit_length()))
 
 
 def _leave_mark(write: Callable[..., None], end: int) -> None:

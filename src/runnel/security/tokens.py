@@ -147,7 +147,7 @@ class TokenFile:
     def changing(self) -> Iterator[list[Token]]:
         """The entries to be changed in place; written when the block ends well."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
             lock = os.open(self._beside("lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise SettingsError(f"{self.path} cannot be changed: {error.strerror}") from None

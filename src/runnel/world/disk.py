@@ -25,6 +25,10 @@ Buffer = bytes | bytearray | memoryview
 IOV_MAX = 1024  # the most buffers that Linux takes in one call
 ZEROS_BYTES = 1 << 20
 
+# Messages are nobody's business but the broker's. What exists already keeps its permissions.
+_FILE_MODE = 0o600
+_DIRECTORY_MODE = 0o700
+
 # Absent where the platform has no such flag.
 _RWF_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 _RWF_DSYNC: int | None = getattr(os, "RWF_DSYNC", None)
@@ -140,7 +144,7 @@ class RealDisk:
     """The machine's file systems. Built for Linux; elsewhere it works with more system calls."""
 
     def open(self, path: str, access: Access) -> File:
-        return RealFile(path, os.open(path, _OPEN_FLAGS[access], 0o666))
+        return RealFile(path, os.open(path, _OPEN_FLAGS[access], _FILE_MODE))
 
     def list(self, directory: str) -> builtins.list[str]:
         try:
@@ -153,7 +157,7 @@ class RealDisk:
         if not directory.parent.is_dir():
             self.make_directory(str(directory.parent))
         try:
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(_DIRECTORY_MODE, exist_ok=True)
         except FileExistsError:
             raise FileExistsError(
                 errno.EEXIST, "it is a file, not a directory", str(directory)
@@ -393,7 +397,7 @@ class FileLock:
             raise
 
     def _open(self, path: str, flags: int) -> int:
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = os.open(path, flags, _FILE_MODE)
         self._descriptors.append(descriptor)
         return descriptor
 
