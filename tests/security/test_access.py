@@ -156,7 +156,7 @@ async def _routes(access: Access) -> None:
 
 async def _cursor(access: Access) -> None:
     await access.set_cursor("mine", [CursorPlace("a/1", 0, 1)])
-    assert [cursor.name for cursor in access.cursors()] == ["mine"]
+    assert [cursor.name for cursor in await access.cursors()] == ["mine"]
     await access.remove_cursor("mine")
 
 
@@ -250,7 +250,16 @@ def test_every_verb_of_the_broker_is_one_of_access() -> None:
     own = {name for name in vars(Access) if not name.startswith("_")}
     of_broker = {name for name in vars(Broker) if not name.startswith(("_", "on_"))}
     of_work = {name for name in vars(Work) if not name.startswith(("_", "on_"))}
-    not_for_callers = {"open", "recovered", "sync", "close", "start", "patterns_of", "report"}
+    not_for_callers = {
+        "open",
+        "recovered",
+        "sync",
+        "close",
+        "start",
+        "patterns_of",
+        "report",
+        "known_cursors",
+    }
     assert of_broker | of_work <= own | not_for_callers
 
 
@@ -386,8 +395,8 @@ def test_cursors_of_others_are_neither_seen_nor_moved_nor_removed() -> None:
         await scene.all.set_cursor("whole", [whole])
         blind = CursorPlace(journal="main", entry=1)
         await scene.all.set_cursor("blind", [blind])
-        assert access.cursors() == []
-        assert access.cursors("theirs") == []
+        assert await access.cursors() == []
+        assert await access.cursors("theirs") == []
         for name in ("theirs", "whole", "blind"):
             await refused(access.set_cursor(name, [CursorPlace("a/1", 0, 1)]))
             await refused(access.remove_cursor(name))
@@ -395,7 +404,7 @@ def test_cursors_of_others_are_neither_seen_nor_moved_nor_removed() -> None:
         await refused(access.set_cursor("mine", [blind]))
         await refused(access.set_cursor("mine", [CursorPlace("a/1", 0, 1), whole]))
         admin = scene.access("admin:*")
-        assert [cursor.name for cursor in admin.cursors()] == ["blind", "theirs", "whole"]
+        assert [cursor.name for cursor in await admin.cursors()] == ["blind", "theirs", "whole"]
         await admin.remove_cursor("theirs")
 
     run(scenario)

@@ -266,7 +266,7 @@ class Access:
     @_audited
     async def set_cursor(self, name: str, places: Sequence[CursorPlace]) -> None:
         """`read` for every place, and for those that it has had so far."""
-        known = self._broker.cursors(name)
+        known = self._broker.known_cursors(name)
         if self._rights is not None:
             self._check_places(places)
             try:
@@ -284,7 +284,7 @@ class Access:
     async def remove_cursor(self, name: str) -> None:
         """`read` or `admin` for every place."""
         if self._rights is not None:
-            known = self._broker.cursors(name)
+            known = self._broker.known_cursors(name)
             if not known or not all(map(self._sees_cursor, known)):
                 raise self._neutral(
                     f"cursor {name!r}", "places", (Right.READ, Right.ADMIN), UnknownTopicError
@@ -292,12 +292,10 @@ class Access:
         await self._broker.remove_cursor(name)
         self._record(AuditKind.CURSOR_REMOVED, name)
 
-    def cursors(self, name: str | None = None) -> list[CursorState]:
+    async def cursors(self, name: str | None = None) -> list[CursorState]:
         """Those of which the caller may read, or administer, every place."""
-        known = self._broker.cursors(name)
-        return (
-            known if self._rights is None else [each for each in known if self._sees_cursor(each)]
-        )
+        is_visible = None if self._rights is None else self._sees_cursor
+        return await self._broker.cursors(name, is_visible=is_visible, owner=self._owner)
 
     def _check_places(self, places: Sequence[CursorPlace]) -> None:
         assert self._rights is not None

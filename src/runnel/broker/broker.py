@@ -170,7 +170,7 @@ class Broker:
         self._shard_reading = ShardReading(stores, self._index, self._workers, page_bytes_max)
         self.topic_making = TopicMaking(self.share, self._reading.look_up)
         self._topics = Topics(stores, self._index, self._reading, self.share)
-        self._cursors = Cursors(stores, settings.limits)
+        self._cursors = Cursors(stores, settings.limits, self.share)
         self.work = Work(
             settings,
             stores,
@@ -543,8 +543,19 @@ class Broker:
         self._check_open()
         await self._cursors.remove(name)
 
-    def cursors(self, name: str | None = None) -> list[CursorState]:
-        return self._cursors.list(name)
+    def known_cursors(self, name: str) -> list[CursorState]:
+        """The cursor of this name, if there is one, without its lag."""
+        return self._cursors.known(name)
+
+    async def cursors(
+        self,
+        name: str | None = None,
+        *,
+        is_visible: Callable[[CursorState], bool] | None = None,
+        owner: Hashable = None,
+    ) -> list[CursorState]:
+        """Named cursors with their lag. `owner`: in whose turns they are walked and messages are counted."""
+        return await self._cursors.list(name, is_visible=is_visible, owner=owner)
 
     # --- Telling ---
 

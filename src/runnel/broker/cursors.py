@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
 
 from runnel.broker.feeds import KeptLog
+from runnel.broker.loop_share import LoopShare
 from runnel.broker.stores import Stores
 from runnel.config import LimitSettings
 from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
@@ -17,14 +20,23 @@ from runnel.topics.patterns import Pattern
 _PATTERNS_PER_PLACE_MAX: Final = 1024
 # Of all places together: each shard of a pipeline has the same few.
 _PATTERNS_MAX: Final = 100_000
+_CURSORS_PER_STEP: Final = 32
+_PLACES_PER_STEP: Final = 256
+# Places in shards whose count is remembered.
+_COUNTED_MAX: Final = 10_000
+
+_ShardPlace: TypeAlias = tuple[ShardId, int, tuple[str, ...]]
 
 
 class Cursors:
     """Positions that outlive their readers, each in the log that has its topics."""
 
-    def __init__(self, stores: Stores, limits: LimitSettings) -> None:
+    def __init__(self, stores: Stores, limits: LimitSettings, share: LoopShare) -> None:
         self._stores = stores
         self._limits = limits
+        self._share = share
+        # How many messages lie behind a place in a shard, and the log's stamp of that moment.
+        self._counted: dict[_ShardPlace, tuple[tuple[int, int], int]] = {}
 
     async def set(self, name: str, places: Sequence[CursorPlace]) -> None:
         if not places:
@@ -55,16 +67,70 @@ class Cursors:
         for log in found:
             await log.remove_cursor(name)
 
-    def list(self, name: str | None = None) -> list[CursorState]:
-        return sorted(
-            (
-                _state(log, cursor)
-                for log in self._stores.kept
-                for cursor in log.cursors()
-                if name is None or cursor.name == name
-            ),
-            key=lambda state: state.name,
+    def known(self, name: str) -> list[CursorState]:
+        """The cursor of this name, if there is one, without its lag."""
+        return [
+            _state(cursor)
+            for log in self._stores.kept
+            for cursor in log.cursors()
+            if cursor.name == name
+        ]
+
+    async def list(
+        self,
+        name: str | None,
+        *,
+        is_visible: Callable[[CursorState], bool] | None,
+        owner: Hashable,
+    ) -> list[CursorState]:
+        """In order of their names, with their lag."""
+        known = [
+            (cursor, log)
+            for log in self._stores.kept
+            for cursor in log.cursors()
+            if name is None or cursor.name == name
+        ]
+        known.sort(key=lambda each: each[0].name)
+        found = []
+        async for some in self._share.steps(known, owner, _CURSORS_PER_STEP):
+            for cursor, log in some:
+                state = _state(cursor)
+                if is_visible is None or is_visible(state):
+                    found.append(await self._with_lag(log, cursor, state, owner))
+        return found
+
+    async def _with_lag(
+        self, log: KeptLog, cursor: Cursor, state: CursorState, owner: Hashable
+    ) -> CursorState:
+        places = []
+        for number, (at, place) in enumerate(zip(cursor.positions, state.places, strict=True), 1):
+            if number % _PLACES_PER_STEP == 0:
+                await self._share.turn(owner)
+            try:
+                lag = await self._lag(log, at, owner)
+            except UnknownTopicError:
+                lag = 0  # its topic was deleted
+            places.append(msgspec.structs.replace(place, lag=max(0, lag)))
+        return msgspec.structs.replace(state, places=places)
+
+    async def _lag(self, log: KeptLog, at: CursorPosition, owner: Hashable) -> int:
+        """Messages that match and lie behind the place; never too few."""
+        if at.topic is not None:
+            return log.next_offset(at.topic, at.partition) - at.offset
+        assert at.shard is not None
+        assert at.position is not None
+        stamp = log.count_stamp(at.shard)
+        key = (at.shard, at.position.entry, at.patterns)
+        known = self._counted.get(key)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        count = await log.count(
+            at.shard, at.position.entry, at.patterns, lambda: self._share.turn(owner)
         )
+        if len(self._counted) >= _COUNTED_MAX:
+            self._counted.clear()
+        self._counted[key] = (stamp, count)
+        return count
 
     def _check_counts(self, name: str, places: Sequence[CursorPlace]) -> None:
         if len(places) > self._limits.cursor_places_max:
@@ -139,25 +205,15 @@ def _position(name: str, log: KeptLog, place: CursorPlace) -> CursorPosition:
     )
 
 
-def _state(log: KeptLog, cursor: Cursor) -> CursorState:
-    return CursorState(
-        cursor.name, [_place(log, position) for position in cursor.positions], cursor.updated_ns
-    )
+def _state(cursor: Cursor) -> CursorState:
+    return CursorState(cursor.name, list(map(_place, cursor.positions)), cursor.updated_ns)
 
 
-def _place(log: KeptLog, at: CursorPosition) -> CursorPlace:
+def _place(at: CursorPosition) -> CursorPlace:
     if at.topic is not None:
-        try:
-            lag = log.next_offset(at.topic, at.partition) - at.offset
-        except UnknownTopicError:
-            lag = 0  # its topic was deleted
-        return CursorPlace(at.topic, at.partition, at.offset, lag=max(0, lag))
+        return CursorPlace(at.topic, at.partition, at.offset)
     assert at.shard is not None
     assert at.position is not None
-    try:
-        lag = log.entries(at.shard).next_offset - at.position.entry
-    except UnknownTopicError:
-        lag = 0
     return CursorPlace(
         journal=at.shard.journal,
         shard=at.shard.shard,
@@ -165,5 +221,4 @@ def _place(log: KeptLog, at: CursorPosition) -> CursorPlace:
         entry=at.position.entry,
         row=at.position.row,
         patterns=at.patterns,
-        lag=max(0, lag),
     )

@@ -192,28 +192,27 @@ def work_families(states: Sequence[SubscriptionState], now_ns: int) -> Iterator[
 
 
 class CursorLag(msgspec.Struct, frozen=True, gc=False):
-    """All places of a cursor together: messages of partitions, and entries of shards."""
+    """All places of a cursor together, in messages."""
 
     name: str
     messages: int
-    entries: int
     updated_ns: int
 
     @classmethod
     def of(cls, state: CursorState) -> CursorLag:
-        messages = sum(place.lag for place in state.places if place.topic is not None)
-        entries = sum(place.lag for place in state.places if place.topic is None)
-        return cls(state.name, messages, entries, state.updated_ns)
+        return cls(state.name, sum(place.lag for place in state.places), state.updated_ns)
 
 
 def cursor_families(cursors: Sequence[CursorLag]) -> Iterator[Family]:
     """Named cursors, those most behind if they are too many."""
-    shown = _most(CURSORS_MAX, cursors, lambda each: (each.messages + each.entries,))
+    shown = _most(CURSORS_MAX, cursors, lambda each: (each.messages,))
     for described, field in (
-        (_gauge("cursor_lag_messages", "Messages that a named cursor has not passed."), "messages"),
         (
-            _gauge("cursor_lag_entries", "Entries of shards that a named cursor has not passed."),
-            "entries",
+            _gauge(
+                "cursor_lag_messages",
+                "Messages that match and that a named cursor has not passed; in shards, at most so many.",
+            ),
+            "messages",
         ),
         (
             _gauge(

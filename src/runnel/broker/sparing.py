@@ -10,7 +10,7 @@ from runnel.world.clock import Clock
 T = TypeVar("T")
 
 # Looking takes at most one part in so many of the time.
-_SHARE: Final = 50
+SHARE: Final = 50
 
 
 class Sparing(Generic[T]):
@@ -31,7 +31,7 @@ class Sparing(Generic[T]):
         if self._value is None or now_ns >= self._again_ns:
             self._value = self._read()
             done_ns = self._clock.monotonic_ns()
-            self._again_ns = done_ns + (done_ns - now_ns) * _SHARE
+            self._again_ns = done_ns + (done_ns - now_ns) * SHARE
         return self._value
 
     def forget(self) -> None:

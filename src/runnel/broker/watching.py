@@ -22,7 +22,7 @@ from runnel.broker.loop_lag import LoopLag
 from runnel.broker.metric_families import CursorLag, JournalRoster
 from runnel.broker.metric_tables import ConnectionRow
 from runnel.broker.metrics import AtLimit, Family, Metrics, Unit
-from runnel.broker.sparing import Sparing
+from runnel.broker.sparing import SHARE, Sparing
 from runnel.broker.store_statistics import Reading, StoreStatistics
 from runnel.config import Settings
 from runnel.formats.wire import CursorState
@@ -79,7 +79,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     live: Callable[[], Iterable[LiveSubscription]]
     live_topics: Callable[[], int]
     fetches_waiting: Callable[[], int]
-    cursors: Callable[[], Sequence[CursorState]]
+    cursors: Callable[[], Awaitable[Sequence[CursorState]]]
     connections: Callable[[], Iterable[ConnectionRow]]
     subscriptions: Callable[[], Awaitable[Sequence[SubscriptionState]]]
     disk_room: (
@@ -110,7 +110,8 @@ class Watching:
         self._watched = watched
         self._in_memory = in_memory
         self._live = Sparing(lambda: LiveSums.of(watched.live()), clock)
-        self._cursors = Sparing(lambda: [CursorLag.of(each) for each in watched.cursors()], clock)
+        self._cursors: Sequence[CursorLag] = ()
+        self._cursors_again_ns = 0  # of the monotonic clock
         self._open_files = Sparing(process.open_files, clock)
         self._connections = Sparing(lambda: list(watched.connections()), clock)
         self._roster = JournalRoster()
@@ -140,10 +141,19 @@ class Watching:
         self._metrics.add_limit(setting, count_max, connections)
 
     async def look(self) -> Sequence[SubscriptionState]:
-        """See what can only be seen by waiting: the acknowledged subscriptions."""
+        """See what can only be seen by waiting: the acknowledged subscriptions, and the cursors' lag."""
         async with self._looking:
+            await self._look_at_cursors()
             self._states = await self._watched.subscriptions()
             return self._states
+
+    async def _look_at_cursors(self) -> None:
+        """Sparingly, as with everything that is costly: counting takes a share of the time."""
+        began_ns = self._clock.monotonic_ns()
+        if began_ns >= self._cursors_again_ns:
+            self._cursors = [CursorLag.of(each) for each in await self._watched.cursors()]
+            done_ns = self._clock.monotonic_ns()
+            self._cursors_again_ns = done_ns + (done_ns - began_ns) * SHARE
 
     async def watch_disk(self) -> None:
         """Look every second how much room there is, until cancelled. A disk that does not answer holds up nobody."""
@@ -217,7 +227,7 @@ class Watching:
             unit=Unit.BYTES,
         )
         add("subscriptions_durable", "Acknowledged subscriptions.", lambda: len(self._states))
-        add("cursors", "Named cursors.", lambda: len(self._cursors.value()))
+        add("cursors", "Named cursors.", lambda: len(self._cursors))
         add("topics_live", "Topics that are not kept.", watched.live_topics)
         add("fetches_waiting", "Fetches that wait for a message.", watched.fetches_waiting)
 
@@ -295,7 +305,7 @@ class Watching:
             lambda: max(watched.live_topics(), *(each.topics for each in read().logs.values())),
         )
         add("limits.producers_max", limits.producers_max, peak("producers"), AtLimit.REPLACES)
-        add("limits.cursors_max", limits.cursors_max, lambda: len(self._cursors.value()))
+        add("limits.cursors_max", limits.cursors_max, lambda: len(self._cursors))
         add(
             "limits.durable_subscriptions_max",
             limits.durable_subscriptions_max,
@@ -355,7 +365,7 @@ class Watching:
         yield from self._storage()
         yield from families.topic_families(traffic)
         yield from families.work_families(self._states, self._clock.time_ns())
-        cursors = self._cursors.value()
+        cursors = self._cursors
         yield from families.cursor_families(cursors)
         members = sum(len(each.members) for each in self._states)
         yield families.left_out_family(

@@ -40,7 +40,7 @@ def list_cursors(
 ) -> None:
     """List named cursors.
 
-    `lag` is how many messages a cursor has not passed yet (of a place in a shard: entries).
+    `lag` is how many messages match and are not passed yet; of a place in a shard at most so many.
     """
     found = run_connected(url, lambda bus: _find(bus, name))
     if as_json or form is Format.JSON:

@@ -72,7 +72,7 @@ class CursorPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
     entry: Natural = 0
     row: Natural = 0
     patterns: Sequence[str] = ()
-    lag: int = 0  # filled in by the broker: messages, or entries of a shard
+    lag: int = 0  # filled in by the broker: messages that match, of a shard at most so many
 
 
 class CursorState(msgspec.Struct, array_like=True, frozen=True, gc=False):

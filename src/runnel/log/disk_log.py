@@ -16,6 +16,7 @@ from runnel.log import catalogue as records
 from runnel.log import paths
 from runnel.log.catalogue import Catalogue, Record
 from runnel.log.catalogue_state import CatalogueState, made
+from runnel.log.counting import Turn
 from runnel.log.cursors import CursorTable
 from runnel.log.definitions import DefinitionTable
 from runnel.log.files import Files
@@ -383,6 +384,16 @@ class DiskLog:
     def entries(self, shard: ShardId) -> Bounds:
         """The first entry of a shard and the next to come."""
         return self._known_shard(shard).entries()
+
+    async def count(self, shard: ShardId, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
+        """Messages of a shard from an entry on whose topics match: right, or too high."""
+        self._check_open()
+        return await self._known_shard(shard).count(entry, patterns, turn)
+
+    def count_stamp(self, shard: ShardId) -> tuple[int, int]:
+        """While this is the same, so is `count`."""
+        known = self._known_shard(shard)
+        return known.entries().next_offset, known.hidings
 
     def _known_shard(self, shard: ShardId) -> Shard:
         known = self._shards.get(shard)

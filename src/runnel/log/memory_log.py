@@ -13,6 +13,7 @@ from runnel.config import Keep, Settings
 from runnel.errors import ClientFault, ClosedError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
+from runnel.log.counting import Turn
 from runnel.log.cursors import CursorTable
 from runnel.log.definitions import DefinitionTable
 from runnel.log.index import Key
@@ -214,6 +215,16 @@ class MemoryLog:
     def entries(self, shard: ShardId) -> Bounds:
         """The first entry of a shard and the next to come."""
         return self._known_shard(shard).entries()
+
+    async def count(self, shard: ShardId, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
+        """Messages of a shard from an entry on whose topics match: right, or too high."""
+        self._check_open()
+        return await self._known_shard(shard).count(entry, patterns, turn)
+
+    def count_stamp(self, shard: ShardId) -> tuple[int, int]:
+        """While this is the same, so is `count`, or it is less."""
+        known = self._known_shard(shard)
+        return known.entries().next_offset, known.hidings
 
     async def messages_at(
         self, shard: ShardId, wanted: Mapping[Key, int]

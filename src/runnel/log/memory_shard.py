@@ -19,6 +19,7 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log import acked, retention
 from runnel.log.acked import Range
+from runnel.log.counting import KEYS_PER_STEP, Turn, floors
 from runnel.log.index import Key
 from runnel.log.log import (
     Appended,
@@ -91,6 +92,7 @@ class MemoryShard:
         self._producers = producers
         self._epoch = epoch
         self._find = find
+        self.hidings = 0  # rises when messages have been hidden
         self._pins = pins
         self._keep_last = keep_last
         self._journal_bytes_max = settings.memory_journal_bytes_max
@@ -251,6 +253,22 @@ class MemoryShard:
         first = self._row.first.entry if len(self._row) else self._next_entry
         return Bounds(first, self._next_entry)
 
+    async def count(self, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
+        """Messages from this entry on whose topics match: right, or too high."""
+        floor_of = floors(patterns, self._find)
+        keys = list(self._places)
+        total = 0
+        for begin in range(0, len(keys), KEYS_PER_STEP):
+            await turn()
+            for key in keys[begin : begin + KEYS_PER_STEP]:
+                floor, row = floor_of(key), self._places.get(key)
+                if floor is None or not row:
+                    continue
+                first = next(row.from_number(row.number_from(entry, _place_entry)), None)
+                if first is not None:
+                    total += max(0, row.last.next_offset - max(first.base_offset, floor))
+        return total
+
     def read_entries(self, position: Position, bytes_max: int) -> ShardPage:
         bounds = self.entries()
         first = bounds.first_offset
@@ -336,6 +354,7 @@ class MemoryShard:
         if row is None:
             return
         self._has_hidden = self._is_sparse = True
+        self.hidings += 1
         self._looked_at = None
         while row and row.first.next_offset <= partition.floor:
             row.first.stored.messages -= row.first.messages

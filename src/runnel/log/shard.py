@@ -12,6 +12,7 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log import retention
 from runnel.log.catalogue import ShardAt
+from runnel.log.counting import MessageCounter, Turn
 from runnel.log.index import Key
 from runnel.log.log import (
     Appended,
@@ -91,6 +92,8 @@ class Shard:
             on_damage=on_damage,
             on_removed=self._forget_first_offsets,
         )
+        self._counter = MessageCounter(self._reader, parts.workers, find)
+        self.hidings = 0  # rises when messages have been hidden
         self.has_hidden = False  # purged or deleted messages may lie here
         self._first_offsets: dict[Key, int] = {}  # replaced when something may have gone
 
@@ -295,6 +298,8 @@ class Shard:
     def hide(self) -> None:
         """Messages of some partition have been hidden: purged, or deleted with their topic."""
         self.has_hidden = True
+        self.hidings += 1
+        self._counter.forget()
         self._first_offsets = {}
         self._trimmer.look_again()
 
@@ -344,6 +349,10 @@ class Shard:
         """The first entry that retention has left, and the one behind the last that is stored."""
         end = self.writer.visible_next_entry
         return Bounds(self._segments[0].first_entry if self._segments else end, end)
+
+    async def count(self, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
+        """Messages from this entry on whose topics match: right, or too high."""
+        return await self._counter.count(list(self._segments), entry, patterns, turn)
 
     def _check_position(self, position: Position) -> int:
         """Behind the last entry there is; an error if the position is not between the ends."""

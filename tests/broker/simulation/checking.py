@@ -196,7 +196,7 @@ async def check_everything(history: History) -> None:
                     raise
             else:
                 break
-    _check_cursors(history)
+    await _check_cursors(history)
 
 
 async def _check_partition(history: History, key: Key) -> None:
@@ -258,10 +258,10 @@ async def _check_refusals(history: History, key: Key, first: int, end: int) -> N
             raise Violation(f"{key} begins at {first}, but was fetched from before")
 
 
-def _check_cursors(history: History) -> None:
+async def _check_cursors(history: History) -> None:
     listed = {
         cursor.name: {(place.topic, place.partition): place for place in cursor.places}
-        for cursor in history.broker.cursors()
+        for cursor in await history.broker.cursors()
     }
     if listed.keys() != history.model.cursors.keys():
         raise Violation(f"cursors {sorted(history.model.cursors)}, but listed {sorted(listed)}")

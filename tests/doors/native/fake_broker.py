@@ -177,7 +177,14 @@ class FakeBroker:
     async def remove_cursor(self, name: str) -> None:
         self._check()
 
-    def cursors(self, name: str | None = None) -> list[wire.CursorState]:
+    def known_cursors(self, name: str) -> list[wire.CursorState]:
+        return []
+
+    async def cursors(
+        self,
+        name: str | None = None,
+        **options: object,
+    ) -> list[wire.CursorState]:
         return [wire.CursorState(name or "all", (), 0)]
 
     def routes(self, topics: Sequence[str]) -> list[wire.Route]:

@@ -88,7 +88,7 @@ async def test_a_second_hello_ends_the_connection() -> None:
 @in_loop
 async def test_requests_in_one_piece_are_all_answered() -> None:
     scene = Scene()
-    pong, routes, term, cursors = scene.ask(
+    pong, routes, term, cursors = await scene.ask_later(
         wire.Ping(2), wire.Routes(3, ["a"]), wire.Producer(4, "p"), wire.Cursors(5, "c")
     )
     assert pong == wire.Pong(2, scene.broker.clock.time_ns())

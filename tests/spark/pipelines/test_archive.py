@@ -76,7 +76,7 @@ def test_topics_are_archived_once_and_read_back_with_and_without_the_log(
     status = archive_status(table)
     assert (status.rows, status.topics, status.layout) == (310, 3, 1)
     (query,) = status.queries
-    assert (query.entries_behind, query.problem) == (0, None)
+    assert (query.messages_behind, query.problem) == (0, None)
     assert bus.cursor(query.cursor) is not None
 
     # While the archive stands still, the log goes on; compaction changes nothing of it.
@@ -241,7 +241,7 @@ def test_failed_tasks_a_killed_driver_and_a_restarted_broker_leave_each_message_
             archive(spark, table, pattern="*", url=again.url)
             assert_same(read_archive(spark, table), messages)
             (query,) = archive_status(table).queries
-            assert (query.last_batch, query.entries_behind) == (1, 0)
+            assert (query.last_batch, query.messages_behind) == (1, 0)
 
 
 # --- The command ---
@@ -270,7 +270,7 @@ def test_the_command_archives_compacts_and_tells(
     assert "sensors/a, sensors/b" in told
     assert run([*base, "--status", "--json", "--url", broker.url]) == 0
     status = msgspec.json.decode(capsys.readouterr().out, type=ArchiveStatus)
-    assert status.queries[0].entries_behind == 0
+    assert status.queries[0].messages_behind == 0
     assert run([*base, "--compact"]) == 0
 
 

@@ -384,7 +384,7 @@ def test_the_status_tells_of_the_table_and_why_a_lag_is_not_known(table: Archive
     assert found.first_date == found.last_date == "2023-11-14"
     assert abs(found.last_change_ms / 1000 - time.time()) < 60
     (query,) = found.queries
-    assert (query.name, query.last_batch, query.entries_behind) == ("main", None, None)
+    assert (query.name, query.last_batch, query.messages_behind) == ("main", None, None)
     assert query.problem is not None
     assert "cannot connect" in query.problem
     (query_record.directory(table.path, "main") / "archive.json").write_text("{")

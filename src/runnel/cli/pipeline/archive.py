@@ -158,9 +158,9 @@ def _show_status(table: str, *, url: str, is_json: bool) -> None:
         typer.echo(line)
     if found.queries:
         Table(
-            ("archive", "topics", "last batch", "entries behind", "cursor"),
+            ("archive", "topics", "last batch", "messages behind", "cursor"),
             [_query_row(query) for query in found.queries],
-            frozenset(("last batch", "entries behind")),
+            frozenset(("last batch", "messages behind")),
         ).show()
     for query in found.queries:
         if query.problem is not None:
@@ -184,6 +184,6 @@ def _query_row(query: QueryStatus) -> tuple[str, ...]:
         query.name,
         query.pattern if query.pattern is not None else ", ".join(query.topics),
         "" if query.last_batch is None else str(query.last_batch),
-        "?" if query.entries_behind is None else f"{query.entries_behind:,}",
+        "?" if query.messages_behind is None else f"{query.messages_behind:,}",
         query.cursor,
     )

@@ -45,11 +45,13 @@ class ProgressLine:
 
 
 def text_of(progress: Progress) -> str:
-    """`120,000 messages in 3 batches, 40,000/s, 12 entries behind`."""
+    """`120,000 messages in 3 batches, 40,000/s, at most 12 entries behind`."""
     parts = [
         f"{counted(progress.rows, 'message')} in {counted(progress.batches, 'batch', 'batches')}",
         f"{progress.rows_per_second:,.0f}/s",
     ]
     if progress.entries_behind is not None:
-        parts.append(f"{counted(progress.entries_behind, 'entry', 'entries')} behind")
+        # Of whatever topics: what of it matches is known once it is read.
+        at_most = "at most " if progress.entries_behind else ""
+        parts.append(f"{at_most}{counted(progress.entries_behind, 'entry', 'entries')} behind")
     return ", ".join(parts)

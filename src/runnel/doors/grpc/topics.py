@@ -103,7 +103,7 @@ async def list_cursors(call: Call, request: pb.ListCursorsRequest) -> pb.ListCur
             places=map(_told_place, cursor.places),
             updated_ns=cursor.updated_ns,
         )
-        for cursor in call.access.cursors(request.name or None)
+        for cursor in await call.access.cursors(request.name or None)
     ]
     return pb.ListCursorsResponse(cursors=cursors)
 

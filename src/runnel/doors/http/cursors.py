@@ -36,9 +36,14 @@ class CursorIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CursorPlaceOut(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A place of a cursor, and how far behind it is: in messages, or in entries of a shard."""
+    """A place of a cursor, and how far behind it is."""
 
-    lag: int
+    lag: Annotated[
+        int,
+        msgspec.Meta(
+            description="Messages that match and are not passed yet; of a place in a shard at most so many."
+        ),
+    ]
     topic: str | None = None
     partition: int | None = None
     offset: int | None = None
@@ -64,18 +69,16 @@ class CursorList(msgspec.Struct, frozen=True):
     ]
 
 
-@get("/v1/cursors", operation_id="listCursors", tags=["cursors"], sync_to_thread=False)
-def list_cursors(request: Request[Any, Any, Any]) -> CursorList:
+@get("/v1/cursors", operation_id="listCursors", tags=["cursors"])
+async def list_cursors(request: Request[Any, Any, Any]) -> CursorList:
     """List the cursors."""
-    return CursorList([_cursor(each) for each in call_of(request).access.cursors()])
+    return CursorList([_cursor(each) for each in await call_of(request).access.cursors()])
 
 
-@get(
-    "/v1/cursors/{name:str}", operation_id="describeCursor", tags=["cursors"], sync_to_thread=False
-)
-def describe_cursor(request: Request[Any, Any, Any], name: FromPath[str]) -> CursorOut:
+@get("/v1/cursors/{name:str}", operation_id="describeCursor", tags=["cursors"])
+async def describe_cursor(request: Request[Any, Any, Any], name: FromPath[str]) -> CursorOut:
     """Tell where a cursor stands."""
-    return _found(call_of(request), name)
+    return await _found(call_of(request), name)
 
 
 @put("/v1/cursors/{name:str}", operation_id="setCursor", tags=["cursors"])
@@ -99,7 +102,7 @@ async def set_cursor(
         for place in data.places
     ]
     await call.access.set_cursor(name, places)
-    return _found(call, name)
+    return await _found(call, name)
 
 
 @delete("/v1/cursors/{name:str}", operation_id="removeCursor", tags=["cursors"])
@@ -108,8 +111,8 @@ async def remove_cursor(request: Request[Any, Any, Any], name: FromPath[str]) ->
     await call_of(request).access.remove_cursor(name)
 
 
-def _found(call: Call, name: str) -> CursorOut:
-    for cursor in call.access.cursors(name):
+async def _found(call: Call, name: str) -> CursorOut:
+    for cursor in await call.access.cursors(name):
         return _cursor(cursor)
     raise UnknownTopicError(f"cursor {name!r} does not exist")
 

@@ -22,9 +22,11 @@ from runnel.formats.batch import Batch
 
 WhileWaiting: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
 
-PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Producer | wire.Cursors | wire.Statistics
+PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Producer | wire.Statistics
 # Their answers may be large: the session lets few of them be prepared at a time.
-ListRequest: TypeAlias = wire.Topics | wire.Shards | work.ListSubscriptions | work.DeadLetters
+ListRequest: TypeAlias = (
+    wire.Topics | wire.Shards | wire.Cursors | work.ListSubscriptions | work.DeadLetters
+)
 FetchRequest: TypeAlias = wire.Fetch | wire.FetchShard
 SmallRequest: TypeAlias = (
     wire.DescribeTopic
@@ -73,8 +75,6 @@ def reply_to(access: Access, request: PromptRequest) -> Reply:
             return Reply(wire.RouteList(request.id, access.routes(request.topics)))
         case wire.Producer():
             return Reply(wire.Term(request.id, access.new_term(request.name)))
-        case wire.Cursors():
-            return Reply(wire.CursorList(request.id, access.cursors(request.name)))
         case wire.Statistics():
             document = _json.encode(access.statistics())
             return Reply(wire.StatisticsReport(request.id), (document,))
@@ -97,6 +97,8 @@ async def wait_reply_to(
                 request.pattern, after=request.after, limit=request.limit
             )
             return Reply(wire.TopicList(request.id, topics, is_complete))
+        case wire.Cursors():
+            return Reply(wire.CursorList(request.id, await access.cursors(request.name)))
         case wire.DescribeTopic():
             topic = await access.describe_topic(request.name)
             return Reply(wire.TopicList(request.id, (topic,), is_complete=True))

@@ -14,7 +14,7 @@ from runnel.spark.pipelines.archive.table import ArchiveTable
 
 
 class QueryStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A query. `entries_behind` is what its cursor has not passed; None if the broker does not say, and why."""
+    """A query. `messages_behind`: its cursor has not passed at most so many; None if the broker does not say."""
 
     name: str
     topics: tuple[str, ...]
@@ -22,7 +22,7 @@ class QueryStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     cursor: str
     last_batch: int | None
-    entries_behind: int | None
+    messages_behind: int | None
     problem: str | None
 
 
@@ -70,7 +70,7 @@ def archive_status(
 def _query_status(
     opened: ArchiveTable, record: QueryRecord, url: str, token: str | None
 ) -> QueryStatus:
-    behind, problem = _entries_behind(record.cursor, url, token)
+    behind, problem = _messages_behind(record.cursor, url, token)
     return QueryStatus(
         name=record.name,
         topics=record.topics,
@@ -78,12 +78,12 @@ def _query_status(
         checkpoint=record.checkpoint,
         cursor=record.cursor,
         last_batch=None if record.query_id is None else opened.last_batch(app_id(record.query_id)),
-        entries_behind=behind,
+        messages_behind=behind,
         problem=problem,
     )
 
 
-def _entries_behind(cursor: str, url: str, token: str | None) -> tuple[int | None, str | None]:
+def _messages_behind(cursor: str, url: str, token: str | None) -> tuple[int | None, str | None]:
     try:
         with connect_blocking(url, token=token) as bus:
             found = bus.cursor(cursor)
