@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from runnel.broker.audit import Audit
 from runnel.broker.broker import (
     Broker,
     ConnectionRow,
@@ -64,6 +65,7 @@ class FakeBroker:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
+        self.audit = Audit(self.clock, lambda *_: None)
         self.metrics = Metrics(topics_max=10, journal_of=lambda _: "main")
         self.connection_rows: list[object] = []
         self.connection_ids = itertools.count(1)
