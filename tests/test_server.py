@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 import msgspec
 import pytest
 
-from runnel.config import GrpcSettings, HttpSettings, NativeSettings, Settings
+from runnel.config import GrpcSettings, HttpSettings, NativeSettings, Settings, TopicRule
 from runnel.errors import SettingsError
 from runnel.formats import wire
 from runnel.formats.batch import Batch
@@ -27,7 +27,7 @@ A = TypeVar("A", bound=wire.Head)
 
 PROGRAM = """
 import sys
-from runnel.config import GrpcSettings, HttpSettings, NativeSettings, Settings
+from runnel.config import GrpcSettings, HttpSettings, NativeSettings, Settings, TopicRule
 from runnel.server import run
 settings = Settings(
     data=sys.argv[1],
@@ -209,3 +209,18 @@ def test_letting_everybody_in_from_everywhere_is_warned_of(
 
     asyncio.run(scenario())
     assert "may read, write and delete everything" in caplog.text
+
+
+def test_rule_with_a_wildcard_of_mqtt_is_warned_of_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = (TopicRule(match="sensors/#"), TopicRule(match="alerts/*"))
+    settings = only_native(Settings(data=str(tmp_path / "data"), topics=rules))
+
+    async def scenario() -> None:
+        async with open_server(settings):
+            pass
+
+    asyncio.run(scenario())
+    assert caplog.text.count("did you mean") == 1
+    assert "did you mean 'sensors/*'?" in caplog.text

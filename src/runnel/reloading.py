@@ -46,6 +46,7 @@ class Reloading:
         holding = taken_over(running, wanted)
         gate.use(holding.security)
         differences = await broker.follow_rules(policies)
+        await broker.warn_of_habits("[[topics]]", (rule.match for rule in holding.topics))
         # The lines below are shown if they are by the level before or by the one after.
         levels = (running.log_level, holding.log_level)
         self._set_log_level(min(levels, key=list(LogLevel).index))

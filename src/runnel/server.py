@@ -132,6 +132,7 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         opened.push_async_callback(broker.close)
         if directory is not None:
             _warn_of_readers(Path(directory))
+        await broker.warn_of_habits("[[topics]]", (rule.match for rule in settings.topics))
         gate.on_token_changed.append(broker.audit.token_changed)
         gate.start()
         opened.push_async_callback(gate.close)

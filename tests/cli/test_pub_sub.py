@@ -205,6 +205,14 @@ def test_live_messages_are_printed_at_once_and_ctrl_c_ends_without_a_traceback(u
         assert reader.end(signal.SIGINT) == (130, "interrupted\n")
 
 
+def test_pattern_of_mqtt_is_warned_of_with_the_glob_that_was_meant(url: str) -> None:
+    ended = command("sub", "habit/#", "--timeout", "0", url=url)
+    assert ended.stderr.decode() == (
+        "warning: pattern 'habit/#': no topic has this name, and # stands for itself in a pattern; "
+        "did you mean 'habit/*'?\n"
+    )
+
+
 def test_reader_says_that_the_broker_is_gone_and_when_it_is_back(tmp_path: Path) -> None:
     reading = ["sub", "a", "--from", "earliest"]
     with serving(tmp_path) as (broker, url), running(reading, url) as reader:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
+import msgspec
 import pytest
 
 from runnel.client.places import StartAt
@@ -74,6 +75,39 @@ async def test_names_that_are_not_allowed(stage: Stage) -> None:
     await refused(stage, name, "pattern", subscribing(stage, "a["))
     await refused(stage, name, "empty", subscribing(stage, "a", ""))
     assert await stage.bus.topics() == []
+
+
+@verb()
+async def test_publishing_to_a_pattern_is_refused(stage: Stage) -> None:
+    for topic in ("a/*", "a?", "a[b"):
+        await refused(
+            stage, InvalidNameError, "limits.allow_wildcard_names", stage.bus.publish(topic, b"x")
+        )
+    assert await stage.bus.topics() == []
+
+
+@verb(needs=[Ability.BATCHES])
+async def test_batch_with_a_pattern_among_its_topics_is_refused(stage: Stage) -> None:
+    batch = Batch.from_messages([Message("a", b"x"), Message("b/*", b"y")])
+    text = r"topic 'b/\*'.*limits.allow_wildcard_names"
+    await refused(stage, InvalidNameError, text, stage.bus.publish_batch(batch))
+    assert await stage.bus.topics() == []
+
+
+@verb(
+    settings=Settings(log=LOG, native=PATIENT, limits=LimitSettings(allow_wildcard_names=True)),
+    needs=[Ability.RESTART],
+)
+async def test_topics_with_wildcards_in_their_names_stay_readable(stage: Stage) -> None:
+    await stage.publish("a/*", b"x")
+    stage.settings = msgspec.structs.replace(stage.settings, limits=LimitSettings())
+    await stage.restart()
+    assert await stage.payloads("a/*") == [b"x"]
+    async with stage.bus.subscribe("a/[*]", start="earliest") as subscription:
+        assert (await anext(subscription)).payload == b"x"
+    await refused(
+        stage, InvalidNameError, "limits.allow_wildcard_names", stage.bus.publish("a/*", b"y")
+    )
 
 
 @verb(needs=[Ability.NAMED])

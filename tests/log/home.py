@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
 
+import msgspec
+
 from runnel.config import LimitSettings, LogSettings, Settings, TopicRule
 from runnel.log.disk_log import DiskLog
 from runnel.topics.policies import Policies
@@ -31,7 +33,8 @@ class Home:
         self._random = Random(7)
 
     def limit(self, **limits: int) -> Home:
-        self.settings = Settings(log=self.settings.log, limits=LimitSettings(**limits))
+        set_limits = msgspec.structs.replace(LimitSettings(), **limits)
+        self.settings = Settings(log=self.settings.log, limits=set_limits)
         return self
 
     async def open(self) -> DiskLog:

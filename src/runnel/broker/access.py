@@ -357,6 +357,8 @@ class Access:
         else:
             is_new = False
         await self._broker.work.make_subscription(name, patterns, mode, start, options)
+        if is_new:
+            await self._broker.warn_of_habits(f"subscription {name}", patterns)
         return is_new
 
     @_audited

@@ -38,21 +38,38 @@ from runnel.broker.topics import PAGE_MAX, Topics
 from runnel.broker.watching import DiskRoom, Watched, Watching
 from runnel.broker.work import Work
 from runnel.config import Settings
-from runnel.errors import BusyError, ClientFault, ClosedError, DiskFullError, RunnelError
+from runnel.errors import (
+    BusyError,
+    ClientFault,
+    ClosedError,
+    DiskFullError,
+    InvalidNameError,
+    RunnelError,
+)
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, Start, TopicState
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Appended, Level, ShardId, Stored, TopicInfo
 from runnel.log.topic_table import ManyTopicsError
-from runnel.topics.names import DEAD_LETTER_PREFIX, STATS_PREFIX, SYSTEM_MARK, is_reserved
+from runnel.topics.habits import glob_hint, glob_meant
+from runnel.topics.names import (
+    DEAD_LETTER_PREFIX,
+    STATS_PREFIX,
+    SYSTEM_MARK,
+    has_wildcard,
+    is_reserved,
+)
 from runnel.topics.partitions import partition_of_key
 from runnel.topics.pattern_index import PatternIndex
 from runnel.topics.patterns import Pattern
 from runnel.topics.policies import Difference, Policies
 from runnel.world.clock import Clock
+from runnel.world.diagnostics import get_logger
 from runnel.world.disk import Disk
 from runnel.world.workers import Workers
+
+logger = get_logger("runnel")
 
 __all__ = [
     "Broker",
@@ -68,6 +85,7 @@ __all__ = [
 
 # What one fetch brings, about: whoever wants more asks again.
 _PAGE_BYTES_MAX: Final = 4 * 2**20
+_HINTS_MAX: Final = 10  # lines about the patterns of one request, or of the settings
 
 
 class Broker:
@@ -267,6 +285,8 @@ class Broker:
         if len(topics) == 1 or SYSTEM_MARK in {topic[:1] for topic in topics}:
             for topic in filter(is_reserved, topics):
                 raise _reserved(topic)
+        if not self.settings.limits.allow_wildcard_names:
+            _check_no_wildcard(topics)
         return self._publish_now(batch, level)
 
     def _publish_now(self, batch: Batch, level: Level | None) -> asyncio.Future[Published]:
@@ -328,6 +348,8 @@ class Broker:
         check_message(message, self.settings.limits)
         if is_reserved(message.topic):
             raise _reserved(message.topic)
+        if not self.settings.limits.allow_wildcard_names:
+            _check_no_wildcard((message.topic,))
         route = self._stores.routes([message.topic])[0]
         if partition is None:
             key = message.key if message.partition_key is None else message.partition_key
@@ -519,6 +541,14 @@ class Broker:
             pattern, after=after, limit=limit, visible=visible, owner=owner
         )
 
+    async def warn_of_habits(self, where: str, patterns: Iterable[str]) -> None:
+        """Log each pattern that is one of MQTT or NATS and matches no topic, with the glob that was meant."""
+        suspects = [each for each in patterns if glob_meant(each) is not None]
+        for pattern in suspects[:_HINTS_MAX]:
+            found, is_complete = await self.topics(pattern, limit=1)
+            if is_complete and not found and (glob := glob_meant(pattern)) is not None:
+                logger.warning(glob_hint(pattern, glob), where=where, pattern=pattern)
+
     async def describe_topic(self, name: str, *, owner: Hashable = None) -> TopicState:
         return await self._topics.describe(name, asker=owner)
 
@@ -631,6 +661,18 @@ class Broker:
         await self.topic_making.tasks.wait()
         await self._gatherings.tasks.wait()
         await self._stores.close()
+
+
+def _check_no_wildcard(topics: Sequence[str]) -> None:
+    """Refuse names that were most likely meant as patterns."""
+    # Joined, a thousand names take a few microseconds.
+    if not has_wildcard(topics[0] if len(topics) == 1 else "".join(topics)):
+        return
+    topic = next(filter(has_wildcard, topics))
+    raise InvalidNameError(
+        f"topic {topic!r}: *, ? and [ are wildcards of patterns, and publishing goes to one topic; "
+        "limits.allow_wildcard_names = true allows such names"
+    )
 
 
 def _reserved(topic: str) -> ClientFault:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Final
 
 from runnel.client.connection import Connection
 from runnel.client.link import Link, backoff_s
+from runnel.client.pattern_hints import warn_of_habits
 from runnel.client.routing import Router
 from runnel.client.timers import Deadline, Handle, Timers
 from runnel.errors import ConnectionLostError, MovedError, RunnelError, SlowReaderError
@@ -25,8 +27,15 @@ class Attached(ABC):
     """Asks to be served, and again after a loss. What for, and what comes then, is the heir's to say."""
 
     def __init__(
-        self, router: Router, timers: Timers, *, what: str, deadline_s: float | None
+        self,
+        router: Router,
+        timers: Timers,
+        *,
+        what: str,
+        deadline_s: float | None,
+        patterns: Sequence[str] = (),
     ) -> None:
+        self.patterns: Final = tuple(patterns)
         self._router = router
         self._timers = timers
         self._what = what  # for errors: "subscribing to a/*"
@@ -70,6 +79,8 @@ class Attached(ABC):
         if self._error is not None:
             await self.close()
             raise self._error
+        if not self._is_closed:
+            await warn_of_habits(self._router, self.patterns, deadline)
 
     def _begin(self) -> None:
         if not self._is_begun and not self._is_closed:

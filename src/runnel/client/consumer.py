@@ -79,7 +79,9 @@ class Consumer(Attached):
         on_close: Callable[[Consumer], object] | None = None,
     ) -> None:
         what = f"consuming from {request.subscription!r}"
-        super().__init__(router, timers, what=what, deadline_s=deadline_s)
+        super().__init__(
+            router, timers, what=what, deadline_s=deadline_s, patterns=request.patterns
+        )
         self.subscription: Final = request.subscription
         self.thread_id: Final = threading.get_ident()
         self.late: Final[deque[LateWork]] = deque(maxlen=_LATE_MAX)

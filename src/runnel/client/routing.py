@@ -25,6 +25,7 @@ class Router:
     def __init__(self, home: Link, link_to: Callable[[str], Link], timers: Timers) -> None:
         self.home: Final = home
         self.routes: Final[dict[str, wire.Route]] = {}
+        self.hinted: Final[set[str]] = set()  # patterns that were looked at for habits
         self._link_to = link_to
         self._links: dict[str, Link] = {"": home, home.address: home}
         self._timers = timers

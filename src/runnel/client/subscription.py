@@ -82,8 +82,7 @@ class Subscription(Attached):
         if buffer_bytes < 1:
             raise ClientFault(f"buffer_bytes is {buffer_bytes}: at least 1 is needed")
         what = f"subscribing to {' '.join(patterns)}"
-        super().__init__(router, timers, what=what, deadline_s=deadline_s)
-        self.patterns: Final = tuple(patterns)
+        super().__init__(router, timers, what=what, deadline_s=deadline_s, patterns=patterns)
         self.gaps: Final[deque[Gap]] = deque(maxlen=_GAPS_MAX)
         self._number = number
         self._overflow = overflow

@@ -130,6 +130,7 @@ class LimitSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     cursor_places_max: Count = 10_000
     durable_subscriptions_max: Count = 10_000
     open_files_max: OpenFiles = 256
+    allow_wildcard_names: bool = False
 
 
 class LogSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
@@ -272,6 +273,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "limits.cursor_places_max": "Most positions of one cursor.",
     "limits.durable_subscriptions_max": "Most acknowledged subscriptions, connected or not.",
     "limits.open_files_max": "Most segment and index files held open for reading and writing.",
+    "limits.allow_wildcard_names": "Allow publishing to topics whose names contain *, ? or [.",
     "log.write_queue_bytes_max": "Bytes waiting to be written before publishers have to wait.",
     "log.write_queue_batches_max": "Batches waiting to be written before publishers have to wait.",
     "log.group_bytes_max": "Most bytes that share one write and one sync.",

@@ -103,6 +103,11 @@ def is_dead_letter(topic: str) -> bool:
     return topic.startswith(DEAD_LETTER_PREFIX)
 
 
+def has_wildcard(text: str) -> bool:
+    """Whether a name, or one of several joined together, has a character that patterns give a meaning."""
+    return "*" in text or "?" in text or "[" in text
+
+
 def dead_letter_topic(subscription: str) -> str:
     """The topic to which a subscription's undeliverable messages go."""
     return DEAD_LETTER_PREFIX + subscription

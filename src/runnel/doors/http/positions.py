@@ -67,7 +67,7 @@ class Position:
         seen: Collection[bytes] = (),
     ) -> None:
         """`seen`: the last values that came before, if the stream resumes after an id."""
-        topics = sorted(set(patterns))
+        topics = _topics(patterns)
         self._numbers: Final = {topic: number for number, topic in enumerate(topics)}
         self._checksum: Final = _checksum(topics)
         # Places become neither fewer nor shorter: once they are too long, they are not looked at again.
@@ -213,7 +213,7 @@ def resumed(
         places, numbers, seen = _parts(text)
         decoded = _decode(places)
         came = _seen(seen, lists) if decoded.is_last else ()
-        topics = sorted(set(patterns))
+        topics = _topics(patterns)
         if decoded.patterns != _checksum(topics):
             raise FieldFault(
                 FIELD,
@@ -268,6 +268,12 @@ def _number(digits: str) -> int:
 def _from_base64(text: str) -> bytes:
     packed = text.translate(_FROM_URL) + "=" * (-len(text) % 4)
     return binascii.a2b_base64(packed, strict_mode=True)
+
+
+def _topics(patterns: Sequence[str]) -> list[str]:
+    """The patterns; of one that matches a single name, as `a/[*]`, that name, which places have."""
+    parsed = map(Pattern, patterns)
+    return sorted({each.prefix if each.is_literal else each.text for each in parsed})
 
 
 def _checksum(topics: Sequence[str]) -> int:
