@@ -17,6 +17,7 @@ import msgspec
 from runnel.broker.broker import Broker
 from runnel.config import HttpSettings, LogSettings, SecuritySettings, Settings, TopicRule
 from runnel.doors.http.listener import HttpListener
+from runnel.errors import BusyError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.security.gate import Gate
@@ -64,7 +65,15 @@ class OpenDoor:
         await self.broker.publish(batch)
 
     async def publish_all(self, *messages: Message) -> None:
-        await self.broker.publish(Batch.from_messages(messages))
+        """As one batch, once there is room: many new topics are made in steps."""
+        batch = Batch.from_messages(messages)
+        while True:
+            try:
+                await self.broker.publish(batch)
+            except BusyError:
+                await self.broker.wait_room(messages[0].topic)
+            else:
+                return
 
     def stream(self, *patterns: str, **query: str) -> Stream:
         """Not open yet."""
