@@ -1,5 +1,7 @@
 """Copies of a data directory, made as docs/howto/backup-and-restore.md says, while everybody publishes and works.
 
+`runnel backup` asks the broker for a checkpoint and copies that.
+
 A process that is stopped (SIGSTOP) leaves what one that is killed in that moment would leave; so a copy made meanwhile
 is as good as the directory of a broker that was killed.
 """
@@ -12,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,6 +22,7 @@ from typing import Final
 import pytest
 
 from runnel.client import Bus, connect
+from runnel.errors import ClientFault
 from tests.server.load import DEADLINE_S, SMALL, Ledger, Load, Place, read_stored
 from tests.server.serving import Server, held_port, serving
 from tests.server.test_sigkill import check_order, check_places, check_promises
@@ -77,10 +81,17 @@ def _is_same(source: Path, target: Path) -> bool:
     return (here.st_size, here.st_mtime_ns) == (there.st_size, there.st_mtime_ns)
 
 
+def runnel(*words: str) -> str:
+    """What a command says that succeeds."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "runnel", *words], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
 def verify(data: Path) -> None:
-    words = [sys.executable, "-m", "runnel", "log", "verify", str(data)]
-    verified = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    runnel("log", "verify", str(data))
 
 
 def pause(data: Path, server: Server) -> int:
@@ -178,5 +189,108 @@ def test_a_copy_of_a_paused_broker_keeps_everything_that_was_promised(
             check_promises(load.named, check_places(stored))
             await server.stop()
         await check_restored(restored, promised, until_then)
+
+    asyncio.run(scenario())
+
+
+def test_a_backup_of_a_broker_at_work_keeps_everything_that_was_promised(tmp_path: Path) -> None:
+    original, restored = tmp_path / "original", tmp_path / "restored"
+    original.mkdir()
+    restored.mkdir()
+
+    async def scenario() -> None:
+        promised, worked, until_then = Ledger(), Worked(), Worked()
+        async with serving(original, *SETTINGS) as server:
+            load = Load(server.url, seed=3)
+            async with connect(server.url, deadline_s=DEADLINE_S) as bus:
+                working = asyncio.create_task(work(bus, worked))
+                try:
+                    await load.subscribe("*")
+                    for number in range(2):
+                        await load.publish_named(f"named-{number}")
+                    await load.wait_for(lambda: load.acknowledged > 1000)
+                    await bus.set_cursor(_CURSOR, {"a": 7})
+                    await load.wait_for(
+                        lambda: load.acknowledged > 3000 and len(worked.stored) > 200
+                    )
+                    promised.acknowledged.update(load.named.acknowledged)
+                    until_then.stored = set(worked.stored)
+                    backup = str(tmp_path / "backup")
+                    told = await asyncio.to_thread(runnel, "backup", backup, "--url", server.url)
+                    assert "verified" in told
+                    # Whatever was acknowledged while the copy was made may be in it or not.
+                    until_then.acked = set(worked.acked)
+                    await wait_until(lambda: not (original / "data" / "checkpoint").exists())
+                    wanted = load.acknowledged + 500
+                    await load.wait_for(lambda: load.acknowledged > wanted)
+                    await load.end_publishing()
+                    stored = await read_stored(bus)
+                    await load.end_reading(stored)
+                finally:
+                    working.cancel()
+                    await asyncio.gather(working, return_exceptions=True)
+                    await load.close()
+            assert load.named.failures == []
+            check_promises(load.named, check_places(stored))
+            await server.stop()
+        runnel("restore", str(tmp_path / "backup"), str(restored / "data"))
+        await check_restored(restored, promised, until_then)
+
+    asyncio.run(scenario())
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 - another process makes it so
+            await asyncio.sleep(0.01)
+
+
+def test_a_broker_that_is_killed_during_a_backup_leaves_no_half_copy_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    checkpoint = tmp_path / "data" / "checkpoint"
+    target = tmp_path / "backup"
+
+    async def scenario() -> None:
+        async with serving(tmp_path, *SMALL) as server:
+            async with connect(server.url, deadline_s=DEADLINE_S) as bus:
+                for number in range(200):
+                    await bus.publish("a", str(number).encode() * 100)
+            words = [sys.executable, "-m", "runnel", "backup", str(target), "--url", server.url]
+            copying = await asyncio.create_subprocess_exec(*words, stderr=subprocess.PIPE)
+            await wait_until(lambda: checkpoint.exists() or copying.returncode is not None)
+            server.kill()
+            _, told = await copying.communicate()
+            # Either it was copied by then, or nothing has the name of a whole copy.
+            assert target.exists() == (copying.returncode == 0), told
+            assert b"Traceback" not in told
+            await server.start()
+            assert not checkpoint.exists()
+            async with connect(server.url, deadline_s=DEADLINE_S) as bus:
+                assert (await bus.fetch("a", 200)).messages[0].payload == b"199" * 100
+            again = str(tmp_path / "again")
+            await asyncio.to_thread(runnel, "backup", again, "--url", server.url)
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_files_of_a_backup_whose_client_vanishes_are_removed(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "data" / "checkpoint"
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as server:
+            async with connect(server.url) as bus:
+                await bus.publish("a", b"1")
+                path, _ = await bus.checkpoint()
+                assert Path(path) == checkpoint
+                async with connect(server.url) as another:
+                    with pytest.raises(ClientFault, match="a copy of this broker is being made"):
+                        await another.checkpoint()
+                assert checkpoint.exists()
+            await wait_until(lambda: not checkpoint.exists())
+            async with connect(server.url) as bus:
+                await bus.checkpoint()  # another may be made
+            await server.stop()
 
     asyncio.run(scenario())

@@ -11,6 +11,7 @@ from runnel.formats.batch import Batch
 from runnel.formats.frames import pack_head
 from runnel.formats.message import Message
 from runnel.formats.wire import (
+    Checkpoint,
     Closing,
     Credit,
     CursorList,
@@ -30,6 +31,7 @@ from runnel.formats.wire import (
     GapState,
     Head,
     Hello,
+    MakeCheckpoint,
     Owner,
     PartitionPlace,
     PartitionState,
@@ -214,6 +216,7 @@ def _by_clients() -> list[Told]:
         Shards(23, ["sensors/*"], T0),
         FetchShard(24, "main", 0, 31, 40, ["sensors/*"], 2, 2**20),
         *_by_consumers(),
+        MakeCheckpoint(27),
         Ping(2**53),
     ]  # fmt: skip
     told: list[Told] = [(head, b"") for head in heads]
@@ -318,6 +321,7 @@ def _by_brokers(stored: bytes) -> list[Told]:
         *_to_consumers(stored),
         (Pong(23, T0), b""),
         (Done(9), b""),
+        (Checkpoint(27, "/var/lib/runnel/checkpoint", "0123456789abcdef"), b""),
         (Error(24, "busy", "the shard main/0 has no room", True), b""),
         (
             Error(

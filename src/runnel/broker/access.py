@@ -65,12 +65,13 @@ def _audited(
 class Access:
     """Made by a door for a connection, or for a call where calls come one by one."""
 
-    __slots__ = ("_broker", "_peer", "_rights")
+    __slots__ = ("_broker", "_has_checkpoint", "_peer", "_rights")
 
     def __init__(self, broker: Broker, rights: Rights | None, peer: str = "") -> None:
         """`peer` is where the caller is, for the audit trail."""
         self._broker = broker
         self._rights = rights
+        self._has_checkpoint = False
         self._peer = peer
 
     @property
@@ -96,6 +97,27 @@ class Access:
     def policies(self) -> Policies:
         """The rules as they are now; whoever may see a topic may know what they say of it."""
         return self._broker.policies
+
+    # --- Copying ---
+
+    @_audited
+    async def checkpoint(self) -> tuple[str, str]:
+        """`admin` for everything. It stays until `drop_checkpoint`: who is given this has to call that in the end."""
+        if self._rights is not None:
+            self._rights.check_patterns(Right.ADMIN, _EVERYTHING)
+        made = await self._broker.checkpoint()
+        self._has_checkpoint = True
+        return made
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self._has_checkpoint
+
+    async def drop_checkpoint(self) -> None:
+        """The caller's, if it has one."""
+        if self._has_checkpoint:
+            self._has_checkpoint = False
+            await self._broker.drop_checkpoint()
 
     # --- Publishing ---
 

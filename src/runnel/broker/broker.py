@@ -644,6 +644,19 @@ class Broker:
         self._gatherings.leave()
         await self._stores.disk.sync()
 
+    async def checkpoint(self) -> tuple[str, str]:
+        """See `DiskLog.checkpoint`."""
+        self._check_open()
+        disk = self._stores.disk
+        if not isinstance(disk, DiskLog):
+            raise ClientFault("this broker keeps everything in memory: there is nothing to copy")
+        return await disk.checkpoint()
+
+    async def drop_checkpoint(self) -> None:
+        disk = self._stores.disk
+        if isinstance(disk, DiskLog):
+            await disk.drop_checkpoint()
+
     async def close(self) -> None:
         """End all subscriptions, store what is queued, close the logs."""
         if not self._is_open:

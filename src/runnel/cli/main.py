@@ -40,6 +40,8 @@ COMMANDS: Final[dict[str, str]] = {
     "top": "Watch a broker: rates, topics, subscribers, lag, backlog, syncs.",
     "bench": "Load a broker and measure it; checks loss and order too.",
     "log": "Look into a data directory: inspect, verify, export.",
+    "backup": "Copy a running broker's data directory, as of one moment, and verify it.",
+    "restore": "Make a data directory of a copy.",
     "pipeline": "Archive, replay, measure and transform stored streams with Spark.",
     "token": "Make, list, change and revoke tokens: who may do what.",
     "config": "Show the effective settings and where they came from.",

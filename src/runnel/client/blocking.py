@@ -167,6 +167,7 @@ class BlockingBus:
     cursor = _blocking(Bus.cursor)
     set_cursor = _blocking(Bus.set_cursor)
     remove_cursor = _blocking(Bus.remove_cursor)
+    checkpoint = _blocking(Bus.checkpoint)
     subscriptions = _blocking(Bus.subscriptions)
     subscription = _blocking(Bus.subscription)
     make_subscription = _blocking(Bus.make_subscription)

@@ -510,6 +510,18 @@ class Bus(WorkVerbs):
     async def _do(self, make: Callable[[int], wire.Head], what: str) -> None:
         await self._ask(wire.Done, make, what, is_repeatable=False)
 
+    # --- Copies ---
+
+    async def checkpoint(self) -> tuple[str, str]:
+        """Every file of the broker as of one moment, for `runnel backup`: its path there, and its id.
+
+        The broker removes it when this client's connection ends.
+        """
+        answer, _ = await self._ask(
+            wire.Checkpoint, wire.MakeCheckpoint, "making a checkpoint", is_repeatable=False
+        )
+        return answer.path, answer.checkpoint
+
     # --- Cursors ---
 
     async def cursors(self) -> list[CursorState]:

@@ -292,6 +292,12 @@ class Statistics(Head, tag="statistics", frozen=True, gc=False):
     id: Id
 
 
+class MakeCheckpoint(Head, tag="checkpoint", frozen=True, gc=False):
+    """Every file as of one moment, for a copy. It is removed when the connection ends."""
+
+    id: Id
+
+
 class Ping(Head, tag="ping", frozen=True, gc=False):
     id: Id
 
@@ -427,6 +433,14 @@ class Done(Head, tag="done", frozen=True, gc=False):
     id: Id
 
 
+class Checkpoint(Head, tag="checkpointed", frozen=True, gc=False):
+    """Where it lies on the broker's machine, and what the file in it calls it."""
+
+    id: Id
+    path: str
+    checkpoint: str
+
+
 class Error(Head, tag="error", frozen=True, gc=False):
     """A request failed (id 0: the connection, which is then closed). `details` by code, as in docs/protocol.md."""
 
@@ -465,6 +479,7 @@ Request: TypeAlias = (
     | RemoveCursor
     | Cursors
     | Statistics
+    | MakeCheckpoint
     | Ping
     | WorkRequest
 )
@@ -485,6 +500,7 @@ Answer: TypeAlias = (
     | StatisticsReport
     | Pong
     | Done
+    | Checkpoint
     | Error
     | Closing
     | WorkAnswer

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from os import PathLike
 from typing import Final
+from uuid import uuid4
 
 from runnel.config import Keep, Settings
-from runnel.errors import ClientFault, ClosedError, UnknownTopicError
+from runnel.errors import ClientFault, ClosedError, Unavailable, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log import catalogue as records
-from runnel.log import paths
+from runnel.log import checkpoint, paths
 from runnel.log.catalogue import Catalogue, Record
 from runnel.log.catalogue_state import CatalogueState, made
 from runnel.log.counting import Turn
@@ -62,7 +63,7 @@ from runnel.log.topic_table import (
     check_offset,
     kept_elsewhere,
 )
-from runnel.log.writer import Parts
+from runnel.log.writer import Parts, ShardWriter
 from runnel.topics.policies import Difference, Policies, Policy
 from runnel.world.clock import Clock
 from runnel.world.disk import Disk, DiskLock
@@ -133,6 +134,9 @@ class DiskLog:
         self._unrecorded: dict[str, asyncio.Future[None]] = {}
         self._damage: list[str] = []
         self._lock: DiskLock | None = None
+        self._has_checkpoint = False
+        self._resting = asyncio.Lock()
+        self._paused: list[ShardWriter] | None = None  # None: the log is not at rest
         self._is_closed = False
         self.recovered = Recovered(was_clean=True, torn=(), damage=(), differences=())
 
@@ -181,6 +185,8 @@ class DiskLog:
     async def _open(self) -> None:
         submit = self._workers.submit
         self._lock = await submit(claim, self._disk, self._directory)
+        if paths.CHECKPOINT in self._disk.list(self._directory):  # of a process that was killed
+            await submit(checkpoint.discard, self._directory)
         marks = await submit(self._marks.open)
         loaded = await submit(self._catalogue.open)
         self._state.apply_all(loaded.records)
@@ -217,6 +223,9 @@ class DiskLog:
         shard = self._shards.get(shard_id)
         if shard is None:
             shard = self._shards[shard_id] = self._new_shard(shard_id)
+            if self._paused is not None:
+                shard.writer.pause_at_once()
+                self._paused.append(shard.writer)
         return shard
 
     def _new_shard(self, shard_id: ShardId) -> Shard:
@@ -512,6 +521,76 @@ class DiskLog:
             shard.use_policy(self._policies.for_journal(shard_id.journal, keep=Keep.DISK))
         return await self._topics.follow_rules()
 
+    # --- Copies ---
+
+    async def checkpoint(self) -> tuple[str, str]:
+        """Every file as of one moment, in a folder of the data directory: its path, and the checkpoint's id.
+
+        Stays until `drop_checkpoint`; ClientFault while there is one. Publishers wait for as long as it takes to make
+        a link for each file.
+        """
+        self._check_open()
+        if self._has_checkpoint:
+            raise ClientFault("a copy of this broker is being made; wait until it is done")
+        self._has_checkpoint = True
+        contents_id = uuid4().hex
+        try:
+            async with self._at_rest():
+                prefix = f"{self._directory}/"
+                ends = {
+                    path.removeprefix(prefix): end
+                    for shard in self._shards.values()
+                    for path, end in shard.growing_ends().items()
+                }
+                contents = checkpoint.Contents(contents_id, self._clock.time_ns(), ends)
+                path = await self._workers.submit(checkpoint.make, self._directory, contents)
+        except OSError as error:
+            self._has_checkpoint = False
+            raise Unavailable(
+                f"a checkpoint could not be made: {error.strerror or error}"
+            ) from error
+        except BaseException:
+            self._has_checkpoint = False
+            raise
+        return path, contents_id
+
+    async def drop_checkpoint(self) -> None:
+        """Remove the checkpoint's files, and let another be made."""
+        try:
+            await self._workers.submit(checkpoint.discard, self._directory)
+        finally:
+            self._has_checkpoint = False
+
+    @asynccontextmanager
+    async def _at_rest(self) -> AsyncIterator[None]:
+        """Nothing is written to any file meanwhile; whoever wants something stored waits."""
+        async with self._resting, AsyncExitStack() as ends:
+            self._check_open()
+            # First what may take long and keeps no publisher waiting.
+            undisturbed: set[ShardId] = set()
+            while undisturbed != self._shards.keys():
+                for shard_id, shard in list(self._shards.items()):
+                    if shard_id not in undisturbed:
+                        await ends.enter_async_context(shard.undisturbed())
+                        undisturbed.add(shard_id)
+            self._paused = []
+            ends.callback(self._resume_writers)
+            for shard in list(self._shards.values()):  # those made from now on begin paused
+                await shard.writer.pause()
+                self._paused.append(shard.writer)
+            # Last: the writers may have waited for these.
+            ends.callback(self._states.resume)
+            await self._states.pause()
+            ends.callback(self._catalogue.resume)
+            await self._catalogue.pause()
+            yield
+
+    def _resume_writers(self) -> None:
+        assert self._paused is not None
+        paused, self._paused = self._paused, None
+        for writer in paused:
+            writer.resume()
+
     # --- Where partitions live ---
 
     def _shard_of(self, key: Key) -> ShardId | None:
@@ -567,6 +646,10 @@ class DiskLog:
         if self._is_closed:
             return
         self._is_closed = True
+        async with self._resting:  # a checkpoint that is being made is soon done
+            await self._close()
+
+    async def _close(self) -> None:
         try:
             for shard in self._shards.values():
                 shard.writer.refuse(ClosedError("the log is closed"))

@@ -3,6 +3,7 @@
     runnel.json                      format version
     lock                             held by the process that writes
     synced                           how far the newest file of each folder has been synced
+    checkpoint/                      all of this as of one moment, while somebody copies it
     catalogue/00000000000000000007   the newest is the one in use
     journals/<journal>/name          the journal's real name
     journals/<journal>/<shard>/00000000000000000001-0.segment    number and generation
@@ -27,6 +28,7 @@ LOCK_FILE: Final = "lock"
 MARKS_FILE: Final = "synced"
 CATALOGUE: Final = "catalogue"
 JOURNALS: Final = "journals"
+CHECKPOINT: Final = "checkpoint"
 NAME_FILE: Final = "name"
 STATE: Final = "state"
 SEGMENT_SUFFIX: Final = ".segment"
@@ -36,7 +38,16 @@ UNFINISHED_SUFFIX: Final = ".new"
 # What a data directory may hold before its format file is there: our own files, and what a file system puts into an
 # empty volume. Settings and tokens may be made before the broker is first started.
 _OUR_NAMES: Final = frozenset(
-    (FORMAT_FILE, LOCK_FILE, CATALOGUE, JOURNALS, "runnel.toml", "lost+found")
+    (
+        FORMAT_FILE,
+        LOCK_FILE,
+        MARKS_FILE,
+        CHECKPOINT,
+        CATALOGUE,
+        JOURNALS,
+        "runnel.toml",
+        "lost+found",
+    )
 )
 _TOKENS_FILE: Final = "tokens.json"
 

@@ -99,6 +99,7 @@ class RecordJournal(Generic[R]):
         self._file: RecordFile | None = None
         self._queue: list[tuple[Callable[[], Sequence[R]], Apply | None, asyncio.Future[None]]] = []
         self._is_writing = False
+        self._is_paused = False
         self._at_rest: asyncio.Future[None] | None = None  # somebody waits for the last write
         self._is_closed = False
         self._is_let_go = False
@@ -211,16 +212,37 @@ class RecordJournal(Generic[R]):
             future.set_exception(ReadOnlyError(self._broken or f"{self._name} is closed"))
             return future
         self._queue.append((make, apply, future))
-        if not self._is_writing:
-            self._is_writing = True
-            asyncio.get_running_loop().call_soon(self._write_next)
+        if not self._is_writing and not self._is_paused:
+            self._begin_writing()
         return future
 
+    def _begin_writing(self) -> None:
+        self._is_writing = True
+        asyncio.get_running_loop().call_soon(self._write_next)
+
+    async def pause(self) -> None:
+        """Finish the write that is under way, then write nothing until `resume`. What is added meanwhile waits."""
+        self.pause_at_once()
+        if self._is_writing:
+            self._at_rest = asyncio.get_running_loop().create_future()
+            await self._at_rest
+            self._at_rest = None
+
+    def pause_at_once(self) -> None:
+        """Of a journal that has nothing under way."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+        if self._queue and not self._is_writing:
+            self._begin_writing()
+
     def _write_next(self) -> None:
-        group, self._queue = self._queue[:_ADDS_TOGETHER], self._queue[_ADDS_TOGETHER:]
+        count = 0 if self._is_paused else _ADDS_TOGETHER
+        group, self._queue = self._queue[:count], self._queue[count:]
         if not group:
             self._is_writing = False
-            if self._at_rest is not None:
+            if self._at_rest is not None and not self._at_rest.done():
                 self._at_rest.set_result(None)
             return
         written = self._workers.submit(self._write, [make for make, _, _ in group])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TypeVar
 
 from runnel.errors import OffsetAheadError, OffsetGoneError, ProducerFault, Unavailable
@@ -151,6 +151,18 @@ class Shard:
         last = self._segments[-1] if self._segments else None
         if last is not None and last.growing is None and last.end < self.policy.rotate.bytes_max:
             last.growing = self._folder.resume_index(last)
+
+    @asynccontextmanager
+    async def undisturbed(self) -> AsyncIterator[None]:
+        """Nothing is removed, rewritten or sealed meanwhile. Messages are stored all the same."""
+        async with self._trimmer.at_work, self.writer.sealing:
+            yield
+
+    def growing_ends(self) -> dict[str, int]:
+        """How far the segments that are written to, or were last, reach by now."""
+        return {
+            segment.path: segment.end for segment in self._segments if segment.growing is not None
+        }
 
     async def close(self) -> None:
         async with self._trimmer.at_work:

@@ -75,6 +75,16 @@ class StateJournal:
         assert self.snapshot is not None, "whoever adds sets a snapshot before"
         return self._journal.add(content)
 
+    async def pause(self) -> None:
+        """Write nothing until `resume`. What is added meanwhile waits."""
+        await self._journal.pause()
+
+    def pause_at_once(self) -> None:
+        self._journal.pause_at_once()
+
+    def resume(self) -> None:
+        self._journal.resume()
+
     async def close(self) -> None:
         """Store what is queued, then take no more."""
         await self._journal.close()
@@ -123,6 +133,7 @@ class StateJournals:
         self._bytes_max = bytes_max
         self._make_shard_folder = make_shard_folder
         self._journals: dict[ShardId, StateJournal] = {}
+        self._is_paused = False
 
     def of(self, shard: ShardId) -> StateJournal:
         journal = self._journals.get(shard)
@@ -136,6 +147,8 @@ class StateJournals:
                 bytes_max=self._bytes_max,
                 make_shard_folder=lambda: self._make_shard_folder(shard),
             )
+            if self._is_paused:
+                journal.pause_at_once()
         return journal
 
     def _folder(self, shard: ShardId) -> str:
@@ -147,6 +160,17 @@ class StateJournals:
 
     def _was_made(self, folder: str) -> bool:
         return bool(self._disk.list(folder)) or self._marks.get(folder) is not None
+
+    async def pause(self) -> None:
+        """Write nothing until `resume`, to none of them: those that are made meanwhile wait too."""
+        self._is_paused = True
+        for journal in list(self._journals.values()):
+            await journal.pause()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        for journal in self._journals.values():
+            journal.resume()
 
     async def close(self) -> None:
         """All of them, whatever fails: nobody may be left without an answer."""

@@ -104,6 +104,7 @@ class ShardWriter:
         self._room: list[asyncio.Future[None]] = []
         self._idle: list[asyncio.Future[None]] = []
         self._is_committing = False
+        self._is_paused = False
         self._refusal: RunnelError | None = None
         self._untold: RunnelError | None = (
             None  # why a batch was lost that was not to be answered as stored
@@ -172,7 +173,7 @@ class ShardWriter:
         pending = Pending(numbered, encoded, batch.body, partitions, unrecorded)
         self._queue.append(pending)
         self.queued_bytes += pending.size
-        if not self._is_committing:
+        if not self._is_committing and not self._is_paused:
             self._is_committing = True
             parts.tasks.start(self._commit())
         return self._answer(pending, level)
@@ -222,10 +223,13 @@ class ShardWriter:
 
     async def wait_idle(self) -> None:
         """Until nothing is queued or being written."""
-        while self._is_committing:
-            future = asyncio.get_running_loop().create_future()
-            self._idle.append(future)
-            await future
+        while self._is_committing or self._queue:
+            await self._wait_committed()
+
+    async def _wait_committed(self) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._idle.append(future)
+        await future
 
     async def sync(self) -> None:
         """Until nothing is queued; raises if a batch was lost since the last call that nobody waited for."""
@@ -254,14 +258,14 @@ class ShardWriter:
     # --- Committing ---
 
     async def _commit(self) -> None:
-        while self._queue:
+        while self._queue and not self._is_paused:
             self._take_group()
             try:
                 await self._store()
             except (OSError, RunnelError) as error:
                 self._apply_written()
                 self._fail(error)
-            if not self._queue:
+            if not self._queue or self._is_paused:
                 self._apply_written()
             _wake(self._room)
         self._is_committing = False
@@ -449,6 +453,24 @@ class ShardWriter:
             f"shard {self._shard} takes no more batches until it has been reopened: {reason}"
         )
         return self._refusal
+
+    # --- At rest ---
+
+    async def pause(self) -> None:
+        """Finish the group that is under way, then write nothing until `resume`. What is queued waits."""
+        self.pause_at_once()
+        while self._is_committing:
+            await self._wait_committed()
+
+    def pause_at_once(self) -> None:
+        """Of a writer that has nothing under way."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+        if self._queue and not self._is_committing:
+            self._is_committing = True
+            self._parts.tasks.start(self._commit())
 
     # --- Sealing ---
 

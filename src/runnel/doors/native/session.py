@@ -238,11 +238,16 @@ class Session:
             self._pass.leave()
         self._frames.clear()
         self.subscriptions.close()
+        self._drop_checkpoint()
         self._large_answers.resume()  # those that wait for their turn find that nobody waits for them
         for task in self._waiting_fetches:
             task.cancel()
         if self._idle is not None:
             self._idle.set()
+
+    def _drop_checkpoint(self) -> None:
+        if self._access.has_checkpoint:
+            self._tasks.start(self._access.drop_checkpoint())
 
     def _close_consumers(self) -> None:
         # Of a broker that goes, what was being worked on comes back without counting as failed.
@@ -512,6 +517,8 @@ class Session:
 
     async def _reply_later(self, request: verbs.SmallRequest) -> None:
         reply = await verbs.wait_reply_to(self._access, request)
+        if self._stage is _Stage.CLOSED:
+            self._drop_checkpoint()  # it was made for somebody who is gone
         say(self._output, reply.head, reply.tail)
 
     async def _reply_at_length(self, request: verbs.WaitingRequest) -> None:

@@ -34,6 +34,7 @@ SmallRequest: TypeAlias = (
     | wire.PurgeTopic
     | wire.SetCursor
     | wire.RemoveCursor
+    | wire.MakeCheckpoint
     | work.MakeSubscription
     | work.DeleteSubscription
     | work.PauseSubscription
@@ -102,6 +103,8 @@ async def wait_reply_to(
         case wire.DescribeTopic():
             topic = await access.describe_topic(request.name)
             return Reply(wire.TopicList(request.id, (topic,), is_complete=True))
+        case wire.MakeCheckpoint():
+            return Reply(wire.Checkpoint(request.id, *await access.checkpoint()))
         case wire.DeleteTopic():
             await access.delete_topic(request.name)
         case wire.PurgeTopic():
