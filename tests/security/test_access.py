@@ -259,6 +259,7 @@ def test_every_verb_of_the_broker_is_one_of_access() -> None:
         "patterns_of",
         "report",
         "known_cursors",
+        "warn_of_habits",
         "follow_rules",
     }
     assert of_broker | of_work <= own | not_for_callers

@@ -122,8 +122,19 @@ def topic_of(told: dict[str, Any]) -> TopicState:
 
 
 def subscription_of(told: dict[str, Any]) -> SubscriptionState:
-    fields = dict(told)
+    fields = _without_texts(SubscriptionState, told)
     fields["options"] = WorkOptions(**told["options"])
-    fields["members"] = [MemberState(**member) for member in told["members"]]
+    fields["members"] = [
+        MemberState(**_without_texts(MemberState, member)) for member in told["members"]
+    ]
     fields["partitions"] = [PartitionWork(**each) for each in told.get("partitions", [])]
     return SubscriptionState(**fields)
+
+
+def _without_texts(form: type[msgspec.Struct], told: dict[str, Any]) -> dict[str, Any]:
+    """The fields without the texts that stand beside times in nanoseconds."""
+    return {
+        field: value
+        for field, value in told.items()
+        if field in form.__struct_fields__ or f"{field}_ns" not in told
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -94,6 +94,8 @@ class FakeBroker:
 
     def rows(self) -> list[ConnectionRow]:
         return [row for rows in self.connection_rows for row in rows()]  # type: ignore[operator]
+
+    async def warn_of_habits(self, where: str, patterns: Iterable[str]) -> None: ...
 
     # --- Verbs ---
 
