@@ -26,6 +26,7 @@ from runnel.world.clock import SystemClock
 from runnel.world.diagnostics import get_logger
 from runnel.world.disk import RealDisk
 from runnel.world.extras import has_extra, how_to_install
+from runnel.world.heap import Heap
 from runnel.world.notifying import State, notify
 from runnel.world.tls import TlsFiles
 from runnel.world.workers import ThreadWorkers
@@ -35,6 +36,8 @@ logger = get_logger("runnel")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # Besides connections and the log's files: the catalogue, locks, the loop's own, and what libraries open.
 _OTHER_FILES: Final = 256
+# How often it is looked whether memory can be given back; mostly that is one look at /proc.
+_HEAP_SECONDS: Final = 2.0
 # What is allowed to the group and to others, of a file's permissions.
 _OTHERS_BITS: Final = 0o077
 # A certificate is looked at so often; asking costs two looks at the file system.
@@ -144,10 +147,27 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
             _warn_of(name, doors[name], gate)
         server = Server(settings, broker, gate, doors)
         _let_watch(server, gate)
-        for watch in (server.watch_certificates(), broker.watching.watch_disk()):
+        heap_worker = ThreadWorkers(1, name="runnel-heap")
+        opened.callback(heap_worker.close)
+        for watch in (
+            server.watch_certificates(),
+            broker.watching.watch_disk(),
+            _give_back_memory(Heap(), heap_worker, clock),
+        ):
             watching = asyncio.get_running_loop().create_task(watch)
             opened.push_async_callback(_ended, watching)
         yield server
+
+
+async def _give_back_memory(heap: Heap, worker: ThreadWorkers, clock: SystemClock) -> None:
+    """Return memory that many or large requests took and left, until cancelled.
+
+    In a thread of its own: releasing a GiB takes a tenth of a second.
+    """
+    while heap.can_release:
+        await clock.sleep(_HEAP_SECONDS)
+        if released_bytes := await worker.submit(heap.look):
+            logger.info("memory that is not needed was given back", bytes=released_bytes)
 
 
 def _warn_of(name: str, door: Listener, gate: Gate) -> None:

@@ -248,7 +248,7 @@ def _complain(minding: Sequence[asyncio.Task[None]]) -> None:
 async def _figures_when_quiet(
     server: Server, minding: Sequence[asyncio.Task[None]], begun: Figures
 ) -> Figures:
-    """When all of the vandals' connections are gone, and only the bystanders' are left."""
+    """When all of the vandals' connections are gone, only the bystanders' are left, and their memory is given back."""
     ends_at = time.monotonic() + QUIET_SECONDS_MAX
     while (figures := Figures.of(server.process)).connections > (
         begun.connections + CONNECTIONS_MORE_MAX
@@ -260,6 +260,13 @@ async def _figures_when_quiet(
                 f"{begun.connections} were there before"
             )
         await asyncio.sleep(0.05)
+    # It is given back in steps of this size. Whoever keeps more for ever is found out by `_check`.
+    while figures.memory_bytes > begun.memory_bytes + GROWTH_BYTES_MAX:
+        _complain(minding)
+        if time.monotonic() > ends_at:
+            break
+        await asyncio.sleep(0.05)
+        figures = Figures.of(server.process)
     return figures
 
 

@@ -138,6 +138,18 @@ async def dawdle(entrance: Entrance, random: Random) -> None:
     await crowd(one, CROWD)
 
 
+async def send_most_of_a_frame(entrance: Entrance, random: Random) -> None:
+    """Large frames on several connections that never come whole, before a hello or behind one."""
+
+    async def one() -> None:
+        async with line(entrance) as (_, writer):
+            if random.random() < 0.7:
+                writer.write(HELLO)
+            await push(writer, struct.pack("<II", 2**24, 100) + bytes(2**24 - 1))
+
+    await crowd(one, CROWD // 10)
+
+
 async def come_and_go(entrance: Entrance, random: Random) -> None:
     """Many connections at once, dropped in every way and at every moment of their beginning."""
 
@@ -184,6 +196,7 @@ VANDALS: Final[Sequence[Vandal]] = (
     ask_everything_at_once,
     never_read,
     dawdle,
+    send_most_of_a_frame,
     come_and_go,
     take_work_and_keep_it,
 )

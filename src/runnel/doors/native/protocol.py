@@ -202,6 +202,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is lost, why ever
         self._is_closed = True
         self._pending.clear()
+        # At once: session and connection know each other, and so stay until the garbage collector comes.
+        self._reader = FrameReader(HELLO_BYTES_MAX)
+        self._buffer = memoryview(b"")
         self.session.lost()
         self._door.leave(self)
 
