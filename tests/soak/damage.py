@@ -1,5 +1,7 @@
 """Data directories whose files were damaged by hand: what the offline reader and a broker make of them.
 
+Half of the time goes to single files on a fake disk (`damage_trials`), half to several at once in a real directory.
+
 A broker may refuse to open one, with an error that names the file, and then has changed nothing. If it opens it, every
 message that it serves is the one that was stored, it takes new ones, and it finds them again after the next start.
 """
@@ -7,6 +9,7 @@ message that it serves is the one that was stored, it takes new ones, and it fin
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import sys
 import tempfile
@@ -24,6 +27,7 @@ from runnel.config import LogSettings, Rotate, Settings, TopicRule
 from runnel.embedded import Broker
 from runnel.errors import OffsetGoneError, RunnelError, UnknownTopicError
 from runnel.log.reading import OfflineLog, verify
+from tests.soak.damage_trials import try_for
 
 SETTINGS: Final = Settings(
     log=LogSettings(allocate_bytes=4096, disk_reserve_bytes=0),
@@ -36,6 +40,7 @@ TOPICS: Final = ("main/a", "main/b", "own/c")
 MESSAGES: Final = 60
 # Nothing here takes longer, not even on a busy machine.
 PATIENCE_S: Final = 60.0
+_FAILURES_SHOWN_MAX: Final = 20
 # What a broker that refuses may have written all the same: whose directory it is.
 _WRITTEN_ANYWAY: Final = frozenset({"lock"})
 
@@ -288,8 +293,15 @@ def _damage(directory: Path, random: Random) -> list[tuple[str, str]]:
 def soak_damage(seconds: float, seed: int) -> int:
     """The command: tells what it does, and returns its exit code."""
     print(f"damaged data directories from seed {seed} on, for {seconds:g} s", flush=True)
+    logging.getLogger("runnel").setLevel(logging.CRITICAL)  # every trial has something to tell
+    tried = try_for(seconds / 2, seed)
+    print(f"{tried.trials:,} damaged files, {tried.refused:,} of them refused", flush=True)
+    if tried.failures:
+        print("\n".join(tried.failures[:_FAILURES_SHOWN_MAX]))
+        print(f"seed {seed}: {len(tried.failures):,} trials failed: {dict(tried.kinds)}")
+        return 1
     try:
-        outcome = asyncio.run(damage_directories(seconds, seed))
+        outcome = asyncio.run(damage_directories(seconds / 2, seed))
     except DamageFault as fault:
         traceback.print_exc(file=sys.stdout)
         print(f"seed {seed}: {fault}")

@@ -1,0 +1,48 @@
+"""Each file of a data directory damaged in every way: nothing is served wrong, nothing is skipped in silence."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from runnel.log.synced_marks import SyncedMarks
+from tests.soak.damage_trials import Summary, Trial, images, run_trial, trials
+
+# Of each file, beside the other ways; `bin/soak damage` tries others, for as long as one likes.
+FLIPS = 12
+CUTS = 12
+PARTS = ("catalogue/", "/state/", "synced", "/name", ".index", "runnel.json")
+
+
+def tried(part: str, *, was_closed: bool) -> Summary:
+    summary = Summary()
+    for trial in trials(Random(f"{part} {was_closed}"), flips=FLIPS, cuts=CUTS):
+        if part in trial.path and trial.was_closed == was_closed:
+            summary.add(trial, run_trial(trial))
+    return summary
+
+
+@pytest.mark.parametrize("was_closed", [True, False], ids=["closed", "killed"])
+def test_whole_directory_is_served_whole(was_closed: bool) -> None:
+    path, content = next(iter(images()[was_closed].items()))
+    assert run_trial(Trial(was_closed, path, "as it was", content)) == (False, [])
+
+
+@pytest.mark.parametrize("was_closed", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize("part", PARTS)
+def test_damaged_file_is_told_refused_or_harmless(part: str, was_closed: bool) -> None:
+    summary = tried(part, was_closed=was_closed)
+    assert summary.trials > 10 or (part == ".index" and not was_closed)
+    assert summary.failures == []
+
+
+@pytest.mark.parametrize("part", ["catalogue/", "/state/"])
+def test_without_synced_marks_losses_would_go_unnoticed(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images()
+    monkeypatch.setattr(SyncedMarks, "get", lambda *_: None)
+    monkeypatch.setattr(SyncedMarks, "unasked", lambda *_: [])
+    kinds = tried(part, was_closed=False).kinds
+    assert kinds.keys() & {"acknowledgements lost", "cursors lost", "subscription lost"}

@@ -1,0 +1,411 @@
+"""One file of a data directory damaged, and what every kind of reader makes of it.
+
+The directory lies on a fake disk and is opened by a broker within the test. It was closed in good order, or its broker
+was killed. A trial damages one of its files: a flipped bit, a cut, zeros at the end, nothing left in it, or no file.
+Then it holds that
+
+- every message that was stored is served as it was, or told as missing: by fetch, to live readers, to consumers of
+  acknowledged work, by an export; at the next start too;
+- acknowledgements, cursors and subscriptions are what they were, or the start has told that something is damaged;
+- no offset is given again;
+- or the broker refuses the directory, and names the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from runnel.broker.broker import Broker
+from runnel.broker.events import EventKind
+from runnel.config import LogSettings, Rotate, Settings, TopicRule
+from runnel.errors import OffsetGoneError, RunnelError, UnknownTopicError
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.formats.wire import CursorPlace, Start
+from runnel.formats.work_heads import Consume
+from runnel.log.reading import OfflineLog, verify
+from tests.broker.scenes import PLENTY, Reader
+from tests.broker.work.scenes import Worker
+from tests.fakes.clock import VirtualClock
+from tests.fakes.disk import FakeDisk
+from tests.fakes.workers import SimulatedWorkers
+from tests.log.images import DIRECTORY, Image, disk_of, flipped, image_of
+
+SETTINGS: Final = Settings(
+    log=LogSettings(allocate_bytes=512, disk_reserve_bytes=0),
+    topics=(
+        TopicRule(match="own/*", journal="{topic}"),
+        TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=1500)),
+    ),
+)
+TOPICS: Final = ("a", "b", "own/c")
+MESSAGES: Final = 12
+ACKED: Final = frozenset({("a", 1), ("a", 2), ("a", 4), ("b", 1), ("own/c", 1), ("own/c", 2)})
+CURSORS: Final = 2
+SUBSCRIPTION: Final = "work"
+TAIL_BYTES: Final = 512
+_TURNS: Final = 40
+_TURNS_ROUNDS_MAX: Final = 50
+
+Place = tuple[str, int]
+
+
+def payload_of(place: Place) -> bytes:
+    return (b"%s %d " % (place[0].encode(), place[1])) * 8
+
+
+STORED: Final = frozenset((topic, offset) for topic in TOPICS for offset in range(1, MESSAGES + 1))
+
+
+class Trial(NamedTuple):
+    """A directory, and one of its files with other content (None: without it)."""
+
+    was_closed: bool
+    path: str
+    way: str
+    content: bytes | None
+
+    def __str__(self) -> str:
+        return f"{'closed' if self.was_closed else 'killed'} {self.path} {self.way}"
+
+    def disk(self) -> FakeDisk:
+        whole = images()[self.was_closed]
+        rest = {path: data for path, data in whole.items() if path != self.path}
+        return disk_of(rest if self.content is None else rest | {self.path: self.content})
+
+
+class Outcome(NamedTuple):
+    is_refused: bool
+    violations: Sequence[str]  # each begins with its kind and a colon
+
+
+# --- The directory ---
+
+
+async def _open(disk: FakeDisk) -> Broker:
+    return await Broker.open(
+        SETTINGS,
+        directory=DIRECTORY,
+        disk=disk,
+        clock=VirtualClock(),
+        workers=SimulatedWorkers(Random(0), turns_max=0),
+    )
+
+
+@cache
+def images() -> dict[bool, Image]:
+    """The same directory after an orderly end (True), and as a killed process leaves it (False)."""
+    return asyncio.run(_fill())
+
+
+async def _fill() -> dict[bool, Image]:
+    disk = disk_of({})
+    broker = await _open(disk)
+    await broker.work.make_subscription(SUBSCRIPTION, TOPICS, "shared", Start("earliest"), None)
+    for offset in range(1, MESSAGES + 1):
+        for topic in TOPICS:
+            message = Message(topic, payload_of((topic, offset)))
+            [stored] = (await broker.publish(Batch.from_messages([message]))).base_offsets
+            assert stored == offset
+    for number in range(CURSORS):
+        await broker.set_cursor(f"cursor{number}", [CursorPlace("a", 0, number + 3)])
+    worker = await _consume(broker)
+    await _turn(lambda: len(worker.parts) == len(STORED))
+    for topic, offset in sorted(ACKED):
+        worker.ack(offset, topic=topic)
+        await worker.consumer.wait_stored()
+    killed = image_of(disk)
+    await broker.close()
+    return {True: image_of(disk), False: killed}
+
+
+async def _consume(broker: Broker) -> Worker:
+    worker = Worker()
+    request = Consume(1, 1, SUBSCRIPTION, (), "", 1000, 2**24, "", None, None)
+    worker.consumer = await broker.work.consume(1, worker, request)
+    worker.consumer.start()
+    return worker
+
+
+async def _turn(is_done: Any) -> None:
+    for _ in range(_TURNS_ROUNDS_MAX):
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        if is_done():
+            return
+
+
+# --- Ways of damaging a file ---
+
+
+# Losses in segments are told to some readers only: what is known to go on in silence is not tried yet.
+NOT_TRIED: Final = (".segment",)
+
+
+def trials(random: Random, *, flips: int, cuts: int) -> Iterator[Trial]:
+    """Of every file of both directories: so many flips and cuts (all, if it is small), and all other ways."""
+    for was_closed, image in images().items():
+        for path, content in sorted(image.items()):
+            if path.endswith(NOT_TRIED):
+                continue
+            for way, damaged in _ways(content, random, flips, cuts):
+                yield Trial(was_closed, path, way, damaged)
+
+
+def _ways(
+    content: bytes, random: Random, flips: int, cuts: int
+) -> Iterator[tuple[str, bytes | None]]:
+    yield "missing", None
+    yield "emptied", b""
+    yield "all zeros", bytes(len(content))
+    yield (
+        f"last {TAIL_BYTES} bytes zeroed",
+        content[:-TAIL_BYTES] + bytes(min(TAIL_BYTES, len(content))),
+    )
+    for position in _chosen(range(len(content)), flips, random):
+        bit = random.randrange(8)
+        yield f"bit {bit} of {position} flipped", flipped(content, position, bit)
+    for size in _chosen(range(1, len(content)), cuts, random):
+        yield f"cut to {size} of {len(content)}", content[:size]
+
+
+def _chosen(places: range, count: int, random: Random) -> Iterable[int]:
+    return places if len(places) <= count else sorted(random.sample(places, count))
+
+
+# --- What must hold afterwards ---
+
+
+class _Told:
+    """What a reader got, and what it was told that it does not get."""
+
+    def __init__(self, reader: str, violations: list[str]) -> None:
+        self.reader = reader
+        self._violations = violations
+        self.served: set[Place] = set()
+        self._missing: list[tuple[str, int, int]] = []
+        self.is_all_told = False
+
+    def serve(self, messages: Iterable[Any]) -> None:
+        for message in messages:
+            place = (message.topic, message.offset)
+            if place not in STORED:
+                continue  # published by the trial itself
+            if message.payload != payload_of(place):
+                got = f"{self.reader} got {message.payload!r} as {place}"
+                self._violations.append(f"served wrong: {got}")
+            self.served.add(place)
+
+    def miss(self, topic: str, begin: int, end: int) -> None:
+        self._missing.append((topic, begin, end))
+        self.is_all_told |= not topic  # a stretch of a whole shard
+
+    def silent(self, expected: Iterable[Place] = STORED) -> list[Place]:
+        """What was neither served nor told."""
+        if self.is_all_told:
+            return []
+        return sorted(
+            place
+            for place in set(expected) - self.served
+            if not any(
+                place[0] == topic and begin <= place[1] < end for topic, begin, end in self._missing
+            )
+        )
+
+    def check(self, expected: Iterable[Place] = STORED) -> None:
+        if silent := self.silent(expected):
+            self._violations.append(f"{self.reader} skips: {_shown(silent)}")
+
+
+def _shown(places: Sequence[Place]) -> str:
+    return ", ".join(f"{topic}@{offset}" for topic, offset in places[:6]) + (
+        f" and {len(places) - 6} more" if len(places) > 6 else ""
+    )
+
+
+def run_trial(trial: Trial) -> Outcome:
+    try:
+        return asyncio.run(_run(trial))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the trial found
+        return Outcome(is_refused=False, violations=[f"crash: {error!r}"])
+
+
+async def _run(trial: Trial) -> Outcome:
+    violations: list[str] = []
+    disk = trial.disk()
+    try:
+        _read_offline(disk, violations)
+    except (RunnelError, OSError) as error:
+        _check_refusal(error, violations)
+    try:
+        broker = await _open(disk)
+    except (RunnelError, OSError) as error:
+        _check_refusal(error, violations)
+        return Outcome(is_refused=True, violations=violations)
+    told = [line for line in broker.recovered if line.startswith(("damaged:", "torn"))]
+    await _check_state(broker, told, violations)
+    known = await _check_readers(broker, violations)
+    await _check_work(broker, known, told, violations)
+    added = await _publish(broker, violations)
+    await broker.close()
+    broker = await _open(disk)
+    second: list[str] = []
+    await _check_readers(broker, second)
+    for topic, offset in added:
+        page = await broker.fetch(topic, 0, offset=offset, messages_max=1)
+        if [message.payload for batch in page.batches for message in batch.messages()] != [b"new"]:
+            second.append(f"new message is lost: {topic}@{offset}")
+    violations += [f"second start: {violation}" for violation in second]
+    await broker.close()
+    return Outcome(is_refused=False, violations=violations)
+
+
+def _nobody(_: str) -> None:
+    return None
+
+
+def _check_refusal(error: Exception, violations: list[str]) -> None:
+    if DIRECTORY not in str(error):
+        violations.append(f"refusal names no file: {error!r}")
+
+
+def _read_offline(disk: FakeDisk, violations: list[str]) -> None:
+    told = _Told("export", violations)
+    log = OfflineLog(DIRECTORY, disk=disk, find_holder=_nobody)
+    for batch in log.scan():
+        told.serve(batch.messages())
+    if (silent := told.silent()) and not log.report.damage:
+        violations.append(f"export skips: {_shown(silent)}")
+    found = verify(OfflineLog(DIRECTORY, disk=disk, find_holder=_nobody))
+    if silent and not found.damage:
+        violations.append(f"verify says nothing: {_shown(silent)}")
+
+
+async def _check_state(broker: Broker, told: Sequence[str], violations: list[str]) -> None:
+    cursors = {
+        cursor.name: [place.offset for place in cursor.places] for cursor in await broker.cursors()
+    }
+    expected = {f"cursor{number}": [number + 3] for number in range(CURSORS)}
+    if cursors != expected and not told:
+        violations.append(f"cursors lost: {cursors}")
+
+
+async def _check_readers(broker: Broker, violations: list[str]) -> set[Place]:
+    """Returns what was stored of topics that are still known: a fetch of others is refused."""
+    fetch = _Told("fetch", violations)
+    topics = [topic for topic in TOPICS if await _fetch_all(broker, topic, fetch)]
+    fetch.check()
+    known = {place for place in STORED if place[0] in topics}
+    live = _Told("live", violations)
+    reader = Reader()
+    subscription = await broker.subscribe(1, reader, TOPICS, Start("earliest"), credit_bytes=PLENTY)
+    subscription.start()
+    await _turn(lambda: not subscription.is_behind)
+    live.serve(reader.messages)
+    for gap in reader.gaps:
+        live.miss(gap.topic, gap.first_offset, gap.next_offset)
+    live.check(known)
+    subscription.close()
+    return known
+
+
+async def _fetch_all(broker: Broker, topic: str, told: _Told) -> bool:
+    """Whether there is such a topic."""
+    offset, next_offset = 0, 1
+    while next_offset != offset:
+        offset = next_offset
+        try:
+            page = await broker.fetch(topic, 0, offset=offset)
+        except OffsetGoneError as error:
+            next_offset = error.first_offset
+            told.miss(topic, offset, next_offset)
+        except UnknownTopicError:
+            told.miss(topic, 1, PLENTY)
+            return False
+        else:
+            for batch in page.batches:
+                told.serve(batch.messages())
+            for gap in page.gaps:
+                told.miss(topic, gap.first_offset, gap.next_offset)
+            next_offset = page.next_offset
+    return True
+
+
+async def _check_work(
+    broker: Broker, known: set[Place], told: Sequence[str], violations: list[str]
+) -> None:
+    work = _Told("work", violations)
+    tell = broker.events.tell
+
+    def listen(kind: EventKind, subject: str, /, **fields: Any) -> None:
+        if kind is EventKind.WORK_LOST:
+            work.miss(fields["topic"], fields["first_offset"], fields["next_offset"])
+        tell(kind, subject, **fields)
+
+    broker.events.tell = listen  # type: ignore[method-assign]
+    try:
+        worker = await _consume(broker)
+    except RunnelError as error:
+        if not told:
+            violations.append(f"subscription lost: {error}")
+        return
+    await _turn(lambda: not work.silent(known - ACKED - set(worker.parts)))
+    work.serve(worker.messages)
+    work.check(known - ACKED)
+    if (again := work.served & ACKED) and not told:
+        violations.append(f"acknowledgements lost: {_shown(sorted(again))}")
+    worker.consumer.close(is_clean=True)
+
+
+async def _publish(broker: Broker, violations: list[str]) -> list[Place]:
+    added = []
+    for topic in TOPICS:
+        [offset] = (
+            await broker.publish(Batch.from_messages([Message(topic, b"new")]))
+        ).base_offsets
+        added.append((topic, offset))
+        if (topic, offset) in STORED:
+            violations.append(f"offset given again: {topic}@{offset}")
+    return added
+
+
+class Summary:
+    """How many trials there were, and what they found."""
+
+    def __init__(self) -> None:
+        self.trials = 0
+        self.refused = 0
+        self.kinds: Counter[str] = Counter()
+        self.failures: list[str] = []
+
+    def add(self, trial: Trial, outcome: Outcome) -> None:
+        self.trials += 1
+        self.refused += outcome.is_refused
+        self.kinds.update({_kind(violation) for violation in outcome.violations})
+        if outcome.violations:
+            self.failures.append(f"{trial}: {'; '.join(outcome.violations)}")
+
+
+def try_for(seconds: float, seed: int) -> Summary:
+    """Trials in a random order, for so long."""
+    summary = Summary()
+    ends_at = time.monotonic() + seconds
+    while not summary.trials or time.monotonic() < ends_at:
+        random = Random(f"{seed} {summary.trials}")
+        some = list(trials(random, flips=4, cuts=4))
+        random.shuffle(some)
+        for trial in some:
+            summary.add(trial, run_trial(trial))
+            if time.monotonic() >= ends_at:
+                break
+    return summary
+
+
+def _kind(violation: str) -> str:
+    return violation.rpartition("second start: ")[2].partition(":")[0]
