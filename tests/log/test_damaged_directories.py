@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 
 import pytest
 
 from runnel.log.synced_marks import SyncedMarks
-from tests.soak.damage_trials import Summary, Trial, images, run_trial, trials
+from tests.soak.damage_trials import Summary, Trial, images, open_broker, run_trial, trials
 
 # Of each file, beside the other ways; `bin/soak damage` tries others, for as long as one likes.
 FLIPS = 12
@@ -46,3 +47,17 @@ def test_without_synced_marks_losses_would_go_unnoticed(
     monkeypatch.setattr(SyncedMarks, "unasked", lambda *_: [])
     kinds = tried(part, was_closed=False).kinds
     assert kinds.keys() & {"acknowledgements lost", "cursors lost", "subscription lost"}
+
+
+def test_readiness_warns_of_damage_without_a_path() -> None:
+    async def warnings() -> list[str]:
+        path = next(path for path in images()[True] if "/state/" in path)
+        broker = await open_broker(Trial(True, path, "emptied", b"").disk())
+        try:
+            return broker.watching.warnings()
+        finally:
+            await broker.close()
+
+    (warning,) = asyncio.run(warnings())
+    assert warning.startswith("1 place in the data directory damaged")
+    assert "journals" not in warning

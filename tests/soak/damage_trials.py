@@ -88,7 +88,7 @@ class Outcome(NamedTuple):
 # --- The directory ---
 
 
-async def _open(disk: FakeDisk) -> Broker:
+async def open_broker(disk: FakeDisk) -> Broker:
     return await Broker.open(
         SETTINGS,
         directory=DIRECTORY,
@@ -106,7 +106,7 @@ def images() -> dict[bool, Image]:
 
 async def _fill() -> dict[bool, Image]:
     disk = disk_of({})
-    broker = await _open(disk)
+    broker = await open_broker(disk)
     await broker.work.make_subscription(SUBSCRIPTION, TOPICS, "shared", Start("earliest"), None)
     for offset in range(1, MESSAGES + 1):
         for topic in TOPICS:
@@ -244,7 +244,7 @@ async def _run(trial: Trial) -> Outcome:
     except (RunnelError, OSError) as error:
         _check_refusal(error, violations)
     try:
-        broker = await _open(disk)
+        broker = await open_broker(disk)
     except (RunnelError, OSError) as error:
         _check_refusal(error, violations)
         return Outcome(is_refused=True, violations=violations)
@@ -254,7 +254,7 @@ async def _run(trial: Trial) -> Outcome:
     await _check_work(broker, known, told, violations)
     added = await _publish(broker, violations)
     await broker.close()
-    broker = await _open(disk)
+    broker = await open_broker(disk)
     second: list[str] = []
     await _check_readers(broker, second)
     for topic, offset in added:
@@ -294,6 +294,11 @@ async def _check_state(broker: Broker, told: Sequence[str], violations: list[str
     expected = {f"cursor{number}": [number + 3] for number in range(CURSORS)}
     if cursors != expected and not told:
         violations.append(f"cursors lost: {cursors}")
+    is_damaged = any(line.startswith("damaged:") for line in told)
+    if bool(broker.metrics.gauges()["damage"]) != is_damaged:
+        violations.append(f"gauge contradicts what was told: {told}")
+    if bool(broker.watching.warnings()) != is_damaged:
+        violations.append(f"readiness contradicts what was told: {told}")
 
 
 async def _check_readers(broker: Broker, violations: list[str]) -> set[Place]:

@@ -176,6 +176,16 @@ class Watching:
             found.append(f"the disk is full: {full}")
         return found
 
+    def warnings(self) -> list[str]:
+        """What is wrong and does not keep the broker from its work. Strangers see it: no paths, no names."""
+        damage = sum(len(log.damage) for log in self._stores.read().logs.values())
+        if not damage:
+            return []
+        places = "1 place" if damage == 1 else f"{damage} places"
+        return [
+            f"{places} in the data directory damaged: see the broker's log, or `runnel log verify`"
+        ]
+
     def on_no_room(self) -> None:
         """A publish was refused because the disk is full."""
         self._refused_ns = self._clock.monotonic_ns()

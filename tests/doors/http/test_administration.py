@@ -132,7 +132,11 @@ async def test_figures_are_those_of_the_system_topic() -> None:
 async def test_health_is_told_to_everybody() -> None:
     async with open_door() as door:
         assert (await door.http.get("/healthz")).json() == {"status": "ok"}
-        assert (await door.http.get("/readyz")).json() == {"status": "ready", "troubles": []}
+        assert (await door.http.get("/readyz")).json() == {
+            "status": "ready",
+            "troubles": [],
+            "warnings": [],
+        }
         door.listener.door.closing.set()
         unready = await door.http.get("/readyz")
         assert unready.status_code == 503

@@ -16,10 +16,11 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """`troubles` says what is in the way; nothing, if it is ready."""
+    """`troubles` says what is in the way; nothing, if it is ready. `warnings` say what else is wrong."""
 
     status: str
     troubles: Sequence[str]
+    warnings: Sequence[str]
 
 
 @get("/healthz", operation_id="health", tags=["health"], sync_to_thread=False)
@@ -35,9 +36,10 @@ def readyz(request: Request[Any, Any, Any]) -> Response[Readiness]:
     troubles = list(door.broker.watching.troubles())
     if door.is_closing:
         troubles.insert(0, "the broker is shutting down")
+    warnings = door.broker.watching.warnings()
     if troubles:
-        return Response(Readiness("unready", troubles), status_code=503)
-    return Response(Readiness("ready", ()))
+        return Response(Readiness("unready", troubles, warnings), status_code=503)
+    return Response(Readiness("ready", (), warnings))
 
 
 health_handlers = [healthz, readyz]
