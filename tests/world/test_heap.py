@@ -16,14 +16,18 @@ heap = Heap()
 begun = resident_bytes()
 assert heap.look() == heap.look() == 0  # nothing is there to be released
 # Small enough not to be given back one by one, and held together by those that stay.
-blocks = [bytearray(100_000) for _ in range(3000)]
+blocks = [bytearray(100_000) for _ in range(6000)]
 grown = resident_bytes() - begun
-assert grown > 250_000_000, grown
+assert grown > 500_000_000, grown
 assert heap.look() == heap.look() == 0  # all of it is in use
-del blocks[:-1]
+del blocks[:3000]
 kept = resident_bytes() - begun
-assert kept > 250_000_000, kept  # the allocator keeps it by itself
+assert kept > 500_000_000, kept  # the allocator keeps it by itself
 assert heap.look() == 0  # it may be needed again at once
+assert heap.look() > 250_000_000
+assert heap.look() == heap.look() == 0  # the rest is in use
+del blocks[:-1]
+assert heap.look() == 0
 assert heap.look() > 250_000_000
 assert resident_bytes() - begun < 20_000_000
 assert heap.look() == heap.look() == 0  # once is enough

@@ -47,7 +47,10 @@ class Heap:
     def __init__(self) -> None:
         self._library = _glibc()
         self._was_large = False
-        self._left_bytes = resident_bytes()  # what the process had after the last release
+        self._begun_bytes = resident_bytes()
+        # After the last release: what the process had, and what of the heap was in use.
+        self._left_bytes = self._begun_bytes
+        self._used_bytes = 0
 
     @property
     def can_release(self) -> bool:
@@ -56,19 +59,22 @@ class Heap:
     def look(self) -> int:
         """Release what has been free at two looks in a row, if it is worth it. Returns how many bytes were.
 
-        The allocator counts memory as free that it has released: so the process must have grown since, too.
+        The allocator counts memory as free that it has released. So the process must have grown since the last time, or
+        what was in use then must be free now.
         """
-        if self._library is None:
-            return 0
         before = resident_bytes()
-        is_large = (
-            before - self._left_bytes > KEPT_BYTES_MAX
-            and self._library.mallinfo2().fordblks > KEPT_BYTES_MAX
-        )
+        if self._library is None or before - self._begun_bytes <= KEPT_BYTES_MAX:
+            return 0
+        statistics = self._library.mallinfo2()
+        grown_bytes = before - self._left_bytes
+        freed_bytes = self._used_bytes - statistics.uordblks
+        news_bytes = max(grown_bytes, freed_bytes)
+        is_large = min(news_bytes, statistics.fordblks) > KEPT_BYTES_MAX
         was_large, self._was_large = self._was_large, is_large
         if not (is_large and was_large):
             return 0
         self._library.malloc_trim(0)
         self._was_large = False
         self._left_bytes = resident_bytes()
+        self._used_bytes = statistics.uordblks
         return before - self._left_bytes
