@@ -99,7 +99,7 @@ class ShardFeed:
                 messages += count
         if subscription.is_closed:
             return True
-        gaps = [damage_gap(gap) for gap in page.gaps]
+        gaps = damage_gaps(page, subscription.matches)
         if self._tells_passed:
             gaps += passed_gaps(page, subscription.matches, self._log)
         for gap in gaps:
@@ -271,7 +271,7 @@ class PartitionsFeed:
         if subscription.is_closed:
             return True
         for gap in page.gaps:
-            subscription.tell_gap(damage_gap(gap, key))
+            subscription.tell_gap(damage_gap(gap, key, gap.first_offset, gap.next_offset))
         places[key] = page.next_offset
         send_batches(subscription, self._shard, self._log.epoch, batches)
         return True
@@ -447,9 +447,20 @@ def _behind_row(batch: Batch, row: int) -> Batch | None:
     return batch.take(wanted) if wanted else None
 
 
-def damage_gap(gap: Gap, key: Key | None = None) -> GapState:
+def damage_gaps(page: ShardPage, matches: Callable[[str], bool]) -> list[GapState]:
+    """What a reader of a shard misses because it is damaged: by partition, where that is known."""
+    told: list[GapState] = []
+    for gap in page.gaps:
+        if not gap.lost:
+            told.append(GapState("damage", 0, text=f"{gap.path}:{gap.position}: {gap.problem}"))
+        told += [
+            damage_gap(gap, (lost.topic, lost.partition), lost.first_offset, lost.next_offset)
+            for lost in gap.lost
+            if matches(lost.topic)
+        ]
+    return told
+
+
+def damage_gap(gap: Gap, key: Key, first_offset: int, next_offset: int) -> GapState:
     text = f"{gap.path}:{gap.position}: {gap.problem}"
-    if key is None:
-        return GapState("damage", 0, text=text)
-    missed = gap.next_offset - gap.first_offset
-    return GapState("damage", missed, *key, gap.first_offset, gap.next_offset, text)
+    return GapState("damage", next_offset - first_offset, *key, first_offset, next_offset, text)

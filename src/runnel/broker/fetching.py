@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
-from runnel.broker.feeds import KeptLog, wanted_from
+from runnel.broker.feeds import KeptLog, damage_gap, wanted_from
 from runnel.broker.stores import Stores
 from runnel.config import BrokerSettings
 from runnel.errors import BusyError, ClientFault
@@ -104,17 +104,7 @@ class Fetching:
         while True:  # a page may be empty, where nothing is served any more, and yet lead on
             page = await log.read(*key, offset, bytes_max=bytes_max)
             batches += [await wanted_from(found, offset, self._workers) for found in page.found]
-            gaps += [
-                GapState(
-                    "damage",
-                    gap.next_offset - gap.first_offset,
-                    *key,
-                    gap.first_offset,
-                    gap.next_offset,
-                    f"{gap.path}:{gap.position}: {gap.problem}",
-                )
-                for gap in page.gaps
-            ]
+            gaps += [damage_gap(gap, key, gap.first_offset, gap.next_offset) for gap in page.gaps]
             if batches or page.next_offset == offset:
                 break
             offset = page.next_offset
@@ -125,6 +115,7 @@ class Fetching:
             if batches:
                 last = batches[-1].runs()[-1]
                 next_offset = min(next_offset, last.base_offset + last.count)
+                gaps = [gap for gap in gaps if gap.first_offset < next_offset]
         return Fetched(batches, next_offset, bounds.first_offset, bounds.next_offset, gaps)
 
     async def _wait(self, key: Key, wait_ns: int) -> None:

@@ -11,7 +11,7 @@ from functools import lru_cache
 import msgspec
 
 from runnel.broker import starting
-from runnel.broker.feeds import damage_gap, passed_gaps, wanted_block
+from runnel.broker.feeds import damage_gaps, passed_gaps, wanted_block
 from runnel.broker.live_subscription import LiveSubscription
 from runnel.broker.stores import Stores
 from runnel.errors import ClientFault, UnknownTopicError
@@ -98,7 +98,7 @@ class ShardReading:
                 blocks.append(block)
                 messages += count
         bounds = log.entries(shard)
-        gaps = [damage_gap(gap) for gap in page.gaps]
+        gaps = damage_gaps(page, matches)
         gaps += passed_gaps(page, matches, log)
         return ShardFetched(
             blocks,

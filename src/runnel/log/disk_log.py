@@ -208,6 +208,7 @@ class DiskLog:
         news = recovery.load(found)
         if recovery.is_incomplete:
             await recovery.reconcile(self._shards.values())
+        await recovery.remember_losses(self._workers, list(self._shards.values()))
         for shard in self._shards.values():
             await submit(shard.resume)
         self._removal.hide_again(self._shards)

@@ -29,7 +29,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -205,6 +205,10 @@ class GrowingIndex:
     def keys(self) -> Iterator[Key]:
         return iter(self._by_key)
 
+    def last_entry(self) -> int:
+        """Of the last block; 0 without any."""
+        return self._entries[-1] if self._entries else 0
+
     def last_position(self, key: Key) -> int:
         """Where the block begins that holds the key's last message; 0 if there is none."""
         runs = self._by_key.get(key)
@@ -269,6 +273,19 @@ class GrowingIndex:
             0,
         )
         return checked + _CRC.pack(crc32c(checked)) + sections
+
+
+def runs_of_blocks(index: Index, blocks: Iterable[int]) -> dict[int, list[tuple[Key, int, int]]]:
+    """The runs in some blocks of a segment: key, base offset and count of each, by block."""
+    wanted = list(blocks)
+    found: dict[int, list[tuple[Key, int, int]]] = {number: [] for number in wanted}
+    table = index.run_table(lambda _: True)
+    places = np.flatnonzero(np.isin(table.blocks, wanted))
+    keys = np.searchsorted(table.ends, places, "right")
+    for at, key in zip(places.tolist(), keys.tolist(), strict=True):
+        run = (table.keys[key], int(table.base_offsets[at]), int(table.counts[at]))
+        found[int(table.blocks[at])].append(run)
+    return found
 
 
 def _extend(column: array[int], values: memoryview | bytes, count: int) -> None:

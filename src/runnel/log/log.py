@@ -91,6 +91,15 @@ class Bounds(msgspec.Struct, frozen=True):
     next_offset: int
 
 
+class Passed(NamedTuple):
+    """Messages that readers do not get: past their age, purged, or lost."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    next_offset: int
+
+
 class Gap(msgspec.Struct, frozen=True):
     """Messages that a read had to pass over because their bytes are damaged."""
 
@@ -99,6 +108,9 @@ class Gap(msgspec.Struct, frozen=True):
     problem: str
     first_offset: int  # of the partition read; of the entry when a shard is read
     next_offset: int
+    lost: Sequence[
+        Passed
+    ] = ()  # when a shard is read: what is known of the messages that lay there
 
 
 class Found(msgspec.Struct, frozen=True, gc=False):
@@ -146,15 +158,6 @@ class Page(msgspec.Struct, frozen=True):
         firsts = [gap.first_offset for gap in self.gaps[:1]]
         firsts += [found.first_offset for found in self.found[:1]]
         return min(firsts, default=self.next_offset)
-
-
-class Passed(NamedTuple):
-    """Messages that are still in the log but no longer served: past their age, or purged."""
-
-    topic: str
-    partition: int
-    first_offset: int
-    next_offset: int
 
 
 class ShardPage(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@
     journals/<journal>/name          the journal's real name
     journals/<journal>/<shard>/00000000000000000001-0.segment    number and generation
     journals/<journal>/<shard>/00000000000000000001-0.index
+    journals/<journal>/<shard>/losses                            what is missing there, if anything is
     journals/<journal>/<shard>/state/00000000000000000003        the newest is the one in use
 
 A journal's folder is its name with every character outside a-z 0-9 _ - written as %XX of its UTF-8 bytes, so that
@@ -31,6 +32,7 @@ JOURNALS: Final = "journals"
 CHECKPOINT: Final = "checkpoint"
 NAME_FILE: Final = "name"
 STATE: Final = "state"
+LOSSES_FILE: Final = "losses"
 SEGMENT_SUFFIX: Final = ".segment"
 INDEX_SUFFIX: Final = ".index"
 # Files being written: a crash leaves them, opening removes them.
@@ -93,7 +95,11 @@ def foreign_names(names: Sequence[str]) -> list[str]:
 
 
 def segment_path(folder: str, number: int, generation: int) -> str:
-    return f"{folder}/{number:020d}-{generation}{SEGMENT_SUFFIX}"
+    return f"{folder}/{segment_name(number, generation)}"
+
+
+def segment_name(number: int, generation: int) -> str:
+    return f"{number:020d}-{generation}{SEGMENT_SUFFIX}"
 
 
 def index_path(segment: str) -> str:

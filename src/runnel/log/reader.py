@@ -19,7 +19,7 @@ from runnel.errors import MalformedError
 from runnel.formats import block
 from runnel.formats.batch import Batch
 from runnel.log.files import Files
-from runnel.log.index import Index, Key, RunPlace, SealedIndex
+from runnel.log.index import Index, Key, RunPlace, SealedIndex, runs_of_blocks
 from runnel.log.log import Found, Gap, Page, Passed, Position, ShardPage
 from runnel.log.retention import IsServed, passed_runs, served_runs
 from runnel.log.scan import Damage
@@ -365,7 +365,11 @@ class ShardReader:
                 entry = stretch.index.block_place(stretch.first + number)[0]
                 size = positions[number + 1] - at
                 place = _Place(at, size, entry, entry, entry + 1, ())
-                gaps.append(self._gap(stretch.segment, place, error))
+                gap = self._gap(stretch.segment, place, error)
+                block_number = stretch.first + number
+                runs = runs_of_blocks(stretch.index, [block_number])[block_number]
+                lost = [Passed(*key, base, base + count) for key, base, count in runs]
+                gaps.append(msgspec.structs.replace(gap, lost=lost))
 
     @staticmethod
     def _page(

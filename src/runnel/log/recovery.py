@@ -7,7 +7,8 @@ itself is damaged or gone, the segments tell what it may have known: topics, and
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from os import PathLike, fspath
 from typing import Final
 
@@ -23,6 +24,8 @@ from runnel.log.catalogue_state import CatalogueState
 from runnel.log.files import Files
 from runnel.log.index import GrowingIndex, Key
 from runnel.log.log import ShardId
+from runnel.log.loss_recovery import LossRecovery
+from runnel.log.missing import PartitionEnds
 from runnel.log.scan import Damage
 from runnel.log.segments import Opened, SegmentFolder, write_whole
 from runnel.log.shard import Shard
@@ -31,6 +34,7 @@ from runnel.log.synced_marks import MarksFound, SyncedMarks, missing_file, missi
 from runnel.log.topic_table import Partition
 from runnel.topics.policies import Difference, FixedPolicy, Policies
 from runnel.world.disk import Access, Disk, DiskLock
+from runnel.world.workers import Workers
 
 FORMAT: Final = 1
 # A plain body has 4 bytes a message or more. A compressed one may have next to none, but not more than this.
@@ -48,7 +52,10 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class _FormatFile(msgspec.Struct):
+    """`keeps_account`: whatever retention ever removed is written down beside the segments that stayed."""
+
     format: int
+    keeps_account: bool = False
 
 
 def checked_directory(directory: str | PathLike[str]) -> str:
@@ -79,8 +86,9 @@ def claim(disk: Disk, directory: str) -> DiskLock:
         if paths.FORMAT_FILE in disk.list(directory):
             check_format(disk, path)
         else:
-            write_whole(disk, path, msgspec.json.encode(_FormatFile(FORMAT)))
-            disk.sync_directory(directory)
+            # A directory with journals that has lost this file may be an older one.
+            is_new = paths.JOURNALS not in disk.list(directory)
+            _write_format(disk, directory, keeps_account=is_new)
     except BaseException:
         lock.release()
         raise
@@ -100,7 +108,24 @@ def _refuse_foreign(directory: str, names: Sequence[str]) -> None:
         )
 
 
-def check_format(disk: Disk, path: str) -> None:
+def _write_format(disk: Disk, directory: str, *, keeps_account: bool) -> None:
+    content = msgspec.json.encode(_FormatFile(FORMAT, keeps_account))
+    write_whole(disk, f"{directory}/{paths.FORMAT_FILE}", content)
+    disk.sync_directory(directory)
+
+
+def keeps_account(disk: Disk, directory: str) -> bool:
+    """Whether a segment that is missing, and was not written down as removed, is a loss."""
+    return check_format(disk, f"{directory}/{paths.FORMAT_FILE}").keeps_account
+
+
+def keep_account(disk: Disk, directory: str) -> None:
+    """In a worker: from now on removals are written down. An older Runnel does not mind."""
+    if not keeps_account(disk, directory):
+        _write_format(disk, directory, keeps_account=True)
+
+
+def check_format(disk: Disk, path: str) -> _FormatFile:
     """FormatVersionError unless this Runnel can read the data directory."""
     file = disk.open(path, Access.READ)
     try:
@@ -116,6 +141,7 @@ def check_format(disk: Disk, path: str) -> None:
             f"{path}: the directory has format {found.format}, this Runnel reads format {FORMAT}; "
             "use the Runnel that wrote it, or a newer one"
         )
+    return found
 
 
 class Recovery:
@@ -146,15 +172,17 @@ class Recovery:
         self._was_clean = self._is_closed or not loaded.records
         # A record at the end that rots looks like one that was torn; a file may be missing altogether.
         self.is_incomplete = bool(loaded.damage or loaded.torn or not loaded.records)
-        self._torn = [str(loaded.torn)] if loaded.torn else []
-        self._damage = [str(item) for item in loaded.damage]
+        self._torn = [loaded.torn] if loaded.torn else []
+        self._damage = list(loaded.damage)
+        self._known_damage: list[Damage] = []  # since an earlier start
+        self._losses = LossRecovery(disk, keeps_account=keeps_account(disk, directory))
 
     def judge_marks(self, found: MarksFound) -> None:
         """The synced marks as they were found: what is damaged of them, or that they are gone."""
-        self._damage += map(str, found.damage)
-        self._torn += map(str, found.torn)
+        self._damage += found.damage
+        self._torn += found.torn
         if self._state.has_marks and not found.is_present:
-            self._damage.append(str(missing_marks(self._directory)))
+            self._damage.append(missing_marks(self._directory))
 
     def find_shards(self) -> list[tuple[ShardId, list[Opened]]]:
         """In a worker: every shard on disk, its last segment mended if a crash cut it, and its state."""
@@ -177,17 +205,21 @@ class Recovery:
                 problem = "does not name this folder" if journal else "missing"
                 journal = known.policy.journal if known else paths.journal_name(name)
                 problem += f"; the folder is read as journal {journal!r}"
-                self._damage.append(str(Damage(path, 0, 0, problem)))
+                self._damage.append(Damage(path, 0, 0, problem))
             for child in children:
                 if child.isdecimal():
                     shard = SegmentFolder(self._disk, self._files, f"{folder}/{child}")
                     opened = shard.open_all(is_clean=self._is_closed)
-                    self._damage += map(str, shard.missing)
+                    self._damage += shard.missing
+                    self._damage += self._losses.read(ShardId(journal, int(child)), shard)
                     found.append((ShardId(journal, int(child)), opened))
         for state in self._states.open_found([shard_id for shard_id, _ in found]):
-            self._torn += [str(state.torn)] if state.torn else []
-            self._damage += map(str, state.damage)
-        self._damage += [str(missing_file(*gone)) for gone in self._marks.unasked()]
+            self._torn += [state.torn] if state.torn else []
+            self._damage += state.damage
+        self._damage += [missing_file(*gone) for gone in self._marks.unasked()]
+        # The catalogue may know that there was something in a shard whose folder is gone.
+        there = {shard_id for shard_id, _ in found}
+        found += [(each, []) for each in self._state.checkpoints if each not in there]
         return found
 
     def load(self, found: Sequence[tuple[ShardId, list[Opened]]]) -> list[Record]:
@@ -201,6 +233,8 @@ class Recovery:
             shard.load(opened)
             recorded = self._state.checkpoints.get(shard_id, ())
             next_entry = max([checkpoint.next_entry for checkpoint in recorded], default=1)
+            offsets = {part.key: part.next_offset for part in self._partitions_in(shard_id)}
+            self._known_damage += self._losses.look(shard, opened, next_entry, offsets)
             for item in opened:
                 # Where a full segment ends is recorded before the next begins. Unless the catalogue is an older one,
                 # of a copy that was made piece by piece: then it knows nothing of what came after.
@@ -211,9 +245,29 @@ class Recovery:
                     self._advance(shard_id, item.segment.growing.next_offsets().items())
             if opened and opened[-1].damage:
                 news += self._pass_over_damage(shard, opened[-1])
-            self._torn += [str(item.torn) for item in opened if item.torn]
-            self._damage += [str(bad) for item in opened for bad in item.damage]
+            self._torn += [item.torn for item in opened if item.torn]
+            self._damage += [bad for item in opened for bad in item.damage]
         return news
+
+    async def remember_losses(self, workers: Workers, shards: Iterable[Shard]) -> None:
+        """Find which messages are missing where something is, and write it down for every later start."""
+        for shard_id in self._losses.broken():
+            ends = {
+                part.key: PartitionEnds(part.floor, part.next_offset)
+                for part in self._partitions_in(shard_id)
+                if self._state.topics.find(part.key[0]) is not None
+            }
+            self._damage += await workers.submit(self._losses.find, self._shard(shard_id), ends)
+        for shard in shards:
+            await shard.save_losses()
+        with suppress(OSError):  # then nothing that is missing is told as lost
+            await workers.submit(keep_account, self._disk, self._directory)
+
+    def _partitions_in(self, shard: ShardId) -> Iterator[Partition]:
+        for topic in self._state.topics:
+            for part in topic.partitions:
+                if part.shard == shard:
+                    yield part
 
     def _advance(self, shard: ShardId, next_offsets: Iterable[tuple[Key, int]]) -> None:
         for key, next_offset in next_offsets:
@@ -240,34 +294,27 @@ class Recovery:
         Segments before it do not matter: the catalogue knows where each of them ended.
         """
         growing = last.segment.growing
-        if growing is None or not (last.lost or last.unknown_bytes):
+        if growing is None or not (last.lost or last.unknown):
             return []
-        for head in last.lost:
-            keys = zip(head.topics, head.column32(head.partitions), strict=True)
-            ends = (head.vector64(head.base_offsets) + head.vector32(head.counts)).tolist()
-            self._advance(shard.id, zip(keys, ends, strict=True))
-            shard.writer.go_on_from(head.entry + 1, head.column64(head.receive_times)[-1])
-        if last.unknown_bytes:
-            shard.writer.skip_entries(last.unknown_bytes // block.HEADER_BYTES + 1)
+        if last.unknown:
+            if last.unknown[-1].block == growing.block_count():  # nothing behind it has a number
+                shard.writer.skip_entries(last.unknown_bytes // block.HEADER_BYTES + 1)
             self._skip_offsets(shard.id, growing, last)
-        ours = [part for topic in self._state.topics for part in topic.partitions]
         return [
             shard.checkpoint(),
             *(
                 PartitionAt(*part.key, part.next_offset, part.floor)
-                for part in ours
-                if part.shard == shard.id
+                for part in self._partitions_in(shard.id)
             ),
         ]
 
     def _skip_offsets(self, shard: ShardId, growing: GrowingIndex, last: Opened) -> None:
         """Any partition without a message behind the damage may have had some in it."""
-        begin = max(bad.position for bad in last.damage)
+        begin = max(item.damage.position for item in last.unknown)
         skipped = last.unknown_bytes // 4 + _DAMAGED_MESSAGES_MAX
-        for topic in self._state.topics:
-            for part in topic.partitions:
-                if part.shard == shard and growing.last_position(part.key) < begin:
-                    part.advance(part.next_offset + skipped)
+        for part in self._partitions_in(shard):
+            if growing.last_position(part.key) < begin:
+                part.advance(part.next_offset + skipped)
 
     async def reconcile(self, shards: Iterable[Shard]) -> None:
         """Learn from all segments what an incomplete catalogue may have forgotten."""
@@ -287,4 +334,11 @@ class Recovery:
             for difference in self._policies.differences(topic.name, topic.policy.fixed)
         ]
         is_whole = not self._torn and not self._damage
-        return Recovered(self._was_clean and is_whole, self._torn, self._damage, differences)
+        # Of two words about one place the later knows more.
+        damage = {(bad.path, bad.position): bad for bad in (*self._damage, *self._known_damage)}
+        return Recovered(
+            self._was_clean and is_whole,
+            [str(torn) for torn in self._torn],
+            [str(bad) for bad in damage.values()],
+            differences,
+        )

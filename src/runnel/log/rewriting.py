@@ -8,6 +8,7 @@ higher generation counts, and was whole before it had its name), never less.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 
 import msgspec
@@ -35,9 +36,19 @@ class Rewritten(msgspec.Struct, frozen=True):
 
 
 def rewrite(
-    disk: Disk, files: Files, folder: str, old: Segment, shard: int, epoch: int, keep: KeepOffsets
+    disk: Disk,
+    files: Files,
+    folder: str,
+    old: Segment,
+    shard: int,
+    epoch: int,
+    keep: KeepOffsets,
+    before_naming: Callable[[AbstractSet[int]], None] = lambda _: None,
 ) -> Rewritten:
-    """Blocks: for a worker. The old files are still there afterwards: the caller removes them."""
+    """Blocks: for a worker. The old files are still there afterwards: the caller removes them.
+
+    `before_naming` is told which entries the old segment was found to have, before the new one counts.
+    """
     new = Segment(
         paths.segment_path(folder, old.number, old.generation + 1),
         old.number,
@@ -48,13 +59,15 @@ def rewrite(
     with suppress(FileNotFoundError):
         disk.remove(unfinished)
     growing = GrowingIndex(HEADER_BYTES)
+    met: set[int] = set()
     file = disk.open(unfinished, Access.CREATE)
     try:
         header = SegmentHeader(shard, new.number, old.first_entry, new.generation, epoch, 0)
         file.write(0, [header.encode()], sync=False)
         with files.use(old.path) as source:
-            scanned = _copy(source, old, file, growing, keep)
+            scanned = _copy(source, old, file, growing, keep, met)
         file.sync()
+        before_naming(met)
         new.end = growing.covered_bytes
         describe_by(new, growing)
         if growing.block_count():
@@ -77,15 +90,22 @@ def rewrite(
 
 
 def _copy(
-    source: File, old: Segment, target: File, growing: GrowingIndex, keep: KeepOffsets
+    source: File,
+    old: Segment,
+    target: File,
+    growing: GrowingIndex,
+    keep: KeepOffsets,
+    met: set[int],
 ) -> Scanned:
+    file_bytes = min(old.end, source.size())
     scanner = segment.scanner(
-        old.path, Window(source.read, old.end), search_bytes=SEARCH_BYTES, durable=old.end
+        old.path, Window(source.read, file_bytes), search_bytes=SEARCH_BYTES, durable=old.end
     )
     buffers: list[bytes | memoryview] = []
     written = end = HEADER_BYTES
     for unit in scanner:
         assert unit.content is not None
+        met.add(unit.content.envelope.entry)
         kept = _kept_part(unit.content, keep)
         if kept is None:
             continue

@@ -15,7 +15,7 @@ because no unit that could vouch lies further away.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -134,6 +134,11 @@ class Scanner(Generic[T]):
             yield unit
             self._position += unit.size
         self._pass_missing()
+
+    @property
+    def damage(self) -> Sequence[Damage]:
+        """What was passed over so far, in the order of the file."""
+        return self._damage
 
     def result(self) -> Scanned:
         return Scanned(self._position, self._durable, self._torn, tuple(self._damage))

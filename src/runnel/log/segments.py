@@ -35,13 +35,15 @@ SEARCH_BYTES: Final = 96 * 2**20
 PIECE_BYTES: Final = 2**19
 
 
+_ENDLESS: Final = 2**63
 MISSING_SEGMENT: Final = "segment is missing, its index is there"
 
 
 class Segment:
     """One file of the shard. `growing` is its index as long as that has not been written to disk.
 
-    No entry below `first_entry` was ever in it; after rewriting the first that is left may be higher.
+    No entry below `first_entry` was ever in it; after rewriting the first that is left may be higher. One `is_short`
+    if its file ends before what its index covers: nothing may be written behind that.
     """
 
     __slots__ = (
@@ -51,6 +53,7 @@ class Segment:
         "first_time_ns",
         "generation",
         "growing",
+        "is_short",
         "last_entry",
         "last_time_ns",
         "number",
@@ -68,6 +71,7 @@ class Segment:
         self.end = HEADER_BYTES
         self.allocated = 0
         self.growing: GrowingIndex | None = None
+        self.is_short = False
 
     @property
     def is_empty(self) -> bool:
@@ -95,6 +99,13 @@ class ProducerSeen(msgspec.Struct, frozen=True):
     time_ns: int
 
 
+class Unknown(msgspec.Struct, frozen=True):
+    """Damaged bytes without an envelope, and the number of the first block behind them."""
+
+    damage: Damage
+    block: int
+
+
 class Opened(msgspec.Struct, frozen=True):
     """A segment as it was found, and what scanning it told (nothing, if its index was complete)."""
 
@@ -102,8 +113,14 @@ class Opened(msgspec.Struct, frozen=True):
     producers: Sequence[ProducerSeen] = ()
     damage: Sequence[Damage] = ()
     torn: Damage | None = None
-    lost: Sequence[Envelope] = ()  # of blocks of which the body alone is damaged
-    unknown_bytes: int = 0  # damaged beyond that: nobody knows what they held
+    lost: Sequence[
+        Envelope
+    ] = ()  # of blocks of which the body alone is damaged; the index has them
+    unknown: Sequence[Unknown] = ()  # damaged beyond that: nothing there tells what it held
+
+    @property
+    def unknown_bytes(self) -> int:
+        return sum(item.damage.size for item in self.unknown)
 
 
 class SegmentFolder:
@@ -137,7 +154,7 @@ class SegmentFolder:
         ]
         # Their indexes stay, to be told of until somebody removes them.
         wanted |= {paths.index_path(lost.path) for lost in self.missing}
-        wanted.add(paths.state_folder(self.folder))
+        wanted |= {paths.state_folder(self.folder), f"{self.folder}/{paths.LOSSES_FILE}"}
         unwanted = [name for name in names if f"{self.folder}/{name}" not in wanted]
         if names and (unwanted or not is_clean):
             # A process that was killed may not have come to make these names durable; what is stored in
@@ -169,8 +186,10 @@ class SegmentFolder:
                 lost = index.covered_bytes - size
                 text = f"file has {size} bytes, its index says {index.covered_bytes}"
                 damage.append(Damage(path, size, lost, text))
+                found.is_short = True
+            durable = 0 if index is None else index.covered_bytes
             opened = self._open_indexed(file, found) or self._open_scanned(
-                file, found, is_last=is_last
+                file, found, is_last=is_last, durable=durable
             )
         if damage and found.is_empty and is_last and index is None:
             # A crash while it was being made: nothing was ever appended to it.
@@ -179,9 +198,12 @@ class SegmentFolder:
         return msgspec.structs.replace(opened, damage=(*damage, *opened.damage))
 
     def _open_indexed(self, file: File, found: Segment) -> Opened | None:
-        """By the header of its index, if that covers the whole file."""
+        """By the header of its index, if that covers the whole file. One that covers more tells what was there."""
         header = self._index_header(found)
-        if header is None or header.covered_bytes != file.size():
+        if header is None or header.covered_bytes < file.size():
+            return None
+        if found.is_short and not self._has_whole_index(found):
+            found.is_short = False
             return None
         found.end = header.covered_bytes
         if header.blocks:
@@ -189,6 +211,13 @@ class SegmentFolder:
                 header.first_entry, header.last_entry, header.first_time_ns, header.last_time_ns
             )
         return Opened(found)
+
+    def _has_whole_index(self, found: Segment) -> bool:
+        try:
+            self.load_index(found)
+        except (FileNotFoundError, MalformedError):
+            return False
+        return True
 
     def _index_header(self, found: Segment) -> indexes.IndexHeader | None:
         try:
@@ -210,25 +239,46 @@ class SegmentFolder:
             durable=durable,
         )
         producers: list[ProducerSeen] = []
+        lost: list[Envelope] = []
+        unknown: list[Unknown] = []
+        passed = 0
+
+        def take(envelope: Envelope, position: int, size: int) -> None:
+            nonlocal producers
+            partitions = envelope.column32(envelope.partitions)
+            growing.add(
+                envelope, list(zip(envelope.topics, partitions, strict=True)), position, size
+            )
+            producers += _producer_seen(envelope)
+
+        def take_damaged(next_entry: int) -> None:
+            """Index what still tells its runs, so that readers find the damage where they look for the messages."""
+            nonlocal passed
+            for bad in scanner.damage[passed:]:
+                last_entry = growing.last_entry() or found.first_entry - 1
+                whole, rest = _salvage(file, bad, last_entry, next_entry)
+                for envelope, position, size in whole:
+                    lost.append(envelope)
+                    take(envelope, position, size)
+                if rest is not None:
+                    unknown.append(Unknown(rest, growing.block_count()))
+            passed = len(scanner.damage)
+
         for unit in scanner:
             assert unit.content is not None
             envelope = unit.content.envelope
-            partitions = envelope.column32(envelope.partitions)
-            keys = list(zip(envelope.topics, partitions, strict=True))
-            growing.add(envelope, keys, unit.position, unit.size)
-            producers += _producer_seen(envelope)
+            if len(scanner.damage) > passed:
+                take_damaged(envelope.entry)
+            take(envelope, unit.position, unit.size)
+        take_damaged(_ENDLESS)
         scanned = scanner.result()
-        lost, unknown_bytes = _salvage(file, scanned.damage)
-        for envelope in lost:
-            producers += _producer_seen(envelope)
-        producers.sort(key=lambda seen: seen.entry)
         growing.covered_bytes = found.end = scanned.end
         describe_by(found, growing)
         found.growing = growing
         if is_last:
             file.truncate(scanned.end)
             store_again(file, scanned)
-        return Opened(found, producers, scanned.damage, scanned.torn, lost, unknown_bytes)
+        return Opened(found, producers, scanned.damage, scanned.torn, lost, unknown)
 
     def _covered_part(self, found: Segment, file_bytes: int) -> GrowingIndex:
         """What an older index of this file still says of its beginning."""
@@ -313,11 +363,18 @@ class SegmentFolder:
 
     def remove(self, found: Segment) -> None:
         """The index first, durably: one that is there without its segment is a sign of loss."""
-        for path in (found.index_path, found.path):
-            self._files.forget(path)
-            with suppress(FileNotFoundError):
-                self._disk.remove(path)
-            self._disk.sync_directory(self.folder)
+        self.remove_index(found)
+        self._remove(found.path)
+
+    def remove_index(self, found: Segment) -> None:
+        """It is made anew when it is needed."""
+        self._remove(found.index_path)
+
+    def _remove(self, path: str) -> None:
+        self._files.forget(path)
+        with suppress(FileNotFoundError):
+            self._disk.remove(path)
+        self._disk.sync_directory(self.folder)
 
 
 def _describes(header: indexes.IndexHeader, found: Segment) -> bool:
@@ -336,26 +393,27 @@ def _producer_seen(envelope: Envelope) -> list[ProducerSeen]:
     ]
 
 
-def _salvage(file: File, damage: Sequence[Damage]) -> tuple[list[Envelope], int]:
-    """What damaged places still tell: their envelopes, and how many bytes have none."""
-    lost: list[Envelope] = []
-    unknown_bytes = 0
-    for bad in damage:
-        data = memoryview(file.read(bad.position, bad.size))
-        at = 0
-        while at < len(data):
-            try:
-                header = block.read_header(data, at)
-                envelope = envelopes.decode(block.envelope_view(data, at, header))
-            except MalformedError:
-                unknown_bytes += len(data) - at
-                break
-            if not envelope.is_stored:
-                unknown_bytes += len(data) - at
-                break
-            lost.append(envelope)
-            at += header.block_bytes
-    return lost, unknown_bytes
+def _salvage(
+    file: File, bad: Damage, last_entry: int, next_entry: int
+) -> tuple[list[tuple[Envelope, int, int]], Damage | None]:
+    """What damaged bytes between two entries still tell: envelopes with their places, and what has none."""
+    lost: list[tuple[Envelope, int, int]] = []
+    data = memoryview(file.read(bad.position, bad.size))
+    at = 0
+    while at < bad.size:
+        try:
+            header = block.read_header(data, at)
+            envelope = envelopes.decode(block.envelope_view(data, at, header))
+        except MalformedError:
+            break
+        if not envelope.is_stored or not last_entry < envelope.entry < next_entry:
+            break
+        lost.append((envelope, bad.position + at, header.block_bytes))
+        last_entry = envelope.entry
+        at += header.block_bytes
+    if at >= bad.size:
+        return lost, None
+    return lost, Damage(bad.path, bad.position + at, bad.size - at, bad.problem)
 
 
 def write_whole(disk: Disk, path: str, content: bytes) -> None:

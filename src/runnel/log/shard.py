@@ -10,10 +10,10 @@ from typing import TypeVar
 from runnel.errors import OffsetAheadError, OffsetGoneError, ProducerFault, Unavailable
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
-from runnel.log import retention
+from runnel.log import paths, retention
 from runnel.log.catalogue import ShardAt
 from runnel.log.counting import MessageCounter, Turn
-from runnel.log.index import Key
+from runnel.log.index import Index, Key
 from runnel.log.log import (
     Appended,
     Bounds,
@@ -26,6 +26,7 @@ from runnel.log.log import (
     ShardStatistics,
     Trimmed,
 )
+from runnel.log.losses import ShardLosses
 from runnel.log.picking import Picking
 from runnel.log.pins import ShardPins
 from runnel.log.producers import ProducerTable, check_same_batch
@@ -71,11 +72,13 @@ class Shard:
         self._find = find
         self._pins = pins
         self._segments: list[Segment] = []
+        self._tell_damage = on_damage
+        self.losses = ShardLosses(parts.disk, folder.folder, make_folder)
         self.writer = ShardWriter(
             shard, parts, policy, folder, self._segments, producers, stored_producers, make_folder
         )
         self._reader = ShardReader(
-            folder, parts.files, parts.workers, cache, self._segments, on_damage
+            folder, parts.files, parts.workers, cache, self._segments, self._on_damage
         )
         self._trimmer = ShardTrimmer(
             shard,
@@ -86,10 +89,11 @@ class Shard:
             self._segments,
             self.writer,
             self._reader,
+            self.losses,
             find=find,
             pins=pins,
             before_removal=before_removal,
-            on_damage=on_damage,
+            on_damage=self._on_damage,
             on_removed=self._forget_first_offsets,
         )
         self._counter = MessageCounter(self._reader, parts.workers, find)
@@ -149,7 +153,9 @@ class Shard:
     def resume(self) -> None:
         """In a worker: make the last segment one that can be written to, if it was sealed."""
         last = self._segments[-1] if self._segments else None
-        if last is not None and last.growing is None and last.end < self.policy.rotate.bytes_max:
+        if last is None or last.growing is not None or last.is_short:
+            return
+        if last.end < self.policy.rotate.bytes_max:
             last.growing = self._folder.resume_index(last)
 
     @asynccontextmanager
@@ -168,6 +174,27 @@ class Shard:
         async with self._trimmer.at_work:
             await self.writer.wait_idle()
             await self.seal_all()
+            await self.save_losses()
+
+    def index_of(self, segment: Segment) -> Index:
+        """In a worker, while nobody else reads: the index of any segment."""
+        if segment.growing is not None:
+            return segment.growing
+        return self._folder.resume_index(segment)
+
+    async def save_losses(self) -> None:
+        """Store what is newly known to be missing. If that fails, the next start finds it again, or is told less."""
+        # Numbers of segments that are gone are not given again.
+        self.writer.last_number = max(self.writer.last_number, self.losses.remembered.last_number)
+        with suppress(OSError):
+            await self._parts.workers.submit(self.losses.save)
+
+    def _on_damage(self, damage: Damage) -> None:
+        """A reader met damage: the next start tells of it, too."""
+        numbered = paths.segment_number(damage.path.rpartition("/")[2])
+        if numbered is not None:
+            self.losses.add_place(numbered[0], damage)
+        self._tell_damage(damage)
 
     async def seal_all(self) -> None:
         """Everything recorded and indexed on disk, so that the next start need not scan."""
@@ -286,6 +313,11 @@ class Shard:
             is_served = self._is_served(self._parts.clock.time_ns())
             next_offset = partition.visible_next
             known = await self._reader.first_offset(partition.key, partition.floor, is_served)
+            if self.losses:
+                lost = self.losses.first_offset(partition.key, partition.floor, is_served)
+                known = min(
+                    [offset for offset in (known, lost) if offset is not None], default=None
+                )
             if known is None:
                 return Bounds(next_offset, next_offset)
             if self.policy.retain.age_ns is None:  # else it moves on with the clock
@@ -343,6 +375,15 @@ class Shard:
             except StaleIndexError:
                 await self._mend_indexes(partition.key)
                 continue
+            if self.losses:
+                page = self.losses.tell(
+                    page,
+                    partition.key,
+                    offset,
+                    bounds.next_offset,
+                    partition.floor,
+                    is_served,
+                )
             if page.first_offset > offset:  # a hole, or what lay there went while it was read
                 first_offset = (await self.bounds(partition)).first_offset
                 if offset < first_offset:
@@ -352,7 +393,7 @@ class Shard:
 
     async def _mend_indexes(self, key: Key) -> None:
         for segment in list(self._segments):
-            if segment.growing is None:
+            if segment.growing is None and not segment.is_short:
                 index = await self._reader.index(segment)
                 if index.next_offset(key):
                     await self._reader.rebuild_index(segment)
@@ -385,9 +426,10 @@ class Shard:
     async def read_entries(self, position: Position, bytes_max: int) -> ShardPage:
         async def look() -> ShardPage:
             end = self._check_position(position)
-            return await self._reader.read_entries(
+            page = await self._reader.read_entries(
                 position, end, self._parts.epoch, bytes_max, self._served_filter()
             )
+            return self.losses.tell_entries(page, position) if self.losses else page
 
         return await _beside_retention(look)
 

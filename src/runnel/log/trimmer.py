@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Final
 
@@ -11,8 +12,10 @@ from runnel.config import Until
 from runnel.errors import Unavailable
 from runnel.log import acked, retention
 from runnel.log.acked import Left, Span
-from runnel.log.index import Index, Key
+from runnel.log.group_writer import NO_ROOM
+from runnel.log.index import Index, Key, runs_of_blocks
 from runnel.log.log import ShardId, Trimmed
+from runnel.log.losses import Loss, LostRun, ShardLosses
 from runnel.log.pins import ShardPins
 from runnel.log.reader import ShardReader
 from runnel.log.retention import Decision, Holds, IsServed, SegmentFacts
@@ -42,6 +45,7 @@ class ShardTrimmer:
         segments: list[Segment],
         writer: ShardWriter,
         reader: ShardReader,
+        losses: ShardLosses,
         *,
         find: Callable[[Key], Partition | None],
         pins: ShardPins,
@@ -57,6 +61,7 @@ class ShardTrimmer:
         self._segments = segments
         self._writer = writer
         self._reader = reader
+        self._losses = losses
         self._find = find
         self._pins = pins
         self._before_removal = before_removal  # of the last messages of these partitions
@@ -147,8 +152,28 @@ class ShardTrimmer:
 
     async def _remove(self, segment: Segment) -> None:
         await self._before_removal(_ending(await self._reader.index(segment), self._find))
+        await self._note_removed(segment)
         self._segments.remove(segment)
         await self._let_go(segment)
+
+    async def _note_removed(self, segment: Segment) -> None:
+        """Before it goes: a segment that is missing and was not removed by us is a loss. Unavailable: it must stay."""
+        first = next((each.number for each in self._segments if each is not segment), None)
+        before = self._losses.remembered
+        self._losses.note_removed(segment.number, first)
+        submit = self._parts.workers.submit
+        try:
+            try:
+                await submit(self._losses.save)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                self._cache.drop(segment.path)
+                await submit(self._folder.remove_index, segment)  # makes a little room
+                await submit(self._losses.save)
+        except OSError as error:
+            self._losses.restore(before)
+            raise Unavailable(f"{segment.path} cannot be removed: {error}") from error
 
     async def _let_go(self, segment: Segment) -> None:
         """It is no longer the shard's."""
@@ -286,6 +311,14 @@ class ShardTrimmer:
         await self._before_removal(
             [part for part in _ending(index, self._find) if not _keeps_end(index, part.key, keep)]
         )
+
+        def remember(met: AbstractSet[int]) -> None:
+            """In a worker: what could not be copied is known from the old index only, which goes."""
+            lost = _losses_of(segment, index, keep, met)
+            if lost:
+                self._losses.add(lost)
+                self._losses.save()
+
         rewritten: Rewritten = await parts.workers.submit(
             rewrite,
             parts.disk,
@@ -295,9 +328,15 @@ class ShardTrimmer:
             self._shard.shard,
             parts.epoch,
             keep,
+            remember,
         )
         for damage in rewritten.scanned.damage:
             self._on_damage(damage)
+        if rewritten.segment is None:
+            try:
+                await self._note_removed(segment)
+            except Unavailable:
+                return  # it stays for now
         place = self._segments.index(segment)
         self._segments[place : place + 1] = [rewritten.segment] if rewritten.segment else []
         await self._let_go(segment)
@@ -310,6 +349,32 @@ def _ending(index: Index, find: Callable[[Key], Partition | None]) -> list[Parti
         for key in index.keys()  # noqa: SIM118 - not a dict
         if (partition := find(key)) is not None and index.next_offset(key) == partition.visible_next
     ]
+
+
+def _losses_of(
+    segment: Segment, index: Index, keep: KeepOffsets, met: AbstractSet[int]
+) -> list[Loss]:
+    """What the index has and the segment has not, as far as it would be kept."""
+    if len(met) == index.block_count():
+        return []
+    places = {number: index.block_place(number) for number in range(index.block_count())}
+    missing = [number for number, (entry, _, _) in places.items() if entry not in met]
+    found: list[Loss] = []
+    for number, runs in runs_of_blocks(index, missing).items():
+        entry, position, time_ns = places[number]
+        begin, end = index.block_positions(number, number + 1)
+        lost = tuple(
+            LostRun(*key, first, following)
+            for key, base, count in runs
+            for first, following in keep(key, base, count, time_ns, entry)
+        )
+        if lost:
+            name = segment.path.rpartition("/")[2]
+            text = "damaged, and left out when the segment was rewritten"
+            size = end - begin
+            place = (segment.number, name, position, size, text, entry, entry + 1, time_ns)
+            found.append(Loss(*place, lost))
+    return found
 
 
 def _keeps_end(index: Index, key: Key, keep: KeepOffsets) -> bool:

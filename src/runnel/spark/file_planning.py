@@ -11,7 +11,7 @@ from runnel.log.reading import OfflineLog, Selection, TopicInfo
 from runnel.spark.options import Place, PlaceKind, Places, ReadOptions
 from runnel.spark.planning import Bounds, check_partitions, pack, resolve
 from runnel.spark.pushdown import Narrowing
-from runnel.spark.ranges import FileRange
+from runnel.spark.ranges import FileRange, lost
 
 
 class _Times(NamedTuple):
@@ -39,6 +39,15 @@ def plan_files(path: str, options: ReadOptions, narrowing: Narrowing) -> list[Se
             ]
             for stretches in pack(sized, options.bytes_per_partition)
         ]
+        report = log.report
+        if report.damage:  # tasks read what is there, and would not know what is missing beside it
+            whole = FileRange(
+                path=log.directory,
+                stretches=(),
+                selection=selection,
+                fails_on_data_loss=options.fails_on_data_loss,
+            )
+            lost(whole, f"{report.damage_count} damaged places, the first {report.damage[0]}")
     return tasks
 
 

@@ -13,7 +13,7 @@ from runnel.log.cursors import CursorTable
 from runnel.log.definitions import DefinitionTable
 from runnel.log.index import Key
 from runnel.log.last_values import LastValues
-from runnel.log.log import Cursor
+from runnel.log.log import Cursor, ShardId
 from runnel.log.reading.report import Report
 from runnel.log.synced_marks import Mark
 from runnel.log.topic_table import Topic, TopicTable
@@ -34,6 +34,7 @@ class Catalogued(msgspec.Struct, frozen=True):
     epoch: int
     was_closed: bool
     is_present: bool
+    next_entries: dict[ShardId, int] = {}  # where each shard stood when it was last recorded
 
     def floor_of(self, key: Key) -> int | None:
         """The first offset that is not hidden; None if the topic was deleted.
@@ -69,6 +70,10 @@ def read_catalogue(disk: Disk, folder: str, report: Report, mark: Mark | None) -
         state.epoch,
         was_closed=state.is_closed,
         is_present=bool(loaded.records),
+        next_entries={
+            shard: max(checkpoint.next_entry for checkpoint in checkpoints)
+            for shard, checkpoints in state.checkpoints.items()
+        },
     )
 
 

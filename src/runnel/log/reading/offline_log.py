@@ -8,11 +8,13 @@ from functools import cached_property
 
 import msgspec
 
-from runnel.errors import ClientFault, MalformedError
+from runnel.errors import ClientFault, CorruptionError, MalformedError
 from runnel.formats import block as blocks
 from runnel.formats.batch import Batch
 from runnel.log import paths
-from runnel.log.log import Cursor
+from runnel.log.log import Cursor, ShardId
+from runnel.log.losses import Remembered, is_mended, read_losses
+from runnel.log.missing import UNKNOWN_ENTRY, SegmentSpan, find_breaks
 from runnel.log.reading.catalogued import Catalogued, read_catalogue
 from runnel.log.reading.open_segment import (
     OpenSegment,
@@ -29,6 +31,7 @@ from runnel.log.reading.selection import Matcher, Selection, StaleIndexError
 from runnel.log.reading.summaries import TopicInfo, TopicSummaries
 from runnel.log.recovery import FORMAT, check_format
 from runnel.log.scan import Damage
+from runnel.log.segment import HEADER_BYTES, decode_header
 from runnel.log.segments import PIECE_BYTES
 from runnel.log.synced_marks import read_marks
 from runnel.world.disk import Disk, File, RealDisk
@@ -70,7 +73,8 @@ class OfflineLog:
             raise ClientFault(
                 f"{directory} is not a data directory of Runnel: there is no {paths.FORMAT_FILE} in it"
             )
-        check_format(self.disk, f"{self.directory}/{paths.FORMAT_FILE}")
+        found = check_format(self.disk, f"{self.directory}/{paths.FORMAT_FILE}")
+        self._keeps_account = found.keeps_account
         self._was_live = self.holder() is not None
         self.marks = read_marks(self.disk, self.directory)  # before the files that they speak of
 
@@ -222,6 +226,7 @@ class OfflineLog:
         """By name: topics with messages, and those without that the catalogue knows."""
         matcher = self._matcher(Selection(topics=tuple(patterns)))
         summaries = TopicSummaries(matcher, self.catalogued)
+        self.report_losses(matcher)
         for name, is_last in self._all_segments():
             for segment in self._each_opened(name, is_last=is_last):
                 summaries.add(name.journal, segment.index)
@@ -245,6 +250,85 @@ class OfflineLog:
             except FileNotFoundError:
                 newest = self.replacement(newest)
 
+    # --- What is missing ---
+
+    def report_losses(self, matcher: Matcher | None = None) -> None:
+        """Report what the shards have lost, as a broker would tell of it; of messages that are wanted, if it says."""
+        seen: set[ShardId] = set()
+        for journal in self.journals():
+            names = self.segment_names(journal)
+            for shard in journal.shards:
+                shard_id = ShardId(journal.name, shard)
+                seen.add(shard_id)
+                folder = f"{journal.folder}/{shard}"
+                of_shard = [name for name in names if name.shard == shard]
+                # After the names: a broker writes down what it removes before it does.
+                remembered, damage = read_losses(self.disk, folder)
+                if damage is not None:
+                    self.report.add_damage(damage)
+                self._report_remembered(folder, remembered, matcher)
+                self._report_breaks(shard_id, folder, of_shard, remembered)
+        for shard_id in self.catalogued.next_entries.keys() - seen:
+            folder = paths.shard_folder(self.directory, shard_id.journal, shard_id.shard)
+            self._report_breaks(shard_id, folder, [], Remembered())
+
+    def _report_remembered(
+        self, folder: str, remembered: Remembered, matcher: Matcher | None
+    ) -> None:
+        for loss in remembered.losses:
+            is_wanted = matcher is None or any(
+                matcher.wants_any((run.topic, run.partition), run.first_offset, run.next_offset)
+                for run in loss.runs
+            )
+            # Of a place without runs the index tells whoever wants what lay there; without an index nobody knows.
+            is_wanted = is_wanted or bool(loss.next_entry and not loss.runs)
+            if is_wanted and not is_mended(self.disk, folder, loss):
+                self.report.add_damage(loss.damage(folder))
+
+    def _report_breaks(
+        self,
+        shard_id: ShardId,
+        folder: str,
+        names: Sequence[SegmentName],
+        remembered: Remembered,
+    ) -> None:
+        if not self._keeps_account:
+            return
+        next_entry = self.catalogued.next_entries.get(shard_id, 1)
+        spans = self._spans(names)
+        for found in find_breaks(spans, remembered, next_entry):
+            self.report.add_damage(found.loss(()).damage(folder))
+
+    def _spans(self, names: Sequence[SegmentName]) -> list[SegmentSpan]:
+        """By headers alone. Where a segment that is not sealed ends is not asked: whoever reads it sees that."""
+        spans: list[SegmentSpan] = []
+        for name in reversed(names):
+            following = spans[-1].first_entry if spans else UNKNOWN_ENTRY
+            try:
+                with opened(self.disk, name.path) as file:
+                    header = file.read(0, HEADER_BYTES)
+                info = sealed_info(self.disk, name)
+            except FileNotFoundError:
+                continue  # retention was quicker
+            try:
+                first_entry = decode_header(header, name.path).first_entry
+            except CorruptionError:
+                first_entry = 0
+            next_entry = following if info is None else info.last_entry + 1
+            if info is not None and not info.entries:
+                next_entry = first_entry
+            spans.append(
+                SegmentSpan(
+                    name.number,
+                    name.generation,
+                    first_entry,
+                    next_entry,
+                    0 if info is None else info.used_bytes,
+                    0 if info is None else info.last_time_ns,
+                )
+            )
+        return spans[::-1]
+
     # --- Messages ---
 
     def _matcher(self, selection: Selection) -> Matcher:
@@ -253,12 +337,14 @@ class OfflineLog:
     def scan(self, selection: Selection | None = None) -> Iterator[Batch]:
         """Every batch that holds something wanted, cut to it: shard after shard, each in its order."""
         matcher = self._matcher(selection or Selection())
+        self.report_losses(matcher)
         for name, is_last in self._all_segments():
             yield from self._scan_segment(name, matcher, 0, None, is_last=is_last)
 
     def plan(self, selection: Selection | None = None) -> Iterator[Stretch]:
         """The reads that a scan would do, in its order. Each can be sent elsewhere and `read` there."""
         matcher = self._matcher(selection or Selection())
+        self.report_losses(matcher)
         for name, is_last in self._all_segments():
             if self._is_outside(name, matcher):
                 continue

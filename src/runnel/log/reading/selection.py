@@ -76,6 +76,11 @@ class Matcher:
             found = self._bounds[key] = self._find_bounds(key)
             return found
 
+    def wants_any(self, key: Key, begin: int, end: int) -> bool:
+        """Whether anything between two offsets is wanted."""
+        bounds = self.bounds(key)
+        return bounds is not None and begin < bounds[1] and end > bounds[0]
+
     def _find_bounds(self, key: Key) -> Bounds | None:
         wanted = self._selection
         if wanted.partitions is not None and key[1] not in wanted.partitions:

@@ -100,6 +100,7 @@ class _Verification:
                 self._check_shard(
                     [name for name in names[journal.folder] if name.shard == shard], sizes
                 )
+        self._log.report_losses()
         report = self._log.report
         self._check_marks()
         return Verified(
@@ -175,7 +176,7 @@ class _Verification:
         wanted = {name.path for name in names} | {name.index_path for name in names}
         for shard in journal.shards:
             folder = f"{journal.folder}/{shard}"
-            wanted.add(paths.state_folder(folder))
+            wanted |= {paths.state_folder(folder), f"{folder}/{paths.LOSSES_FILE}"}
             listed = self._disk.list(folder)
             orphans = paths.orphaned_indexes(listed)  # told as damage already
             for file_name in listed:

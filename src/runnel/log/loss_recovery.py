@@ -1,0 +1,217 @@
+"""What a data directory has lost, found when it is opened: remembered from earlier starts, or newly missing.
+
+First, before the last segments are taken into account, `look` finds the places where something is missing in a shard.
+Then, when it is known where every partition stands, `find` asks all indexes of such a shard which offsets that were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from runnel.errors import MalformedError
+from runnel.log import paths
+from runnel.log.index import Key, RunTable, SealedIndex
+from runnel.log.log import ShardId
+from runnel.log.losses import Loss, Remembered, all_runs, is_mended, read_losses
+from runnel.log.missing import (
+    Break,
+    PartitionEnds,
+    SegmentSpan,
+    find_breaks,
+    lost_runs,
+    orphan_problem,
+)
+from runnel.log.scan import Damage
+from runnel.log.segment import HEADER_BYTES
+from runnel.log.segments import Opened, SegmentFolder
+from runnel.log.shard import Shard
+from runnel.world.disk import Access, Disk
+
+
+class _Broken(msgspec.Struct, frozen=True):
+    """A shard in which something is missing, and next offsets as they were before its last segment was read."""
+
+    breaks: Sequence[Break]
+    opened: Sequence[Opened]
+    recorded: Mapping[Key, int]
+
+
+class LossRecovery:
+    """For all shards of a directory. `keeps_account`: it was always written down what retention removed."""
+
+    def __init__(self, disk: Disk, *, keeps_account: bool) -> None:
+        self._disk = disk
+        self._keeps_account = keeps_account
+        self._remembered: dict[ShardId, Remembered] = {}
+        self._broken: dict[ShardId, _Broken] = {}
+
+    def read(self, shard_id: ShardId, folder: SegmentFolder) -> list[Damage]:
+        """In a worker, when the folder was opened: what it remembers, without what was put right since.
+
+        Returns what is wrong with that file.
+        """
+        remembered, damage = read_losses(self._disk, folder.folder)
+        losses = [
+            loss for loss in remembered.losses if not is_mended(self._disk, folder.folder, loss)
+        ]
+        known = {(loss.file, loss.position) for loss in losses}
+        losses += [
+            loss for loss in _orphans(self._disk, folder) if (loss.file, loss.position) not in known
+        ]
+        self._remembered[shard_id] = msgspec.structs.replace(remembered, losses=tuple(losses))
+        return [] if damage is None else [damage]
+
+    def look(
+        self, shard: Shard, opened: Sequence[Opened], next_entry: int, recorded: Mapping[Key, int]
+    ) -> list[Damage]:
+        """Where something is missing in a shard. Returns what is known of it since an earlier start.
+
+        The catalogue knows of entries before `next_entry`, and of the next offsets that are `recorded`.
+        """
+        remembered = self._remembered.get(shard.id, Remembered())
+        shard.losses.load(remembered)
+        known = shard.losses.damage()
+        spans = _spans(opened)
+        breaks = find_breaks(spans, remembered, next_entry)
+        if breaks and not self._keeps_account:
+            # Retention of an older Runnel may have removed it, and wrote nothing down.
+            shard.losses.settle(max(found.next_entry for found in breaks))
+            breaks = []
+        places = {(loss.file, loss.position) for loss in remembered.losses}
+        breaks += [
+            found for found in _unknown(opened) if (found.file, found.position) not in places
+        ]
+        if breaks:
+            self._broken[shard.id] = _Broken(breaks, opened, recorded)
+        for item in opened:
+            if item.segment.growing is not None:
+                for bad in item.damage:
+                    if bad.position >= HEADER_BYTES:
+                        shard.losses.add_place(item.segment.number, bad)
+        return known
+
+    def broken(self) -> list[ShardId]:
+        return list(self._broken)
+
+    def find(self, shard: Shard, partitions: Mapping[Key, PartitionEnds]) -> list[Damage]:
+        """In a worker: which messages of these partitions are missing. They are added to the shard's losses."""
+        broken = self._broken[shard.id]
+        end = shard.writer.next_entry
+        breaks = [
+            found if found.next_entry else found._replace(next_entry=end) for found in broken.breaks
+        ]
+        removed = shard.losses.remembered
+        numbers = [item.segment.number for item in broken.opened]
+        numbers += [found.missing[0] for found in breaks if found.missing[0]]
+        is_begin_known = min(numbers) == 1 and not removed.settled_entry
+        found = lost_runs(
+            breaks,
+            _tables(shard, broken.opened),
+            partitions,
+            is_begin_known=is_begin_known,
+            recorded=broken.recorded,
+        )
+        losses = [each.loss(runs) for each, runs in zip(breaks, found, strict=True)]
+        shard.losses.add(losses)
+        return [loss.damage(shard.losses.folder) for loss in losses]
+
+
+def _orphans(disk: Disk, folder: SegmentFolder) -> list[Loss]:
+    """Segments that are gone, by their indexes, which tell exactly what was in them."""
+    losses: list[Loss] = []
+    for missing in folder.missing:
+        name = missing.path.rpartition("/")[2]
+        numbered = paths.segment_number(name)
+        assert numbered is not None
+        with suppress(MalformedError):
+            index = SealedIndex(_content(disk, paths.index_path(missing.path)))
+            header = index.header
+            losses.append(
+                Loss(
+                    numbered[0],
+                    name,
+                    0,
+                    0,
+                    orphan_problem(header.first_entry, header.last_entry),
+                    header.first_entry,
+                    header.last_entry + 1,
+                    header.last_time_ns,
+                    all_runs(index),
+                )
+            )
+    return losses
+
+
+def _content(disk: Disk, path: str) -> bytes:
+    file = disk.open(path, Access.READ)
+    try:
+        return file.read(0, file.size())
+    finally:
+        file.close()
+
+
+def _spans(opened: Sequence[Opened]) -> list[SegmentSpan]:
+    spans: list[SegmentSpan] = []
+    for at, item in enumerate(opened):
+        segment = item.segment
+        is_headless = any(not bad.position for bad in item.damage)
+        next_entry = segment.last_entry + 1
+        following = opened[at + 1].segment.first_entry if at + 1 < len(opened) else 0
+        if _ends_unknown(item):  # what is missing there is found by its place
+            next_entry = max(next_entry, following)
+        spans.append(
+            SegmentSpan(
+                segment.number,
+                segment.generation,
+                0 if is_headless and segment.generation else segment.first_entry,
+                next_entry,
+                segment.end,
+                segment.last_time_ns,
+            )
+        )
+    return spans
+
+
+def _ends_unknown(item: Opened) -> bool:
+    growing = item.segment.growing
+    return bool(
+        item.unknown and growing is not None and item.unknown[-1].block == growing.block_count()
+    )
+
+
+def _unknown(opened: Sequence[Opened]) -> Iterator[Break]:
+    """Places in segments of which not even an envelope is left. Next entry 0: nothing behind it tells."""
+    for at, item in enumerate(opened):
+        segment, growing = item.segment, item.segment.growing
+        if growing is None:
+            continue
+        for unknown in item.unknown:
+            block, bad = unknown.block, unknown.damage
+            first_entry, time_ns = segment.first_entry, segment.last_time_ns
+            if block:
+                first_entry = growing.block_place(block - 1)[0] + 1
+            if block < growing.block_count():
+                next_entry, _, time_ns = growing.block_place(block)
+            else:
+                next_entry = opened[at + 1].segment.first_entry if at + 1 < len(opened) else 0
+            name = segment.path.rpartition("/")[2]
+            yield Break(
+                segment.number,
+                block,
+                name,
+                bad.position,
+                bad.size,
+                bad.problem,
+                first_entry,
+                next_entry,
+                time_ns,
+            )
+
+
+def _tables(shard: Shard, opened: Sequence[Opened]) -> Iterator[tuple[int, RunTable]]:
+    for item in opened:
+        index = shard.index_of(item.segment)
+        yield item.segment.number, index.run_table(lambda _: True)
