@@ -9,9 +9,11 @@ import pytest
 
 from runnel.broker.access import Access
 from runnel.broker.broker import Broker
+from runnel.broker.live_topics import LiveTopics
 from runnel.broker.loop_share import LoopShare
 from runnel.broker.topic_making import TOPICS_PER_STEP
 from runnel.broker.topics import PAGE_MAX, Topics
+from runnel.broker.work.state import WorkState
 from runnel.errors import InvalidNameError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
@@ -20,7 +22,7 @@ from runnel.security.rights import Grant, Rights
 from runnel.topics.pattern_index import SLICE_COMPARISONS
 from runnel.topics.patterns import Pattern
 from tests.broker.loop_probe import LoopProbe
-from tests.broker.scenes import At, Store, publish_batch, scene
+from tests.broker.scenes import EARLIEST, LIVE, At, Store, publish_batch, scene
 
 TOPICS = 20_000
 
@@ -228,3 +230,88 @@ async def test_two_wide_batches_that_begin_with_the_same_topic_are_both_stored(a
     await asyncio.gather(*(publish(at.broker, topics) for topics in batches))
     assert (await at.broker.describe_topic("t/first")).messages == 2
     assert (await at.broker.describe_topic("u/00499")).messages == 1
+
+
+@scene(LIVE)
+async def test_wide_batch_of_new_topics_that_are_not_kept_reaches_its_readers_in_order(
+    at: At,
+) -> None:
+    """More of them than names without a reader are remembered."""
+    reader, subscription = await at.subscribe("live/*")
+    topics = names(12_000, "live")
+    await publish(at.broker, topics)
+    await publish(at.broker, topics)
+    await at.settle(subscription)
+    assert [message.topic for message in reader.messages] == [*topics, *topics]
+    assert [message.offset for message in reader.messages] == [1] * 12_000 + [2] * 12_000
+
+
+@scene(LIVE)
+async def test_wide_batch_of_topics_that_nobody_reads_goes_nowhere(at: At) -> None:
+    await publish(at.broker, names(12_000, "live"))
+    assert (await at.broker.topics("live/*"))[0] == []
+
+
+def test_topics_that_are_not_kept_are_made_and_swept_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @scene(LIVE)
+    async def run(at: At) -> None:
+        topics = names(3000, "live")
+        _, subscription = await at.subscribe("live/*")
+        probe = LoopProbe(monkeypatch)
+        probe.count(LiveTopics, "make")
+        probe.count(LiveTopics, "vanish")
+        async with probe:
+            await publish(at.broker, topics)
+            assert len((await at.broker.topics("live/*"))[0]) == PAGE_MAX
+            subscription.close()
+            await at.subscribe("live/0000?")  # waits for the sweep
+            assert (await at.broker.topics("live/*"))[0] == []
+        assert probe.total >= 2 * len(topics)
+        assert probe.most <= 2 * TOPICS_PER_STEP
+
+    run(Store.MEMORY, "")
+
+
+@scene(LIVE)
+async def test_new_readers_get_in_however_many_leave_meanwhile(at: At) -> None:
+    _, first = await at.subscribe("live/*")
+    await publish(at.broker, names(1000, "live"))
+    first.close()
+    is_over = False
+
+    async def churn() -> None:
+        while not is_over:
+            _, subscription = await at.subscribe("other")
+            subscription.close()
+
+    churning = [asyncio.ensure_future(churn()) for _ in range(5)]
+    await asyncio.wait_for(at.subscribe("live/*"), 30)
+    is_over = True
+    await asyncio.gather(*churning)
+
+
+def test_subscriptions_over_many_topics_are_listed_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @scene()
+    async def run(at: At) -> None:
+        await publish(at.broker, names(3000))
+        for name, pattern in (("mine", "t/0000*"), ("all", "t/*")):
+            await at.broker.work.make_subscription(name, [pattern], "shared", EARLIEST, None)
+        probe = LoopProbe(monkeypatch)
+        probe.count(WorkState, "find")
+        access = Access(at.broker, None)
+        async with probe:
+            listed = await asyncio.gather(*(access.subscriptions() for _ in range(10)))
+        assert [each.members[0].backlog for each in listed[0]] == [3000, 10]
+        assert probe.total >= 10 * 3000
+        assert probe.most <= 200
+        few = Access(at.broker, token("few", "consume:t/0000*"))
+        async with probe:
+            before = probe.total
+            assert [each.name for each in await few.subscriptions()] == ["mine"]
+        assert probe.total - before <= 20  # what it may not see is not looked at
+
+    run(Store.MEMORY, "")

@@ -412,18 +412,16 @@ class Access:
     @_audited
     async def subscriptions(self, name: str | None = None) -> list[SubscriptionState]:
         """Those whose patterns the caller may consume, or administer."""
+        work = self._broker.work
         if self._rights is None:
-            return await self._broker.work.subscriptions(name)
+            return await work.subscriptions(name, owner=self._owner)
         if name is not None:
             self._check_subscription(name, Right.CONSUME, Right.ADMIN)
-            return await self._broker.work.subscriptions(name)
-        known = await self._broker.work.subscriptions()
-        return [
-            each
-            for each in known
-            if self._covers(Right.CONSUME, each.patterns)
-            or self._covers(Right.ADMIN, each.patterns)
-        ]
+            return await work.subscriptions(name, owner=self._owner)
+        return await work.subscriptions(is_visible=self._sees_subscription, owner=self._owner)
+
+    def _sees_subscription(self, patterns: Sequence[str]) -> bool:
+        return self._covers(Right.CONSUME, patterns) or self._covers(Right.ADMIN, patterns)
 
     @_audited
     async def dead_letters(

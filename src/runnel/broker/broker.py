@@ -180,6 +180,7 @@ class Broker:
             self._reading,
             clock,
             self._workers,
+            self.share,
             last_value_bytes_max=settings.log.last_value_bytes_max,
             count_in=self._count_in,
         )
@@ -199,6 +200,7 @@ class Broker:
             self.events,
             self._store_own,
             self.wait_room,
+            self.share,
         )
         logs = {"disk": stores.disk, "memory": stores.memory}
         statistics = StoreStatistics(logs, clock)
@@ -375,7 +377,7 @@ class Broker:
         await self.topic_making.wait(topic)
         log = self._stores.log_for(topic)
         if log is None:
-            await self._live.wait_room()
+            await self._live.wait_room(topic)
         else:
             owner = self._stores.routes([topic])[0].owners[0]
             await log.wait_room(ShardId(owner.journal, owner.shard))

@@ -8,31 +8,43 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from runnel.broker.gathering import Published
 from runnel.broker.live_reading import LiveReading
-from runnel.broker.live_topics import LiveTopics
+from runnel.broker.live_topics import LiveTopic, LiveTopics
+from runnel.broker.loop_share import LoopShare
+from runnel.broker.topic_making import TOPICS_PER_STEP
 from runnel.errors import BusyError, RunnelError
 from runnel.formats.batch import Batch
-from runnel.formats.envelope import Codec
+from runnel.formats.envelope import Codec, Envelope
 from runnel.log.log import Appended, Level, Stored
 from runnel.log.tasks import OwnedTasks
 from runnel.world.clock import Clock
 from runnel.world.workers import Workers
 
 _LINE_BYTES_MAX: Final = 64 * 2**20
+_PREPARED_MAX: Final = 100
 # An enum's member takes several times as long to look up.
 _PLAIN: Final = Codec.NONE.value
 _NONE: Final = Level.NONE
 _RECEIVED: Final = Level.RECEIVED
 
 
+class _Prepared(NamedTuple):
+    """The topics of a wide batch and their readers, looked up in steps; or why that was not possible."""
+
+    names: Sequence[str]
+    topics: list[LiveTopic]
+    fault: RunnelError | None = None
+
+
 class _InLine(NamedTuple):
     batch: Batch
     level: Level | None
     answer: asyncio.Future[Published]
+    prepared: _Prepared | None
 
 
 class LivePublishing:
@@ -44,6 +56,7 @@ class LivePublishing:
         reading: LiveReading,
         clock: Clock,
         workers: Workers,
+        share: LoopShare,
         *,
         last_value_bytes_max: int,
         count_in: Callable[[Batch, int], None],
@@ -52,30 +65,79 @@ class LivePublishing:
         self._reading = reading
         self._clock = clock
         self._workers = workers
+        self._share = share
         self._last_value_bytes_max = last_value_bytes_max
         self._count_in = count_in
         self._loop = asyncio.get_running_loop()
         self._line: deque[_InLine] = deque()
         self._line_bytes = 0
         self._room: list[asyncio.Future[None]] = []
+        # Wide batches by their first topic: their topics are looked up, or wait for the batch to be tried again.
+        self._preparing: dict[str, asyncio.Future[None]] = {}
+        self._prepared: dict[str, _Prepared] = {}
         self.tasks = OwnedTasks()
 
     def publish(self, batch: Batch, level: Level | None) -> asyncio.Future[Published]:
         """Done when its readers have been sent it. BusyError: await `wait_room`, and call again."""
+        is_wide = len(batch.envelope.topics) > TOPICS_PER_STEP
+        prepared = self._take_prepared(batch.envelope) if is_wide else None
         answer: asyncio.Future[Published] = self._loop.create_future()
         if self._line or _needs_unpacking(batch):
             if self._line_bytes > _LINE_BYTES_MAX:
                 raise BusyError("batches wait to be unpacked; wait for room")
-            self._line.append(_InLine(batch, level, answer))
+            self._line.append(_InLine(batch, level, answer, prepared))
             self._line_bytes += batch.envelope.body_bytes
             if len(self._line) == 1:
                 self.tasks.start(self._work_off_line())
         else:
-            answer.set_result(self._send(batch, level))
+            answer.set_result(self._send(batch, level, prepared))
         return answer
 
-    async def wait_room(self) -> None:
-        """Until there is room in the line."""
+    def _take_prepared(self, head: Envelope) -> _Prepared:
+        """The topics of a wide batch; BusyError if they have to be looked up first."""
+        first = head.topics[0]
+        if first not in self._preparing:
+            prepared = self._prepared.pop(first, None)
+            if prepared is None or prepared.names != head.topics:
+                prepared = self._known(head)
+            if prepared is not None:
+                if prepared.fault is not None:
+                    raise prepared.fault
+                return prepared
+            self._preparing[first] = self._loop.create_future()
+            self.tasks.start(self._prepare(head))
+        raise BusyError("many topics have to be looked up first; wait for room")
+
+    def _known(self, head: Envelope) -> _Prepared | None:
+        """The topics, if all of them and their readers are known already."""
+        found = map(self._topics.known, head.topics)
+        topics = [topic for topic in found if topic is not None and self._reading.is_current(topic)]
+        return _Prepared(head.topics, topics) if len(topics) == len(head.topics) else None
+
+    async def _prepare(self, head: Envelope) -> None:
+        first = head.topics[0]
+        topics: list[LiveTopic] = []
+        fault = None
+        try:
+            for begin in range(0, len(head.topics), TOPICS_PER_STEP):
+                await self._share.turn(self)
+                for run in range(begin, min(begin + TOPICS_PER_STEP, len(head.topics))):
+                    await self._reading.look_up(head.topics[run], self)
+                    topic = self._topics.learned(head, run)
+                    self._reading.readers_live(topic)  # which makes it, if it has any
+                    topics.append(topic)
+            self._topics.check_partitions(head, topics)
+        except RunnelError as error:
+            fault = error
+        if len(self._prepared) >= _PREPARED_MAX:
+            del self._prepared[next(iter(self._prepared))]  # its publisher is gone
+        self._prepared[first] = _Prepared(head.topics, topics, fault)
+        self._preparing.pop(first).set_result(None)
+
+    async def wait_room(self, topic: str) -> None:
+        """Until there is room in the line, and no batch that begins with this topic is being prepared."""
+        while (preparing := self._preparing.get(topic)) is not None:
+            await asyncio.wait({preparing})
         while self._line_bytes > _LINE_BYTES_MAX:
             room: asyncio.Future[None] = self._loop.create_future()
             self._room.append(room)
@@ -84,12 +146,12 @@ class LivePublishing:
     async def _work_off_line(self) -> None:
         """Undo compression off the loop; whatever comes meanwhile waits its turn."""
         while self._line:
-            batch, level, answer = self._line[0]
+            batch, level, answer, prepared = self._line[0]
             size = batch.envelope.body_bytes
             try:
                 if _needs_unpacking(batch):
                     batch = await self._workers.submit(batch.uncompressed)
-                published = self._send(batch, level)
+                published = self._send(batch, level, prepared)
             except RunnelError as error:
                 if not answer.done():
                     answer.set_exception(error)
@@ -103,12 +165,15 @@ class LivePublishing:
                 if not room.done():
                     room.set_result(None)
 
-    def _send(self, batch: Batch, level: Level | None) -> Published:
+    def _send(self, batch: Batch, level: Level | None, prepared: _Prepared | None) -> Published:
         head = batch.envelope
         if len(head.topics) == 1:
             return self._send_run(batch, level)
         reached = _NONE if level is _NONE else _RECEIVED
-        topics = self._topics.resolve(head)
+        if prepared is None:
+            topics = self._topics.resolve(head)
+        else:  # one that was forgotten meanwhile may have been learned anew
+            topics = [self._topics.known(topic.name) or topic for topic in prepared.topics]
         answers = self._reading.answers_live(topics)
         self._count_in(batch, head.message_count)
         now_ns = self._clock.time_ns()

@@ -31,6 +31,7 @@ from runnel.world.workers import Workers
 
 # Pages that are read at a time for all who are behind: whatever else there is to do is done in between.
 _FEEDS_AT_ONCE: Final = 4
+_SWEPT_PER_STEP: Final = 100
 # Comparisons that finding a topic's subscribers may take within somebody else's step.
 _FIRST_COMPARISONS: Final = 32
 _PLAIN: Final = Codec.NONE.value  # an enum's member takes several times as long to look up
@@ -63,6 +64,7 @@ class LiveReading:
         self._subscriptions: dict[LiveSubscription, None] = {}
         self._slow: set[LiveSubscription] = set()  # that were told of, and have not caught up yet
         self._is_sweep_due = False
+        self._sweep: asyncio.Future[None] | None = None  # under way
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -117,8 +119,8 @@ class LiveReading:
         )
         # Whatever has to be looked up comes first; then it begins, everywhere at the same moment.
         if subscription.places is not None:
+            await self._wait_swept()
             offsets = await starting.offsets_at(self._stores, parsed, start)
-            self._sweep_if_due()
             subscription.gaps_at_start += starting.lost_partitions(self._stores, parsed, start)
             self._begin_partitions(
                 subscription,
@@ -126,6 +128,7 @@ class LiveReading:
                 starting.begin_offsets(self._stores, parsed, start, offsets),
             )
         else:
+            await self._wait_swept()
             ends = starting.ends_now(self._stores)
             needs_match = start.kind in ("earliest", "time")
             matching = (
@@ -136,7 +139,6 @@ class LiveReading:
             entries = (
                 await starting.entries_at(matching, start.time_ns) if start.kind == "time" else {}
             )
-            self._sweep_if_due()
             subscription.gaps_at_start += starting.lost_shards(self._stores, start)
             self._begin_shards(
                 subscription,
@@ -205,17 +207,34 @@ class LiveReading:
             self._index.remove(subscription)
             if not self._is_sweep_due:
                 self._is_sweep_due = True
-                asyncio.get_running_loop().call_soon(self._sweep_if_due)
+                if self._sweep is None:
+                    self._sweep = asyncio.get_running_loop().create_future()
+                    self._tasks.start(self._run_sweeps())
 
-    def _sweep_if_due(self) -> None:
+    async def _run_sweeps(self) -> None:
         """Topics that are not kept vanish with their last reader: looked for once after many have left."""
-        if not self._is_sweep_due:
-            return
-        self._is_sweep_due = False
         live = self._stores.live
-        for topic in list(live):
-            if not topic.policy.last_value and not self.subscribers(topic.name):
-                live.vanish(topic)
+        while self._is_sweep_due:
+            self._is_sweep_due = False
+            async for names in self._share.steps(live.names(), self, _SWEPT_PER_STEP):
+                for name in names:
+                    topic = live.find(name)
+                    if topic is None or topic.policy.last_value:
+                        continue
+                    await self.look_up(name, self)
+                    if live.find(name) is topic and not self.subscribers(name):
+                        live.vanish(topic)
+            assert self._sweep is not None
+            self._sweep.set_result(None)
+            self._sweep = asyncio.get_running_loop().create_future() if self._is_sweep_due else None
+
+    async def _wait_swept(self) -> None:
+        """Until topics are gone whose last reader has left: for a new reader they begin anew."""
+        for _ in range(
+            2
+        ):  # the one under way, which may have begun before that reader left, and the next
+            if self._sweep is not None:
+                await asyncio.wait({self._sweep})
 
     async def close(self) -> None:
         self._is_closed = True
@@ -371,6 +390,10 @@ class LiveReading:
             topic.readers if topic.readers_change == changes else self._look_up(topic)
             for topic in topics
         ]
+
+    def is_current(self, topic: LiveTopic) -> bool:
+        """Whether its readers have been looked up since any came or left."""
+        return topic.readers_change == self._index.changes
 
     def readers_live(self, topic: LiveTopic) -> tuple[LiveSubscription, ...]:
         """The same for one."""

@@ -98,6 +98,10 @@ class LiveTopics:
     def __iter__(self) -> Iterator[LiveTopic]:
         return (topic for topic in self._known.values() if topic.exists)
 
+    def names(self) -> list[str]:
+        """Of all that are known, existing or not."""
+        return list(self._known)
+
     @property
     def next_entry(self) -> int:
         return self._next_entry
@@ -105,6 +109,10 @@ class LiveTopics:
     def knows(self, name: str) -> bool:
         """Whether the name is one of a topic that is not kept. False: its policy tells."""
         return name in self._known
+
+    def known(self, name: str) -> LiveTopic | None:
+        """The topic, if its name is known, whether or not it exists."""
+        return self._known.get(name)
 
     def find(self, name: str) -> LiveTopic | None:
         """The topic, if it exists."""
@@ -121,9 +129,17 @@ class LiveTopics:
                 known.get(name) or self._learn(envelope, run)
                 for run, name in enumerate(envelope.topics)
             ]
+        self.check_partitions(envelope, topics)
+        return topics
+
+    def learned(self, envelope: Envelope, run: int) -> LiveTopic:
+        """The topic of one run."""
+        return self._known.get(envelope.topics[run]) or self._learn(envelope, run)
+
+    def check_partitions(self, envelope: Envelope, topics: Sequence[LiveTopic]) -> None:
+        """Whether every run's topic has its partition; an error names the run."""
         if any(envelope.partitions):  # every topic has partition 0
             _check_partitions(envelope, topics)
-        return topics
 
     def resolve_run(self, envelope: Envelope) -> LiveTopic:
         """The same for a batch of one run."""
@@ -173,7 +189,9 @@ class LiveTopics:
             raise LimitExceededError(
                 f"topic {topic.name!r} would be one more than limits.topics_max = {self._topics_max}"
             )
-        del self._quiet[topic.name]
+        if self._quiet.pop(topic.name, topic) is topic:  # it was forgotten since it was learned
+            self._known[topic.name] = topic
+            self._on_known(topic.name)
         topic.exists = True
         topic.epoch = self.epoch
         topic.next_offsets = [1] * topic.policy.partitions

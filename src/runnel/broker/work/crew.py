@@ -16,6 +16,7 @@ import msgspec
 
 from runnel.broker.events import EventKind, Events
 from runnel.broker.feeds import KeptLog
+from runnel.broker.loop_share import LoopShare
 from runnel.broker.metrics import Metrics
 from runnel.broker.stores import Stores
 from runnel.broker.turns import Turns
@@ -58,6 +59,7 @@ class CrewParts(msgspec.Struct, frozen=True):
     metrics: Metrics
     events: Events
     burying: Burying
+    share: LoopShare
 
 
 class _Seat(msgspec.Struct):

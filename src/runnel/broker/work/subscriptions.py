@@ -7,7 +7,7 @@ its definition and what is stored of it: nothing is told to it, and nothing is r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Final
@@ -44,6 +44,7 @@ from runnel.topics.patterns import Pattern, any_of
 _WINDOW_MESSAGES_MAX: Final = 1_000_000
 _WINDOW_BYTES_MAX: Final = 2**30
 _LOOK_INTERVAL_S: Final = 1.0
+_TOPICS_PER_STEP: Final = 500
 
 
 class WorkSubscription:
@@ -308,22 +309,22 @@ class WorkSubscriptions:
         )
 
     async def partitions(
-        self, subscription: WorkSubscription
+        self, subscription: WorkSubscription, owner: Hashable = None
     ) -> AsyncIterator[tuple[Key, KeptLog]]:
-        """The partitions that there are, of topics that match and are kept."""
+        """The partitions that there are, of topics that match and are kept; walked in steps."""
         seen: set[str] = set()
         stores = self._parts.stores
         for pattern in subscription.patterns:
             walk = self._index.walk(pattern)
             while not walk.done:
-                for topic in walk.step():
+                await self._parts.share.turn(owner)
+                for topic in walk.step(found_max=_TOPICS_PER_STEP):
                     log = stores.log_of(topic)
                     if topic in seen or log is None:
                         continue
                     seen.add(topic)
                     for partition in range(len(log.topic(topic).shards)):
                         yield (topic, partition), log
-                await asyncio.sleep(0)
 
     # --- Consuming ---
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 import msgspec
 
 from runnel.broker.feeds import KeptLog
+from runnel.broker.loop_share import LoopShare
 from runnel.broker.work.crew import Crew
 from runnel.broker.work.dead import DeadLetters
 from runnel.broker.work.reading import read_runs
@@ -24,6 +25,8 @@ from runnel.world.workers import Workers
 # Of one member: looking for its oldest message reads the log.
 _OLDEST_LOOKED_AT: Final = 16
 _PARTITIONS_TOLD_MAX: Final = 10_000
+_SUBSCRIPTIONS_PER_STEP: Final = 32
+_PARTITIONS_PER_STEP: Final = 200
 # Reporting takes at most one part in so many of the time.
 _SHARE: Final = 50
 
@@ -51,8 +54,10 @@ class Telling:
         dead: DeadLetters,
         workers: Workers,
         clock: Clock,
+        share: LoopShare,
     ) -> None:
         self._clock = clock
+        self._share = share
         self._reported: Sequence[SubscriptionState] = ()
         self._report_again_ns = 0  # of the monotonic clock
         self._state = state
@@ -60,12 +65,29 @@ class Telling:
         self._dead = dead
         self._workers = workers
 
-    async def states(self, name: str | None = None) -> list[SubscriptionState]:
-        """All of them in order of their names, or one with its partitions."""
+    async def states(
+        self,
+        name: str | None = None,
+        *,
+        is_visible: Callable[[Sequence[str]], bool] | None = None,
+        owner: Hashable = None,
+    ) -> list[SubscriptionState]:
+        """All of them in order of their names, or one with its partitions.
+
+        `is_visible`: only those whose patterns it says yes to.
+        """
         if name is not None:
-            return [await self._state_of(self._subscriptions.get(name), with_partitions=True)]
+            one = self._subscriptions.get(name)
+            return [await self._state_of(one, owner, with_partitions=True)]
         known = sorted(self._subscriptions.all(), key=lambda each: each.definition.name)
-        return [await self._state_of(each, with_partitions=False) for each in known]
+        found: list[SubscriptionState] = []
+        async for some in self._share.steps(known, owner, _SUBSCRIPTIONS_PER_STEP):
+            found += [
+                await self._state_of(each, owner, with_partitions=False)
+                for each in some
+                if is_visible is None or is_visible(each.definition.patterns)
+            ]
+        return found
 
     async def report(self) -> Sequence[SubscriptionState]:
         """All of them, looked at sparingly: at most a fiftieth of the time goes into it."""
@@ -77,17 +99,19 @@ class Telling:
         return self._reported
 
     async def _state_of(
-        self, subscription: WorkSubscription, *, with_partitions: bool
+        self, subscription: WorkSubscription, owner: Hashable, *, with_partitions: bool
     ) -> SubscriptionState:
         definition = subscription.definition
         names = list(subscription.members)
         names += [crew.member for crew in subscription.crews.values() if not crew.is_durable]
         members: list[MemberState] = []
         partitions: list[PartitionWork] = []
-        covered = [found async for found in self._subscriptions.partitions(subscription)]
+        covered = [found async for found in self._subscriptions.partitions(subscription, owner)]
         for member in names:
             crew = subscription.crews.get(member)
-            standings = self._standings(subscription, member, crew, covered)
+            standings: list[_Standing] = []
+            async for some in self._share.steps(covered, owner, _PARTITIONS_PER_STEP):
+                standings += self._standings(subscription, member, crew, some)
             members.append(await self._member(subscription, member, crew, standings))
             if with_partitions:
                 partitions += [_told(member, crew, each) for each in standings]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any, Final, TypeVar
 
 from runnel.broker.events import Events
 from runnel.broker.live_subscription import LiveSubscription
+from runnel.broker.loop_share import LoopShare
 from runnel.broker.metrics import Metrics
 from runnel.broker.stores import Stores
 from runnel.broker.turns import Turns
@@ -53,6 +54,7 @@ class Work:
         events: Events,
         publish: Publish,
         wait_room: WaitRoom,
+        share: LoopShare,
     ) -> None:
         alarms = Alarms(clock)
         larder = Larder(_LARDER_BYTES_MAX)
@@ -72,11 +74,12 @@ class Work:
             metrics=metrics,
             events=events,
             burying=burying,
+            share=share,
         )
         self._alarms = alarms
         self._subscriptions = WorkSubscriptions(parts, index)
         self._dead = DeadLetters(stores, state, self._subscriptions, burying, workers)
-        self._telling = Telling(state, self._subscriptions, self._dead, workers, clock)
+        self._telling = Telling(state, self._subscriptions, self._dead, workers, clock, share)
         self._keepers: list[asyncio.Task[None]] = []
         self._asked: set[asyncio.Task[Any]] = set()  # verbs that are under way
         self._subscriptions.open()
@@ -167,8 +170,15 @@ class Work:
         """All subscriptions as of a moment ago: with many of them they are not looked at every time."""
         return await self._telling.report()
 
-    async def subscriptions(self, name: str | None = None) -> list[SubscriptionState]:
-        return await self._telling.states(name)
+    async def subscriptions(
+        self,
+        name: str | None = None,
+        *,
+        is_visible: Callable[[Sequence[str]], bool] | None = None,
+        owner: Hashable = None,
+    ) -> list[SubscriptionState]:
+        """All, or one. `is_visible`: only those whose patterns it says yes to. `owner`: whose turns it takes."""
+        return await self._telling.states(name, is_visible=is_visible, owner=owner)
 
     async def dead_letters(
         self, subscription: str, offset: int, messages_max: int
