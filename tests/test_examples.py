@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,3 +71,26 @@ def test_broker_inside_a_test() -> None:
 def test_every_example_is_run_here() -> None:
     names = {path.stem for path in EXAMPLES.glob("*.py")}
     assert names == SAID.keys() | WITHOUT_A_BROKER
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+@pytest.mark.parametrize("example", ["node-client", "node-grpc"])
+def test_command_line_of_node_says_how_it_is_used(example: str, tmp_path: Path) -> None:
+    """Also before `npm install`: in a copy of the folder without its packages."""
+    for name in ("cli.js", "runnel.js", "package.json"):
+        shutil.copy(EXAMPLES / example / name, tmp_path)
+
+    def node(*words: str) -> subprocess.CompletedProcess[str]:
+        command = ["node", "cli.js", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=SECONDS_MAX
+        )
+
+    helped = node("--help")
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert helped.stdout.startswith("node cli.js publish TOPIC PAYLOAD")
+    assert node("-h").stdout == helped.stdout
+    mistaken = node("publish", "a", "x", "--lvel", "none")
+    assert mistaken.returncode == 2
+    assert mistaken.stderr.startswith("Unknown option '--lvel'")
+    assert mistaken.stderr.endswith(helped.stdout)

@@ -2,8 +2,6 @@
 
 import { parseArgs } from "node:util";
 
-import { connect } from "./runnel.js";
-
 const USAGE = `node cli.js publish TOPIC PAYLOAD… [--key KEY] [--tag NAME=VALUE]… [--level LEVEL]
 node cli.js subscribe PATTERN… [--start latest|last|earliest] [--count N]
 node cli.js consume SUBSCRIPTION [PATTERN]… [--mode shared|key_shared|multicast] [--count N]
@@ -60,25 +58,41 @@ const commands = {
   },
 };
 
-const { values, positionals } = parseArgs({
-  allowPositionals: true,
-  options: {
-    host: { type: "string", default: "127.0.0.1" },
-    port: { type: "string", default: "7470" },
-    key: { type: "string" },
-    tag: { type: "string", multiple: true, default: [] },
-    level: { type: "string" },
-    mode: { type: "string" },
-    start: { type: "string", default: "latest" },
-    offset: { type: "string" },
-    count: { type: "string", default: "0" },
-  },
-});
+function fromCommandLine() {
+  try {
+    return parseArgs({
+      allowPositionals: true,
+      options: {
+        help: { type: "boolean", short: "h", default: false },
+        host: { type: "string", default: "127.0.0.1" },
+        port: { type: "string", default: "7470" },
+        key: { type: "string" },
+        tag: { type: "string", multiple: true, default: [] },
+        level: { type: "string" },
+        mode: { type: "string" },
+        start: { type: "string", default: "latest" },
+        offset: { type: "string" },
+        count: { type: "string", default: "0" },
+      },
+    });
+  } catch (error) {
+    console.error(`${error.message}\n\n${USAGE}`);
+    process.exit(2);
+  }
+}
+
+const { values, positionals } = fromCommandLine();
+if (values.help) {
+  console.log(USAGE);
+  process.exit(0);
+}
 const [command, ...names] = positionals;
 if (!(command in commands) || names.length === 0) {
   console.error(USAGE);
   process.exit(2);
 }
+// Only now: help needs nothing that `npm install` brings.
+const { connect } = await import("./runnel.js");
 let bus;
 try {
   bus = await connect({ host: values.host, port: Number(values.port) });

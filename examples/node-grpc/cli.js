@@ -3,8 +3,6 @@
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
 
-import { Runnel } from "./runnel.js";
-
 const USAGE = `node cli.js publish TOPIC PAYLOAD… [--key KEY] [--tag NAME=VALUE]… [--level LEVEL]
 node cli.js subscribe PATTERN… [--start latest|last|earliest] [--position POSITION] [--count N]
 node cli.js consume SUBSCRIPTION [PATTERN]… [--mode shared|key_shared|multicast] [--count N]
@@ -71,27 +69,43 @@ const commands = {
   },
 };
 
-const { positionals, values } = parseArgs({
-  allowPositionals: true,
-  options: {
-    address: { type: "string", default: "127.0.0.1:7490" },
-    proto: { type: "string", default: PROTO },
-    token: { type: "string" },
-    key: { type: "string" },
-    tag: { type: "string", multiple: true, default: [] },
-    level: { type: "string" },
-    start: { type: "string" },
-    position: { type: "string" },
-    mode: { type: "string" },
-    offset: { type: "string" },
-    count: { type: "string" },
-  },
-});
+function fromCommandLine() {
+  try {
+    return parseArgs({
+      allowPositionals: true,
+      options: {
+        help: { type: "boolean", short: "h", default: false },
+        address: { type: "string", default: "127.0.0.1:7490" },
+        proto: { type: "string", default: PROTO },
+        token: { type: "string" },
+        key: { type: "string" },
+        tag: { type: "string", multiple: true, default: [] },
+        level: { type: "string" },
+        start: { type: "string" },
+        position: { type: "string" },
+        mode: { type: "string" },
+        offset: { type: "string" },
+        count: { type: "string" },
+      },
+    });
+  } catch (error) {
+    console.error(`${error.message}\n\n${USAGE}`);
+    process.exit(2);
+  }
+}
+
+const { positionals, values } = fromCommandLine();
+if (values.help) {
+  console.log(USAGE);
+  process.exit(0);
+}
 const [command, ...rest] = positionals;
 if (commands[command] === undefined) {
   console.error(USAGE);
   process.exit(2);
 }
+// Only now: help needs nothing that `npm install` brings.
+const { Runnel } = await import("./runnel.js");
 const bus = new Runnel(values.address, values);
 try {
   await commands[command](bus, rest, values);

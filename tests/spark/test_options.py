@@ -109,6 +109,10 @@ def test_a_name_as_a_pattern_matches_only_itself(name: str) -> None:
         ({"topics": "a", "startingOffsets": '{"a": 0}'}, "offsets begin at 1"),
         ({"topics": "a", "startingOffsets": '{"a": {"x": 1}}'}, "'a': it must be"),
         ({"topics": "a", "startingOffsets": '{"a"'}, "option startingOffsets"),
+        (
+            {"topics": "a", "startingOffsets": "first"},
+            "earliest, latest, or JSON.*did you mean earliest",
+        ),
         ({"topics": "a", "endingOffsets": '{"b": 1}'}, "'b' is not among the topics a"),
         ({"topics": "a", "startingTime": "noon"}, "2025-01-31T12:00:00Z"),
         (

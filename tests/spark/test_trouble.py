@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -202,3 +202,22 @@ def test_a_stream_whose_checkpoint_is_of_another_source_says_so(
     assert sink.trigger(availableNow=True).start().awaitTermination(SECONDS_MAX)
     reason = reason_of_stream(spark, tmp_path / "of text", url=broker.url, topics="a")
     assert "is not of a stream from Runnel; a query needs a checkpointLocation of its own" in reason
+
+
+def test_a_wrong_option_is_told_first_and_without_a_traceback(spark: SparkSession) -> None:
+    reading = spark.read.format("runnel").option("topics", "a").option("startingOffsets", "first")
+    rows = spark.range(1).selectExpr("cast('x' AS binary) AS payload")
+    writing = rows.write.format("runnel").mode("append").option("topc", "a")
+    for act, sentence in (
+        (
+            lambda: reading.load().collect(),
+            "option startingOffsets is 'first': it must be earliest",
+        ),
+        (writing.save, "option 'topc' is not one of writing: did you mean topic?"),
+    ):
+        with pytest.raises(AnalysisException) as refused:
+            act()
+        text = str(refused.value)
+        assert "Traceback" not in text
+        assert f": runnel.errors.ClientFault: {sentence}" in text.splitlines()[0]
+        assert reason_of(refused.value).startswith(sentence)

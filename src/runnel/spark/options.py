@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from runnel.errors import ClientFault, RunnelError
+from runnel.topics.habits import start_meant
 from runnel.topics.names import Label, check_label, check_topic
 from runnel.topics.patterns import Pattern
 
@@ -200,7 +201,9 @@ def _places(given: _Given, side: str, default: Place, topics: Collection[str]) -
     if not text.lstrip().startswith("{"):
         place = read(text)
         if place is None or place.kind is PlaceKind.OFFSET:
-            raise given.fault(name, _RIGHT[read])
+            meant = start_meant(text) if read is _offset_place else None
+            hint = f"; did you mean {meant}?" if meant in ("earliest", "latest") else ""
+            raise given.fault(name, _RIGHT[read] + hint)
         return Places(name, place)
     chosen = _chosen_places(given, name, text, read)
     for topic, _ in chosen:

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from runnel.errors import ClientFault
+from runnel.spark.fault_text import faults_without_trace
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -36,9 +37,10 @@ class RunnelDataSource(DataSource):
         from runnel.spark.options import batch_options
         from runnel.spark.schema import arrow_schema
 
-        options = batch_options(dict(self.options), url=usual_url())
-        kind = PushdownBatchReader if _pushes_filters() else BatchReader
-        return kind(options, arrow_schema(schema))
+        with faults_without_trace():
+            options = batch_options(dict(self.options), url=usual_url())
+            kind = PushdownBatchReader if _pushes_filters() else BatchReader
+            return kind(options, arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from runnel.spark.connections import usual_url
@@ -56,7 +58,8 @@ class RunnelDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
         from runnel.spark.writer import BatchWriter
 
-        return BatchWriter(dict(self.options), schema, overwrite=overwrite)
+        with faults_without_trace():
+            return BatchWriter(dict(self.options), schema, overwrite=overwrite)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self,
@@ -65,7 +68,8 @@ class RunnelDataSource(DataSource):
     ) -> DataSourceStreamArrowWriter:
         from runnel.spark.writer import StreamWriter
 
-        return StreamWriter(dict(self.options), schema, overwrite=overwrite)
+        with faults_without_trace():
+            return StreamWriter(dict(self.options), schema, overwrite=overwrite)
 
 
 def _pushes_filters() -> bool:

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from runnel.errors import ClientFault
+from runnel.spark.fault_text import faults_without_trace
 from runnel.spark.stream_offset import Offset
 
 
@@ -21,7 +22,8 @@ class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._fault = fault
 
     def _refuse(self) -> NoReturn:
-        raise self._fault
+        with faults_without_trace():
+            raise self._fault
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         self._refuse()

@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from runnel.cli.pipeline.showing import text_of
 from runnel.client.blocking import BlockingBus
 from runnel.errors import ClientFault, RunnelError
 from runnel.spark.pipelines.running import Progress
@@ -67,6 +68,8 @@ def test_rows_of_a_stream_become_messages_once_and_what_does_not_parse_dead_lett
     assert (done.rows, done.batches) == (10, 1)
     assert seen[-1] == done
     first = stored(bus, "hot")
+    assert done.written == len(first) < done.rows
+    assert f"10 messages read, {len(first)} rows written in 1 batch" in text_of(done)
     assert [json.loads(m.payload) for m in first] == [
         {"celsius": number + 0.5, "topic": "sensors"} for number in (5, 6, 7, 8)
     ]
@@ -138,9 +141,10 @@ def test_windows_with_a_watermark_are_published_once_in_an_order_that_comes_agai
         GROUP BY window(event_time, '10 seconds'), station
     """
     publish(bus, range(30))
-    run(statement, "topic:windows")
+    done = run(statement, "topic:windows")
     closed = [json.loads(m.payload) for m in stored(bus, "windows")]
     assert sorted(row["readings"] for row in closed) == [4, 4, 4, 4]
+    assert (done.rows, done.written) == (30, 4)
     batches = sorted(int(path.name) for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]"))
     forget_commit(tmp_path / "checkpoint", batches[-1])
     run(statement, "topic:windows")
@@ -160,6 +164,7 @@ def test_a_statement_without_stream_reads_what_is_stored_and_ends(
         sources={"rooms": "rooms/*"},
     )
     assert (done.rows, done.batches) == (1, 1)
+    assert text_of(done) == "1 row written"
     (message,) = stored(bus, "counts")
     assert message.payload == b'{"readings":10,"rooms":1}'
     path = tmp_path / "table"

@@ -45,9 +45,14 @@ class ProgressLine:
 
 
 def text_of(progress: Progress) -> str:
-    """`120,000 messages in 3 batches, 40,000/s, at most 12 entries behind`."""
+    """`120,000 messages in 3 batches, 40,000/s, at most 12 entries behind`, with the rows that were written."""
+    if progress.written is not None and not progress.is_stream:
+        return f"{counted(progress.written, 'row')} written"
+    messages = counted(progress.rows, "message")
+    if progress.written is not None:
+        messages += f" read, {counted(progress.written, 'row')} written"
     parts = [
-        f"{counted(progress.rows, 'message')} in {counted(progress.batches, 'batch', 'batches')}",
+        f"{messages} in {counted(progress.batches, 'batch', 'batches')}",
         f"{progress.rows_per_second:,.0f}/s",
     ]
     if progress.entries_behind is not None:

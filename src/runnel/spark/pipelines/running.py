@@ -22,24 +22,32 @@ from runnel.spark import stream_offset
 # Queries whose rows are not messages, or that read messages twice, observe how many `rows` they stand for: under this
 # name, or under several that begin with it and a slash.
 OBSERVATION: Final = "runnel"
+# Queries that write other rows than they read observe how many `rows` they write under this name.
+WRITTEN: Final = "written"
 
 _LOOK_EVERY_S: Final = 1
 _STREAM_FAILED: Final = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 _CONCURRENT: Final = "[CONCURRENT_STREAM_LOG_UPDATE]"
 _PLAN_OR_TRACE: Final = re.compile(r"\n=== Streaming Query ===|\nJVM stacktrace")
 # The last line of a Python worker's traceback, which Spark wraps in its own words and those of the JVM.
-_OUR_ERROR: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Fault)|Unavailable): (.+)$", re.MULTILINE)
+# Of a user's mistake there is no traceback: the line follows Spark's own words.
+_OUR_ERROR: Final = re.compile(
+    r"(?:^(?:\w+\.)*|: runnel\.errors\.)(\w+(?:Error|Fault)|Unavailable): (.+)$", re.MULTILINE
+)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a pipeline is."""
 
     batches: int  # micro-batches since it began
-    rows: int
+    rows: int  # messages that it has read; of a batch query, the same as `written`
     rows_per_second: float  # of the last one
     entries_behind: int | None  # in all shards together; None if the query does not say
     # What came too late for a watermark, as Spark counts it: behind its partial aggregation, so perhaps more messages.
     dropped: int = 0
+    # Rows that it gave its target, those among them that become dead letters there included; None if it does not say.
+    written: int | None = None
+    is_stream: bool = True
 
 
 OnProgress: TypeAlias = Callable[[Progress], object]
@@ -153,7 +161,8 @@ class _Tally:
         fresh = [
             report
             for report in query.recentProgress
-            if report["batchId"] > self._batch_id and report.numInputRows
+            # A micro-batch without messages may write what a watermark has let go.
+            if report["batchId"] > self._batch_id and (report.numInputRows or _written(report))
         ]
         if not fresh:
             return False
@@ -166,8 +175,15 @@ class _Tally:
             * fresh[-1].processedRowsPerSecond,
             entries_behind=_entries_behind(fresh[-1]["sources"]),
             dropped=self.progress.dropped + sum(map(_dropped, fresh)),
+            written=self._written_with(fresh),
         )
         return True
+
+    def _written_with(self, fresh: list[StreamingQueryProgress]) -> int | None:
+        told = [written for report in fresh if (written := _written(report)) is not None]
+        if not told:
+            return self.progress.written
+        return (self.progress.written or 0) + sum(told)
 
 
 def _rows(report: StreamingQueryProgress) -> int:
@@ -177,6 +193,11 @@ def _rows(report: StreamingQueryProgress) -> int:
         if name == OBSERVATION or name.startswith(f"{OBSERVATION}/")
     ]
     return sum(observed) if observed else report.numInputRows
+
+
+def _written(report: StreamingQueryProgress) -> int | None:
+    said = report["observedMetrics"].get(WRITTEN)
+    return None if said is None else _observed_rows(said)
 
 
 def _observed_rows(said: Row) -> int:

@@ -25,6 +25,7 @@ from runnel.errors import ClientFault
 from runnel.spark.connections import usual_url
 from runnel.spark.pipelines import results
 from runnel.spark.pipelines.running import (
+    WRITTEN,
     OnProgress,
     Progress,
     failure_of,
@@ -151,7 +152,7 @@ class _Job:
     def start(
         self, found: Found, checkpoint: str, *, once: bool, every: str | None
     ) -> StreamingQuery:
-        rows = self._rows(found)
+        rows = self._rows(msgspec.structs.replace(found, rows=_observed(found.rows, WRITTEN)))
         stream = rows.writeStream.outputMode(self._mode).queryName(self._name)
         stream = stream.option("checkpointLocation", checkpoint)
         if once:
@@ -167,7 +168,7 @@ class _Job:
         return stream.option("sort", "true") if _shuffles(rows) else stream
 
     def run_batch(self, found: Found) -> Progress:
-        counted = Observation("result")
+        counted = Observation(WRITTEN)
         rows = self._rows(msgspec.structs.replace(found, rows=_observed(found.rows, counted)))
         if self._target.kind is TargetKind.TABLE:
             writer = rows.write.format(TABLE_FORMAT)
@@ -182,8 +183,14 @@ class _Job:
             writer.options(**options).save()
         except PySparkException as error:
             raise failure_of(error) from error
+        written = counted.get["rows"]
         return Progress(
-            batches=1, rows=counted.get["rows"], rows_per_second=0.0, entries_behind=None
+            batches=1,
+            rows=written,
+            rows_per_second=0.0,
+            entries_behind=None,
+            written=written,
+            is_stream=False,
         )
 
     def _rows(self, found: Found) -> DataFrame:
@@ -224,5 +231,5 @@ def _shuffles(rows: DataFrame) -> bool:
     return _SHUFFLE.search(plan.getvalue()) is not None
 
 
-def _observed(rows: DataFrame, counted: Observation) -> DataFrame:
+def _observed(rows: DataFrame, counted: Observation | str) -> DataFrame:
     return rows.observe(counted, f.count(f.lit(1)).alias("rows"))
