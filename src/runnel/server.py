@@ -129,6 +129,9 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         opened.callback(workers.close)
         directory = None if settings.data == IN_MEMORY else settings.data
         gate = Gate.open(settings, clock)
+        # Most of the time that a start takes, and none of it is the loop's: the native door opens meanwhile.
+        importing = asyncio.get_running_loop().run_in_executor(None, _import_doors, settings)
+        opened.push_async_callback(asyncio.wait, {importing})
         broker = await Broker.open(
             settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
         )
@@ -140,11 +143,15 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         gate.start()
         opened.push_async_callback(gate.close)
         doors: dict[str, Listener] = {}
-        # All are imported before the first opens: whoever comes in through that one would have to wait for it.
-        for name, open_door in list(_doors(settings)):
-            doors[name] = await open_door(broker, gate, settings)
+
+        async def open_door(name: str, opening: OpenDoor) -> None:
+            doors[name] = await opening(broker, gate, settings)
             opened.push_async_callback(doors[name].close)
             _warn_of(name, doors[name], gate)
+
+        await open_door("native", NativeListener.open)
+        for name, opening in await importing:
+            await open_door(name, opening)
         server = Server(settings, broker, gate, doors)
         _let_watch(server, gate)
         heap_worker = ThreadWorkers(1, name="runnel-heap")
@@ -226,15 +233,20 @@ def _connections(door: Listener) -> int:
 OpenDoor = Callable[[Broker, Gate, Settings], Awaitable[Listener]]
 
 
-def _doors(settings: Settings) -> Iterator[tuple[str, OpenDoor]]:
-    """The doors that the settings open, but for those whose extra is not installed."""
-    yield "native", NativeListener.open
+def _import_doors(settings: Settings) -> list[tuple[str, OpenDoor]]:
+    """In a thread: the other doors that the settings open, but for those whose extra is not installed."""
+    return list(_other_doors(settings))
+
+
+def _other_doors(settings: Settings) -> Iterator[tuple[str, OpenDoor]]:
     if settings.http.listen is not None:
         if not has_extra("http"):
             logger.info("the HTTP door stays closed; to have it, " + how_to_install("http"))
         else:
+            from runnel.doors.http.app import litestar_app
             from runnel.doors.http.listener import HttpListener
 
+            litestar_app()  # remembered; making it takes as long as the import
             yield "http", HttpListener.open
     if settings.grpc.listen is not None:
         if not has_extra("grpc"):
@@ -322,6 +334,7 @@ def run(
         # every such look would hold up all messages for tens of milliseconds.
         gc.collect()
         gc.freeze()
+        gc.enable()
         server.broker.topic_making.after_step = _keep_for_good
         if ready is not None:
             ready(server)

@@ -16,9 +16,19 @@ from collections.abc import Mapping
 from io import StringIO
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from runnel.config import LogLevel
+
+# structlog imports rich if it is there, for tracebacks that we do not use: an eighth of a broker's start. With None in
+# its place that import fails; whoever else wants rich imports it later.
+_rich = sys.modules.get("rich")
+sys.modules["rich"] = None  # type: ignore[assignment]
+try:
+    import structlog
+finally:
+    if _rich is None:
+        del sys.modules["rich"]
+    else:
+        sys.modules["rich"] = _rich
 
 if TYPE_CHECKING:
     from typing import TextIO

@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import threading
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
@@ -35,8 +37,13 @@ _INDEX_LINKS: Final = {
 
 
 def page_handlers(documented: Sequence[ControllerRouterHandler]) -> list[ControllerRouterHandler]:
-    """The document of these resources, and the page. Both are made once, when the door is opened."""
-    document = Answer(openapi_document(documented))
+    """The document of these resources, and the page."""
+    making = threading.Lock()
+
+    @cache
+    def document() -> Answer:
+        return Answer(openapi_document(documented))
+
     policy = (
         "default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         f"style-src 'unsafe-inline'; script-src '{_script_hash()}'"
@@ -47,9 +54,11 @@ def page_handlers(documented: Sequence[ControllerRouterHandler]) -> list[Control
         headers=(("content-security-policy", policy), ("referrer-policy", "no-referrer")),
     )
 
-    @get("/openapi.json", include_in_schema=False, sync_to_thread=False)
+    # Made when it is first asked for: it takes as long as the rest of the start (docs/performance.md).
+    @get("/openapi.json", include_in_schema=False, sync_to_thread=True)
     def openapi() -> Answer:
-        return document
+        with making:
+            return document()
 
     @get("/docs", include_in_schema=False, sync_to_thread=False)
     def docs() -> Answer:
