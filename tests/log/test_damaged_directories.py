@@ -61,3 +61,19 @@ def test_readiness_warns_of_damage_without_a_path() -> None:
     (warning,) = asyncio.run(warnings())
     assert warning.startswith("1 place in the data directory damaged")
     assert "journals" not in warning
+
+
+def test_subscription_whose_definition_is_lost_is_told_with_its_topics(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its number and topics are in the state journals, its name is not."""
+
+    async def start() -> None:
+        path = next(path for path in images()[True] if "/catalogue/" in path)
+        broker = await open_broker(Trial(True, path, "emptied", b"").disk())
+        await broker.close()
+
+    asyncio.run(start())
+    told = [line.getMessage() for line in caplog.records if "the definition of" in str(line)]
+    assert len(told) == 1
+    assert "'a', 'b', 'own/c'" in told[0]

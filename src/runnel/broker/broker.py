@@ -225,6 +225,8 @@ class Broker:
         self._is_open = True
         if isinstance(stores.disk, DiskLog):
             tell_recovered(self.events, "disk", stores.disk.recovered)
+            if stores.disk.recovered.damage:
+                self.work.tell_lost()
 
     def _watching(
         self, statistics: StoreStatistics, room: Callable[[], DiskRoom] | None

@@ -188,6 +188,13 @@ class StateTable:
     def get(self, subscription: int, member: str, key: Key) -> PartitionState | None:
         return self._states.get((subscription, member), {}).get(key)
 
+    def topics(self) -> dict[int, set[str]]:
+        """The topics that each subscription has acknowledged something of, or begun at a place of."""
+        found: dict[int, set[str]] = {}
+        for (subscription, _), states in self._states.items():
+            found.setdefault(subscription, set()).update(topic for topic, _ in states)
+        return found
+
     def keys(self, subscription: int, member: str) -> list[Key]:
         return list(self._states.get((subscription, member), {}))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import count
 from typing import Final
 
@@ -45,6 +46,7 @@ _WINDOW_MESSAGES_MAX: Final = 1_000_000
 _WINDOW_BYTES_MAX: Final = 2**30
 _LOOK_INTERVAL_S: Final = 1.0
 _TOPICS_PER_STEP: Final = 500
+_TOPICS_TOLD_MAX: Final = 20
 
 
 class WorkSubscription:
@@ -96,6 +98,26 @@ class WorkSubscriptions:
             self._last_id = max(self._last_id, definition.id)
             self._add(WorkSubscription(definition))
         self._parts.state.open()
+
+    def tell_lost(self) -> None:
+        """After damage: subscriptions that have acknowledged messages, and whose definitions are gone.
+
+        State has their numbers and topics, not their names. A number is the time at which a subscription was made.
+        """
+        lost: dict[int, set[str]] = {}
+        for state in self._parts.state.all().values():
+            for number, topics in state.table.topics().items():
+                lost.setdefault(number, set()).update(topics)
+        for subscription in self.all():
+            lost.pop(subscription.definition.id, None)
+        for number, topics in lost.items():
+            made = datetime.fromtimestamp(number // 10**9, tz=UTC).isoformat()
+            self._parts.events.tell(
+                EventKind.DAMAGE,
+                f"the definition of the subscription that was made at {made}",
+                log="disk",
+                topics=sorted(topics)[:_TOPICS_TOLD_MAX],
+            )
 
     @property
     def _keeper(self) -> KeptLog:

@@ -87,6 +87,10 @@ class Work:
         for log in stores.kept:
             log.claims = claims
 
+    def tell_lost(self) -> None:
+        """After damage was found: tell of subscriptions whose definitions are gone."""
+        self._subscriptions.tell_lost()
+
     def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._keepers = [
