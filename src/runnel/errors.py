@@ -51,6 +51,12 @@ class LimitExceededError(ClientFault):
     code = "limit_exceeded"
 
 
+class QuotaExceededError(ClientFault):
+    """The token has made as many topics, cursors or subscriptions as it may."""
+
+    code = "quota_exceeded"
+
+
 class UnknownTopicError(ClientFault):
     """Reading or changing a topic, or a partition of it, that does not exist."""
 

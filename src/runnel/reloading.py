@@ -45,6 +45,7 @@ class Reloading:
         changes = changes_between(running, wanted)
         holding = taken_over(running, wanted)
         gate.use(holding.security)
+        broker.quotas.use(holding.security)
         differences = await broker.follow_rules(policies)
         await broker.warn_of_habits("[[topics]]", (rule.match for rule in holding.topics))
         # The lines below are shown if they are by the level before or by the one after.

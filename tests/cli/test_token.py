@@ -81,7 +81,38 @@ def test_tokens_are_listed_for_programs(data: Path, capfd: Captured) -> None:
         ("a", ["publish:x", "read:y"], None),
         ("b", ["read:*"], 5),
     ]
-    assert listed[0].keys() == {"name", "id", "allow", "connections_max", "made", "made_ns"}
+    assert listed[0].keys() == {
+        "name", "id", "allow", "connections_max", "quotas", "made", "made_ns",
+    }  # fmt: skip
+
+
+def test_quotas_of_a_token_are_kept_shown_and_changed(data: Path, capfd: Captured) -> None:
+    quotas = ("--quota", "topics_max=50", "--quota", "bytes_in_per_s=10MiB")
+    assert token(data, "add", "a", "--allow", "read:*", *quotas) == 0
+    capfd.readouterr()
+    assert token(data, "list", "--json") == 0
+    (listed,) = json.loads(capfd.readouterr().out)
+    assert listed["quotas"] == {"topics_max": 50, "bytes_in_per_s": 10 * 2**20}
+    assert token(data, "change", "a", "--allow", "read:*") == 0
+    capfd.readouterr()
+    assert token(data, "list", "--json") == 0
+    (listed,) = json.loads(capfd.readouterr().out)
+    assert listed["quotas"] == {}
+
+
+@pytest.mark.parametrize(
+    ("quota", "told"),
+    [
+        ("topics=5", "topics_max"),
+        ("topics_max", "NAME=N"),
+        ("topics_max=many", "not a whole number"),
+        ("topics_max=-1", "0 at least"),
+        ("bytes_in_per_s=10M", "1000 or 1024"),
+    ],
+)
+def test_what_is_no_quota_is_told_so(data: Path, capfd: Captured, quota: str, told: str) -> None:
+    assert token(data, "add", "a", "--allow", "read:*", "--quota", quota) != 0
+    assert told in capfd.readouterr().err
 
 
 def test_no_tokens_and_settings_that_do_not_ask_are_said_beside_the_output(

@@ -21,10 +21,11 @@ from runnel.config import (
     LogSettings,
     SecuritySettings,
     Settings,
+    TopicRule,
 )
 from runnel.doors.grpc.listener import GrpcListener
 from runnel.doors.http.listener import HttpListener
-from runnel.security.rights import Grant
+from runnel.security.rights import Grant, TokenQuotas
 from runnel.security.tokens import TokenFile, new_token
 from runnel.testing import VirtualClock
 from tests.conformance.clients.grpc_bus import connect_grpc
@@ -39,6 +40,7 @@ EVERYTHING: Final = tuple(
 )
 # A test that waits longer waits in vain.
 _PATIENCE_S: Final = 30.0
+_USUAL: Final = SecuritySettings()
 ANYWHERE: Final = HttpSettings(listen="127.0.0.1:0")
 # Time passes ten times as fast: whoever shows wrong tokens is kept waiting.
 _TICK_S: Final = 0.001
@@ -56,7 +58,11 @@ class Guarded:
         self._opened = AsyncExitStack()
 
     def token(
-        self, *allow: str, name: str | None = None, connections_max: int | None = None
+        self,
+        *allow: str,
+        name: str | None = None,
+        connections_max: int | None = None,
+        quotas: TokenQuotas | None = None,
     ) -> str:
         """A new one, with these rights."""
         grants = [Grant.parse(text) for text in allow]
@@ -65,6 +71,7 @@ class Guarded:
             grants,
             now_ns=self.clock.time_ns(),
             connections_max=connections_max,
+            quotas=quotas,
         )
         with self._file.changing() as tokens:
             tokens.append(entry)
@@ -93,7 +100,11 @@ class Guarded:
 
 @asynccontextmanager
 async def open_guarded(
-    directory: Path, *doors: str, http: HttpSettings = ANYWHERE
+    directory: Path,
+    *doors: str,
+    http: HttpSettings = ANYWHERE,
+    security: SecuritySettings = _USUAL,
+    topics: tuple[TopicRule, ...] = (),
 ) -> AsyncIterator[Guarded]:
     """The native door is always open; of the others, these."""
     settings = Settings(
@@ -101,9 +112,12 @@ async def open_guarded(
         log=LogSettings(allocate_bytes=0, disk_reserve_bytes=0),
         http=msgspec.structs.replace(http, listen="127.0.0.1:0"),
         grpc=GrpcSettings(listen="127.0.0.1:0"),
-        security=SecuritySettings(
-            authentication=Authentication.TOKEN, tokens_file=str(directory / "tokens.json")
+        security=msgspec.structs.replace(
+            security,
+            authentication=Authentication.TOKEN,
+            tokens_file=str(directory / "tokens.json"),
         ),
+        topics=topics,
     )
     clock = VirtualClock()
     async with AsyncExitStack() as opened:
@@ -136,11 +150,13 @@ def run_guarded(
     scenario: Callable[[Guarded], Awaitable[None]],
     *doors: str,
     http: HttpSettings = ANYWHERE,
+    security: SecuritySettings = _USUAL,
+    topics: tuple[TopicRule, ...] = (),
 ) -> None:
     """A test, with a broker of its own and these doors besides the native one."""
 
     async def run(directory: Path) -> None:
-        opening = open_guarded(directory, *doors, http=http)
+        opening = open_guarded(directory, *doors, http=http, security=security, topics=topics)
         async with asyncio.timeout(_PATIENCE_S), opening as guarded:
             await scenario(guarded)
 

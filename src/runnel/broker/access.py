@@ -17,6 +17,7 @@ from runnel.broker.broker import Broker
 from runnel.broker.fetching import Fetched
 from runnel.broker.gathering import Published
 from runnel.broker.live_subscription import LiveSubscription, Sink
+from runnel.broker.metered import MeteredSink, MeteredWorkSink
 from runnel.broker.reporter import METRICS_TOPIC
 from runnel.broker.shard_reading import ShardFetched
 from runnel.broker.work.consumer import WorkConsumer
@@ -65,7 +66,7 @@ def _audited(
 class Access:
     """Made by a door for a connection, or for a call where calls come one by one."""
 
-    __slots__ = ("_broker", "_has_checkpoint", "_peer", "_rights")
+    __slots__ = ("_account", "_broker", "_has_checkpoint", "_peer", "_rights")
 
     def __init__(self, broker: Broker, rights: Rights | None, peer: str = "") -> None:
         """`peer` is where the caller is, for the audit trail."""
@@ -73,6 +74,8 @@ class Access:
         self._rights = rights
         self._has_checkpoint = False
         self._peer = peer
+        # None: nobody was asked for a token, or nobody has come in yet.
+        self._account = None if rights is None or not rights.name else broker.quotas.of(rights)
 
     @property
     def _token(self) -> str:
@@ -129,7 +132,13 @@ class Access:
             except ForbiddenError as error:
                 self._record_denial("publish", error)
                 raise
-        return self._broker.publish(batch, level)
+        account = self._account
+        if account is None:
+            return self._broker.publish(batch, level)
+        account.check_in()
+        published = self._broker.publish(batch, level, account)
+        account.charge_in(batch.envelope.message_count, len(batch.body))
+        return published
 
     def send(
         self, message: Message, level: Level | None = None, *, partition: int | None = None
@@ -141,10 +150,24 @@ class Access:
             except ForbiddenError as error:
                 self._record_denial("send", error)
                 raise
-        return self._broker.send(message, level, partition=partition)
+        account = self._account
+        if account is None:
+            return self._broker.send(message, level, partition=partition)
+        account.check_in()
+        published = self._broker.send(message, level, partition=partition, account=account)
+        account.charge_in(1, message.size)
+        return published
 
     async def wait_room(self, topic: str) -> None:
+        """Until a batch of this topic can be taken, and the token may publish."""
         await self._broker.wait_room(topic)
+        if self._account is not None:
+            await self._account.wait_in()
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether a publish has to wait for the token's rate."""
+        return self._account is not None and self._account.is_slowed_in
 
     def new_term(self, producer: str) -> int:
         """`publish` for anything at all: a producer's name belongs to no topic."""
@@ -172,7 +195,11 @@ class Access:
         """`read` for the topic."""
         if self._rights is not None:
             self._rights.check(Right.READ, topic)
-        return await self._broker.fetch(
+        account = self._account
+        if account is not None:
+            await account.wait_out()
+            messages_max, bytes_max = account.page_max(messages_max, bytes_max)
+        fetched = await self._broker.fetch(
             topic,
             partition,
             offset=offset,
@@ -182,6 +209,9 @@ class Access:
             wait_ns=wait_ns,
             while_waiting=while_waiting,
         )
+        if account is not None and account.outgoing is not None:
+            account.charge_out(fetched.messages, sum(len(each.body) for each in fetched.batches))
+        return fetched
 
     @_audited
     async def shards(self, patterns: Sequence[str], time_ns: int | None = None) -> list[ShardState]:
@@ -202,7 +232,11 @@ class Access:
     ) -> ShardFetched:
         """`read` for the patterns."""
         self._check_read(patterns)
-        return await self._broker.fetch_shard(
+        account = self._account
+        if account is not None:
+            await account.wait_out()
+            _, bytes_max = account.page_max(0, bytes_max)
+        fetched = await self._broker.fetch_shard(
             shard,
             entry,
             end_entry=end_entry,
@@ -210,6 +244,9 @@ class Access:
             epoch=epoch,
             bytes_max=bytes_max,
         )
+        if account is not None:
+            account.charge_out(fetched.messages, sum(map(len, fetched.blocks)))
+        return fetched
 
     @_audited
     async def subscribe(
@@ -224,9 +261,20 @@ class Access:
     ) -> LiveSubscription:
         """`read` for the patterns."""
         self._check_read(patterns)
-        return await self._broker.subscribe(
-            number, sink, patterns, start, credit_bytes=credit_bytes, overflow=overflow
+        account = self._account
+        metered = None if account is None else MeteredSink(sink, account)
+        subscription = await self._broker.subscribe(
+            number,
+            metered or sink,
+            patterns,
+            start,
+            credit_bytes=credit_bytes,
+            overflow=overflow,
         )
+        if account is not None and metered is not None:
+            metered.reader = subscription
+            account.slow_if_over(subscription)
+        return subscription
 
     def _check_read(self, patterns: Sequence[str]) -> None:
         # Of a shard one learns something even without patterns: how far it has come.
@@ -298,7 +346,7 @@ class Access:
                 raise ForbiddenError(
                     f"token {self._token!r} has no right to read for all places of cursor {name!r}"
                 ) from error
-        await self._broker.set_cursor(name, places)
+        await self._broker.set_cursor(name, places, self._account)
         if any(_is_moved_back(each.places, places) for each in known):
             self._record(AuditKind.CURSOR_MOVED, name)
 
@@ -350,7 +398,12 @@ class Access:
             self._check_subscription(
                 request.subscription, Right.CONSUME, is_new=bool(request.patterns)
             )
-        consumer = await self._broker.work.consume(number, sink, request)
+        account = self._account
+        metered = None if account is None else MeteredWorkSink(sink, account)
+        consumer = await self._broker.work.consume(number, metered or sink, request, account)
+        if account is not None and metered is not None:
+            metered.reader = consumer
+            account.slow_if_over(consumer)
         if self._rights is not None and not self._covers(
             Right.CONSUME, consumer.definition.patterns
         ):
@@ -378,7 +431,9 @@ class Access:
             is_new = True
         else:
             is_new = False
-        await self._broker.work.make_subscription(name, patterns, mode, start, options)
+        await self._broker.work.make_subscription(
+            name, patterns, mode, start, options, self._account
+        )
         if is_new:
             await self._broker.warn_of_habits(f"subscription {name}", patterns)
         return is_new
@@ -433,7 +488,13 @@ class Access:
         may since have been made over other topics.
         """
         self._check_subscription_seen(subscription)
+        account = self._account
+        if account is not None:
+            await account.wait_out()
+            messages_max, _ = account.page_max(messages_max, 0)
         found = await self._broker.work.dead_letters(subscription, offset, messages_max)
+        if account is not None:
+            account.charge_out(sum(map(len, found[0])), sum(len(each.body) for each in found[0]))
         if self._reads_letters(subscription):
             return found
         batches, next_offset = found

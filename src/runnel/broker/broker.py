@@ -28,6 +28,7 @@ from runnel.broker.live_topics import LIVE_SHARD, LiveTopic, LiveTopics
 from runnel.broker.loop_share import LoopShare
 from runnel.broker.metric_tables import ConnectionRow, SubscriptionRow
 from runnel.broker.metrics import Metrics
+from runnel.broker.quotas import Account, Quota, Quotas
 from runnel.broker.reporter import Reporter
 from runnel.broker.shard_reading import ShardFetched, ShardReading
 from runnel.broker.store_statistics import StoreStatistics
@@ -109,6 +110,7 @@ class Broker:
         self.connection_rows: list[Callable[[], Iterable[ConnectionRow]]] = []
         self.connection_ids = itertools.count(1)  # no two of whatever door have the same
         self.share: Final = LoopShare()  # of the loop, for walks over what there is much of
+        self.quotas = Quotas(settings.security, clock, self.metrics.counters, self.events)
         self._workers = workers
         self._index: PatternIndex[LiveSubscription] = PatternIndex()
         self._gatherings = Gatherings(self._publish_now, self.wait_room, settings.broker)
@@ -202,6 +204,11 @@ class Broker:
             self.wait_room,
             self.share,
         )
+        self.quotas.counts = {
+            Quota.TOPICS: lambda name: sum(log.topics_owned_by(name) for log in stores.kept),
+            Quota.CURSORS: self._cursors.owned_by,
+            Quota.SUBSCRIPTIONS: self.work.owned_by,
+        }
         logs = {"disk": stores.disk, "memory": stores.memory}
         statistics = StoreStatistics(logs, clock)
         self.watching = self._watching(statistics, room)
@@ -278,11 +285,14 @@ class Broker:
 
     # --- Publishing ---
 
-    def publish(self, batch: Batch, level: Level | None = None) -> asyncio.Future[Published]:
+    def publish(
+        self, batch: Batch, level: Level | None = None, account: Account | None = None
+    ) -> asyncio.Future[Published]:
         """Store a batch, or send it to whoever reads topics that are not kept.
 
         Raises at once what can be seen at once; BusyError: await `wait_room` and call again. The future is done
-        when the level is reached; without one that is `stored` on disk, `received` elsewhere.
+        when the level is reached; without one that is `stored` on disk, `received` elsewhere. Topics that it makes
+        are on the account.
         """
         self._gatherings.leave()
         topics = batch.envelope.topics
@@ -291,9 +301,11 @@ class Broker:
                 raise _reserved(topic)
         if not self.settings.limits.allow_wildcard_names:
             _check_no_wildcard(topics)
-        return self._publish_now(batch, level)
+        return self._publish_now(batch, level, account)
 
-    def _publish_now(self, batch: Batch, level: Level | None) -> asyncio.Future[Published]:
+    def _publish_now(
+        self, batch: Batch, level: Level | None, account: Account | None = None
+    ) -> asyncio.Future[Published]:
         try:
             self._check_open()
             check_batch(batch, self.settings.limits)
@@ -303,7 +315,8 @@ class Broker:
                 return self._live.publish(batch, level)
             if head.producer is not None:
                 self._terms.check(head.producer, head.term)
-            published = self._append(log, batch, Level.STORED if level is None else level)
+            level = Level.STORED if level is None else level
+            published = self._append(log, batch, level, account)
         except RunnelError as error:
             if not isinstance(error, BusyError):
                 self.metrics.counters.publishes_failed += 1
@@ -313,11 +326,13 @@ class Broker:
         self._count_in(batch, head.message_count)
         return published
 
-    def _append(self, log: KeptLog, batch: Batch, level: Level) -> asyncio.Future[Appended]:
+    def _append(
+        self, log: KeptLog, batch: Batch, level: Level, account: Account | None
+    ) -> asyncio.Future[Appended]:
         try:
-            return log.append(batch, level, topics_made_max=TOPICS_PER_STEP)
+            return log.append(batch, level, account, topics_made_max=TOPICS_PER_STEP)
         except ManyTopicsError:
-            self.topic_making.begin(log, batch.envelope)
+            self.topic_making.begin(log, batch.envelope, account)
             raise
 
     def _on_published(self, done: asyncio.Future[Appended], began_ns: int) -> None:
@@ -345,7 +360,12 @@ class Broker:
             counters.messages_in += count
 
     def send(
-        self, message: Message, level: Level | None = None, *, partition: int | None = None
+        self,
+        message: Message,
+        level: Level | None = None,
+        *,
+        partition: int | None = None,
+        account: Account | None = None,
     ) -> asyncio.Future[Published]:
         """Publish a single message, gathered with others of this wake-up. BusyError as for `publish`."""
         self._check_open()
@@ -372,7 +392,13 @@ class Broker:
             message.uid,
             message.partition_key,
         )
+        if account is not None and self._is_made_by(message.topic):
+            return self.publish(Batch.from_messages([placed]), level, account)
         return self._gatherings.add(ShardId(owner.journal, owner.shard), placed, level)
+
+    def _is_made_by(self, topic: str) -> bool:
+        """Whether a message makes this topic: gathered with others, it would be on nobody's account."""
+        return self._stores.log_of(topic) is None and self._stores.log_for(topic) is not None
 
     async def wait_room(self, topic: str) -> None:
         """Until a batch of this topic can be taken."""
@@ -568,10 +594,12 @@ class Broker:
         self.work.on_topic_purged(name)
         self.events.tell(EventKind.TOPIC_PURGED, name)
 
-    async def set_cursor(self, name: str, places: Sequence[CursorPlace]) -> None:
+    async def set_cursor(
+        self, name: str, places: Sequence[CursorPlace], account: Account | None = None
+    ) -> None:
         """Store a named position, which holds retention back for what it has not passed."""
         self._check_open()
-        await self._cursors.set(name, places)
+        await self._cursors.set(name, places, account)
 
     async def remove_cursor(self, name: str) -> None:
         self._check_open()
@@ -672,6 +700,7 @@ class Broker:
             keeper.cancel()
         if self._keepers:
             await asyncio.wait(self._keepers)
+        await self.quotas.close()
         await self._reading.close()
         await self.work.close()
         await self._live.tasks.wait()

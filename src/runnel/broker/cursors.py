@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -9,6 +10,7 @@ import msgspec
 
 from runnel.broker.feeds import KeptLog
 from runnel.broker.loop_share import LoopShare
+from runnel.broker.quotas import Account
 from runnel.broker.stores import Stores
 from runnel.config import LimitSettings
 from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
@@ -37,8 +39,12 @@ class Cursors:
         self._share = share
         # How many messages lie behind a place in a shard, and the log's stamp of that moment.
         self._counted: dict[_ShardPlace, tuple[tuple[int, int], int]] = {}
+        self._under_way: Counter[str] = Counter()  # being made, by the token that makes them
 
-    async def set(self, name: str, places: Sequence[CursorPlace]) -> None:
+    async def set(
+        self, name: str, places: Sequence[CursorPlace], account: Account | None = None
+    ) -> None:
+        """A cursor stays on the account of whoever made it."""
         if not places:
             raise ClientFault(f"cursor {name!r}: at least one position is needed")
         self._check_counts(name, places)
@@ -53,10 +59,23 @@ class Cursors:
         for pattern in dict.fromkeys(text for place in places for text in place.patterns):
             Pattern(pattern)
         positions = [_position(name, log, place) for place in places]
+        owners = [kept.cursor_owner(name) for kept in self._stores.kept]
+        owner = next((each for each in owners if each is not None), None)
+        if owner is None and account is not None:
+            account.check_cursor(name, self._under_way[account.name])
+            self._under_way[account.name] += 1
+            try:
+                await log.set_cursor(name, positions, account.name)
+            finally:
+                self._under_way[account.name] -= 1
+            return
         for other in self._stores.kept:
-            if other is not log and any(known.name == name for known in other.cursors()):
+            if other is not log and other.cursor_owner(name) is not None:
                 await other.remove_cursor(name)
-        await log.set_cursor(name, positions)
+        await log.set_cursor(name, positions, owner or "")
+
+    def owned_by(self, owner: str) -> int:
+        return sum(log.cursors_owned_by(owner) for log in self._stores.kept)
 
     async def remove(self, name: str) -> None:
         found = [

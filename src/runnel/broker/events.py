@@ -55,6 +55,7 @@ class EventKind(enum.StrEnum):
     DEAD_LETTER_FAILED = "dead_letter_failed"
     WORK_LOST = "work_lost"
     WORK_UNREADABLE = "work_unreadable"
+    QUOTA_REACHED = "quota_reached"  # the token
 
 
 _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
@@ -96,6 +97,7 @@ _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
         "MESSAGES ARE GONE BEFORE THEY WERE ACKNOWLEDGED",
     ),
     EventKind.WORK_UNREADABLE: (logging.WARNING, "messages cannot be read; it is tried again"),
+    EventKind.QUOTA_REACHED: (logging.WARNING, "a token has reached a quota"),
 }
 
 

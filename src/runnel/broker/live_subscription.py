@@ -32,6 +32,9 @@ from runnel.topics.patterns import Pattern
 
 _MATCHES_MAX = 10_000
 
+_BY_CONNECTION: Final = 1
+_BY_QUOTA: Final = 2
+
 
 class Overflow(enum.StrEnum):
     """What a slow subscription misses of topics that are not kept."""
@@ -106,11 +109,11 @@ class LiveSubscription:
         "_behind",
         "_counters",
         "_credit_bytes",
-        "_is_paused",
         "_is_started",
         "_matches",
         "_on_behind",
         "_on_closed",
+        "_pauses",
         "_queue",
         "_queue_bytes_max",
         "_queued_bytes",
@@ -166,7 +169,7 @@ class LiveSubscription:
         self._on_behind = on_behind
         self._on_closed = on_closed
         self._is_started = False
-        self._is_paused = False
+        self._pauses = 0  # why nothing may be sent though there is credit: bits
         self._behind: dict[ShardId, Feed] = {}
         self._queue: deque[_Queued] | None = None
         self._queued_bytes = 0
@@ -188,10 +191,18 @@ class LiveSubscription:
         self._go_on()
 
     def pause(self) -> None:
-        self._is_paused = True
+        self._pauses |= _BY_CONNECTION
 
     def resume(self) -> None:
-        self._is_paused = False
+        self._pauses &= ~_BY_CONNECTION
+        self._go_on()
+
+    def slow(self) -> None:
+        """Its token is over a rate: nothing more for now."""
+        self._pauses |= _BY_QUOTA
+
+    def unslow(self) -> None:
+        self._pauses &= ~_BY_QUOTA
         self._go_on()
 
     def close(self) -> None:
@@ -221,7 +232,7 @@ class LiveSubscription:
 
     @property
     def has_room(self) -> bool:
-        return self._credit_bytes > 0 and self._is_started and not self._is_paused
+        return self._credit_bytes > 0 and self._is_started and not self._pauses
 
     @property
     def credit_bytes(self) -> int:
@@ -281,7 +292,7 @@ class LiveSubscription:
             if self.places is not None:
                 self.begin_new(envelope)
             return False
-        return self._credit_bytes > 0 and self._is_started and not self._is_paused
+        return self._credit_bytes > 0 and self._is_started and not self._pauses
 
     def begin_new(self, envelope: Envelope) -> None:
         """Partitions that it has no place in were made since it began: they begin with these messages."""

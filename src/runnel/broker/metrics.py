@@ -111,6 +111,10 @@ class Counters(msgspec.Struct, gc=False):
     work_late: Annotated[int, _counts("Acks and nacks that came too late.")] = 0
     dead_letters: Annotated[int, _counts("Messages that became dead letters.")] = 0
     topics_removed: Annotated[int, _counts("Topics deleted, or gone with their readers.")] = 0
+    quota_refusals: Annotated[
+        int, _counts("Requests refused since a token had used up a quota.")
+    ] = 0
+    quota_waits: Annotated[int, _counts("Times a token had to wait since it was over a rate.")] = 0
 
     @property
     def commands_in(self) -> int:

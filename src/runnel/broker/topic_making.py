@@ -15,6 +15,7 @@ from runnel.broker.feeds import KeptLog
 from runnel.broker.loop_share import LoopShare
 from runnel.errors import RunnelError
 from runnel.formats.envelope import Envelope
+from runnel.log.log import Creator
 from runnel.log.tasks import OwnedTasks
 
 TOPICS_PER_STEP: Final = 128
@@ -33,34 +34,35 @@ class TopicMaking:
         self._share = share
         self._look_up = look_up
         self._under_way: dict[str, asyncio.Future[None]] = {}
-        # Why a batch's topics could not all be made, and at which of them, until the batch is tried again.
-        self._faults: dict[str, tuple[str, RunnelError]] = {}
+        # By first topic and creator: why a batch's topics could not all be made, and at which of them, until the batch
+        # is tried again. One creator's quota is no reason to refuse another's batch.
+        self._faults: dict[tuple[str, str], tuple[str, RunnelError]] = {}
         self.tasks: Final = OwnedTasks()
         self.after_step: Callable[[], None] = lambda: None
         """Called when some topics were made, which are there for good."""
 
-    def begin(self, log: KeptLog, envelope: Envelope) -> None:
+    def begin(self, log: KeptLog, envelope: Envelope, creator: Creator | None) -> None:
         """Make the topics of a batch. Raises why that was not possible when it was tried before."""
         first = envelope.topics[0]
         if first in self._under_way:
             return  # of another batch: this one begins when that one is done
-        topic, fault = self._faults.pop(first, ("", None))
+        topic, fault = self._faults.pop((first, _name_of(creator)), ("", None))
         if fault is not None and topic in envelope.topics:
             raise fault
         self._under_way[first] = asyncio.get_running_loop().create_future()
-        self.tasks.start(self._make(log, envelope))
+        self.tasks.start(self._make(log, envelope, creator))
 
     async def wait(self, topic: str) -> None:
         """Until no topics are being made for a batch that begins with this one."""
         while (under_way := self._under_way.get(topic)) is not None:
             await asyncio.wait({under_way})
 
-    async def _make(self, log: KeptLog, envelope: Envelope) -> None:
+    async def _make(self, log: KeptLog, envelope: Envelope, creator: Creator | None) -> None:
         topics, run = envelope.topics, 0
         try:
             while run < len(topics):
                 await self._share.turn(self)
-                made = log.make_topics(envelope, run, TOPICS_PER_STEP)
+                made = log.make_topics(envelope, run, TOPICS_PER_STEP, creator)
                 for name in topics[run : made.next_run]:
                     await self._look_up(name, self)
                 run = made.next_run
@@ -68,8 +70,12 @@ class TopicMaking:
                 if made.fault is not None:
                     raise made.fault
         except RunnelError as error:
-            self._faults[topics[0]] = (topics[run], error)
+            self._faults[topics[0], _name_of(creator)] = (topics[run], error)
             if len(self._faults) > _FAULTS_MAX:
                 del self._faults[next(iter(self._faults))]
         finally:
             self._under_way.pop(topics[0]).set_result(None)
+
+
+def _name_of(creator: Creator | None) -> str:
+    return "" if creator is None else creator.name

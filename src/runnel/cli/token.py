@@ -14,11 +14,11 @@ from runnel.cli.default_command import DefaultCommandGroup
 from runnel.cli.settings_flags import Assignments, Config, Data, flags_of
 from runnel.cli.tables import Table, printable
 from runnel.cli.times import format_time
-from runnel.config import Authentication, Settings, load
+from runnel.config import Authentication, Settings, load, parse_size
 from runnel.errors import ClientFault
 from runnel.log.paths import FORMAT_FILE
 from runnel.security.gate import tokens_path
-from runnel.security.rights import Grant
+from runnel.security.rights import Grant, TokenQuotas
 from runnel.security.tokens import Token, TokenFile, check_grants, new_token
 
 app = typer.Typer(cls=DefaultCommandGroup, add_completion=False)
@@ -41,6 +41,18 @@ ConnectionsMax = Annotated[
 ]
 
 
+Quotas = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--quota",
+        metavar="NAME=N",
+        help="A quota of this token alone, in place of security.token_NAME: topics_max, cursors_max, "
+        "subscriptions_max, bytes_in_per_s, messages_in_per_s, bytes_out_per_s, messages_out_per_s; 0: none. "
+        "May be given many times.",
+    ),
+]
+
+
 @app.callback()
 def _token() -> None:
     """Make, list, change and revoke tokens. Alone: list them.
@@ -56,6 +68,7 @@ def add(
     *,
     allow: Allow = None,
     connections_max: ConnectionsMax = None,
+    quota: Quotas = None,
     config: Config = None,
     data: Data = None,
     assignments: Assignments = None,
@@ -66,7 +79,13 @@ def add(
     """
     settings = _settings(config, data, assignments)
     grants = _grants(allow)
-    token, text = new_token(name, grants, now_ns=time.time_ns(), connections_max=connections_max)
+    token, text = new_token(
+        name,
+        grants,
+        now_ns=time.time_ns(),
+        connections_max=connections_max,
+        quotas=_quotas(quota),
+    )
     file = _file(settings)
     with file.changing() as tokens:
         if any(known.name == name for known in tokens):
@@ -111,11 +130,12 @@ def change(
     *,
     allow: Allow = None,
     connections_max: ConnectionsMax = None,
+    quota: Quotas = None,
     config: Config = None,
     data: Data = None,
     assignments: Assignments = None,
 ) -> None:
-    """Give a token other rights, in place of all that it has; it stays the same token.
+    """Give a token other rights and quotas, in place of all that it has; it stays the same token.
 
     Its connections are closed, and clients that come again have the new rights.
     """
@@ -126,7 +146,10 @@ def change(
     with file.changing() as tokens:
         at = _place_of(name, tokens, file.path)
         tokens[at] = msgspec.structs.replace(
-            tokens[at], allow=tuple(map(str, grants)), connections_max=connections_max
+            tokens[at],
+            allow=tuple(map(str, grants)),
+            connections_max=connections_max,
+            quotas=_quotas(quota),
         )
     _tell_written(f"changed {printable(name)}", file, settings)
 
@@ -163,6 +186,7 @@ def _document(token: Token) -> dict[str, object]:
         "id": token.id,
         "allow": list(token.allow),
         "connections_max": token.connections_max,
+        "quotas": token.quotas or {},
         "made": format_time(token.made_ns),
         "made_ns": token.made_ns,
     }
@@ -178,6 +202,25 @@ def _file(settings: Settings) -> TokenFile:
 
 def _grants(allow: Sequence[str] | None) -> list[Grant]:
     return list(dict.fromkeys(map(Grant.parse, allow or ())))
+
+
+def _quotas(given: Sequence[str] | None) -> TokenQuotas | None:
+    if not given:
+        return None
+    values: dict[str, int] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or name not in TokenQuotas.__struct_fields__:
+            raise ClientFault(
+                f"{text!r} is not a quota: NAME=N, where NAME is one of "
+                f"{', '.join(TokenQuotas.__struct_fields__)}, as topics_max=1000"
+            )
+        try:
+            values[name] = parse_size(value) if name.startswith("bytes") else int(value)
+        except ValueError as error:
+            problem = str(error) if name.startswith("bytes") else "not a whole number"
+            raise ClientFault(f"quota {text!r}: {problem}") from None
+    return TokenQuotas(**values)
 
 
 def _place_of(name: str, tokens: Sequence[Token], path: Path) -> int:

@@ -16,7 +16,19 @@ from runnel.config.layers import flat_values
 from runnel.config.settings import Settings
 
 # Each key outside the rules that a running broker takes over.
-RELOADABLE: Final[frozenset[str]] = frozenset(("log_level", "security.token_connections_max"))
+RELOADABLE: Final[frozenset[str]] = frozenset(
+    (
+        "log_level",
+        "security.token_connections_max",
+        "security.token_topics_max",
+        "security.token_cursors_max",
+        "security.token_subscriptions_max",
+        "security.token_bytes_in_per_s",
+        "security.token_messages_in_per_s",
+        "security.token_bytes_out_per_s",
+        "security.token_messages_out_per_s",
+    )
+)
 
 _ABSENT: Final = "absent"
 

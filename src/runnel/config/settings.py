@@ -44,6 +44,7 @@ _Bytes = Annotated[int, Meta(extra={"kind": Kind.SIZE})]
 _Nanoseconds = Annotated[int, Meta(extra={"kind": Kind.DURATION})]
 
 Count = Annotated[int, Meta(ge=1, le=INT64_MAX)]
+CountOrZero = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Size = Annotated[_Bytes, Meta(ge=1, le=INT64_MAX)]
 SizeOrZero = Annotated[_Bytes, Meta(ge=0, le=INT64_MAX)]
 SizeInBatch = Annotated[_Bytes, Meta(ge=1, le=BATCH_BYTES_CEILING)]
@@ -237,6 +238,13 @@ class SecuritySettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     authentication: Authentication = Authentication.NONE
     tokens_file: str | None = None
     token_connections_max: Count = 1000
+    token_topics_max: CountOrZero = 100_000
+    token_cursors_max: CountOrZero = 1000
+    token_subscriptions_max: CountOrZero = 1000
+    token_bytes_in_per_s: SizeOrZero = 0
+    token_messages_in_per_s: CountOrZero = 0
+    token_bytes_out_per_s: SizeOrZero = 0
+    token_messages_out_per_s: CountOrZero = 0
 
 
 class Settings(Struct, frozen=True, kw_only=True, rename=key_of_field):
@@ -334,6 +342,13 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "security.authentication": "token: every client shows a token; none: everybody may do everything.",
     "security.tokens_file": "File with the hashes of tokens; none: tokens.json in the data directory.",
     "security.token_connections_max": "Most connections, or calls under way, of one token.",
+    "security.token_topics_max": "Most kept topics that one token may have made; 0: any number.",
+    "security.token_cursors_max": "Most cursors that one token may have made; 0: any number.",
+    "security.token_subscriptions_max": "Most acknowledged subscriptions of one token; 0: any number.",
+    "security.token_bytes_in_per_s": "Bytes a second that one token publishes before it has to wait; 0: any.",
+    "security.token_messages_in_per_s": "Messages a second that one token publishes before it has to wait; 0: any.",
+    "security.token_bytes_out_per_s": "Bytes a second that one token reads before it has to wait; 0: any.",
+    "security.token_messages_out_per_s": "Messages a second that one token reads before it has to wait; 0: any.",
     "topics.match": "Glob pattern of the topics this rule is for; the first matching rule decides.",
     "topics.keep": "none: live only; memory: lost at a restart; disk.",
     "topics.partitions": "Partitions of each topic, fixed when the topic is made.",

@@ -30,6 +30,7 @@ class TopicMade(_Record, tag="topic", frozen=True):
     keep: Keep
     partitions: int
     journal: str
+    owner: str = ""  # the token that made it; empty: none did, or it is older than quotas
 
 
 class TopicDeleted(_Record, tag="deleted", frozen=True):

@@ -42,9 +42,9 @@ class CatalogueState:
 
     def _apply(self, record: Record) -> None:
         match record:
-            case records.TopicMade(name, keep, partitions, journal):
+            case records.TopicMade(name, keep, partitions, journal, owner):
                 fixed = FixedPolicy(keep=keep, partitions=partitions, journal=journal)
-                self.topics.restore(name, self._policies.for_recorded(name, fixed))
+                self.topics.restore(name, self._policies.for_recorded(name, fixed), owner)
             case records.TopicDeleted(name):
                 self.topics.delete(name)
                 self.last_values.forget(name)
@@ -100,4 +100,4 @@ class CatalogueState:
 def made(topic: Topic) -> records.TopicMade:
     """The record of a topic's fixed policy."""
     fixed = topic.policy.fixed
-    return records.TopicMade(topic.name, fixed.keep, fixed.partitions, fixed.journal)
+    return records.TopicMade(topic.name, fixed.keep, fixed.partitions, fixed.journal, topic.owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from runnel.errors import ClientFault, LimitExceededError
@@ -18,9 +19,12 @@ class CursorTable:
         self._cursors_max = cursors_max
         self._shard_of = shard_of
         self._cursors: dict[str, Cursor] = {}
+        self._owned: Counter[str] = Counter()
         self.version = 0  # rises when what they claim may have changed
 
-    def make(self, name: str, positions: Sequence[CursorPosition], now_ns: int) -> Cursor:
+    def make(
+        self, name: str, positions: Sequence[CursorPosition], now_ns: int, owner: str = ""
+    ) -> Cursor:
         """A cursor that may be put into the table, which the caller does once it is recorded."""
         check_label(Label.CURSOR, name)
         for place in positions:
@@ -33,15 +37,33 @@ class CursorTable:
             raise LimitExceededError(
                 f"cursor {name!r} would be one more than limits.cursors_max = {self._cursors_max}"
             )
-        return Cursor(name, tuple(positions), now_ns)
+        return Cursor(name, tuple(positions), now_ns, owner)
 
     def put(self, cursor: Cursor) -> None:
+        self._count(cursor.name, -1)
         self._cursors[cursor.name] = cursor
+        self._count(cursor.name, 1)
         self.version += 1
 
     def remove(self, name: str) -> None:
+        self._count(name, -1)
         self._cursors.pop(name, None)
         self.version += 1
+
+    def _count(self, name: str, change: int) -> None:
+        owner = self.owner(name)
+        if owner:
+            self._owned[owner] += change
+            if not self._owned[owner]:
+                del self._owned[owner]
+
+    def owner(self, name: str) -> str | None:
+        """The token that made it, empty if none did; None: there is no such cursor."""
+        known = self._cursors.get(name)
+        return None if known is None else known.owner
+
+    def owned_by(self, owner: str) -> int:
+        return self._owned[owner]
 
     def all(self) -> list[Cursor]:
         return list(self._cursors.values())

@@ -30,6 +30,7 @@ from runnel.log.log import (
     Appended,
     Bounds,
     Chosen,
+    Creator,
     Cursor,
     CursorPosition,
     Level,
@@ -264,13 +265,18 @@ class DiskLog:
     # --- Appending ---
 
     def append(
-        self, batch: Batch, level: Level = Level.STORED, *, topics_made_max: int | None = None
+        self,
+        batch: Batch,
+        level: Level = Level.STORED,
+        creator: Creator | None = None,
+        *,
+        topics_made_max: int | None = None,
     ) -> asyncio.Future[Appended]:
         """See `Log`. ManyTopicsError: more than so many topics would have to be made."""
         self._check_open()
         level = check_append(batch, level, self._settings.limits)
         try:
-            partitions = self._topics.resolve(batch.envelope, topics_made_max)
+            partitions = self._topics.resolve(batch.envelope, creator, topics_made_max)
         finally:
             self._record_made()  # also what a batch has made that is then refused
         shard = self._shards.get(partitions[0].shard) or self._shard(partitions[0].shard)
@@ -280,11 +286,13 @@ class DiskLog:
             unrecorded = [future for future in dict.fromkeys(waiting) if future is not None]
         return shard.append(batch, partitions, level, unrecorded)
 
-    def make_topics(self, envelope: Envelope, run: int, made_max: int) -> SomeMade:
+    def make_topics(
+        self, envelope: Envelope, run: int, made_max: int, creator: Creator | None = None
+    ) -> SomeMade:
         """Make topics of a batch before it is appended, from a run on: at most so many."""
         self._check_open()
         try:
-            return self._topics.make_some(envelope, run, made_max)
+            return self._topics.make_some(envelope, run, made_max, creator)
         finally:
             self._record_made()
 
@@ -439,6 +447,10 @@ class DiskLog:
 
     # --- Topics ---
 
+    def topics_owned_by(self, owner: str) -> int:
+        """How many there are that this token made."""
+        return self._topics.owned_by(owner)
+
     def topics(self) -> list[TopicInfo]:
         return [topic.info() for topic in self._topics if not topic.is_deleted]
 
@@ -471,10 +483,12 @@ class DiskLog:
 
     # --- Cursors ---
 
-    async def set_cursor(self, name: str, positions: Sequence[CursorPosition]) -> None:
+    async def set_cursor(
+        self, name: str, positions: Sequence[CursorPosition], owner: str = ""
+    ) -> None:
         """Store a named position. It holds retention back for what lies behind it, until removed."""
         self._check_open()
-        cursor = self._cursors.make(name, positions, self._clock.time_ns())
+        cursor = self._cursors.make(name, positions, self._clock.time_ns(), owner)
         await self._catalogue.add(
             records.CursorSet(cursor), apply=lambda: self._cursors.put(cursor)
         )
@@ -484,6 +498,14 @@ class DiskLog:
         await self._catalogue.add(
             records.CursorRemoved(name), apply=lambda: self._cursors.remove(name)
         )
+
+    def cursors_owned_by(self, owner: str) -> int:
+        """How many there are that this token made."""
+        return self._cursors.owned_by(owner)
+
+    def cursor_owner(self, name: str) -> str | None:
+        """The token that made a cursor; None: there is no such cursor."""
+        return self._cursors.owner(name)
 
     def cursors(self) -> list[Cursor]:
         return self._cursors.all()

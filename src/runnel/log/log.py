@@ -191,6 +191,15 @@ class Listener(Protocol):
     def on_topic_deleted(self, name: str) -> None: ...
 
 
+class Creator(Protocol):
+    """On whose account topics are made that a batch needs. Its name is recorded with them."""
+
+    @property
+    def name(self) -> str: ...
+    def check_topic(self, name: str) -> None:
+        """QuotaExceededError: it has as many topics as it may."""
+
+
 class Nobody:
     """A listener for those who do not listen."""
 
@@ -232,6 +241,7 @@ class Cursor(msgspec.Struct, frozen=True):
     name: str
     positions: tuple[CursorPosition, ...]
     updated_ns: int
+    owner: str = ""  # the token that made it; empty: none did, or it is older than quotas
 
 
 class Trimmed(msgspec.Struct, frozen=True):
@@ -280,7 +290,9 @@ class Statistics(msgspec.Struct, frozen=True):
 class Log(Protocol):
     """See the module's first lines. Whatever may wait for a device is awaited."""
 
-    def append(self, batch: Batch, level: Level = Level.STORED) -> asyncio.Future[Appended]:
+    def append(
+        self, batch: Batch, level: Level = Level.STORED, creator: Creator | None = None
+    ) -> asyncio.Future[Appended]:
         """Give every run its offsets and store the batch, whole or not at all.
 
         Returns at once; the future is done when `level` is reached. Order of calls is order in the

@@ -23,6 +23,7 @@ from runnel.log.log import (
     Appended,
     Bounds,
     Chosen,
+    Creator,
     Cursor,
     CursorPosition,
     Level,
@@ -138,21 +139,28 @@ class MemoryLog:
     # --- Appending ---
 
     def append(
-        self, batch: Batch, level: Level = Level.STORED, *, topics_made_max: int | None = None
+        self,
+        batch: Batch,
+        level: Level = Level.STORED,
+        creator: Creator | None = None,
+        *,
+        topics_made_max: int | None = None,
     ) -> asyncio.Future[Appended]:
         """See `Log`. ManyTopicsError: more than so many topics would have to be made."""
         self._check_open()
         level = check_append(batch, level, self._settings.limits)
-        partitions = self._topics.resolve(batch.envelope, topics_made_max)
+        partitions = self._topics.resolve(batch.envelope, creator, topics_made_max)
         answer = self._shard(partitions[0].shard).append(batch, partitions, level)
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         future.set_result(answer)
         return future
 
-    def make_topics(self, envelope: Envelope, run: int, made_max: int) -> SomeMade:
+    def make_topics(
+        self, envelope: Envelope, run: int, made_max: int, creator: Creator | None = None
+    ) -> SomeMade:
         """Make topics of a batch before it is appended, from a run on: at most so many."""
         self._check_open()
-        return self._topics.make_some(envelope, run, made_max)
+        return self._topics.make_some(envelope, run, made_max, creator)
 
     async def wait_room(self, shard: ShardId) -> None:  # noqa: ARG002 - there is no queue
         self._check_open()
@@ -276,6 +284,10 @@ class MemoryLog:
 
     # --- Topics ---
 
+    def topics_owned_by(self, owner: str) -> int:
+        """How many there are that this token made."""
+        return self._topics.owned_by(owner)
+
     def topics(self) -> list[TopicInfo]:
         return [topic.info() for topic in self._topics if not topic.is_deleted]
 
@@ -309,14 +321,24 @@ class MemoryLog:
 
     # --- Cursors ---
 
-    async def set_cursor(self, name: str, positions: Sequence[CursorPosition]) -> None:
+    async def set_cursor(
+        self, name: str, positions: Sequence[CursorPosition], owner: str = ""
+    ) -> None:
         """Keep a named position. It holds retention back for what lies behind it, until removed."""
         self._check_open()
-        self._cursors.put(self._cursors.make(name, positions, self._clock.time_ns()))
+        self._cursors.put(self._cursors.make(name, positions, self._clock.time_ns(), owner))
 
     async def remove_cursor(self, name: str) -> None:
         self._check_open()
         self._cursors.remove(name)
+
+    def cursors_owned_by(self, owner: str) -> int:
+        """How many there are that this token made."""
+        return self._cursors.owned_by(owner)
+
+    def cursor_owner(self, name: str) -> str | None:
+        """The token that made a cursor; None: there is no such cursor."""
+        return self._cursors.owner(name)
 
     def cursors(self) -> list[Cursor]:
         return self._cursors.all()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -18,7 +19,7 @@ from runnel.errors import BusyError, ClientFault, LimitExceededError, UnknownTop
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log.index import Key
-from runnel.log.log import Level, ShardId, TopicInfo
+from runnel.log.log import Creator, Level, ShardId, TopicInfo
 from runnel.topics.names import check_topic
 from runnel.topics.policies import Difference, Policies, Policy
 
@@ -47,7 +48,7 @@ class Partition:
 class Topic:
     """A topic: its policy and its partitions. A deleted one stays, to go on from its last offset."""
 
-    __slots__ = ("former", "is_deleted", "name", "partitions", "policy")
+    __slots__ = ("former", "is_deleted", "name", "owner", "partitions", "policy")
 
     def __init__(
         self,
@@ -55,11 +56,13 @@ class Topic:
         policy: Policy,
         partitions: tuple[Partition, ...],
         former: Topic | None = None,
+        owner: str = "",
     ) -> None:
         self.name = name
         self.policy = policy
         self.partitions = partitions
         self.former = former  # the deleted topic of the same name
+        self.owner = owner  # the token that made it, if one did
         self.is_deleted = False
 
     def info(self) -> TopicInfo:
@@ -88,12 +91,23 @@ class TopicTable:
         self._on_made = on_made
         self._topics: dict[str, Topic] = {}
         self._shard_ids: dict[str, ShardId] = {}
+        self._owned: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._topics)
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(self._topics.values())
+
+    def owned_by(self, owner: str) -> int:
+        """How many topics there are that this token made."""
+        return self._owned[owner]
+
+    def _count(self, topic: Topic, change: int) -> None:
+        if topic.owner and not topic.is_deleted:
+            self._owned[topic.owner] += change
+            if not self._owned[topic.owner]:
+                del self._owned[topic.owner]
 
     def names(self) -> list[str]:
         return [topic.name for topic in self._topics.values() if not topic.is_deleted]
@@ -117,7 +131,7 @@ class TopicTable:
             )
         return topic.partitions[number]
 
-    def ensure(self, name: str) -> Topic:
+    def ensure(self, name: str, creator: Creator | None = None) -> Topic:
         """The topic, made now if there is none."""
         topic = self._topics.get(name)
         if topic is not None and not topic.is_deleted:
@@ -127,16 +141,21 @@ class TopicTable:
                 f"topic {name!r} would be one more than limits.topics_max = {self._topics_max}"
             )
         check_topic(name)
-        made = self.restore(name, self._policies.for_topic(name))
+        owner = ""
+        if creator is not None:
+            creator.check_topic(name)
+            owner = creator.name
+        made = self.restore(name, self._policies.for_topic(name), owner)
         if self._on_made is not None:
             self._on_made(made)
         return made
 
-    def restore(self, name: str, policy: Policy) -> Topic:
+    def restore(self, name: str, policy: Policy, owner: str = "") -> Topic:
         """Put a topic with a recorded policy into the table; one made again goes on from its offsets."""
         former = self._topics.get(name)
         if former is not None:
             former.former = None
+            self._count(former, -1)
         shard = self._shard_ids.setdefault(policy.journal, ShardId(policy.journal))
         partitions = []
         for number in range(policy.partitions):
@@ -149,7 +168,8 @@ class TopicTable:
                     partition.advance(before.floor)
                     partition.floor = partition.next_offset
             partitions.append(partition)
-        topic = self._topics[name] = Topic(name, policy, tuple(partitions), former)
+        topic = self._topics[name] = Topic(name, policy, tuple(partitions), former, owner)
+        self._count(topic, 1)
         return topic
 
     def recorded_partition(self, name: str, number: int) -> Partition | None:
@@ -177,6 +197,7 @@ class TopicTable:
         topic = self._topics.get(name)
         if topic is None:
             return ()
+        self._count(topic, -1)
         topic.is_deleted = True
         for partition in topic.partitions:
             partition.floor = max(partition.floor, partition.next_offset)
@@ -185,18 +206,26 @@ class TopicTable:
     def undelete(self, name: str) -> None:
         """It was made again, though nothing recorded says so. What was deleted stays below its floors."""
         topic = self._topics.get(name)
-        if topic is not None:
+        if topic is not None and topic.is_deleted:
             topic.is_deleted = False
+            self._count(topic, 1)
 
     def forget(self, topic: Topic) -> None:
         """A topic that could not be recorded was never made."""
         if self._topics.get(topic.name) is topic:
+            self._count(topic, -1)
             if topic.former is None:
                 del self._topics[topic.name]
             else:
                 self._topics[topic.name] = topic.former
+                self._count(topic.former, 1)
 
-    def resolve(self, envelope: Envelope, made_max: int | None = None) -> list[Partition]:
+    def resolve(
+        self,
+        envelope: Envelope,
+        creator: Creator | None = None,
+        made_max: int | None = None,
+    ) -> list[Partition]:
         """The partition of each run. All must lie in one shard; an error names the run.
 
         ManyTopicsError if more than `made_max` topics would have to be made: so many have been.
@@ -213,7 +242,7 @@ class TopicTable:
                 if made == made_max:
                     raise ManyTopicsError("many topics have to be made first; wait for room")
                 made += 1
-                topic = self._ensure_run(envelope, run)
+                topic = self._ensure_run(envelope, run, creator)
             if number >= len(topic.partitions):
                 raise UnknownTopicError(
                     f"{told_run(envelope, run)}topic {name!r} has partitions 0 to "
@@ -230,7 +259,9 @@ class TopicTable:
             partitions.append(partition)
         return partitions
 
-    def make_some(self, envelope: Envelope, run: int, made_max: int) -> SomeMade:
+    def make_some(
+        self, envelope: Envelope, run: int, made_max: int, creator: Creator | None
+    ) -> SomeMade:
         """Make topics of a batch, from a run on: at most so many."""
         made = 0
         for at in range(run, envelope.run_count):
@@ -240,14 +271,14 @@ class TopicTable:
                 return SomeMade(at)
             made += 1
             try:
-                self._ensure_run(envelope, at)
+                self._ensure_run(envelope, at, creator)
             except ClientFault as fault:
                 return SomeMade(at, fault)
         return SomeMade(envelope.run_count)
 
-    def _ensure_run(self, envelope: Envelope, run: int) -> Topic:
+    def _ensure_run(self, envelope: Envelope, run: int, creator: Creator | None) -> Topic:
         try:
-            return self.ensure(envelope.topics[run])
+            return self.ensure(envelope.topics[run], creator)
         except ClientFault as fault:
             raise type(fault)(f"{told_run(envelope, run)}{fault}") from None
 

@@ -22,7 +22,7 @@ from runnel.errors import (
     UnauthenticatedError,
 )
 from runnel.security.penalties import Penalties
-from runnel.security.rights import Grant, Rights
+from runnel.security.rights import Grant, Rights, TokenQuotas
 from runnel.security.tokens import Token, TokenFile, find
 from runnel.world.clock import Clock
 from runnel.world.diagnostics import get_logger
@@ -112,7 +112,9 @@ class _Admitted:
 
     def __init__(self, token: Token) -> None:
         self.token: Final = token
-        self.rights: Final = Rights(token.name, [Grant.parse(text) for text in token.allow])
+        self.rights: Final = Rights(
+            token.name, [Grant.parse(text) for text in token.allow], token.quotas
+        )
         self.passes: set[Pass] = set()
 
 
@@ -142,6 +144,11 @@ class Gate:
         """SettingsError says why the tokens cannot be read."""
         security = settings.security
         if security.authentication is Authentication.NONE:
+            if _has_quotas(security):
+                logger.warning(
+                    "the quotas of security.token_… limit nobody: no client is asked for a token",
+                    authentication="none",
+                )
             return cls(None, clock, security.token_connections_max)
         gate = cls(TokenFile(tokens_path(settings)), clock, security.token_connections_max)
         gate._read()
@@ -276,6 +283,13 @@ class Gate:
             except Exception:
                 # One door's mistake must not keep another connection of the token alive.
                 logger.exception("a connection could not be told that its token is over")
+
+
+def _has_quotas(security: SecuritySettings) -> bool:
+    """Whether a quota was set that would not be there by default."""
+    usual = SecuritySettings()
+    names = (f"token_{quota}" for quota in TokenQuotas.__struct_fields__)
+    return any(getattr(security, name) not in (0, getattr(usual, name)) for name in names)
 
 
 def _changes(

@@ -63,13 +63,28 @@ class Grant(msgspec.Struct, frozen=True):
         return f"{self.right}:{self.pattern}"
 
 
+class TokenQuotas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a token may take, where it differs from `security.token_…`. None: as the settings say; 0: no quota."""
+
+    topics_max: int | None = None
+    cursors_max: int | None = None
+    subscriptions_max: int | None = None
+    bytes_in_per_s: int | None = None
+    messages_in_per_s: int | None = None
+    bytes_out_per_s: int | None = None
+    messages_out_per_s: int | None = None
+
+
 class Rights:
-    """Of one token, by the name that it has for people."""
+    """Of one token, by the name that it has for people; and its own quotas."""
 
-    __slots__ = ("_allowed", "_covered", "_covers", "name", "visible")
+    __slots__ = ("_allowed", "_covered", "_covers", "name", "quotas", "visible")
 
-    def __init__(self, name: str, grants: Iterable[Grant]) -> None:
+    def __init__(
+        self, name: str, grants: Iterable[Grant], quotas: TokenQuotas | None = None
+    ) -> None:
         self.name: Final = name
+        self.quotas: Final = quotas or TokenQuotas()
         covers: dict[Right, list[Cover]] = {right: [] for right in Right}
         for grant in grants:
             covers[grant.right].append(Cover(Pattern(grant.pattern)))

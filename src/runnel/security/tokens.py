@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from runnel.errors import ClientFault, RunnelError, SettingsError
-from runnel.security.rights import Grant
+from runnel.security.rights import Grant, TokenQuotas
 
 _PREFIX: Final = "runnel_"
 _VERSION: Final = 1
@@ -45,6 +45,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     allow: tuple[str, ...]
     made_ns: int
     connections_max: int | None = None  # None: as the settings say
+    quotas: TokenQuotas | None = None
 
     def __repr__(self) -> str:
         return f"<Token {self.name!r} {self.id}>"  # not even the hash
@@ -56,7 +57,12 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_token(
-    name: str, grants: Sequence[Grant], *, now_ns: int, connections_max: int | None = None
+    name: str,
+    grants: Sequence[Grant],
+    *,
+    now_ns: int,
+    connections_max: int | None = None,
+    quotas: TokenQuotas | None = None,
 ) -> tuple[Token, str]:
     """An entry, and the text of the token, which exists nowhere else."""
     if _NAME.fullmatch(name) is None:
@@ -76,6 +82,7 @@ def new_token(
         allow=tuple(map(str, grants)),
         made_ns=now_ns,
         connections_max=connections_max,
+        quotas=quotas,
     )
     return token, f"{_PREFIX}{token_id}_{secret}"
 
@@ -200,5 +207,9 @@ def _check_tokens(tokens: Sequence[Token]) -> None:
             raise ClientFault(f"token {token.name!r}: sha256 is not 64 hexadecimal digits")
         if token.connections_max is not None and token.connections_max < 1:
             raise ClientFault(f"token {token.name!r}: connections_max must be 1 at least")
+        if token.quotas is not None:
+            for quota, value in msgspec.structs.asdict(token.quotas).items():
+                if value is not None and value < 0:
+                    raise ClientFault(f"token {token.name!r}: {quota} must be 0 at least")
         for grant in token.allow:
             Grant.parse(grant)

@@ -161,6 +161,7 @@ class Definition(msgspec.Struct, frozen=True, array_like=True):
     is_paused: bool = False
     made_ns: int = 0
     members: tuple[MemberRecord, ...] = ()
+    owner: str = ""  # the token that made it; empty: none did, or it is older than quotas
 
 
 _encoder: Final = msgspec.msgpack.Encoder()

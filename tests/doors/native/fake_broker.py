@@ -20,7 +20,10 @@ from runnel.broker.broker import (
     ShardId,
     Sink,
 )
+from runnel.broker.events import Events
 from runnel.broker.metrics import Metrics
+from runnel.broker.quotas import Quotas
+from runnel.config import SecuritySettings
 from runnel.formats import wire
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
@@ -67,6 +70,9 @@ class FakeBroker:
         self.clock = VirtualClock()
         self.audit = Audit(self.clock, lambda *_: None)
         self.metrics = Metrics(topics_max=10, journal_of=lambda _: "main")
+        self.events = Events(self.clock)
+        self.audit = Audit(self.clock, lambda *_: None)
+        self.quotas = Quotas(SecuritySettings(), self.clock, self.metrics.counters, self.events)
         self.connection_rows: list[object] = []
         self.connection_ids = itertools.count(1)
         self.published: list[bytes] = []
@@ -99,11 +105,18 @@ class FakeBroker:
 
     # --- Verbs ---
 
-    def publish(self, batch: Batch, level: Level | None = None) -> asyncio.Future[Published]:
+    def publish(
+        self, batch: Batch, level: Level | None = None, account: object = None
+    ) -> asyncio.Future[Published]:
         return self._publish(batch.messages()[0].payload, level)
 
     def send(
-        self, message: Message, level: Level | None = None, *, partition: int | None = None
+        self,
+        message: Message,
+        level: Level | None = None,
+        *,
+        partition: int | None = None,
+        account: object = None,
     ) -> asyncio.Future[Published]:
         return self._publish(message.payload, level)
 
@@ -175,7 +188,9 @@ class FakeBroker:
     ) -> tuple[list[wire.TopicState], bool]:
         return [wire.TopicState(pattern, "disk", "main", limit, 0, 0)], True
 
-    async def set_cursor(self, name: str, places: Sequence[wire.CursorPlace]) -> None:
+    async def set_cursor(
+        self, name: str, places: Sequence[wire.CursorPlace], account: object = None
+    ) -> None:
         self._check()
 
     async def remove_cursor(self, name: str) -> None:

@@ -130,7 +130,7 @@ class FakeWork:
         return self.patterns[name]
 
     async def consume(
-        self, number: int, sink: WorkSink, request: work_heads.Consume
+        self, number: int, sink: WorkSink, request: work_heads.Consume, account: object = None
     ) -> WorkConsumer:
         await self.may_consume.wait()
         self._check()
@@ -147,6 +147,7 @@ class FakeWork:
         mode: str,
         start: wire.Start | None,
         options: work_heads.WorkOptions | None,
+        account: object = None,
     ) -> None:
         self.verbs.append(("make", name, list(patterns), mode, start, options))
 

@@ -13,7 +13,7 @@ from runnel.subscriptions.definition import Definition
 class WorkConsumer:
     """A seat in a crew. After `close`, or once the broker has ended it, whatever is said comes too late."""
 
-    __slots__ = ("_crew", "_is_closed", "_on_closed", "_seat", "member")
+    __slots__ = ("_crew", "_is_closed", "_is_paused", "_is_slowed", "_on_closed", "_seat", "member")
 
     def __init__(
         self, crew: Crew, seat: int, member: str, on_closed: Callable[[Crew], None]
@@ -23,6 +23,12 @@ class WorkConsumer:
         self._seat = seat
         self._on_closed = on_closed
         self._is_closed = False
+        self._is_paused = False  # by its connection
+        self._is_slowed = False  # by its token's quota
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     @property
     def definition(self) -> Definition:
@@ -55,10 +61,25 @@ class WorkConsumer:
 
     def pause(self) -> None:
         """The connection is full: nothing more for now."""
+        self._is_paused = True
         self._crew.pause(self._seat)
 
     def resume(self) -> None:
-        self._crew.resume(self._seat)
+        self._is_paused = False
+        self._go_on()
+
+    def slow(self) -> None:
+        """Its token is over a rate: nothing more for now."""
+        self._is_slowed = True
+        self._crew.pause(self._seat)
+
+    def unslow(self) -> None:
+        self._is_slowed = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not (self._is_paused or self._is_slowed or self._is_closed):
+            self._crew.resume(self._seat)
 
     async def wait_stored(self) -> None:
         """Until everything that was acknowledged is stored. Raises what storing failed with."""

@@ -7,6 +7,7 @@ its definition and what is stored of it: nothing is told to it, and nothing is r
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ import msgspec
 from runnel.broker.events import EventKind
 from runnel.broker.feeds import KeptLog
 from runnel.broker.live_subscription import LiveSubscription
+from runnel.broker.quotas import Account
 from runnel.broker.work.awake import AwakeCrews
 from runnel.broker.work.begins import begins_of
 from runnel.broker.work.consumer import WorkConsumer
@@ -80,6 +82,7 @@ class WorkSubscriptions:
         self._parts = parts
         self._index = index  # of the topics there are
         self._by_name: dict[str, WorkSubscription] = {}
+        self._owned: Counter[str] = Counter()  # by the token that made them
         self._covering: PatternIndex[WorkSubscription] = PatternIndex()
         self._awake = AwakeCrews(parts.larder)
         self._changing = asyncio.Lock()
@@ -127,10 +130,14 @@ class WorkSubscriptions:
     def _add(self, subscription: WorkSubscription) -> None:
         self._by_name[subscription.definition.name] = subscription
         self._covering.add(subscription, subscription.patterns)
+        self._owned[subscription.definition.owner] += 1
         self._changes += 1
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    def owned_by(self, owner: str) -> int:
+        return self._owned[owner]
 
     def all(self) -> list[WorkSubscription]:
         return list(self._by_name.values())
@@ -159,13 +166,14 @@ class WorkSubscriptions:
         mode: str,
         start: Start | None,
         options: WorkOptions | None,
+        account: Account | None = None,
     ) -> None:
         """Make a subscription; one that is there already must be the same."""
         async with self._changing:
             if name in self._by_name:
                 await self._check_same(self._by_name[name], patterns, mode, options)
             else:
-                await self._make(name, patterns, mode, start, options)
+                await self._make(name, patterns, mode, start, options, account)
 
     async def _make(
         self,
@@ -174,9 +182,12 @@ class WorkSubscriptions:
         mode: str,
         start: Start | None,
         options: WorkOptions | None,
+        account: Account | None,
     ) -> WorkSubscription:
         definitions.check_name(name)
         self._check_patterns(name, patterns)
+        if account is not None:
+            account.check_subscription(name)
         checked_mode = Mode.checked(mode or Mode.SHARED)
         now_ns = self._parts.clock.time_ns()
         self._last_id = max(now_ns, self._last_id + 1)
@@ -187,6 +198,7 @@ class WorkSubscriptions:
             checked_mode,
             Options.of(options),
             made_ns=now_ns,
+            owner="" if account is None else account.name,
         )
         subscription = WorkSubscription(definition)
         if checked_mode is not Mode.MULTICAST:  # whose members each begin when they join
@@ -249,6 +261,7 @@ class WorkSubscriptions:
             await self._keeper.remove_subscription(name)
             del self._by_name[name]
             self._covering.remove(subscription)
+            self._owned[subscription.definition.owner] -= 1
             self._changes += 1
             error = UnknownSubscriptionError(f"subscription {name!r} was deleted")
             for crew in list(subscription.crews.values()):
@@ -350,7 +363,9 @@ class WorkSubscriptions:
 
     # --- Consuming ---
 
-    async def consume(self, number: int, sink: WorkSink, request: Consume) -> WorkConsumer:
+    async def consume(
+        self, number: int, sink: WorkSink, request: Consume, account: Account | None = None
+    ) -> WorkConsumer:
         """A place in a crew. Nothing is delivered before its `start` is called."""
         name = request.subscription
         async with self._changing:
@@ -361,7 +376,7 @@ class WorkSubscriptions:
                 )
             elif request.patterns:
                 subscription = await self._make(
-                    name, request.patterns, request.mode, request.start, request.options
+                    name, request.patterns, request.mode, request.start, request.options, account
                 )
             else:
                 raise UnknownSubscriptionError(

@@ -10,6 +10,7 @@ from runnel.broker.events import Events
 from runnel.broker.live_subscription import LiveSubscription
 from runnel.broker.loop_share import LoopShare
 from runnel.broker.metrics import Metrics
+from runnel.broker.quotas import Account
 from runnel.broker.stores import Stores
 from runnel.broker.turns import Turns
 from runnel.broker.work.alarms import Alarms
@@ -134,8 +135,10 @@ class Work:
         if not task.cancelled():
             task.exception()  # seen: whoever still waits gets it, and nobody need
 
-    async def consume(self, number: int, sink: WorkSink, request: Consume) -> WorkConsumer:
-        joining = self._begun(self._subscriptions.consume(number, sink, request))
+    async def consume(
+        self, number: int, sink: WorkSink, request: Consume, account: Account | None = None
+    ) -> WorkConsumer:
+        joining = self._begun(self._subscriptions.consume(number, sink, request, account))
         try:
             return await asyncio.shield(joining)
         except asyncio.CancelledError:
@@ -149,8 +152,9 @@ class Work:
         mode: str,
         start: Start | None,
         options: WorkOptions | None,
+        account: Account | None = None,
     ) -> None:
-        making = self._subscriptions.make(name, patterns, mode, start, options)
+        making = self._subscriptions.make(name, patterns, mode, start, options, account)
         await asyncio.shield(self._begun(making))
 
     async def delete_subscription(self, name: str) -> None:
@@ -165,6 +169,10 @@ class Work:
 
     async def remove_member(self, name: str, member: str) -> None:
         await asyncio.shield(self._begun(self._subscriptions.remove_member(name, member)))
+
+    def owned_by(self, owner: str) -> int:
+        """How many subscriptions there are that this token made."""
+        return self._subscriptions.owned_by(owner)
 
     def patterns_of(self, name: str) -> Sequence[str]:
         """What a subscription is over. UnknownSubscriptionError: there is none of this name."""

@@ -40,6 +40,7 @@ _STATUSES: Final = {
     "offset_gone": StatusCode.OUT_OF_RANGE,
     "offset_ahead": StatusCode.OUT_OF_RANGE,
     "limit_exceeded": StatusCode.RESOURCE_EXHAUSTED,
+    "quota_exceeded": StatusCode.RESOURCE_EXHAUSTED,
     "disk_full": StatusCode.RESOURCE_EXHAUSTED,
     "unavailable": StatusCode.UNAVAILABLE,
     "busy": StatusCode.UNAVAILABLE,

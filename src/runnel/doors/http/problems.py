@@ -66,6 +66,7 @@ _BY_CODE: Final[Mapping[str, tuple[int, str]]] = {
     "unsupported_media_type": (415, "Not a content type that is taken here"),
     "offset_ahead": (416, "The offset has not been reached"),
     "limit_exceeded": (429, "Beyond a limit"),
+    "quota_exceeded": (429, "Beyond a quota"),
     "unavailable": (503, "Not now"),
     "busy": (503, "Too busy now"),
     "read_only": (503, "Nothing can be stored here now"),

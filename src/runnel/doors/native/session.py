@@ -81,6 +81,7 @@ class Session:
 
     __slots__ = (
         "_access",
+        "_appending",
         "_broker",
         "_ends_when_idle",
         "_frames",
@@ -119,6 +120,7 @@ class Session:
         self._gate = gate
         self._access = Access(broker, _NOBODY)
         self._pass: Pass | None = None
+        self._appending: asyncio.Task[None] | None = None  # the publish that waits for room
         self._settings = settings
         self._output = output
         self._tasks = Tasks() if tasks is None else tasks
@@ -209,6 +211,8 @@ class Session:
             closing = wire.Closing("the broker is shutting down; connect again later", within_ms)
             say(self._output, closing)
             self.consumers.pause()  # what they would begin now, they could hardly acknowledge
+            if self._appending is not None and self._access.is_slowed:
+                self._appending.cancel()  # its quota may keep it for longer than a drain lasts
             for task in self._waiting_fetches:
                 task.cancel()
 
@@ -239,6 +243,8 @@ class Session:
         self._frames.clear()
         self.subscriptions.close()
         self._drop_checkpoint()
+        if self._appending is not None:
+            self._appending.cancel()
         self._large_answers.resume()  # those that wait for their turn find that nobody waits for them
         for task in self._waiting_fetches:
             task.cancel()
@@ -440,9 +446,14 @@ class Session:
             # What came behind it waits too: the order of a connection's publishes is a promise.
             self._hold(_ROOM)
             waiting = partial(self._append_later, request_id, level, topic, append)
-            self._start(request_id, waiting).add_done_callback(lambda _: self._release(_ROOM))
+            self._appending = self._start(request_id, waiting)
+            self._appending.add_done_callback(self._on_appended)
         else:
             self._expect(request_id, level, published)
+
+    def _on_appended(self, _: asyncio.Task[None]) -> None:
+        self._appending = None
+        self._release(_ROOM)
 
     async def _append_later(
         self,

@@ -1,0 +1,326 @@
+"""What one token may take: how many topics, cursors and subscriptions it made, and how fast it publishes and reads.
+
+A count that is reached refuses what would be one more. A rate that is exceeded slows the token down: its publishes wait
+for room, its fetches wait, and its subscriptions and consumers are paused. Nobody else waits. Who made a topic, cursor
+or subscription is recorded with it, so that the counts hold after a restart; deleting it gives the place back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, Protocol
+
+from runnel.broker.events import EventKind, Events
+from runnel.broker.metrics import Counters
+from runnel.broker.rates import Rate
+from runnel.config import SecuritySettings, format_size
+from runnel.errors import BusyError, QuotaExceededError
+from runnel.security.rights import Rights, TokenQuotas
+from runnel.world.clock import Clock
+
+_SECOND_NS: Final = 1_000_000_000
+# An event for each quota of a token at most so often, however often it is reached.
+_TOLD_EVERY_NS: Final = 60 * _SECOND_NS
+# So many more readers may wait before those that have left are looked for among them.
+_SLOWED_SLACK: Final = 1000
+
+
+class Quota(enum.StrEnum):
+    """As a token's own quotas are called; the setting for all tokens is `security.token_…`."""
+
+    TOPICS = "topics_max"
+    CURSORS = "cursors_max"
+    SUBSCRIPTIONS = "subscriptions_max"
+    BYTES_IN = "bytes_in_per_s"
+    MESSAGES_IN = "messages_in_per_s"
+    BYTES_OUT = "bytes_out_per_s"
+    MESSAGES_OUT = "messages_out_per_s"
+
+
+_NOUNS: Final[Mapping[Quota, str]] = {
+    Quota.TOPICS: "topic",
+    Quota.CURSORS: "cursor",
+    Quota.SUBSCRIPTIONS: "subscription",
+}
+_IN: Final = (Quota.BYTES_IN, Quota.MESSAGES_IN)
+_OUT: Final = (Quota.BYTES_OUT, Quota.MESSAGES_OUT)
+
+
+class SlowedReader(Protocol):
+    """A subscription or consumer that gets nothing while its token is over a rate."""
+
+    @property
+    def is_closed(self) -> bool: ...
+    def slow(self) -> None: ...
+    def unslow(self) -> None: ...
+
+
+class Traffic:
+    """One direction of a token's messages, against its rates."""
+
+    __slots__ = ("bytes", "messages")
+
+    def __init__(self, bytes_per_s: int, messages_per_s: int) -> None:
+        """0: none."""
+        self.bytes: Final = Rate(bytes_per_s) if bytes_per_s else None
+        self.messages: Final = Rate(messages_per_s) if messages_per_s else None
+
+    def charge(self, messages: int, size: int, now_ns: int) -> None:
+        if self.bytes is not None:
+            self.bytes.charge(size, now_ns)
+        if self.messages is not None:
+            self.messages.charge(messages, now_ns)
+
+    def wait_ns(self, now_ns: int) -> int:
+        by_bytes = 0 if self.bytes is None else self.bytes.wait_ns(now_ns)
+        by_messages = 0 if self.messages is None else self.messages.wait_ns(now_ns)
+        return max(by_bytes, by_messages)
+
+    def is_over_bytes(self, now_ns: int) -> bool:
+        """Of the two, whether it is this one that makes it wait for longest."""
+        return self.bytes is not None and self.bytes.wait_ns(now_ns) == self.wait_ns(now_ns)
+
+
+class Account:
+    """One token's quotas, and what it has used. The log takes it for the creator of topics."""
+
+    def __init__(self, quotas: Quotas, name: str, own: TokenQuotas) -> None:
+        self.name: Final = name
+        self.incoming: Traffic | None = (
+            None  # None: no rate, so that publishing costs a look at this
+        )
+        self.outgoing: Traffic | None = None
+        self._quotas = quotas
+        self._own = own
+        self._limits: dict[Quota, int] = {}
+        self._told_ns: dict[Quota, int] = {}
+        self._in_turn = asyncio.Lock()  # whoever asked first goes first
+        self._out_turn = asyncio.Lock()
+        self._slowed: deque[SlowedReader] = deque()
+        self._slowed_max = _SLOWED_SLACK
+        self._releasing = False
+        self.use()
+
+    @property
+    def own(self) -> TokenQuotas:
+        return self._own
+
+    def use(self, own: TokenQuotas | None = None) -> None:
+        """Take over the settings' quotas as they are now, and the token's own if they are given."""
+        if own is not None:
+            self._own = own
+        before, self._limits = self._limits, {}
+        for quota in Quota:
+            given: int | None = getattr(self._own, quota)
+            self._limits[quota] = self._quotas.default(quota) if given is None else given
+        if any(before.get(quota) != self._limits[quota] for quota in _IN):
+            self.incoming = self._traffic(*_IN)
+        if any(before.get(quota) != self._limits[quota] for quota in _OUT):
+            self.outgoing = self._traffic(*_OUT)
+
+    def _traffic(self, bytes_per_s: Quota, messages_per_s: Quota) -> Traffic | None:
+        rates = (self._limits[bytes_per_s], self._limits[messages_per_s])
+        return Traffic(*rates) if any(rates) else None
+
+    # --- Counts ---
+
+    def check_topic(self, name: str) -> None:
+        self._check_count(Quota.TOPICS, name)
+
+    def check_cursor(self, name: str, under_way: int) -> None:
+        """`under_way`: cursors of this token that are being made, and not counted yet."""
+        self._check_count(Quota.CURSORS, name, under_way)
+
+    def check_subscription(self, name: str) -> None:
+        self._check_count(Quota.SUBSCRIPTIONS, name)
+
+    def _check_count(self, quota: Quota, name: str, under_way: int = 0) -> None:
+        limit = self._limits[quota]
+        if not limit or self._quotas.count(quota, self.name) + under_way < limit:
+            return
+        self._quotas.counters.quota_refusals += 1
+        self._tell(quota, "refused")
+        noun = _NOUNS[quota]
+        raise QuotaExceededError(
+            f"{noun} {name!r} would be one more than the {limit:,} {noun}s that token {self.name!r} may "
+            f"make: {self._named(quota)}; delete some of them, or have it raised"
+        )
+
+    # --- Publishing ---
+
+    def check_in(self) -> None:
+        """BusyError: await `wait_in`, and try again."""
+        traffic = self.incoming
+        if traffic is None:
+            return
+        now_ns = self._quotas.clock.monotonic_ns()
+        if traffic.wait_ns(now_ns):
+            quota = _IN[0 if traffic.is_over_bytes(now_ns) else 1]
+            self._count_wait(quota)
+            raise BusyError(f"token {self.name!r} publishes faster than {self._named(quota)}")
+
+    def charge_in(self, messages: int, size: int) -> None:
+        if self.incoming is not None:
+            self.incoming.charge(messages, size, self._quotas.clock.monotonic_ns())
+
+    async def wait_in(self) -> None:
+        """Until it may publish."""
+        if self.incoming is not None:
+            async with self._in_turn:
+                await self._wait(lambda: self.incoming)
+
+    @property
+    def is_slowed_in(self) -> bool:
+        traffic = self.incoming
+        return traffic is not None and traffic.wait_ns(self._quotas.clock.monotonic_ns()) > 0
+
+    # --- Reading ---
+
+    async def wait_out(self) -> None:
+        """Until it may fetch."""
+        if self.outgoing is not None:
+            if self._out_wait_ns():
+                self._count_out_wait()
+            async with self._out_turn:
+                await self._wait(lambda: self.outgoing)
+
+    def page_max(self, messages_max: int, bytes_max: int) -> tuple[int, int]:
+        """The page that a fetch may have, so that a single one is no more than a second's worth."""
+        traffic = self.outgoing
+        if traffic is not None:
+            if traffic.bytes is not None:
+                bytes_max = min(bytes_max, traffic.bytes.per_s)
+            if traffic.messages is not None:
+                messages_max = min(messages_max or traffic.messages.per_s, traffic.messages.per_s)
+        return messages_max, bytes_max
+
+    def charge_out(self, messages: int, size: int) -> None:
+        if self.outgoing is not None:
+            self.outgoing.charge(messages, size, self._quotas.clock.monotonic_ns())
+
+    def delivered(self, reader: SlowedReader, messages: int, size: int) -> None:
+        """A reader was sent something. One whose token is over its rate gets nothing more for a while."""
+        if self.outgoing is not None:
+            self.charge_out(messages, size)
+            self.slow_if_over(reader)
+
+    def slow_if_over(self, reader: SlowedReader) -> None:
+        if not self._out_wait_ns():
+            return
+        reader.slow()
+        self._slowed.append(reader)
+        if len(self._slowed) > self._slowed_max:
+            self._slowed = deque(each for each in self._slowed if not each.is_closed)
+            self._slowed_max = len(self._slowed) + _SLOWED_SLACK
+        if not self._releasing:
+            self._count_out_wait()
+            self._releasing = True
+            self._quotas.start(self._release())
+
+    async def _release(self) -> None:
+        """Let readers go on, one after the other, as the rate allows."""
+        try:
+            while self._slowed:
+                await self._wait(lambda: self.outgoing)
+                self._slowed.popleft().unslow()  # which may put it at the end of the line again
+                await asyncio.sleep(0)
+        finally:
+            self._releasing = False
+
+    def _out_wait_ns(self) -> int:
+        traffic = self.outgoing
+        return 0 if traffic is None else traffic.wait_ns(self._quotas.clock.monotonic_ns())
+
+    async def _wait(self, traffic: Callable[[], Traffic | None]) -> None:
+        """It is looked up again after each sleep: the quotas may have been changed meanwhile."""
+        clock = self._quotas.clock
+        while (current := traffic()) is not None:
+            wait_ns = current.wait_ns(clock.monotonic_ns())
+            if not wait_ns:
+                return
+            await clock.sleep(min(wait_ns, _SECOND_NS) / _SECOND_NS)
+
+    # --- Telling ---
+
+    def _count_out_wait(self) -> None:
+        traffic = self.outgoing
+        assert traffic is not None
+        is_bytes = traffic.is_over_bytes(self._quotas.clock.monotonic_ns())
+        self._count_wait(_OUT[0 if is_bytes else 1])
+
+    def _count_wait(self, quota: Quota) -> None:
+        self._quotas.counters.quota_waits += 1
+        self._tell(quota, "slowed")
+
+    def _tell(self, quota: Quota, effect: str) -> None:
+        now_ns = self._quotas.clock.monotonic_ns()
+        told_ns = self._told_ns.get(quota)
+        if told_ns is None or now_ns - told_ns >= _TOLD_EVERY_NS:
+            self._told_ns[quota] = now_ns
+            self._quotas.events.tell(
+                EventKind.QUOTA_REACHED,
+                self.name,
+                quota=quota.value,
+                limit=self._limits[quota],
+                effect=effect,
+            )
+
+    def _named(self, quota: Quota) -> str:
+        limit = self._limits[quota]
+        value = format_size(limit) if quota in (Quota.BYTES_IN, Quota.BYTES_OUT) else str(limit)
+        if getattr(self._own, quota) is None:
+            return f"security.token_{quota} = {value}"
+        return f"its quota {quota} = {value}"
+
+
+class Quotas:
+    """The accounts of all tokens that have come in, and the quotas of those that have none of their own."""
+
+    def __init__(
+        self, settings: SecuritySettings, clock: Clock, counters: Counters, events: Events
+    ) -> None:
+        self.clock: Final = clock
+        self.counters: Final = counters
+        self.events: Final = events
+        self.counts: Mapping[Quota, Callable[[str], int]] = {}
+        """How many of each a token has made, by its name. The broker sets it once it has its logs."""
+        self._settings = settings
+        self._accounts: dict[str, Account] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def use(self, settings: SecuritySettings) -> None:
+        """Other quotas from now on, for those who are inside as well."""
+        self._settings = settings
+        for account in self._accounts.values():
+            account.use()
+
+    def of(self, rights: Rights) -> Account:
+        """The account of a token; all its connections share it."""
+        account = self._accounts.get(rights.name)
+        if account is None:
+            account = self._accounts[rights.name] = Account(self, rights.name, rights.quotas)
+        elif account.own != rights.quotas:
+            account.use(rights.quotas)
+        return account
+
+    def default(self, quota: Quota) -> int:
+        limit: int = getattr(self._settings, f"token_{quota}")
+        return limit
+
+    def count(self, quota: Quota, token: str) -> int:
+        return self.counts[quota](token)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="runnel-quotas")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Readers that wait are let go: the broker closes."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
