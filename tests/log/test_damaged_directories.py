@@ -13,7 +13,7 @@ from tests.soak.damage_trials import Summary, Trial, images, open_broker, run_tr
 # Of each file, beside the other ways; `bin/soak damage` tries others, for as long as one likes.
 FLIPS = 12
 CUTS = 12
-PARTS = ("catalogue/", "/state/", "synced", "/name", ".index", "runnel.json")
+PARTS = ("catalogue/", "/state/", "synced", "/name", ".index", ".segment", "runnel.json")
 
 
 def tried(part: str, *, was_closed: bool) -> Summary:
