@@ -164,7 +164,7 @@ def test_cursor_is_set_listed_and_removed(url: str, capfd: pytest.CaptureFixture
     assert run(["cursors", "set", "reader", "read/a=2", "split/read:1=1"]) == 0
     assert run(["cursors"]) == 0
     lines = [re.split(r" {2,}", line) for line in capfd.readouterr().out.splitlines()]
-    assert lines[0] == ["cursor", "place", "next", "lag", "updated"]
+    assert lines[0] == ["cursor", "place", "next", "lag (messages)", "updated"]
     assert sorted(line[:3] for line in lines[1:]) == [
         ["reader", "read/a[0]", "2"],
         ["reader", "split/read[1]", "1"],

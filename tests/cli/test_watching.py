@@ -199,9 +199,9 @@ def test_tables_show_the_first_rows_and_count_the_rest(watched: Watched) -> None
         "sensors/* … and 2 more  127.0.0.1:5#4  behind  1,500     0 B       0"
     )
     assert cursors.lines() == [
-        "cursor  place  lag",
-        "slower  a*, b   20",
-        "slow    a[1]    10",
+        "cursor  place  lag (messages)",
+        "slower  a*, b              20",
+        "slow    a[1]               10",
     ]
     assert [row[0] for row in journals.rows] == ["live", "main READ-ONLY"]
     assert journals.rows[0][-2:] == ("-", "-")

@@ -91,7 +91,7 @@ def remove(name: Name, *, url: Url = DEFAULT_URL) -> None:
 def cursor_table(cursors: Sequence[CursorState]) -> Table:
     """A line for each place."""
     return Table(
-        ("cursor", "place", "next", "lag", "updated"),
+        ("cursor", "place", "next", "lag (messages)", "updated"),
         [
             (
                 cursor.name,
@@ -103,7 +103,7 @@ def cursor_table(cursors: Sequence[CursorState]) -> Table:
             for cursor in cursors
             for place in cursor.places
         ],
-        frozenset(("next", "lag")),
+        frozenset(("next", "lag (messages)")),
     )
 
 

@@ -390,7 +390,8 @@ def _cursors(watched: Watched, rows_max: int) -> Table:
         )
         for name, place in places[:rows_max]
     ]
-    return Table(("cursor", "place", "lag"), rows, frozenset(("lag",)))
+    lag = "lag (messages)"
+    return Table(("cursor", "place", lag), rows, frozenset((lag,)))
 
 
 def _journals(watched: Watched, rows_max: int) -> Table:

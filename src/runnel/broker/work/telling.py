@@ -44,6 +44,19 @@ class _Standing(msgspec.Struct):
         return max(0, self.next_offset - self.acked.floor - self.acked.count_above)
 
 
+class _Owed(msgspec.Struct):
+    """What a member is owed in all partitions, and the first of them in which it is."""
+
+    messages: int = 0
+    behind: list[_Standing] = msgspec.field(default_factory=list)
+
+    def add(self, standing: _Standing) -> None:
+        backlog = standing.backlog
+        self.messages += backlog
+        if backlog and len(self.behind) < _OLDEST_LOOKED_AT:
+            self.behind.append(standing)
+
+
 class Telling:
     """Looks when it is asked: nothing is counted on the way of a message."""
 
@@ -104,17 +117,25 @@ class Telling:
         definition = subscription.definition
         names = list(subscription.members)
         names += [crew.member for crew in subscription.crews.values() if not crew.is_durable]
-        members: list[MemberState] = []
+        owed = {member: _Owed() for member in names}
         partitions: list[PartitionWork] = []
-        covered = [found async for found in self._subscriptions.partitions(subscription, owner)]
-        for member in names:
-            crew = subscription.crews.get(member)
-            standings: list[_Standing] = []
-            async for some in self._share.steps(covered, owner, _PARTITIONS_PER_STEP):
-                standings += self._standings(subscription, member, crew, some)
-            members.append(await self._member(subscription, member, crew, standings))
-            if with_partitions:
-                partitions += [_told(member, crew, each) for each in standings]
+        looked_at = 0
+        async for key, log in self._subscriptions.partitions(subscription, owner):
+            for member in names:
+                looked_at += 1
+                if looked_at % _PARTITIONS_PER_STEP == 0:
+                    await self._share.turn(owner)
+                crew = subscription.crews.get(member)
+                standing = self._standing(subscription, member, crew, key, log)
+                if standing is None:
+                    continue
+                owed[member].add(standing)
+                if with_partitions and len(partitions) < _PARTITIONS_TOLD_MAX:
+                    partitions.append(_told(member, crew, standing))
+        members = [
+            await self._member(subscription, member, subscription.crews.get(member), owed[member])
+            for member in names
+        ]
         return SubscriptionState(
             definition.name,
             definition.mode,
@@ -125,35 +146,34 @@ class Telling:
             members,
             subscription.redelivered,
             await self._dead.count(subscription),
-            partitions[:_PARTITIONS_TOLD_MAX],
+            partitions,
         )
 
-    def _standings(
+    def _standing(
         self,
         subscription: WorkSubscription,
         member: str,
         crew: Crew | None,
-        covered: Sequence[tuple[Key, KeptLog]],
-    ) -> list[_Standing]:
-        standings = []
-        for key, log in covered:
-            acked = None if crew is None else crew.acked(key)
-            try:
-                if acked is None:
-                    state = self._state.find(subscription.definition.id, member, key)
-                    acked = AckSet(1) if state is None else state.acked.copy()
-                    acked.add(1, log.floor(*key))  # what was deleted or purged is nobody's any more
-                standings.append(_Standing(key, log, acked, log.next_offset(*key)))
-            except RunnelError:
-                continue  # deleted meanwhile
-        return standings
+        key: Key,
+        log: KeptLog,
+    ) -> _Standing | None:
+        """None: the topic was deleted meanwhile."""
+        acked = None if crew is None else crew.acked(key)
+        try:
+            if acked is None:
+                state = self._state.find(subscription.definition.id, member, key)
+                acked = AckSet(1) if state is None else state.acked.copy()
+                acked.add(1, log.floor(*key))  # what was deleted or purged is nobody's any more
+            return _Standing(key, log, acked, log.next_offset(*key))
+        except RunnelError:
+            return None
 
     async def _member(
         self,
         subscription: WorkSubscription,
         member: str,
         crew: Crew | None,
-        standings: Sequence[_Standing],
+        owed: _Owed,
     ) -> MemberState:
         definition = subscription.definition
         absent_ns = 0
@@ -164,18 +184,17 @@ class Telling:
         return MemberState(
             member,
             0 if crew is None else crew.consumers,
-            sum(each.backlog for each in standings),
+            owed.messages,
             0 if crew is None else crew.group.in_flight,
             0 if crew is None else crew.group.delayed,
-            await self._oldest_ns(standings),
+            await self._oldest_ns(owed.behind),
             absent_ns,
         )
 
-    async def _oldest_ns(self, standings: Sequence[_Standing]) -> int:
+    async def _oldest_ns(self, behind: Sequence[_Standing]) -> int:
         """When the oldest message that is owed was received, by the partitions looked at; 0: none is."""
         oldest = 0
-        behind = [each for each in standings if each.backlog]
-        for standing in behind[:_OLDEST_LOOKED_AT]:
+        for standing in behind:
             offset = standing.acked.first_missing(standing.acked.floor)
             try:
                 read = await read_runs(standing.log, standing.key, offset, 1, self._workers)
