@@ -261,6 +261,7 @@ def test_every_verb_of_the_broker_is_one_of_access() -> None:
         "known_cursors",
         "warn_of_habits",
         "owned_by",
+        "tell_lost",
         "follow_rules",
     }
     assert of_broker | of_work <= own | not_for_callers

@@ -133,8 +133,8 @@ class Access:
                 self._record_denial("publish", error)
                 raise
         account = self._account
-        if account is None:
-            return self._broker.publish(batch, level)
+        if account is None or account.incoming is None:
+            return self._broker.publish(batch, level, account)
         account.check_in()
         published = self._broker.publish(batch, level, account)
         account.charge_in(batch.envelope.message_count, len(batch.body))
@@ -151,8 +151,8 @@ class Access:
                 self._record_denial("send", error)
                 raise
         account = self._account
-        if account is None:
-            return self._broker.send(message, level, partition=partition)
+        if account is None or account.incoming is None:
+            return self._broker.send(message, level, partition=partition, account=account)
         account.check_in()
         published = self._broker.send(message, level, partition=partition, account=account)
         account.charge_in(1, message.size)

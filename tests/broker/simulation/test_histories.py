@@ -16,7 +16,7 @@ from tests.broker.simulation.mutants import (
 HISTORIES = 120
 CHUNK = 6
 # Each mistake has to show within so many histories.
-SEEDS_FOR_A_MUTANT = 100
+SEEDS_FOR_A_MUTANT = 300  # the rarest mistake shows in one history of fifty
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, CHUNK))
