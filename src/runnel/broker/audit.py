@@ -53,7 +53,7 @@ _LINES: Final[Mapping[AuditKind, str]] = {
     AuditKind.DENIED: "a request was denied",
     AuditKind.TOPIC_DELETED: "topic deleted",
     AuditKind.TOPIC_PURGED: "topic purged",
-    AuditKind.CURSOR_MOVED: "cursor moved back, or by another token",
+    AuditKind.CURSOR_MOVED: "cursor moved back",
     AuditKind.CURSOR_REMOVED: "cursor removed",
     AuditKind.SUBSCRIPTION_DELETED: "subscription deleted",
     AuditKind.SUBSCRIPTION_MOVED: "subscription moved",

@@ -166,7 +166,9 @@ class FakeWork:
     async def remove_member(self, name: str, member: str) -> None:
         self.verbs.append(("remove", name, member))
 
-    async def subscriptions(self, name: str | None) -> list[work_heads.SubscriptionState]:
+    async def subscriptions(
+        self, name: str | None, *, is_visible: object = None, owner: object = None
+    ) -> list[work_heads.SubscriptionState]:
         return [
             work_heads.SubscriptionState(
                 name or "all", "shared", ("*",), False, 7, Options().to_wire(), (), 0, 0
