@@ -9,12 +9,14 @@ from random import Random
 import msgspec
 
 from runnel.config import LimitSettings, LogSettings, Settings, TopicRule
+from runnel.log import paths
 from runnel.log.disk_log import DiskLog
 from runnel.topics.policies import Policies
 from runnel.world.disk import Access
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.workers import SimulatedWorkers
+from tests.log.images import without_segment_marks
 
 LOG = LogSettings(allocate_bytes=4096, disk_reserve_bytes=0)
 
@@ -77,6 +79,11 @@ class Home:
     def content(self, path: str) -> bytes:
         file = self.disk.open(path, Access.READ)
         return file.read(0, file.size())
+
+    def lose_segment_marks(self) -> None:
+        """As after a power loss: nothing is known of the segments that were written to last."""
+        path = f"{self.directory}/{paths.MARKS_FILE}"
+        self.overwrite(path, without_segment_marks(self.content(path)))
 
     def overwrite(self, path: str, content: bytes) -> None:
         file = self.disk.open(path, Access.WRITE)

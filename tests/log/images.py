@@ -11,6 +11,7 @@ from runnel.config import LogSettings, Retain, Rotate, Settings, TopicRule
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.log.disk_log import DiskLog
+from runnel.log.synced_marks import SLOT_BYTES, decode_slot
 from runnel.topics.policies import Policies
 from runnel.world.disk import Access
 from tests.fakes.clock import VirtualClock
@@ -89,6 +90,15 @@ def image_of(disk: FakeDisk) -> Image:
             elif name != "lock":
                 found[f"{path}/{name}"] = bytes(child.content)
     return found
+
+
+def without_segment_marks(marks: bytes) -> bytes:
+    """The file of synced marks as a power loss may leave it: nothing is known of the segments written to last."""
+    slots = [marks[at : at + SLOT_BYTES] for at in range(0, len(marks), SLOT_BYTES)]
+    return b"".join(
+        bytes(SLOT_BYTES) if decode_slot(slot)[0].rpartition("/")[2].isdecimal() else slot
+        for slot in slots
+    )
 
 
 def the_path(image: Image, part: str) -> str:

@@ -103,7 +103,7 @@ async def scanned(log: DiskLog) -> tuple[set[int], set[int]]:
         position = page.next_position
 
 
-def check_told(disk: FakeDisk, lost: set[int], *, by_shard: bool = True) -> None:
+def check_told(disk: FakeDisk, lost: set[int]) -> None:
     """Three starts, the second and third after a clean end: everything that is not served is told, and nothing else."""
     everything = set(range(1, COUNT + 1))
     for start in range(3):
@@ -127,8 +127,7 @@ def check_told(disk: FakeDisk, lost: set[int], *, by_shard: bool = True) -> None
         assert recovered, f"start {start}: no diagnostic"
         assert gauge, f"start {start}: the gauge is 0"
         assert by_offset == (everything - lost, lost), f"start {start}"
-        if by_shard:
-            assert by_entry == (everything - lost, lost), f"start {start}"
+        assert by_entry == (everything - lost, lost), f"start {start}"
         disk = disk.restart()
 
 
@@ -237,8 +236,7 @@ def test_segment_that_is_gone_is_missed(which: int, has_index: bool) -> None:
         del left[paths.index_path(gone)]
     lost = set(ends_of_messages(content, block_ends(content + MARK)))
     assert lost
-    # Readers of the whole shard begin with the first segment that is there.
-    check_told(disk_of(left), lost, by_shard=which != 0)
+    check_told(disk_of(left), lost)
 
 
 def test_offsets_of_a_lost_last_segment_are_not_given_again() -> None:
@@ -357,3 +355,52 @@ def test_without_cuts_parts_out_of_a_range() -> None:
     assert list(without((1, 10), [(0, 2), (4, 6), (6, 7), (9, 20)])) == [(2, 4), (7, 9)]
     assert list(without((1, 10), [])) == [(1, 10)]
     assert list(without((1, 10), [(1, 10)])) == []
+
+
+# --- The last segment of a killed broker ---
+
+
+@pytest.mark.parametrize("way", ["cut", "cut at a block", "zeroed", "emptied", "removed"])
+@pytest.mark.parametrize("segment_bytes_max", [100_000, 1500])
+def test_end_of_the_last_segment_is_missed_and_its_offsets_are_not_given_again(
+    segment_bytes_max: int, way: str
+) -> None:
+    files = dict(image(is_closed=False, segment_bytes_max=segment_bytes_max))
+    last = the_segments(files)[-1]
+    content = files[last]
+    ends = block_ends(content)
+    stored = ends_of_messages(content, ends)
+    if way == "removed":
+        del files[last]
+        size = 0
+    else:
+        size = {"cut": ends[-2] - 10, "cut at a block": ends[-3]}.get(way, 0)
+        files[last] = bytes(len(content)) if way == "zeroed" else content[:size]
+    lost = {number for number, end in stored.items() if end > size}
+    assert lost
+
+    async def append(log: DiskLog) -> int:
+        return (await log.append(batch("a", b"new"))).base_offsets[0]
+
+    check_told(disk_of(files), lost)
+    assert run(disk_of(files), append) > COUNT
+    disk = disk_of(files)
+    run(disk, append, is_closed=True)
+    _, told = run(disk.restart(), fetched)
+    assert told >= lost
+
+
+def test_running_out_of_messages_at_a_mark_is_no_loss() -> None:
+    """Kills and clean ends alike leave nothing to tell, however many segments there are."""
+    for is_closed in (True, False):
+        for size in (100_000, 1500):
+            disk = disk_of(image(is_closed=is_closed, segment_bytes_max=size))
+
+            async def damage(log: DiskLog) -> list[str]:
+                return list(log.recovered.damage)
+
+            offline = OfflineLog(DIRECTORY, disk=disk, find_holder=lambda _: None)
+            assert sum(len(each.messages()) for each in offline.scan()) == COUNT + COUNT // 4
+            assert not offline.report.damage_count
+            assert not verify(offline).damage_count
+            assert run(disk, damage) == []

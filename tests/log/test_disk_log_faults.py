@@ -316,6 +316,7 @@ def test_torn_tail_is_cut_and_reported() -> None:
     async def _after_cut(home: Home, path: str, content: bytes) -> DiskLog:
         home.disk = home.disk.restart()
         home.overwrite(path, content)
+        home.lose_segment_marks()
         return await home.open()
 
     run(scenario)

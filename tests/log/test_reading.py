@@ -279,10 +279,11 @@ def test_batch_is_served_beside_a_broker_only_when_something_vouches_for_its_syn
         await log.append(one("a", b"second"))
         await log.sync()
         assert payloads(offline(home, live=True).scan()) == [b"first", b"second"]
-        # As if the mark behind the last batch had not been written yet.
+        # As if neither the mark behind the last batch nor the one beside the file had been written yet.
         (path,) = home.shard_files(".segment")
         content = home.content(path)
         home.overwrite(path, content.replace(b"RNM\x01", bytes(4)))
+        home.lose_segment_marks()
         beside = offline(home, live=True)
         assert payloads(beside.scan()) == [b"first"]
         assert [item.path for item in beside.report.withheld] == [path]
@@ -340,6 +341,7 @@ def test_directory_that_a_killed_process_left_is_read_to_its_last_whole_batch() 
         (path,) = home.shard_files(".segment")
         file_end = home.content(path).rindex(b"torn")
         home.overwrite(path, home.content(path)[:file_end])
+        home.lose_segment_marks()
 
     run(scenario)
     log = offline(home)

@@ -249,6 +249,7 @@ class DiskLog:
                 settings.log,
                 self._state.epoch,
                 self._listener,
+                self._marks,
             ),
             self._policies.for_journal(shard_id.journal, keep=Keep.DISK),
             SegmentFolder(self._disk, self._files, folder),

@@ -12,6 +12,7 @@ from runnel.log.files import Files
 from runnel.log.pending import Pending
 from runnel.log.segment import SegmentHeader
 from runnel.log.segments import Segment, SegmentFolder
+from runnel.log.synced_marks import SyncedMarks
 from runnel.world.disk import Buffer, Disk
 
 # The disk says that there is no room: nothing is wrong with it otherwise.
@@ -34,6 +35,7 @@ class GroupWriter:
         settings: LogSettings,
         folder: SegmentFolder,
         segment_bytes_max: int,
+        marks: SyncedMarks,
         *,
         make_folder: Callable[[], None],
         is_resting: Callable[[], bool],
@@ -43,6 +45,7 @@ class GroupWriter:
         self._settings = settings
         self._folder = folder
         self.segment_bytes_max = segment_bytes_max
+        self._marks = marks
         self._make_folder = make_folder
         self._is_resting = is_resting  # no other group waits
 
@@ -67,6 +70,7 @@ class GroupWriter:
                 if end > active.allocated:
                     self._allocate(active, end)
                 file.write(active.end, buffers, sync=True)
+                self._marks.note(self._folder.folder, active.number, end)
                 if self._is_resting():
                     _leave_mark(file.write, end)
         except OSError as error:

@@ -21,6 +21,7 @@ from runnel.log.missing import (
     PartitionEnds,
     SegmentSpan,
     find_breaks,
+    find_lost_end,
     lost_runs,
     orphan_problem,
 )
@@ -28,6 +29,7 @@ from runnel.log.scan import Damage
 from runnel.log.segment import HEADER_BYTES
 from runnel.log.segments import Opened, SegmentFolder
 from runnel.log.shard import Shard
+from runnel.log.synced_marks import Mark
 from runnel.world.disk import Access, Disk
 
 
@@ -40,13 +42,19 @@ class _Broken(msgspec.Struct, frozen=True):
 
 
 class LossRecovery:
-    """For all shards of a directory. `keeps_account`: it was always written down what retention removed."""
+    """For all shards of a directory.
 
-    def __init__(self, disk: Disk, *, keeps_account: bool) -> None:
+    `keeps_account`: it was always written down what retention removed. `is_closed`: the catalogue knows where every
+    shard ended.
+    """
+
+    def __init__(self, disk: Disk, *, keeps_account: bool, is_closed: bool) -> None:
+        self._is_closed = is_closed
         self._disk = disk
         self._keeps_account = keeps_account
         self._remembered: dict[ShardId, Remembered] = {}
         self._broken: dict[ShardId, _Broken] = {}
+        self._lost_ends: set[ShardId] = set()
 
     def read(self, shard_id: ShardId, folder: SegmentFolder) -> list[Damage]:
         """In a worker, when the folder was opened: what it remembers, without what was put right since.
@@ -65,17 +73,25 @@ class LossRecovery:
         return [] if damage is None else [damage]
 
     def look(
-        self, shard: Shard, opened: Sequence[Opened], next_entry: int, recorded: Mapping[Key, int]
+        self,
+        shard: Shard,
+        opened: Sequence[Opened],
+        next_entry: int,
+        recorded: Mapping[Key, int],
+        mark: Mark,
     ) -> list[Damage]:
         """Where something is missing in a shard. Returns what is known of it since an earlier start.
 
-        The catalogue knows of entries before `next_entry`, and of the next offsets that are `recorded`.
+        The catalogue knows of entries before `next_entry`, and of the next offsets that are `recorded`; `mark` knows
+        the segment that was written to last.
         """
         remembered = self._remembered.get(shard.id, Remembered())
         shard.losses.load(remembered)
         known = shard.losses.damage()
         spans = _spans(opened)
-        breaks = find_breaks(spans, remembered, next_entry)
+        lost_end = None if self._is_closed else find_lost_end(spans, remembered, *mark)
+        # Both know of the same segments, and the mark of more in them.
+        breaks = find_breaks(spans, remembered, 0 if lost_end else next_entry)
         if breaks and not self._keeps_account:
             # Retention of an older Runnel may have removed it, and wrote nothing down.
             shard.losses.settle(max(found.next_entry for found in breaks))
@@ -84,6 +100,9 @@ class LossRecovery:
         breaks += [
             found for found in _unknown(opened) if (found.file, found.position) not in places
         ]
+        if lost_end is not None:
+            self._lost_ends.add(shard.id)
+            breaks.append(lost_end)
         if breaks:
             self._broken[shard.id] = _Broken(breaks, opened, recorded)
         for item in opened:
@@ -92,6 +111,10 @@ class LossRecovery:
                     if bad.position >= HEADER_BYTES:
                         shard.losses.add_place(item.segment.number, bad)
         return known
+
+    def has_lost_end(self, shard: ShardId) -> bool:
+        """Whether the segment that was written to last is gone: nobody knows which numbers were given in it."""
+        return shard in self._lost_ends
 
     def broken(self) -> list[ShardId]:
         return list(self._broken)

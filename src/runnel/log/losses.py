@@ -157,6 +157,11 @@ class ShardLosses:
     def remembered(self) -> Remembered:
         return self._remembered
 
+    @property
+    def first_entry(self) -> int:
+        """Of the first loss; 0 if there is none."""
+        return self._by_entry[0].first_entry if self._by_entry else 0
+
     def damage(self) -> list[Damage]:
         return [loss.damage(self.folder) for loss in self._remembered.losses]
 

@@ -107,6 +107,22 @@ def _breaks(
         yield _gone(numbers, (before.next_entry, next_entry), before.last_time_ns)
 
 
+def find_lost_end(
+    segments: Sequence[SegmentSpan], remembered: Remembered, number: int, end: int
+) -> Break | None:
+    """The segment that was written to last, if it is gone: so many bytes of it had been synced.
+
+    Its next entry is 0: nobody knows how many it had.
+    """
+    before = segments[-1] if segments else SegmentSpan(0, 0, 1, 1, 0, 0)
+    if number <= before.number or remembered.was_removed(number):
+        return None
+    if any(loss.segment >= number for loss in remembered.losses if not loss.position):
+        return None
+    gone = _gone((before.number + 1, number + 1), (before.next_entry, 0), before.last_time_ns)
+    return gone._replace(problem=f"{gone.problem}; {end} bytes of the last had been stored")
+
+
 def _lost_numbers(losses: Iterable[Loss]) -> list[Range]:
     """Of segments that are known to be gone altogether."""
     return [(loss.segment, loss.segment + 1) for loss in losses if not loss.position]

@@ -7,7 +7,7 @@ itself is damaged or gone, the segments tell what it may have known: topics, and
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike, fspath
 from typing import Final
@@ -30,8 +30,8 @@ from runnel.log.scan import Damage
 from runnel.log.segments import Opened, SegmentFolder, write_whole
 from runnel.log.shard import Shard
 from runnel.log.state_journal import StateJournals
-from runnel.log.synced_marks import MarksFound, SyncedMarks, missing_file, missing_marks
-from runnel.log.topic_table import Partition
+from runnel.log.synced_marks import Mark, MarksFound, SyncedMarks, missing_file, missing_marks
+from runnel.log.topic_table import Partition, Topic
 from runnel.topics.policies import Difference, FixedPolicy, Policies
 from runnel.world.disk import Access, Disk, DiskLock
 from runnel.world.workers import Workers
@@ -175,7 +175,9 @@ class Recovery:
         self._torn = [loaded.torn] if loaded.torn else []
         self._damage = list(loaded.damage)
         self._known_damage: list[Damage] = []  # since an earlier start
-        self._losses = LossRecovery(disk, keeps_account=keeps_account(disk, directory))
+        self._losses = LossRecovery(
+            disk, keeps_account=keeps_account(disk, directory), is_closed=self._is_closed
+        )
 
     def judge_marks(self, found: MarksFound) -> None:
         """The synced marks as they were found: what is damaged of them, or that they are gone."""
@@ -209,7 +211,8 @@ class Recovery:
             for child in children:
                 if child.isdecimal():
                     shard = SegmentFolder(self._disk, self._files, f"{folder}/{child}")
-                    opened = shard.open_all(is_clean=self._is_closed)
+                    mark = self._marks.get(shard.folder) or Mark(0, 0)
+                    opened = shard.open_all(is_clean=self._is_closed, synced=mark)
                     self._damage += shard.missing
                     self._damage += self._losses.read(ShardId(journal, int(child)), shard)
                     found.append((ShardId(journal, int(child)), opened))
@@ -217,10 +220,22 @@ class Recovery:
             self._torn += [state.torn] if state.torn else []
             self._damage += state.damage
         self._damage += [missing_file(*gone) for gone in self._marks.unasked()]
-        # The catalogue may know that there was something in a shard whose folder is gone.
+        # The catalogue, or a mark, may know that there was something in a shard whose folder is gone.
         there = {shard_id for shard_id, _ in found}
-        found += [(each, []) for each in self._state.checkpoints if each not in there]
+        gone = [*self._state.checkpoints, *self._marked_shards(recorded)]
+        found += [(each, []) for each in dict.fromkeys(gone) if each not in there]
         return found
+
+    def _marked_shards(self, recorded: Mapping[str, Topic]) -> Iterator[ShardId]:
+        """Shards that have a synced mark and no folder."""
+        for path, _ in self._marks.unasked():
+            journal, _, shard = path.removeprefix(f"{self._directory}/").rpartition("/")
+            name = journal.removeprefix(f"{paths.JOURNALS}/")
+            if shard.isdecimal() and "/" not in name:
+                known = recorded.get(name)
+                yield ShardId(
+                    known.policy.journal if known else paths.journal_name(name), int(shard)
+                )
 
     def load(self, found: Sequence[tuple[ShardId, list[Opened]]]) -> list[Record]:
         """Put the shards back to where they stood. Returns what has to be recorded of it."""
@@ -234,7 +249,8 @@ class Recovery:
             recorded = self._state.checkpoints.get(shard_id, ())
             next_entry = max([checkpoint.next_entry for checkpoint in recorded], default=1)
             offsets = {part.key: part.next_offset for part in self._partitions_in(shard_id)}
-            self._known_damage += self._losses.look(shard, opened, next_entry, offsets)
+            mark = self._marks.get(shard.losses.folder) or Mark(0, 0)
+            self._known_damage += self._losses.look(shard, opened, next_entry, offsets, mark)
             for item in opened:
                 # Where a full segment ends is recorded before the next begins. Unless the catalogue is an older one,
                 # of a copy that was made piece by piece: then it knows nothing of what came after.
@@ -243,7 +259,9 @@ class Recovery:
                 shard.replay(item)
                 if item.segment.growing is not None:
                     self._advance(shard_id, item.segment.growing.next_offsets().items())
-            if opened and opened[-1].damage:
+            if self._losses.has_lost_end(shard_id):
+                news += self._pass_over_all(shard, mark.end)
+            elif opened and opened[-1].damage:
                 news += self._pass_over_damage(shard, opened[-1])
             self._torn += [item.torn for item in opened if item.torn]
             self._damage += [bad for item in opened for bad in item.damage]
@@ -300,12 +318,21 @@ class Recovery:
             if last.unknown[-1].block == growing.block_count():  # nothing behind it has a number
                 shard.writer.skip_entries(last.unknown_bytes // block.HEADER_BYTES + 1)
             self._skip_offsets(shard.id, growing, last)
+        return self._where(shard)
+
+    def _pass_over_all(self, shard: Shard, lost_bytes: int) -> list[Record]:
+        """The same where the last segment is gone altogether: any partition may have had messages in it."""
+        shard.writer.skip_entries(lost_bytes // block.HEADER_BYTES + 1)
+        for part in self._partitions_in(shard.id):
+            part.advance(part.next_offset + lost_bytes // 4 + _DAMAGED_MESSAGES_MAX)
+        return self._where(shard)
+
+    def _where(self, shard: Shard) -> list[Record]:
+        """Records of where a shard and its partitions stand."""
+        partitions = self._partitions_in(shard.id)
         return [
             shard.checkpoint(),
-            *(
-                PartitionAt(*part.key, part.next_offset, part.floor)
-                for part in self._partitions_in(shard.id)
-            ),
+            *(PartitionAt(*part.key, part.next_offset, part.floor) for part in partitions),
         ]
 
     def _skip_offsets(self, shard: ShardId, growing: GrowingIndex, last: Opened) -> None:

@@ -137,8 +137,11 @@ class SegmentFolder:
         if not self._disk.list(self.folder):
             raise FileNotFoundError(errno.ENOENT, "the shard's folder is gone", self.folder)
 
-    def open_all(self, *, is_clean: bool = False) -> list[Opened]:
-        """Every segment in order. The last may have been cut by a crash; it is mended and stored."""
+    def open_all(self, *, is_clean: bool = False, synced: tuple[int, int] = (0, 0)) -> list[Opened]:
+        """Every segment in order. The last may have been cut by a crash; it is mended and stored.
+
+        `synced`: of the segment of this number so many bytes had been synced.
+        """
         newest: dict[int, int] = {}
         names = self._disk.list(self.folder)
         for name in names:
@@ -165,12 +168,13 @@ class SegmentFolder:
         opened: list[Opened] = []
         for number in sorted(newest, reverse=True):
             # If the newest was only being made, the one before it is the last that was written to.
-            found = self._open(number, newest[number], is_last=not opened)
+            durable = synced[1] if synced[0] == number and not newest[number] else 0
+            found = self._open(number, newest[number], is_last=not opened, synced=durable)
             if found is not None:
                 opened.append(found)
         return opened[::-1]
 
-    def _open(self, number: int, generation: int, *, is_last: bool) -> Opened | None:
+    def _open(self, number: int, generation: int, *, is_last: bool, synced: int) -> Opened | None:
         path = paths.segment_path(self.folder, number, generation)
         with self._files.use(path) as file:
             damage: list[Damage] = []
@@ -187,8 +191,8 @@ class SegmentFolder:
                 text = f"file has {size} bytes, its index says {index.covered_bytes}"
                 damage.append(Damage(path, size, lost, text))
                 found.is_short = True
-            durable = 0 if index is None else index.covered_bytes
-            opened = self._open_indexed(file, found) or self._open_scanned(
+            durable = max(0 if index is None else index.covered_bytes, synced)
+            opened = self._open_indexed(file, found, durable) or self._open_scanned(
                 file, found, is_last=is_last, durable=durable
             )
         if damage and found.is_empty and is_last and index is None:
@@ -197,10 +201,10 @@ class SegmentFolder:
             return None
         return msgspec.structs.replace(opened, damage=(*damage, *opened.damage))
 
-    def _open_indexed(self, file: File, found: Segment) -> Opened | None:
+    def _open_indexed(self, file: File, found: Segment, durable: int) -> Opened | None:
         """By the header of its index, if that covers the whole file. One that covers more tells what was there."""
         header = self._index_header(found)
-        if header is None or header.covered_bytes < file.size():
+        if header is None or header.covered_bytes < max(file.size(), durable):
             return None
         if found.is_short and not self._has_whole_index(found):
             found.is_short = False

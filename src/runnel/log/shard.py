@@ -399,9 +399,10 @@ class Shard:
                     await self._reader.rebuild_index(segment)
 
     def entries(self) -> Bounds:
-        """The first entry that retention has left, and the one behind the last that is stored."""
+        """The first entry that retention has left, lost or not, and the one behind the last that is stored."""
         end = self.writer.visible_next_entry
-        return Bounds(self._segments[0].first_entry if self._segments else end, end)
+        first = self._segments[0].first_entry if self._segments else end
+        return Bounds(min(first, self.losses.first_entry or first), end)
 
     async def count(self, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
         """Messages from this entry on whose topics match: right, or too high."""

@@ -38,6 +38,7 @@ from runnel.log.producers import ProducerTable, check_same_batch
 from runnel.log.retention import rotation_period
 from runnel.log.segment import SegmentHeader
 from runnel.log.segments import Segment, SegmentFolder, describe_by
+from runnel.log.synced_marks import SyncedMarks
 from runnel.log.tasks import OwnedTasks
 from runnel.log.topic_table import Partition, give_back, number_runs
 from runnel.topics.policies import JournalPolicy
@@ -66,6 +67,7 @@ class Parts(msgspec.Struct, frozen=True):
     settings: LogSettings
     epoch: int
     listener: Listener
+    marks: SyncedMarks
 
 
 class ShardWriter:
@@ -96,6 +98,7 @@ class ShardWriter:
             parts.settings,
             folder,
             policy.rotate.bytes_max,
+            parts.marks,
             make_folder=make_folder,
             is_resting=lambda: not self._queue,
         )

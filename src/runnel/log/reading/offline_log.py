@@ -14,7 +14,7 @@ from runnel.formats.batch import Batch
 from runnel.log import paths
 from runnel.log.log import Cursor, ShardId
 from runnel.log.losses import Remembered, is_mended, read_losses
-from runnel.log.missing import UNKNOWN_ENTRY, SegmentSpan, find_breaks
+from runnel.log.missing import UNKNOWN_ENTRY, SegmentSpan, find_breaks, find_lost_end
 from runnel.log.reading.catalogued import Catalogued, read_catalogue
 from runnel.log.reading.open_segment import (
     OpenSegment,
@@ -33,7 +33,7 @@ from runnel.log.recovery import FORMAT, check_format
 from runnel.log.scan import Damage
 from runnel.log.segment import HEADER_BYTES, decode_header
 from runnel.log.segments import PIECE_BYTES
-from runnel.log.synced_marks import read_marks
+from runnel.log.synced_marks import Mark, missing_file, read_marks
 from runnel.world.disk import Disk, File, RealDisk
 from runnel.world.lock_holder import LockHolder, find_lock_holder
 
@@ -220,7 +220,18 @@ class OfflineLog:
             is_last=is_last,
             is_live=self.is_live,
             trust_index=trust_index,
+            synced=self.synced_bytes(name),
         )
+
+    def synced_bytes(self, name: SegmentName) -> int:
+        """How much of a segment is known to have been stored, by the mark of its shard."""
+        mark = self._mark(name.path.rpartition("/")[0])
+        return mark.end if mark.number == name.number and not name.generation else 0
+
+    def _mark(self, shard_folder: str) -> Mark:
+        """Of a shard's folder. One without a mark is like one in which nothing was stored."""
+        name = shard_folder.removeprefix(f"{self.directory}/")
+        return self.marks.marks.get(name, Mark(0, 0))
 
     def topics(self, patterns: Sequence[str] = ("*", "!*")) -> list[TopicInfo]:
         """By name: topics with messages, and those without that the catalogue knows."""
@@ -268,9 +279,16 @@ class OfflineLog:
                     self.report.add_damage(damage)
                 self._report_remembered(folder, remembered, matcher)
                 self._report_breaks(shard_id, folder, of_shard, remembered)
+        folders = {paths.shard_folder(self.directory, each.journal, each.shard) for each in seen}
         for shard_id in self.catalogued.next_entries.keys() - seen:
             folder = paths.shard_folder(self.directory, shard_id.journal, shard_id.shard)
             self._report_breaks(shard_id, folder, [], Remembered())
+            folders.add(folder)
+        for name, mark in self.marks.marks.items():
+            folder = f"{self.directory}/{name}"
+            is_shard = name.rpartition("/")[2].isdecimal() and name.startswith(paths.JOURNALS)
+            if is_shard and folder not in folders:
+                self.report.add_damage(missing_file(folder, mark))
 
     def _report_remembered(
         self, folder: str, remembered: Remembered, matcher: Matcher | None
@@ -296,7 +314,11 @@ class OfflineLog:
             return
         next_entry = self.catalogued.next_entries.get(shard_id, 1)
         spans = self._spans(names)
-        for found in find_breaks(spans, remembered, next_entry):
+        lost_end = None
+        if not self.catalogued.was_closed:
+            lost_end = find_lost_end(spans, remembered, *self._mark(folder))
+        breaks = find_breaks(spans, remembered, 0 if lost_end else next_entry)
+        for found in (*breaks, *([] if lost_end is None else [lost_end])):
             self.report.add_damage(found.loss(()).damage(folder))
 
     def _spans(self, names: Sequence[SegmentName]) -> list[SegmentSpan]:

@@ -146,10 +146,12 @@ def open_segment(
     is_last: bool,
     is_live: Callable[[], bool],
     trust_index: bool = True,
+    synced: int = 0,
 ) -> Iterator[OpenSegment]:
     """FileNotFoundError if it is gone; once it is open, it stays readable whatever becomes of it.
 
-    Without `trust_index` the segment is scanned whatever its index says.
+    Without `trust_index` the segment is scanned whatever its index says. `synced`: so many of its bytes had been synced
+    before it is looked at.
     """
     with opened(disk, name.path) as file:
         sealed = load_index(disk, name)
@@ -159,7 +161,8 @@ def open_segment(
         if sealed is not None and is_short:
             report.add_damage(short_segment(name.path, file_bytes, sealed.covered_bytes))
             sealed = None
-        if trust_index and sealed is not None and sealed.covered_bytes == file_bytes:
+        is_whole = sealed is not None and max(file_bytes, synced) == sealed.covered_bytes
+        if trust_index and sealed is not None and is_whole:
             yield OpenSegment(name, file, sealed, file_bytes, is_sealed=True)
             return
         _check_header(file, name, report, is_last=is_last)
@@ -167,7 +170,7 @@ def open_segment(
             file,
             name,
             sealed if trust_index else None,
-            durable=HEADER_BYTES if sealed is None else sealed.covered_bytes,
+            durable=max(synced, HEADER_BYTES if sealed is None else sealed.covered_bytes),
             is_last=is_last,
             is_live=is_live,
         )

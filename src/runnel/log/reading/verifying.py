@@ -97,6 +97,7 @@ class _Verification:
             self._note_leftovers(journal, names[journal.folder])
             for shard in journal.shards:
                 self._check_state(f"{journal.folder}/{shard}")
+                self._mark_of(f"{journal.folder}/{shard}")  # looked at with the segments
                 self._check_shard(
                     [name for name in names[journal.folder] if name.shard == shard], sizes
                 )
@@ -226,7 +227,8 @@ class _Verification:
         self, name: SegmentName, file: File, state: _ShardState, *, is_last: bool
     ) -> tuple[_SegmentFound, _ShardState]:
         after = msgspec.structs.replace(state, next_offsets=dict(state.next_offsets))
-        check = _SegmentCheck(self._disk, name, file, after, self._progress)
+        synced = self._log.synced_bytes(name)
+        check = _SegmentCheck(self._disk, name, file, after, self._progress, synced)
         return check.run(is_last=is_last, is_live=self._log.is_live()), after
 
     def _progress(self, position: int) -> None:
@@ -243,7 +245,9 @@ class _SegmentCheck:
         file: File,
         state: _ShardState,
         on_position: Callable[[int], None],
+        synced: int,
     ) -> None:
+        self._synced = synced  # bytes of it that had been stored before it was looked at
         self._disk = disk
         self._name = name
         self._file = file
@@ -258,7 +262,7 @@ class _SegmentCheck:
         short = self._find_short(index_data, file_bytes)
         if short is not None:
             found.damage.append(short)
-        if is_last and file_bytes < HEADER_BYTES and short is None:
+        if is_last and file_bytes < HEADER_BYTES and short is None and not self._synced:
             if not is_live:
                 found.notes.append(
                     f"{name.path}:0: torn while it was made; nothing was stored in it"
@@ -266,6 +270,7 @@ class _SegmentCheck:
             return found
         self._check_header()
         covered, durable = self._covered_bytes(index_data, file_bytes)
+        durable = max(durable, self._synced)
         scanner = segment.scanner(
             name.path, Window(file.read, file_bytes), search_bytes=SEARCH_BYTES, durable=durable
         )
