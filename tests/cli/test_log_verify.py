@@ -11,6 +11,7 @@ import pytest
 from runnel.cli.main import run
 from runnel.log.reading import OfflineLog
 from tests.cli.data_directory import sensor_batches, write
+from tests.log.images import without_segment_marks
 
 
 @pytest.fixture
@@ -68,12 +69,16 @@ def test_json_tells_the_same(directory: Path, capsys: pytest.CaptureFixture[str]
     assert (shown["segments"], shown["messages"], shown["notes"]) == (4, 120, [])
 
 
-def test_torn_tail_is_a_note_and_no_damage(
+def test_torn_tail_is_a_note_and_no_damage_unless_it_is_known_to_have_been_stored(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = sorted((directory / "journals/main/0").glob("*.segment"))[-1]
     last.with_suffix(".index").unlink()
     last.write_bytes(last.read_bytes()[:-10])
+    assert run(["log", "verify", str(directory)]) == 1
+    assert capsys.readouterr().out.startswith(f"{last}:")
+    marks = directory / "synced"
+    marks.write_bytes(without_segment_marks(marks.read_bytes()))
     assert run(["log", "verify", str(directory)]) == 0
     note, summary = capsys.readouterr().out.splitlines()
     assert note.startswith(f"note: {last}:")
