@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import cast
 
 import msgspec
 import pytest
 
 from runnel.broker.access import Access
 from runnel.broker.broker import Broker
+from runnel.broker.connections import ReadRows
+from runnel.broker.cursors import Cursors
 from runnel.broker.live_topics import LiveTopics
 from runnel.broker.loop_share import LoopShare
+from runnel.broker.metric_tables import ConnectionRow
+from runnel.broker.pages import PAGE_MAX
 from runnel.broker.topic_making import TOPICS_PER_STEP
-from runnel.broker.topics import PAGE_MAX, Topics
+from runnel.broker.topic_traffic import Flow
+from runnel.broker.topics import Topics
 from runnel.broker.work.state import WorkState
-from runnel.errors import InvalidNameError
+from runnel.broker.work.telling import Telling
+from runnel.errors import ForbiddenError, InvalidNameError, LimitExceededError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
+from runnel.formats.wire import CursorPlace
 from runnel.log.topic_table import TopicTable
 from runnel.security.rights import Grant, Rights
 from runnel.topics.pattern_index import SLICE_COMPARISONS
@@ -305,13 +314,129 @@ def test_subscriptions_over_many_topics_are_listed_in_steps(
         access = Access(at.broker, None)
         async with probe:
             listed = await asyncio.gather(*(access.subscriptions() for _ in range(10)))
-        assert [each.members[0].backlog for each in listed[0]] == [3000, 10]
+        assert [each.members[0].backlog for each in listed[0][0]] == [3000, 10]
         assert probe.total >= 10 * 3000
         assert probe.most <= 200
         few = Access(at.broker, token("few", "consume:t/0000*"))
         async with probe:
             before = probe.total
-            assert [each.name for each in await few.subscriptions()] == ["mine"]
+            assert [each.name for each in (await few.subscriptions())[0]] == ["mine"]
         assert probe.total - before <= 20  # what it may not see is not looked at
+
+    run(Store.MEMORY, "")
+
+
+# --- Lists in pages ---
+
+
+async def make_cursors(at: At, count: int) -> list[str]:
+    await publish(at.broker, ["t/0", "u/0"])
+    known = [f"c{number:04}" for number in range(count)]
+    for number, name in enumerate(known):
+        await at.broker.set_cursor(name, [CursorPlace("tu"[number % 2] + "/0", 0, 1)])
+    return known
+
+
+def test_cursors_are_listed_in_pages_and_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    @scene()
+    async def run(at: At) -> None:
+        known = await make_cursors(at, 2 * PAGE_MAX + 600)
+        visible = known[::2]
+        access = Access(at.broker, token("some", "read:t/*"))
+        probe = LoopProbe(monkeypatch)
+        probe.count(Cursors, "_lag")
+        probe.count(Access, "_sees_cursor")
+        async with probe:
+            first, is_complete = await access.cursors(limit=10_000)
+        assert ([each.name for each in first], is_complete) == (visible[:PAGE_MAX], False)
+        assert probe.most <= 64
+        await at.broker.remove_cursor(first[-1].name)  # the place that the next page begins behind
+        async with probe:
+            rest, is_complete = await access.cursors(after=first[-1].name, limit=PAGE_MAX)
+        assert ([each.name for each in rest], is_complete) == (visible[PAGE_MAX:], True)
+        assert {place.lag for each in rest for place in each.places} == {1}
+        page, is_complete = await access.cursors(after=known[-3], limit=1)
+        assert ([each.name for each in page], is_complete) == (visible[-1:], True)
+
+    run(Store.MEMORY, "")
+
+
+def test_subscriptions_are_listed_in_pages_and_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    @scene()
+    async def run(at: At) -> None:
+        known = [f"s{number:04}" for number in range(PAGE_MAX + 400)]
+        for number, name in enumerate(known):
+            pattern = "tu"[number % 2] + "/*"
+            await at.broker.work.make_subscription(name, [pattern], "shared", EARLIEST, None)
+        probe = LoopProbe(monkeypatch)
+        probe.count(Telling, "_state_of")
+        probe.count(Access, "_sees_subscription")
+        everything = Access(at.broker, None)
+        async with probe:
+            first, is_complete = await everything.subscriptions(limit=10_000)
+            assert ([each.name for each in first], is_complete) == (known[:PAGE_MAX], False)
+            await at.broker.work.delete_subscription(first[-1].name)
+            rest, is_complete = await everything.subscriptions(after=first[-1].name, limit=1000)
+            assert ([each.name for each in rest], is_complete) == (known[PAGE_MAX:], True)
+            some = Access(at.broker, token("some", "consume:t/*"))
+            page, is_complete = await some.subscriptions(limit=3)
+            assert ([each.name for each in page], is_complete) == (known[:6:2], False)
+        assert probe.most <= 64
+
+    run(Store.MEMORY, "")
+
+
+def test_connections_are_listed_in_pages_and_read_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Listener:
+        """Two of them have every other connection."""
+
+        def __init__(self, first: int) -> None:
+            self._ids = range(first, 5001, 2)
+
+        def rows(self) -> ReadRows:
+            return {number: partial(self.read, number) for number in self._ids}
+
+        def read(self, number: int) -> ConnectionRow:
+            return ConnectionRow(number, "native", "peer", "", 0, number % 7, 0, Flow())
+
+    @scene()
+    async def run(at: At) -> None:
+        at.broker.connections.listeners += [Listener(2).rows, Listener(1).rows]
+        probe = LoopProbe(monkeypatch)
+        probe.count(Listener, "read")
+        access = Access(at.broker, token("watcher", "read:!system/metrics/*"))
+        found: list[int] = []
+        is_complete = False
+        async with probe:
+            while not is_complete:
+                after = found[-1] if found else 0
+                page, is_complete = await access.connections(after=after, limit=10_000)
+                assert len(page) <= PAGE_MAX
+                found += [row.id for row in page]
+            assert probe.total < 2 * 5000  # a page reads what it shows, not what lies behind it
+            await at.broker.watching.look()
+        assert found == list(range(1, 5001))
+        assert probe.most <= 128
+        limits = cast("dict[str, dict[str, object]]", at.broker.statistics()["limits"])
+        assert limits["native.subscriptions_max"]["used"] == 6
+        with pytest.raises(ForbiddenError):
+            await Access(at.broker, token("other", "read:t/*")).connections()
+
+    run(Store.MEMORY, "")
+
+
+def test_answer_that_is_not_paged_is_whole_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    @scene()
+    async def run(at: At) -> None:
+        known = await make_cursors(at, 20)
+        access = Access(at.broker, None)
+        monkeypatch.setattr("runnel.broker.pages.PARTS_MAX", 20)
+        listed, is_complete = await access.cursors()
+        assert ([each.name for each in listed], is_complete) == (known, True)
+        await at.broker.set_cursor("d", [CursorPlace("t/0", 0, 1)])
+        with pytest.raises(LimitExceededError, match=r"too many cursors for one answer.*in pages"):
+            await access.cursors()
+        page, is_complete = await access.cursors(limit=100)
+        assert ([each.name for each in page], is_complete) == (known, False)
 
     run(Store.MEMORY, "")

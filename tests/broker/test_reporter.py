@@ -65,9 +65,12 @@ class Watched:
             self.metrics,
             self.stores,
             self.watcher.publish,
-            connections=lambda: self.connections,
+            connections=self.read_connections,
             subscriptions=lambda: self.subscriptions,
         )
+
+    async def read_connections(self) -> dict[int, ConnectionRow]:
+        return {row.id: row for row in self.connections}
 
     def last(self, name: str) -> Any:
         return self.watcher.documents(f"!system/metrics/{name}")[-1]

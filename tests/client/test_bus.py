@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Awaitable
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from runnel.errors import (
     OffsetGoneError,
     UnknownTopicError,
 )
-from runnel.formats import wire
+from runnel.formats import wire, work_heads
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, CursorState, TopicState
@@ -233,6 +234,58 @@ async def test_describing_deleting_and_purging_topics() -> None:
         await bus.purge_topic("b")
         assert server.asked(wire.DeleteTopic)[0].name == "a"
         assert server.asked(wire.PurgeTopic)[0].name == "b"
+
+
+@in_both_loops
+async def test_cursors_and_subscriptions_are_asked_for_in_pages() -> None:
+    async with FakeServer() as server, connect(server.url) as bus:
+        names = [f"n{number}" for number in range(5)]
+
+        def page_of(request: wire.Cursors | work_heads.ListSubscriptions) -> tuple[list[str], bool]:
+            rest = [name for name in names if name > request.after]
+            return rest[:2], len(rest) <= 2
+
+        def cursors(peer: Peer, request: wire.Cursors, tail: memoryview) -> None:
+            some, is_complete = page_of(request)
+            states = [CursorState(name, [], 1) for name in some]
+            peer.say(wire.CursorList(request.id, states, is_complete))
+
+        def subscriptions(
+            peer: Peer, request: work_heads.ListSubscriptions, tail: memoryview
+        ) -> None:
+            some, is_complete = page_of(request)
+            states = [
+                work_heads.SubscriptionState(
+                    name, "shared", ["*"], False, 1, work_heads.WorkOptions(), [], 0, 0
+                )
+                for name in some
+            ]
+            peer.say(work_heads.SubscriptionList(request.id, states, is_complete))
+
+        server.on(wire.Cursors, cursors)
+        server.on(work_heads.ListSubscriptions, subscriptions)
+        assert [each.name for each in await bus.cursors()] == names
+        assert [each.name for each in await bus.subscriptions()] == names
+        assert [each.after for each in server.asked(wire.Cursors)] == ["", "n1", "n3"]
+        assert {each.limit for each in server.asked(work_heads.ListSubscriptions)} == {1000}
+
+
+@in_both_loops
+async def test_argument_of_a_wrong_type_is_refused_at_once() -> None:
+    async with FakeServer() as server, connect(server.url) as bus:
+        wrong: list[tuple[Awaitable[object], str]] = [
+            (bus.shards(["x"]), r"\['x'\] is no pattern of topics"),  # type: ignore[arg-type]
+            (bus.topics(["x"]), r"\['x'\] is no pattern of topics"),  # type: ignore[arg-type]
+            (bus.fetch_shard("main", 0, 1, patterns=[3]), "3 is no pattern of topics"),  # type: ignore[list-item]
+            (bus.topic(["x"]), "describing .*wrong type.*Expected `str`, got `array`"),  # type: ignore[arg-type]
+            (bus.cursor(7), "asking for cursor 7: .*wrong type"),  # type: ignore[arg-type]
+            (bus.remove_cursor(object()), "wrong type"),  # type: ignore[arg-type]
+            (bus.set_cursor("c", ["a"]), "setting cursor c: .*wrong type"),  # type: ignore[list-item]
+        ]
+        for asking, reason in wrong:
+            with pytest.raises(ClientFault, match=reason):
+                await asyncio.wait_for(asking, 5)
+        assert server.asked(wire.Shards) == []
 
 
 @in_both_loops

@@ -156,7 +156,7 @@ async def _routes(access: Access) -> None:
 
 async def _cursor(access: Access) -> None:
     await access.set_cursor("mine", [CursorPlace("a/1", 0, 1)])
-    assert [cursor.name for cursor in await access.cursors()] == ["mine"]
+    assert [cursor.name for cursor in (await access.cursors())[0]] == ["mine"]
     await access.remove_cursor("mine")
 
 
@@ -203,7 +203,7 @@ VERBS: dict[str, tuple[Verb, tuple[str, ...]]] = {
         lambda access: access.move_subscription("work", Start("latest")),
         ("admin",),
     ),
-    "subscriptions": (lambda access: access.subscriptions("work"), ("consume", "admin")),
+    "subscriptions": (lambda access: access.subscription("work"), ("consume", "admin")),
     "dead_letters": (lambda access: access.dead_letters("work", 1, 10), ("consume", "admin")),
     "settle_dead": (
         lambda access: access.settle_dead("work", [], is_all=True, is_redriven=True),
@@ -263,6 +263,8 @@ def test_every_verb_of_the_broker_is_one_of_access() -> None:
         "owned_by",
         "tell_lost",
         "follow_rules",
+        "cursor_page",  # `cursors` and `subscriptions` of callers
+        "subscription_page",
     }
     assert of_broker | of_work <= own | not_for_callers
 
@@ -399,8 +401,8 @@ def test_cursors_of_others_are_neither_seen_nor_moved_nor_removed() -> None:
         await scene.all.set_cursor("whole", [whole])
         blind = CursorPlace(journal="main", entry=1)
         await scene.all.set_cursor("blind", [blind])
-        assert await access.cursors() == []
-        assert await access.cursors("theirs") == []
+        assert await access.cursors() == ([], True)
+        assert await access.cursor("theirs") == []
         for name in ("theirs", "whole", "blind"):
             await refused(access.set_cursor(name, [CursorPlace("a/1", 0, 1)]))
             await refused(access.remove_cursor(name))
@@ -408,7 +410,11 @@ def test_cursors_of_others_are_neither_seen_nor_moved_nor_removed() -> None:
         await refused(access.set_cursor("mine", [blind]))
         await refused(access.set_cursor("mine", [CursorPlace("a/1", 0, 1), whole]))
         admin = scene.access("admin:*")
-        assert [cursor.name for cursor in await admin.cursors()] == ["blind", "theirs", "whole"]
+        assert [cursor.name for cursor in (await admin.cursors())[0]] == [
+            "blind",
+            "theirs",
+            "whole",
+        ]
         await admin.remove_cursor("theirs")
 
     run(scenario)
@@ -426,8 +432,10 @@ def test_a_subscription_over_more_than_the_rights_is_not_joined_by_its_name() ->
         await refused(access.make_subscription("work", ["a/*"], "shared", None, None))
         await refused(access.delete_subscription("work"))
         await refused(access.dead_letters("work", 1, 10))
-        assert await access.subscriptions() == []
-        assert [each.name for each in await scene.access("admin:*").subscriptions()] == ["work"]
+        assert await access.subscriptions() == ([], True)
+        assert [each.name for each in (await scene.access("admin:*").subscriptions())[0]] == [
+            "work"
+        ]
 
     run(scenario)
 
@@ -439,7 +447,7 @@ def test_whether_a_subscription_or_cursor_of_others_exists_cannot_be_told() -> N
         access = scene.access("admin:a/*", "consume:a/*", "read:a/*")
         verbs: list[Callable[[str], Awaitable[object]]] = [
             access.delete_subscription,
-            access.subscriptions,
+            access.subscription,
             lambda name: access.pause_subscription(name, is_paused=True),
             lambda name: access.move_subscription(name, Start("earliest")),
             lambda name: access.remove_member(name, "m"),
@@ -484,7 +492,7 @@ def test_one_made_anew_over_other_topics_while_it_is_joined_delivers_nothing() -
         assert "all patterns of subscription 'work'" in await refused(joining)
         await turn()
         assert ear.topics == []
-        state = (await scene.all.subscriptions("work"))[0]
+        state = await scene.all.subscription("work")
         assert sum(member.consumers for member in state.members) == 0
 
     run(scenario)

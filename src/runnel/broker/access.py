@@ -18,6 +18,8 @@ from runnel.broker.fetching import Fetched
 from runnel.broker.gathering import Published
 from runnel.broker.live_subscription import LiveSubscription, Sink
 from runnel.broker.metered import MeteredSink, MeteredWorkSink
+from runnel.broker.metric_tables import ConnectionRow
+from runnel.broker.pages import Listed
 from runnel.broker.reporter import METRICS_TOPIC
 from runnel.broker.shard_reading import ShardFetched
 from runnel.broker.work.consumer import WorkConsumer
@@ -362,8 +364,15 @@ class Access:
         await self._broker.remove_cursor(name)
         self._record(AuditKind.CURSOR_REMOVED, name)
 
-    async def cursors(self, name: str | None = None) -> list[CursorState]:
-        """Those of which the caller may read, or administer, every place."""
+    async def cursors(self, *, after: str = "", limit: int = 0) -> Listed[CursorState]:
+        """Those of which the caller may read, or administer, every place, and whether these are all of them."""
+        is_visible = None if self._rights is None else self._sees_cursor
+        return await self._broker.cursor_page(
+            after=after, limit=limit, is_visible=is_visible, owner=self._owner
+        )
+
+    async def cursor(self, name: str) -> list[CursorState]:
+        """The one of this name; none if the caller may not see it."""
         is_visible = None if self._rights is None else self._sees_cursor
         return await self._broker.cursors(name, is_visible=is_visible, owner=self._owner)
 
@@ -465,15 +474,18 @@ class Access:
         self._record(AuditKind.MEMBER_REMOVED, name, member=member)
 
     @_audited
-    async def subscriptions(self, name: str | None = None) -> list[SubscriptionState]:
-        """Those whose patterns the caller may consume, or administer."""
-        work = self._broker.work
-        if self._rights is None:
-            return await work.subscriptions(name, owner=self._owner)
-        if name is not None:
-            self._check_subscription(name, Right.CONSUME, Right.ADMIN)
-            return await work.subscriptions(name, owner=self._owner)
-        return await work.subscriptions(is_visible=self._sees_subscription, owner=self._owner)
+    async def subscription(self, name: str) -> SubscriptionState:
+        """One with its partitions: `consume` or `admin` for its patterns."""
+        self._check_subscription(name, Right.CONSUME, Right.ADMIN)
+        [state] = await self._broker.work.subscriptions(name, owner=self._owner)
+        return state
+
+    async def subscriptions(self, *, after: str = "", limit: int = 0) -> Listed[SubscriptionState]:
+        """Those whose patterns the caller may consume, or administer, and whether these are all of them."""
+        is_visible = None if self._rights is None else self._sees_subscription
+        return await self._broker.work.subscription_page(
+            after=after, limit=limit, is_visible=is_visible, owner=self._owner
+        )
 
     def _sees_subscription(self, patterns: Sequence[str]) -> bool:
         return self._covers(Right.CONSUME, patterns) or self._covers(Right.ADMIN, patterns)
@@ -575,6 +587,11 @@ class Access:
         """`read` for `!system/metrics/broker`, whose document it is."""
         self.check_watching()
         return self._broker.statistics()
+
+    async def connections(self, *, after: int = 0, limit: int = 0) -> Listed[ConnectionRow]:
+        """Of all listeners, in the order in which they came, and whether these are all: needs what statistics need."""
+        self.check_watching()
+        return await self._broker.connections.page(after=after, limit=limit, owner=self._owner)
 
     def check_watching(self) -> None:
         """What statistics, metrics and the list of connections need."""

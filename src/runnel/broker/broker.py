@@ -15,6 +15,7 @@ from typing import Final
 
 from runnel.broker.audit import Audit
 from runnel.broker.checking import check_batch, check_message
+from runnel.broker.connections import Connections
 from runnel.broker.cursors import Cursors
 from runnel.broker.events import EventKind, Events
 from runnel.broker.feeds import KeptLog
@@ -28,6 +29,7 @@ from runnel.broker.live_topics import LIVE_SHARD, LiveTopic, LiveTopics
 from runnel.broker.loop_share import LoopShare
 from runnel.broker.metric_tables import ConnectionRow, SubscriptionRow
 from runnel.broker.metrics import Metrics
+from runnel.broker.pages import PAGE_MAX, Listed
 from runnel.broker.quotas import Account, Quota, Quotas
 from runnel.broker.reporter import Reporter
 from runnel.broker.shard_reading import ShardFetched, ShardReading
@@ -35,7 +37,7 @@ from runnel.broker.store_statistics import StoreStatistics
 from runnel.broker.stores import Stores
 from runnel.broker.terms import Terms
 from runnel.broker.topic_making import TOPICS_PER_STEP, TopicMaking
-from runnel.broker.topics import PAGE_MAX, Topics
+from runnel.broker.topics import Topics
 from runnel.broker.watching import DiskRoom, Watched, Watching
 from runnel.broker.work import Work
 from runnel.config import Settings
@@ -106,10 +108,9 @@ class Broker:
             "Requests that a token had no right to.",
             lambda: self.audit.denied_count,
         )
-        # Doors add what they know of their connections.
-        self.connection_rows: list[Callable[[], Iterable[ConnectionRow]]] = []
         self.connection_ids = itertools.count(1)  # no two of whatever door have the same
         self.share: Final = LoopShare()  # of the loop, for walks over what there is much of
+        self.connections: Final = Connections(self.share, clock)
         self.quotas = Quotas(settings.security, clock, self.metrics.counters, self.events)
         self._workers = workers
         self._index: PatternIndex[LiveSubscription] = PatternIndex()
@@ -218,7 +219,7 @@ class Broker:
             self.metrics,
             statistics,
             self._publish_document,
-            connections=self._connections,
+            connections=self.connections.report,
             subscriptions=self._subscription_rows,
             work=self.watching.look,
         )
@@ -243,7 +244,7 @@ class Broker:
             live_topics=lambda: len(self._stores.live),
             fetches_waiting=lambda: self._fetching.waiting_count,
             cursors=self.cursors,
-            connections=self._connections,
+            connections=self.connections.report,
             subscriptions=self.work.report,
             disk_room=None if room is None else lambda: self._workers.submit(room),
         )
@@ -256,9 +257,6 @@ class Broker:
             watched,
             in_memory=("memory",) if room is not None else ("disk", "memory"),
         )
-
-    def _connections(self) -> list[ConnectionRow]:
-        return [row for rows in self.connection_rows for row in rows()]
 
     @property
     def recovered(self) -> Sequence[str]:
@@ -618,6 +616,19 @@ class Broker:
     ) -> list[CursorState]:
         """Named cursors with their lag. `owner`: in whose turns they are walked and messages are counted."""
         return await self._cursors.list(name, is_visible=is_visible, owner=owner)
+
+    async def cursor_page(
+        self,
+        *,
+        after: str,
+        limit: int,
+        is_visible: Callable[[CursorState], bool] | None,
+        owner: Hashable,
+    ) -> Listed[CursorState]:
+        """Those behind the name `after`, and whether these are all. A limit of 0: all, or LimitExceededError."""
+        return await self._cursors.page(
+            after=after, limit=limit, is_visible=is_visible, owner=owner
+        )
 
     # --- Telling ---
 

@@ -10,6 +10,7 @@ import msgspec
 
 from runnel.broker.feeds import KeptLog
 from runnel.broker.loop_share import LoopShare
+from runnel.broker.pages import Listed, Page
 from runnel.broker.quotas import Account
 from runnel.broker.stores import Stores
 from runnel.config import LimitSettings
@@ -28,6 +29,7 @@ _PLACES_PER_STEP: Final = 256
 _COUNTED_MAX: Final = 10_000
 
 _ShardPlace: TypeAlias = tuple[ShardId, int, tuple[str, ...]]
+_Known: TypeAlias = list[tuple[Cursor, KeptLog]]
 
 
 class Cursors:
@@ -103,13 +105,7 @@ class Cursors:
         owner: Hashable,
     ) -> list[CursorState]:
         """In order of their names, with their lag."""
-        known = [
-            (cursor, log)
-            for log in self._stores.kept
-            for cursor in log.cursors()
-            if name is None or cursor.name == name
-        ]
-        known.sort(key=lambda each: each[0].name)
+        known = self._ordered(lambda cursor: name is None or cursor.name == name)
         found = []
         async for some in self._share.steps(known, owner, _CURSORS_PER_STEP):
             for cursor, log in some:
@@ -117,6 +113,37 @@ class Cursors:
                 if is_visible is None or is_visible(state):
                     found.append(await self._with_lag(log, cursor, state, owner))
         return found
+
+    async def page(
+        self,
+        *,
+        after: str,
+        limit: int,
+        is_visible: Callable[[CursorState], bool] | None,
+        owner: Hashable,
+    ) -> Listed[CursorState]:
+        """Those behind the name `after`, and whether these are all."""
+        page: Page[CursorState] = Page(limit, "cursors")
+        for number, (cursor, log) in enumerate(self._ordered(lambda each: each.name > after)):
+            if number % _CURSORS_PER_STEP == 0:
+                await self._share.turn(owner)
+            state = _state(cursor)
+            if is_visible is None or is_visible(state):
+                if page.is_full():
+                    return page.items, False
+                page.add(await self._with_lag(log, cursor, state, owner), len(state.places))
+        return page.items, True
+
+    def _ordered(self, is_wanted: Callable[[Cursor], bool]) -> _Known:
+        """By name."""
+        known = [
+            (cursor, log)
+            for log in self._stores.kept
+            for cursor in log.cursors()
+            if is_wanted(cursor)
+        ]
+        known.sort(key=lambda each: each[0].name)
+        return known
 
     async def _with_lag(
         self, log: KeptLog, cursor: Cursor, state: CursorState, owner: Hashable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -111,34 +111,48 @@ def _storage(now: JournalStatistics | None, before: JournalStatistics | None) ->
     return row
 
 
-def connections_table(
-    rows: Iterable[ConnectionRow], before: Mapping[int, ConnectionRow], interval_ns: int
-) -> Table:
+class BusiestConnections:
     """The busiest connections by what they moved since `before`; the fullest queues first among equals."""
-    moved = [
-        (row, _since(row.flow, before[row.id].flow if row.id in before else Flow())) for row in rows
-    ]
-    shown = heapq.nlargest(
-        _ROWS_MAX, moved, key=lambda item: (*item[1].busyness, item[0].queued_bytes)
-    )
-    return {
-        "count": len(moved),
-        "connections": [
-            {
-                "id": row.id,
-                "door": row.door,
-                "peer": row.peer,
-                "client": row.client,
-                "token": row.token,
-                "since_ns": row.since_ns,
-                "subscriptions": row.subscriptions,
-                "queued_bytes": row.queued_bytes,
-                "rates": flow.rates(interval_ns),
-                "totals": msgspec.structs.asdict(row.flow),
-            }
-            for row, flow in shown
-        ],
-    }
+
+    def __init__(self, before: Mapping[int, ConnectionRow], interval_ns: int) -> None:
+        self._before = before
+        self._interval_ns = interval_ns
+        self._count = 0
+        self._busiest: list[tuple[ConnectionRow, Flow]] = []
+
+    def add(self, rows: Sequence[ConnectionRow]) -> None:
+        """Some more of them: with very many, the caller lets others have the loop in between."""
+        before = self._before
+        self._count += len(rows)
+        moved = [
+            (row, _since(row.flow, before[row.id].flow if row.id in before else Flow()))
+            for row in rows
+        ]
+        self._busiest = heapq.nlargest(
+            _ROWS_MAX,
+            self._busiest + moved,
+            key=lambda item: (*item[1].busyness, item[0].queued_bytes),
+        )
+
+    def table(self) -> Table:
+        return {
+            "count": self._count,
+            "connections": [
+                {
+                    "id": row.id,
+                    "door": row.door,
+                    "peer": row.peer,
+                    "client": row.client,
+                    "token": row.token,
+                    "since_ns": row.since_ns,
+                    "subscriptions": row.subscriptions,
+                    "queued_bytes": row.queued_bytes,
+                    "rates": flow.rates(self._interval_ns),
+                    "totals": msgspec.structs.asdict(row.flow),
+                }
+                for row, flow in self._busiest
+            ],
+        }
 
 
 def _since(now: Flow, before: Flow) -> Flow:

@@ -17,7 +17,7 @@ import msgspec
 
 from runnel.broker import metric_tables
 from runnel.broker.histogram import HistogramSnapshot
-from runnel.broker.metric_tables import ConnectionRow, SubscriptionRow, Table
+from runnel.broker.metric_tables import BusiestConnections, ConnectionRow, SubscriptionRow, Table
 from runnel.broker.metrics import Metrics
 from runnel.broker.sparing import Sparing
 from runnel.broker.store_statistics import StoreStatistics
@@ -33,6 +33,7 @@ METRICS_TOPIC: Final = "!system/metrics"
 # quarter of a second in which they fell had twice the p99 of the others (5,000 single messages a second).
 _STEP_NS: Final = 100_000
 _BREATH_SECONDS: Final = 0.003
+_ROWS_PER_STEP: Final = 128
 
 logger = get_logger("runnel")
 
@@ -56,7 +57,7 @@ class Reporter:
         stores: StoreStatistics,
         publish: Publish,
         *,
-        connections: Callable[[], Iterable[ConnectionRow]] = tuple,
+        connections: Callable[[], Awaitable[Mapping[int, ConnectionRow]]],
         subscriptions: Callable[[], Iterable[SubscriptionRow]] = tuple,
         work: Callable[[], Awaitable[Sequence[SubscriptionState]]] | None = None,
     ) -> None:
@@ -65,10 +66,10 @@ class Reporter:
         self._clock = clock
         self._metrics = metrics
         self._publish = publish
-        self._stores = _Changing(stores.read, clock)
-        self._connections = _Changing(
-            Sparing(lambda: {row.id: row for row in connections()}, clock).value, clock
-        )
+        self._read_stores = stores.read
+        self._stores = _Changing(stores.read(), clock)
+        self._read_connections = connections
+        self._connections: _Changing[Mapping[int, ConnectionRow]] = _Changing({}, clock)
         self._subscriptions = Sparing(lambda: list(subscriptions()), clock)
         self._work = work
         self._began_ns = clock.monotonic_ns()
@@ -117,19 +118,14 @@ class Reporter:
             "topics", self._head(interval_ns) | metric_tables.topics_table(traffic, interval_ns)
         )
         await self._breathe()
-        stores = self._stores.look()
+        stores = self._stores.look(self._read_stores())
         self._send(
             "journals",
             self._head(interval_ns)
             | metric_tables.journals_table(traffic, interval_ns, stores.now, stores.before),
         )
         await self._breathe()
-        rows = self._connections.look()
-        self._send(
-            "connections",
-            self._head(rows.interval_ns)
-            | metric_tables.connections_table(rows.now.values(), rows.before, rows.interval_ns),
-        )
+        await self._report_connections()
         await self._breathe()
         self._send(
             "subscriptions",
@@ -140,6 +136,15 @@ class Reporter:
             await self._breathe()
             states = await self._work()
             self._send("work", self._head(interval_ns) | metric_tables.work_table(states))
+
+    async def _report_connections(self) -> None:
+        rows = self._connections.look(await self._read_connections())
+        busiest = BusiestConnections(rows.before, rows.interval_ns)
+        now = list(rows.now.values())
+        for begin in range(0, len(now), _ROWS_PER_STEP):
+            busiest.add(now[begin : begin + _ROWS_PER_STEP])
+            await self._breathe()
+        self._send("connections", self._head(rows.interval_ns) | busiest.table())
 
     async def _breathe(self) -> None:
         """Let messages have the loop, if they have waited for it."""
@@ -218,15 +223,12 @@ class _Changing(Generic[T]):
     As long as the reading is the same object, so is the change.
     """
 
-    def __init__(self, read: Callable[[], T], clock: Clock) -> None:
-        self._read = read
+    def __init__(self, first: T, clock: Clock) -> None:
         self._clock = clock
         self._read_ns = clock.monotonic_ns()
-        first = read()
         self._change = _Change(first, first, 1)
 
-    def look(self) -> _Change[T]:
-        value = self._read()
+    def look(self, value: T) -> _Change[T]:
         if value is not self._change.now:
             now_ns = self._clock.monotonic_ns()
             self._change = _Change(value, self._change.now, max(1, now_ns - self._read_ns))

@@ -12,6 +12,7 @@ from runnel.broker.live_reading import LiveReading
 from runnel.broker.live_subscription import LiveSubscription
 from runnel.broker.live_topics import LIVE_SHARD, LiveTopic
 from runnel.broker.loop_share import LoopShare
+from runnel.broker.pages import PAGE_MAX
 from runnel.broker.stores import Stores
 from runnel.config import Retain, format_duration, format_size
 from runnel.errors import UnknownTopicError
@@ -19,9 +20,6 @@ from runnel.formats.wire import Owner, PartitionState, TopicState
 from runnel.topics.names import check_topic
 from runnel.topics.pattern_index import PatternIndex
 from runnel.topics.patterns import Pattern
-
-PAGE_MAX: Final = 1000
-"""Topics of one page at most: an answer is encoded at once, and a thousand take about a millisecond."""
 
 _TOPICS_PER_STEP: Final = 64
 _PARTITIONS_PER_STEP: Final = 256

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Final
@@ -80,7 +80,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     live_topics: Callable[[], int]
     fetches_waiting: Callable[[], int]
     cursors: Callable[[], Awaitable[Sequence[CursorState]]]
-    connections: Callable[[], Iterable[ConnectionRow]]
+    connections: Callable[[], Awaitable[Mapping[int, ConnectionRow]]]
     subscriptions: Callable[[], Awaitable[Sequence[SubscriptionState]]]
     disk_room: (
         Callable[[], Awaitable[DiskRoom]] | None
@@ -113,7 +113,8 @@ class Watching:
         self._cursors: Sequence[CursorLag] = ()
         self._cursors_again_ns = 0  # of the monotonic clock
         self._open_files = Sparing(process.open_files, clock)
-        self._connections = Sparing(lambda: list(watched.connections()), clock)
+        self._connections: Mapping[int, ConnectionRow] = {}
+        self._subscriptions_peak = 0  # of one connection
         self._roster = JournalRoster()
         self._journals: tuple[Reading, Sequence[Family]] | None = None
         self._states: Sequence[SubscriptionState] = ()
@@ -144,6 +145,7 @@ class Watching:
         """See what can only be seen by waiting: the acknowledged subscriptions, and the cursors' lag."""
         async with self._looking:
             await self._look_at_cursors()
+            await self._look_at_connections()
             self._states = await self._watched.subscriptions()
             return self._states
 
@@ -154,6 +156,12 @@ class Watching:
             self._cursors = [CursorLag.of(each) for each in await self._watched.cursors()]
             done_ns = self._clock.monotonic_ns()
             self._cursors_again_ns = done_ns + (done_ns - began_ns) * SHARE
+
+    async def _look_at_connections(self) -> None:
+        rows = await self._watched.connections()
+        if rows is not self._connections:
+            self._connections = rows
+            self._subscriptions_peak = max((row.subscriptions for row in rows.values()), default=0)
 
     async def watch_disk(self) -> None:
         """Look every second how much room there is, until cancelled. A disk that does not answer holds up nobody."""
@@ -356,7 +364,7 @@ class Watching:
         add(
             "native.subscriptions_max",
             settings.native.subscriptions_max,
-            lambda: max((row.subscriptions for row in self._connections.value()), default=0),
+            lambda: self._subscriptions_peak,
         )
 
     # --- Metrics with labels ---

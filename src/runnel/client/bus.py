@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from runnel.client.checking import check_natural, check_time
+from runnel.client.checking import check_natural, check_patterns, check_time
 from runnel.client.consumer import Consumer
 from runnel.client.intake import as_bytes, check_tags, check_uid
 from runnel.client.link import ConnectionWatch
@@ -23,8 +23,8 @@ from runnel.client.results import BatchReceipt, Gap, Page, Receipt, ShardPage
 from runnel.client.routing import Router
 from runnel.client.subscription import Subscription, unpack_blocks
 from runnel.client.timers import Deadline, Timers, Usual
-from runnel.client.work_verbs import WorkVerbs
-from runnel.errors import ClientFault, ClosedError, RunnelError, UnknownTopicError
+from runnel.client.work_verbs import PER_PAGE, WorkVerbs
+from runnel.errors import ClientFault, ClosedError, MalformedError, RunnelError, UnknownTopicError
 from runnel.formats import block, envelope, wire
 from runnel.formats.batch import Batch
 from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, TopicState, Welcome
@@ -33,7 +33,6 @@ from runnel.topics.partitions import partition_of_key
 
 _Wanted = TypeVar("_Wanted", bound=wire.Head)
 
-_TOPICS_PER_REQUEST: Final = 1000
 _NOTHING_PUBLISHED: Final = wire.Published(0, (), 0, 0, 0, "none")
 
 
@@ -145,6 +144,10 @@ class Bus(WorkVerbs):
         *,
         is_repeatable: bool = True,
     ) -> tuple[_Wanted, memoryview]:
+        try:
+            wire.check_request(make(1))  # else the broker ends the connection, again and again
+        except MalformedError as error:
+            raise ClientFault(f"{what}: an argument is of the wrong type: {error}") from None
         return await self._router.home.ask(
             kind, make, deadline=self._deadline(), what=what, is_repeatable=is_repeatable
         )
@@ -422,6 +425,7 @@ class Bus(WorkVerbs):
         """The shards in which topics lie that match, with the entries they have, and their first at a time."""
         time_ns = time_ns_of(time) if isinstance(time, datetime) else time
         check_time("time", time_ns)
+        check_patterns(patterns)
         answer, _ = await self._ask(
             wire.ShardList,
             lambda number: wire.Shards(number, patterns, time_ns),
@@ -449,7 +453,8 @@ class Bus(WorkVerbs):
             ("bytes_max", bytes_max),
         ):
             check_natural(name, value)
-        chosen = tuple(patterns)
+        chosen = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+        check_patterns(chosen)
         answer, tail = await self._ask(
             wire.ShardFetched,
             lambda number: wire.FetchShard(
@@ -470,13 +475,14 @@ class Bus(WorkVerbs):
 
     async def topics(self, pattern: str = "*") -> list[TopicState]:
         """All topics that match, in order of their names."""
+        check_patterns((pattern,))
         found: list[TopicState] = []
         while True:
             after = found[-1].name if found else ""
             answer, _ = await self._ask(
                 wire.TopicList,
                 lambda number, after=after: wire.Topics(  # type: ignore[misc]
-                    number, pattern, after, _TOPICS_PER_REQUEST
+                    number, pattern, after, PER_PAGE
                 ),
                 f"listing topics {pattern}",
             )
@@ -526,8 +532,19 @@ class Bus(WorkVerbs):
 
     async def cursors(self) -> list[CursorState]:
         """All named cursors, with their lag."""
-        answer, _ = await self._ask(wire.CursorList, wire.Cursors, "listing cursors")
-        return list(answer.cursors)
+        found: list[CursorState] = []
+        while True:
+            after = found[-1].name if found else ""
+            answer, _ = await self._ask(
+                wire.CursorList,
+                lambda number, after=after: wire.Cursors(  # type: ignore[misc]
+                    number, None, after, PER_PAGE
+                ),
+                "listing cursors",
+            )
+            found += answer.cursors
+            if answer.is_complete or not answer.cursors:
+                return found
 
     async def cursor(self, name: str) -> CursorState | None:
         """One named cursor, with its lag; None if there is none of that name."""

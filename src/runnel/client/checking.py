@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from runnel.errors import ClientFault
 from runnel.topics.names import Label, check_label, check_text
+from runnel.topics.patterns import Pattern
 
 _INT64_MAX: Final = 2**63 - 1
 _INT64_MIN: Final = -(2**63)
@@ -31,6 +33,14 @@ def milliseconds(name: str, seconds: float | None) -> int | None:
     if not isinstance(seconds, int | float) or not 0 <= seconds <= _SECONDS_MAX:
         raise ClientFault(f"{name} is {seconds!r}: it must be seconds from 0 to {_SECONDS_MAX}")
     return round(seconds * 1000)
+
+
+def check_patterns(patterns: Sequence[str]) -> None:
+    """Patterns that topics can match."""
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ClientFault(f"{pattern!r:.200} is no pattern of topics: each must be text")
+        Pattern(pattern)  # says what is wrong with it
 
 
 def check_subscription(name: str) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from runnel.client.checking import (
     check_member,
     check_natural,
+    check_patterns,
     check_subscription,
     milliseconds,
 )
@@ -25,12 +26,12 @@ from runnel.errors import ClientFault, UnknownSubscriptionError
 from runnel.formats import wire, work_heads
 from runnel.formats.message import Message
 from runnel.formats.work_heads import SubscriptionState, WorkOptions
-from runnel.topics.patterns import Pattern
 
 _Wanted = TypeVar("_Wanted", bound=wire.Head)
 Offsets: TypeAlias = Iterable[int] | Literal["all"]
 
 MODES: Final = ("shared", "key_shared", "multicast")
+PER_PAGE: Final = 1000  # of lists; the broker gives no more at once
 _DEAD_LETTERS_PER_PAGE: Final = 100
 
 
@@ -143,10 +144,19 @@ class WorkVerbs(ABC):
 
     async def subscriptions(self) -> list[SubscriptionState]:
         """All subscriptions, with what their members have before them."""
-        answer, _ = await self._ask(
-            work_heads.SubscriptionList, work_heads.ListSubscriptions, "listing subscriptions"
-        )
-        return list(answer.subscriptions)
+        found: list[SubscriptionState] = []
+        while True:
+            after = found[-1].name if found else ""
+            answer, _ = await self._ask(
+                work_heads.SubscriptionList,
+                lambda number, after=after: work_heads.ListSubscriptions(  # type: ignore[misc]
+                    number, None, after, PER_PAGE
+                ),
+                "listing subscriptions",
+            )
+            found += answer.subscriptions
+            if answer.is_complete or not answer.subscriptions:
+                return found
 
     async def subscription(self, name: str) -> SubscriptionState:
         """One subscription, with where it stands in each partition."""
@@ -304,10 +314,7 @@ class WorkVerbs(ABC):
 
 def _check_patterns(name: str, patterns: tuple[str, ...]) -> None:
     check_subscription(name)
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise ClientFault(f"{pattern!r} is no pattern of topics: it must be text")
-        Pattern(pattern)  # says what is wrong with it
+    check_patterns(patterns)
 
 
 def _checked_mode(mode: str) -> str:

@@ -282,10 +282,15 @@ class RemoveCursor(Head, tag="cursor_remove", frozen=True, gc=False):
 
 
 class Cursors(Head, tag="cursors", frozen=True, gc=False):
-    """All named cursors, or the one of this name."""
+    """Named cursors in order of their names, from behind `after` on, or the one of this name.
+
+    A limit of 0 is a client that does not page: it gets all of them, or an error.
+    """
 
     id: Id
     name: str | None = None
+    after: str = ""
+    limit: Natural = 0
 
 
 class Statistics(Head, tag="statistics", frozen=True, gc=False):
@@ -416,6 +421,7 @@ class TopicList(Head, tag="topic_list", frozen=True, gc=False):
 class CursorList(Head, tag="cursor_list", frozen=True, gc=False):
     id: Id
     cursors: Sequence[CursorState]
+    is_complete: bool = True
 
 
 class StatisticsReport(Head, tag="statistics_report", frozen=True, gc=False):
@@ -517,6 +523,14 @@ def encode(head: Head, tail_bytes: int = 0) -> bytes:
         return frames.pack_head(_encoder.encode(head), tail_bytes)
     except UnicodeEncodeError as error:
         raise MalformedError(f"{type(head).__name__} frame", f"not valid UTF-8: {error}") from None
+
+
+def check_request(head: Head) -> None:
+    """MalformedError: a broker would not understand this, as a value is not of its field's type."""
+    try:
+        _requests.decode(_encoder.encode(head))
+    except (TypeError, OverflowError, UnicodeEncodeError, msgspec.DecodeError) as error:
+        raise MalformedError(f"{type(head).__name__} request", str(error)) from None
 
 
 def decode_request(frame: Frame) -> Request:

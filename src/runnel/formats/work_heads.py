@@ -202,10 +202,15 @@ class Leave(Head, tag="leave", frozen=True, gc=False):
 
 
 class ListSubscriptions(Head, tag="subscriptions", frozen=True, gc=False):
-    """All subscriptions, or the one of this name with its partitions."""
+    """Subscriptions in order of their names, from behind `after` on, or the one of this name with its partitions.
+
+    A limit of 0 is a client that does not page: it gets all of them, or an error.
+    """
 
     id: Id
     name: str | None = None
+    after: str = ""
+    limit: Natural = 0
 
 
 class MakeSubscription(Head, tag="subscription_make", frozen=True, gc=False):
@@ -317,6 +322,7 @@ class Acked(Head, tag="acked", frozen=True, gc=False):
 class SubscriptionList(Head, tag="subscription_list", frozen=True, gc=False):
     id: Id
     subscriptions: Sequence[SubscriptionState]
+    is_complete: bool = True
 
 
 class DeadList(Head, tag="dead_list", frozen=True, gc=False):

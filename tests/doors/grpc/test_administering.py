@@ -85,6 +85,33 @@ def test_a_cursor_is_set_listed_and_removed() -> None:
     run(scenario())
 
 
+def test_cursors_and_subscriptions_are_listed_page_by_page() -> None:
+    async def scenario() -> None:
+        async with opened() as scene:
+            await publish(scene, "a", b"1")
+            for name in ("b", "a", "c"):
+                places = [pb.CursorPlace(topic="a", offset=1)]
+                await scene.stub.SetCursor(pb.SetCursorRequest(name=name, places=places))
+                await scene.stub.MakeSubscription(
+                    pb.MakeSubscriptionRequest(name=name, patterns=["a"], mode=pb.MODE_SHARED)
+                )
+            cursors = await scene.stub.ListCursors(pb.ListCursorsRequest(limit=2))
+            assert ([each.name for each in cursors.cursors], cursors.has_more) == (["a", "b"], True)
+            cursors = await scene.stub.ListCursors(pb.ListCursorsRequest(after="b", limit=2))
+            assert ([each.name for each in cursors.cursors], cursors.has_more) == (["c"], False)
+            request = pb.ListSubscriptionsRequest(limit=2)
+            found = await scene.stub.ListSubscriptions(request)
+            assert ([each.name for each in found.subscriptions], found.has_more) == (
+                ["a", "b"],
+                True,
+            )
+            request = pb.ListSubscriptionsRequest(after="b", limit=2)
+            found = await scene.stub.ListSubscriptions(request)
+            assert ([each.name for each in found.subscriptions], found.has_more) == (["c"], False)
+
+    run(scenario())
+
+
 def test_a_subscription_without_a_mode_is_not_made_but_found() -> None:
     async def scenario() -> None:
         async with opened() as scene:

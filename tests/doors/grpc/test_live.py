@@ -264,7 +264,7 @@ def test_a_slow_reader_of_kept_topics_costs_little_and_misses_nothing() -> None:
             try:
                 await _flood(scene, "a", bytes(100_000), total)
                 gc.collect()
-                rows = scene.listener.door.rows()
+                rows = [read() for read in scene.listener.door.rows().values()]
                 held = sum(
                     each.size
                     for each in tracemalloc.take_snapshot().statistics("filename")
@@ -312,7 +312,7 @@ def test_a_stream_is_shown_among_the_connections() -> None:
             reader = await Reader(scene.stub, "a").begun()
             await publish(scene, "a", b"1", b"2")
             await reader.take(2)
-            (row,) = scene.listener.door.rows()
+            (row,) = [read() for read in scene.listener.door.rows().values()]
             assert (row.door, row.subscriptions, row.flow.messages_out) == ("grpc", 1, 2)
             assert row.peer.startswith("127.0.0.1:")
             assert "grpc" in row.client

@@ -82,9 +82,34 @@ async def test_cursors_are_set_told_and_removed() -> None:
         }
         assert made.json() == expected
         assert (await door.http.get("/v1/cursors/my%2Fcursor")).json() == expected
-        assert (await door.http.get("/v1/cursors")).json() == {"cursors": [expected]}
+        assert (await door.http.get("/v1/cursors")).json() == {
+            "cursors": [expected],
+            "is_complete": True,
+        }
         assert (await door.http.delete("/v1/cursors/my%2Fcursor")).status_code == 204
         assert (await door.http.get("/v1/cursors/my%2Fcursor")).status_code == 404
+
+
+@in_loop
+async def test_cursors_subscriptions_and_connections_are_listed_page_by_page() -> None:
+    async with open_door() as door:
+        await door.publish("a", b"1")
+        for name in ("b", "a", "c"):
+            places = {"places": [{"topic": "a", "offset": 1}]}
+            await door.http.put(f"/v1/cursors/{name}", json=places)
+            await door.http.put(f"/v1/subscriptions/{name}", json={"patterns": ["a"]})
+        for what in ("cursors", "subscriptions"):
+            first = (await door.http.get(f"/v1/{what}", params={"limit": "2"})).json()
+            assert [each["name"] for each in first[what]] == ["a", "b"]
+            assert not first["is_complete"]
+            rest = (await door.http.get(f"/v1/{what}", params={"after": "b", "limit": "2"})).json()
+            assert [each["name"] for each in rest[what]] == ["c"]
+            assert rest["is_complete"]
+        own = (await door.http.get("/v1/connections", params={"limit": "1"})).json()
+        [connection] = own["connections"]
+        assert (connection["door"], own["is_complete"]) == ("http", True)
+        rest = (await door.http.get("/v1/connections", params={"after": connection["id"]})).json()
+        assert rest == {"connections": [], "is_complete": True}
 
 
 @in_loop

@@ -301,7 +301,7 @@ async def test_closing_leaves_nothing_running() -> None:
         await door.listener.close()
         assert door.listener.connection_count == 0
         assert door.listener.door.stream_count == 0
-        assert door.listener.door.rows not in door.broker.connection_rows
+        assert door.listener.door.rows not in door.broker.connections.listeners
         for talker in talkers:
             assert await talker.is_over()
     assert len(asyncio.all_tasks()) == before

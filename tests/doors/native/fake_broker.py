@@ -20,8 +20,11 @@ from runnel.broker.broker import (
     ShardId,
     Sink,
 )
+from runnel.broker.connections import Connections
 from runnel.broker.events import Events
+from runnel.broker.loop_share import LoopShare
 from runnel.broker.metrics import Metrics
+from runnel.broker.pages import Listed
 from runnel.broker.quotas import Quotas
 from runnel.config import SecuritySettings
 from runnel.formats import wire
@@ -73,7 +76,7 @@ class FakeBroker:
         self.events = Events(self.clock)
         self.audit = Audit(self.clock, lambda *_: None)
         self.quotas = Quotas(SecuritySettings(), self.clock, self.metrics.counters, self.events)
-        self.connection_rows: list[object] = []
+        self.connections = Connections(LoopShare(), self.clock)
         self.connection_ids = itertools.count(1)
         self.published: list[bytes] = []
         self.pending: list[asyncio.Future[Published]] = []
@@ -99,7 +102,7 @@ class FakeBroker:
         return cast(Broker, self)
 
     def rows(self) -> list[ConnectionRow]:
-        return [row for rows in self.connection_rows for row in rows()]  # type: ignore[operator]
+        return [read() for rows in self.connections.listeners for read in rows().values()]
 
     async def warn_of_habits(self, where: str, patterns: Iterable[str]) -> None: ...
 
@@ -205,6 +208,9 @@ class FakeBroker:
         **options: object,
     ) -> list[wire.CursorState]:
         return [wire.CursorState(name or "all", (), 0)]
+
+    async def cursor_page(self, **options: object) -> Listed[wire.CursorState]:
+        return [wire.CursorState("all", (), 0)], True
 
     def routes(self, topics: Sequence[str]) -> list[wire.Route]:
         self._check()

@@ -167,13 +167,14 @@ class FakeWork:
         self.verbs.append(("remove", name, member))
 
     async def subscriptions(
-        self, name: str | None, *, is_visible: object = None, owner: object = None
+        self, name: str, **options: object
     ) -> list[work_heads.SubscriptionState]:
-        return [
-            work_heads.SubscriptionState(
-                name or "all", "shared", ("*",), False, 7, Options().to_wire(), (), 0, 0
-            )
-        ]
+        return [_state(name)]
+
+    async def subscription_page(
+        self, **options: object
+    ) -> tuple[list[work_heads.SubscriptionState], bool]:
+        return [_state("all")], True
 
     async def dead_letters(
         self, subscription: str, offset: int, messages_max: int
@@ -190,3 +191,9 @@ class FakeWork:
     def _check(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+
+def _state(name: str) -> work_heads.SubscriptionState:
+    return work_heads.SubscriptionState(
+        name, "shared", ("*",), False, 7, Options().to_wire(), (), 0, 0
+    )

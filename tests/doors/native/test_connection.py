@@ -531,4 +531,4 @@ async def test_connections_are_counted_for_the_metrics() -> None:
         assert (row.flow.messages_in, row.flow.messages_out) == (1, 1)
         assert row.flow.bytes_in > 8
         assert row.flow.bytes_out > 8
-    assert scene.broker.connection_rows == []
+    assert scene.broker.connections.listeners == []

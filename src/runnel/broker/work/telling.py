@@ -9,6 +9,7 @@ import msgspec
 
 from runnel.broker.feeds import KeptLog
 from runnel.broker.loop_share import LoopShare
+from runnel.broker.pages import Listed, Page
 from runnel.broker.work.crew import Crew
 from runnel.broker.work.dead import DeadLetters
 from runnel.broker.work.reading import read_runs
@@ -92,7 +93,7 @@ class Telling:
         if name is not None:
             one = self._subscriptions.get(name)
             return [await self._state_of(one, owner, with_partitions=True)]
-        known = sorted(self._subscriptions.all(), key=lambda each: each.definition.name)
+        known = self._ordered()
         found: list[SubscriptionState] = []
         async for some in self._share.steps(known, owner, _SUBSCRIPTIONS_PER_STEP):
             found += [
@@ -101,6 +102,30 @@ class Telling:
                 if is_visible is None or is_visible(each.definition.patterns)
             ]
         return found
+
+    async def page(
+        self,
+        *,
+        after: str,
+        limit: int,
+        is_visible: Callable[[Sequence[str]], bool] | None,
+        owner: Hashable,
+    ) -> Listed[SubscriptionState]:
+        """Those behind the name `after`, and whether these are all."""
+        page: Page[SubscriptionState] = Page(limit, "subscriptions")
+        for number, each in enumerate(self._ordered(after)):
+            if number % _SUBSCRIPTIONS_PER_STEP == 0:
+                await self._share.turn(owner)
+            if is_visible is None or is_visible(each.definition.patterns):
+                if page.is_full():
+                    return page.items, False
+                state = await self._state_of(each, owner, with_partitions=False)
+                page.add(state, len(state.members))
+        return page.items, True
+
+    def _ordered(self, after: str = "") -> list[WorkSubscription]:
+        known = [each for each in self._subscriptions.all() if each.definition.name > after]
+        return sorted(known, key=lambda each: each.definition.name)
 
     async def report(self) -> Sequence[SubscriptionState]:
         """All of them, looked at sparingly: at most a fiftieth of the time goes into it."""

@@ -10,6 +10,7 @@ from runnel.broker.events import Events
 from runnel.broker.live_subscription import LiveSubscription
 from runnel.broker.loop_share import LoopShare
 from runnel.broker.metrics import Metrics
+from runnel.broker.pages import Listed
 from runnel.broker.quotas import Account
 from runnel.broker.stores import Stores
 from runnel.broker.turns import Turns
@@ -191,6 +192,19 @@ class Work:
     ) -> list[SubscriptionState]:
         """All, or one. `is_visible`: only those whose patterns it says yes to. `owner`: whose turns it takes."""
         return await self._telling.states(name, is_visible=is_visible, owner=owner)
+
+    async def subscription_page(
+        self,
+        *,
+        after: str,
+        limit: int,
+        is_visible: Callable[[Sequence[str]], bool] | None,
+        owner: Hashable,
+    ) -> Listed[SubscriptionState]:
+        """Those behind the name `after`, and whether these are all. A limit of 0: all, or LimitExceededError."""
+        return await self._telling.page(
+            after=after, limit=limit, is_visible=is_visible, owner=owner
+        )
 
     async def dead_letters(
         self, subscription: str, offset: int, messages_max: int

@@ -7,6 +7,7 @@ import itertools
 from typing import Final, Protocol
 
 from runnel.broker.broker import Broker, ConnectionRow
+from runnel.broker.connections import ReadRows
 from runnel.config import Settings
 from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.doors.grpc.tasks import Tasks
@@ -24,6 +25,8 @@ _NS_PER_MS: Final = 1_000_000
 class Underway(Protocol):
     """A call, as the door sees it."""
 
+    @property
+    def id(self) -> int: ...
     @property
     def is_stream(self) -> bool: ...
     def closing(self) -> None: ...
@@ -50,7 +53,7 @@ class GrpcDoor:
         self._empty.set()
         drain_seconds_max = settings.grpc.drain_timeout_ns / _NS_PER_SECOND
         self._patience = Patience(broker.clock, drain_seconds_max)
-        broker.connection_rows.append(self.rows)
+        broker.connections.listeners.append(self.rows)
 
     @property
     def is_closing(self) -> bool:
@@ -78,9 +81,9 @@ class GrpcDoor:
         if times := self._unknown_methods.count(asyncio.get_running_loop().time()):
             logger.warning("a method was called that does not exist", times=times)
 
-    def rows(self) -> list[ConnectionRow]:
-        """The streams, as the metrics show connections."""
-        return [call.row() for call in self.calls if call.is_stream]
+    def rows(self) -> ReadRows:
+        """The streams, by id: how to read each as the metrics show it."""
+        return {call.id: call.row for call in self.calls if call.is_stream}
 
     # --- The end ---
 
@@ -106,8 +109,8 @@ class GrpcDoor:
     async def close(self) -> None:
         """End every call that is left, and wait until nothing of it is at work."""
         self._refusal = shutting_down()
-        if self.rows in self.broker.connection_rows:
-            self.broker.connection_rows.remove(self.rows)
+        if self.rows in self.broker.connections.listeners:
+            self.broker.connections.listeners.remove(self.rows)
         for call in list(self.calls):
             call.finish_with(self._refusal)
         await self.tasks.wait()

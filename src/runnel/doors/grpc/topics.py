@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from runnel.broker.topics import PAGE_MAX
+from runnel.broker.pages import PAGE_MAX
 from runnel.doors.grpc.calls import Call
 from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.doors.grpc.messages import natural
@@ -97,15 +97,19 @@ async def set_cursor(call: Call, request: pb.SetCursorRequest) -> pb.SetCursorRe
 
 
 async def list_cursors(call: Call, request: pb.ListCursorsRequest) -> pb.ListCursorsResponse:
-    cursors = [
-        pb.Cursor(
-            name=cursor.name,
-            places=map(_told_place, cursor.places),
-            updated_ns=cursor.updated_ns,
-        )
-        for cursor in await call.access.cursors(request.name or None)
-    ]
-    return pb.ListCursorsResponse(cursors=cursors)
+    if request.name:
+        one = await call.access.cursor(request.name)
+        return pb.ListCursorsResponse(cursors=map(_told_cursor, one))
+    cursors, is_complete = await call.access.cursors(after=request.after, limit=request.limit)
+    return pb.ListCursorsResponse(cursors=map(_told_cursor, cursors), has_more=not is_complete)
+
+
+def _told_cursor(cursor: wire.CursorState) -> pb.Cursor:
+    return pb.Cursor(
+        name=cursor.name,
+        places=map(_told_place, cursor.places),
+        updated_ns=cursor.updated_ns,
+    )
 
 
 async def remove_cursor(call: Call, request: pb.RemoveCursorRequest) -> pb.RemoveCursorResponse:

@@ -34,7 +34,7 @@ async def make_subscription(
 async def _mode_of_existing(call: Call, name: str) -> str:
     """What is meant if nothing is said: nobody guesses the mode of a subscription that is to be made."""
     try:
-        [known] = await call.access.subscriptions(name)
+        known = await call.access.subscription(name)
     except UnknownSubscriptionError:
         raise ClientFault(
             f"mode: subscription {name!r} does not exist; say whether to make it MODE_SHARED, MODE_KEY_SHARED or "
@@ -46,8 +46,13 @@ async def _mode_of_existing(call: Call, name: str) -> str:
 async def list_subscriptions(
     call: Call, request: pb.ListSubscriptionsRequest
 ) -> pb.ListSubscriptionsResponse:
-    known = await call.access.subscriptions(request.name or None)
-    return pb.ListSubscriptionsResponse(subscriptions=map(_told_subscription, known))
+    if request.name:
+        one = await call.access.subscription(request.name)
+        return pb.ListSubscriptionsResponse(subscriptions=[_told_subscription(one)])
+    known, is_complete = await call.access.subscriptions(after=request.after, limit=request.limit)
+    return pb.ListSubscriptionsResponse(
+        subscriptions=map(_told_subscription, known), has_more=not is_complete
+    )
 
 
 async def delete_subscription(

@@ -10,7 +10,7 @@ from litestar import Request, delete, get, put
 from litestar.params import FromPath, JSONBody
 
 from runnel.doors.http.calls import Call, call_of
-from runnel.doors.http.parameters import Natural, time_text
+from runnel.doors.http.parameters import After, Natural, PageLimit, time_text
 from runnel.errors import UnknownTopicError
 from runnel.formats.wire import CursorPlace, CursorState
 
@@ -67,12 +67,18 @@ class CursorList(msgspec.Struct, frozen=True):
         Sequence[CursorOut],
         msgspec.Meta(description="Those whose every place you may read, or administer."),
     ]
+    is_complete: Annotated[
+        bool, msgspec.Meta(description="Otherwise ask again, with `after` the last name.")
+    ]
 
 
 @get("/v1/cursors", operation_id="listCursors", tags=["cursors"])
-async def list_cursors(request: Request[Any, Any, Any]) -> CursorList:
-    """List the cursors."""
-    return CursorList([_cursor(each) for each in await call_of(request).access.cursors()])
+async def list_cursors(
+    request: Request[Any, Any, Any], after: After = "", limit: PageLimit = 0
+) -> CursorList:
+    """List the cursors, in order of their names."""
+    cursors, is_complete = await call_of(request).access.cursors(after=after, limit=limit)
+    return CursorList([_cursor(each) for each in cursors], is_complete)
 
 
 @get("/v1/cursors/{name:str}", operation_id="describeCursor", tags=["cursors"])
@@ -112,7 +118,7 @@ async def remove_cursor(request: Request[Any, Any, Any], name: FromPath[str]) ->
 
 
 async def _found(call: Call, name: str) -> CursorOut:
-    for cursor in await call.access.cursors(name):
+    for cursor in await call.access.cursor(name):
         return _cursor(cursor)
     raise UnknownTopicError(f"cursor {name!r} does not exist")
 

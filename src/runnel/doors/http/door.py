@@ -11,7 +11,8 @@ from typing import Final, Protocol
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from runnel.broker.broker import Broker, ConnectionRow
+from runnel.broker.broker import Broker
+from runnel.broker.connections import ReadRows
 from runnel.config import Settings
 from runnel.doors.http.connection import Connection
 from runnel.doors.http.sent_last_values import SentLists
@@ -61,7 +62,7 @@ class HttpDoor:
         drain_seconds_max = settings.http.drain_timeout_ns / _NS_PER_SECOND
         self._patience = Patience(broker.clock, drain_seconds_max)
         self._is_closed = False
-        broker.connection_rows.append(self.rows)
+        broker.connections.listeners.append(self.rows)
         broker.metrics.add_limit(
             "http.streams_max", settings.http.streams_max, lambda: self._stream_count
         )
@@ -121,9 +122,9 @@ class HttpDoor:
     def connection_count(self) -> int:
         return len(self.connections)
 
-    def rows(self) -> list[ConnectionRow]:
-        """The connections as the metrics show them."""
-        return [connection.row() for connection in self.connections]
+    def rows(self) -> ReadRows:
+        """The connections by id: how to read each as the metrics show it."""
+        return {connection.id: connection.row for connection in self.connections}
 
     @contextmanager
     def enter_stream(self) -> Iterator[None]:
@@ -200,8 +201,8 @@ class HttpDoor:
         """Cut off every connection that is left, and wait until nothing of it is at work."""
         self._begin_closing()
         self._sweeping.cancel()
-        if self.rows in self.broker.connection_rows:
-            self.broker.connection_rows.remove(self.rows)
+        if self.rows in self.broker.connections.listeners:
+            self.broker.connections.listeners.remove(self.rows)
         for connection in [*self.connections, *self._refused]:
             connection.transport.abort()
         tasks = list(self._state.tasks)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Final, Literal, TypeAlias
 
+from litestar.params import QueryParameter
 from msgspec import UNSET, Meta, UnsetType
 
 from runnel.config import parse_duration
@@ -21,6 +22,17 @@ _RFC_3339: Final = re.compile(
     r"(\d{4}-\d{2}-\d{2})[Tt ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,9}))?([Zz]|[+-]\d{2}:\d{2})",
     re.ASCII,
 )
+# Of lists by name.
+After: TypeAlias = Annotated[str, QueryParameter(description="Names behind this one.")]
+PageLimit: TypeAlias = Annotated[
+    int,
+    QueryParameter(
+        ge=0,
+        le=10_000,
+        description="Those of the page at most; a page has 1,000 or fewer. 0: all, or an error if they are too many "
+        "for one answer.",
+    ),
+]
 Natural: TypeAlias = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Duration: TypeAlias = Annotated[str, Meta(examples=["5", "0.5", "500ms", "1h30m"])]
 Time: TypeAlias = Annotated[str, Meta(examples=["2026-01-31T12:00:00.25Z", "1769860800000000000"])]

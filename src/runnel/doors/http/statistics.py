@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Request, get
+from litestar.params import QueryParameter
 
+from runnel.broker.broker import ConnectionRow
 from runnel.doors.http.calls import call_of
-from runnel.doors.http.parameters import time_text
+from runnel.doors.http.parameters import PageLimit, time_text
 
 
 class FlowOut(msgspec.Struct, frozen=True):
@@ -36,35 +38,35 @@ class ConnectionOut(msgspec.Struct, frozen=True):
 
 class ConnectionList(msgspec.Struct, frozen=True):
     connections: Sequence[ConnectionOut]
+    is_complete: Annotated[
+        bool, msgspec.Meta(description="Otherwise ask again, with `after` the last id.")
+    ]
 
 
-@get("/v1/connections", operation_id="listConnections", tags=["watching"], sync_to_thread=False)
-def list_connections(request: Request[Any, Any, Any]) -> ConnectionList:
-    """List the connections at all doors."""
-    call = call_of(request)
-    call.access.check_watching()
-    return ConnectionList(
-        [
-            ConnectionOut(
-                row.id,
-                row.door,
-                row.peer,
-                row.client,
-                row.token,
-                row.since_ns,
-                time_text(row.since_ns),
-                row.subscriptions,
-                row.queued_bytes,
-                FlowOut(
-                    row.flow.messages_in,
-                    row.flow.bytes_in,
-                    row.flow.messages_out,
-                    row.flow.bytes_out,
-                ),
-            )
-            for rows in call.door.broker.connection_rows
-            for row in rows()
-        ]
+@get("/v1/connections", operation_id="listConnections", tags=["watching"])
+async def list_connections(
+    request: Request[Any, Any, Any],
+    after: Annotated[int, QueryParameter(ge=0, description="Ids behind this one.")] = 0,
+    limit: PageLimit = 0,
+) -> ConnectionList:
+    """List the connections of all listeners, in the order in which they came."""
+    rows, is_complete = await call_of(request).access.connections(after=after, limit=limit)
+    return ConnectionList([_connection(row) for row in rows], is_complete)
+
+
+def _connection(row: ConnectionRow) -> ConnectionOut:
+    flow = row.flow
+    return ConnectionOut(
+        row.id,
+        row.door,
+        row.peer,
+        row.client,
+        row.token,
+        row.since_ns,
+        time_text(row.since_ns),
+        row.subscriptions,
+        row.queued_bytes,
+        FlowOut(flow.messages_in, flow.bytes_in, flow.messages_out, flow.bytes_out),
     )
 
 

@@ -13,7 +13,14 @@ from litestar.types import ControllerRouterHandler
 from msgspec import UNSET, Meta, UnsetType
 
 from runnel.doors.http.calls import Call, call_of
-from runnel.doors.http.parameters import Natural, time_ns, time_text, time_text_if_set
+from runnel.doors.http.parameters import (
+    After,
+    Natural,
+    PageLimit,
+    time_ns,
+    time_text,
+    time_text_if_set,
+)
 from runnel.doors.http.problems import FieldFault
 from runnel.formats.heads import PartitionPlace, Start
 from runnel.formats.work_heads import MemberState, PartitionWork, SubscriptionState, WorkOptions
@@ -154,6 +161,9 @@ class SubscriptionOut(msgspec.Struct, frozen=True):
 
 class SubscriptionList(msgspec.Struct, frozen=True):
     subscriptions: Sequence[SubscriptionOut]
+    is_complete: Annotated[
+        bool, msgspec.Meta(description="Otherwise ask again, with `after` the last name.")
+    ]
 
 
 def _start(given: StartIn) -> Start:
@@ -171,8 +181,7 @@ def _start(given: StartIn) -> Start:
 
 
 async def _told(call: Call, name: str) -> SubscriptionOut:
-    [state] = await call.access.subscriptions(name)
-    return SubscriptionOut.of(state)
+    return SubscriptionOut.of(await call.access.subscription(name))
 
 
 @put(
@@ -195,10 +204,12 @@ async def make(
 
 
 @get("/v1/subscriptions", operation_id="listSubscriptions", tags=["work"])
-async def list_all(request: Request[Any, Any, Any]) -> SubscriptionList:
-    """List the subscriptions that you may consume from, or administer."""
-    states = await call_of(request).access.subscriptions()
-    return SubscriptionList([SubscriptionOut.of(state) for state in states])
+async def list_all(
+    request: Request[Any, Any, Any], after: After = "", limit: PageLimit = 0
+) -> SubscriptionList:
+    """List the subscriptions that you may consume from, or administer, in order of their names."""
+    states, is_complete = await call_of(request).access.subscriptions(after=after, limit=limit)
+    return SubscriptionList([SubscriptionOut.of(state) for state in states], is_complete)
 
 
 @get("/v1/subscriptions/{name:str}", operation_id="describeSubscription", tags=["work"])

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
-from runnel.broker.broker import Broker, ConnectionRow
+from runnel.broker.broker import Broker
+from runnel.broker.connections import ReadRows
 from runnel.config import Settings
 from runnel.doors.native.pipe import connect_pipe
 from runnel.doors.native.protocol import HELLO_BYTES_MAX, RECEIVE_BYTES, Connection
@@ -48,7 +49,7 @@ class Door:
         self._empty.set()
         drain_seconds_max = settings.native.drain_timeout_ns / _NS_PER_SECOND
         self._patience = Patience(broker.clock, drain_seconds_max)
-        broker.connection_rows.append(self.rows)
+        broker.connections.listeners.append(self.rows)
         self._sweeping = self._loop.create_task(self._sweep())
 
     # --- Connections ---
@@ -126,9 +127,9 @@ class Door:
     def connection_count(self) -> int:
         return len(self.connections)
 
-    def rows(self) -> list[ConnectionRow]:
-        """The connections as the metrics show them."""
-        return [connection.row() for connection in self.connections]
+    def rows(self) -> ReadRows:
+        """The connections by id: how to read each as the metrics show it."""
+        return {connection.connection_id: connection.row for connection in self.connections}
 
     async def _sweep(self) -> None:
         """One look at all connections now and then, instead of a timer for each."""
@@ -170,8 +171,8 @@ class Door:
         """Cut off every connection that is left, and wait until nothing of it is at work."""
         self._refusal = ClosedError("the broker has been closed")
         self._sweeping.cancel()
-        if self.rows in self.broker.connection_rows:
-            self.broker.connection_rows.remove(self.rows)
+        if self.rows in self.broker.connections.listeners:
+            self.broker.connections.listeners.remove(self.rows)
         for connection in self._all():
             connection.session.consumers.close(is_clean=True)  # it is not they who failed
             connection.abort()

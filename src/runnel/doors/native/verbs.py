@@ -99,7 +99,10 @@ async def wait_reply_to(
             )
             return Reply(wire.TopicList(request.id, topics, is_complete))
         case wire.Cursors():
-            return Reply(wire.CursorList(request.id, await access.cursors(request.name)))
+            if request.name is not None:
+                return Reply(wire.CursorList(request.id, await access.cursor(request.name)))
+            listed = await access.cursors(after=request.after, limit=request.limit)
+            return Reply(wire.CursorList(request.id, *listed))
         case wire.DescribeTopic():
             topic = await access.describe_topic(request.name)
             return Reply(wire.TopicList(request.id, (topic,), is_complete=True))
@@ -122,8 +125,11 @@ async def _wait_work_reply(access: Access, request: _WorkRequest) -> Reply:
     """Of subscriptions and their dead letters."""
     match request:
         case work.ListSubscriptions():
-            subscriptions = await access.subscriptions(request.name)
-            return Reply(work.SubscriptionList(request.id, subscriptions))
+            if request.name is not None:
+                one = await access.subscription(request.name)
+                return Reply(work.SubscriptionList(request.id, (one,)))
+            listed = await access.subscriptions(after=request.after, limit=request.limit)
+            return Reply(work.SubscriptionList(request.id, *listed))
         case work.DeadLetters():
             batches, next_offset = await access.dead_letters(
                 request.subscription, request.offset, request.messages_max

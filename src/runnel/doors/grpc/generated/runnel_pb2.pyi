@@ -608,16 +608,22 @@ class MakeSubscriptionResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ListSubscriptionsRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "after", "limit")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    after: str
+    limit: int
+    def __init__(self, name: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListSubscriptionsResponse(_message.Message):
-    __slots__ = ("subscriptions",)
+    __slots__ = ("subscriptions", "has_more")
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
     subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
-    def __init__(self, subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ...) -> None: ...
+    has_more: bool
+    def __init__(self, subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., has_more: _Optional[bool] = ...) -> None: ...
 
 class Subscription(_message.Message):
     __slots__ = ("name", "mode", "patterns", "is_paused", "made_ns", "options", "members", "redelivered", "dead", "partitions")
@@ -908,16 +914,22 @@ class SetCursorResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ListCursorsRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "after", "limit")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    after: str
+    limit: int
+    def __init__(self, name: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListCursorsResponse(_message.Message):
-    __slots__ = ("cursors",)
+    __slots__ = ("cursors", "has_more")
     CURSORS_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
     cursors: _containers.RepeatedCompositeFieldContainer[Cursor]
-    def __init__(self, cursors: _Optional[_Iterable[_Union[Cursor, _Mapping]]] = ...) -> None: ...
+    has_more: bool
+    def __init__(self, cursors: _Optional[_Iterable[_Union[Cursor, _Mapping]]] = ..., has_more: _Optional[bool] = ...) -> None: ...
 
 class Cursor(_message.Message):
     __slots__ = ("name", "places", "updated_ns")

@@ -1,0 +1,62 @@
+"""Lists the connections of all listeners, in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Final, TypeAlias
+
+from runnel.broker.loop_share import LoopShare
+from runnel.broker.metric_tables import ConnectionRow
+from runnel.broker.pages import Listed, Page
+from runnel.broker.sparing import SHARE
+from runnel.world.clock import Clock
+
+# What a listener has: by the id of each connection, how to read its row.
+ReadRows: TypeAlias = Mapping[int, Callable[[], ConnectionRow]]
+
+_ROWS_PER_STEP: Final = 128
+
+
+class Connections:
+    """One for a broker; each listener adds itself to `listeners`."""
+
+    def __init__(self, share: LoopShare, clock: Clock) -> None:
+        self.listeners: list[Callable[[], ReadRows]] = []
+        self._share = share
+        self._clock = clock
+        self._reported: Mapping[int, ConnectionRow] = {}
+        self._report_again_ns = 0  # of the monotonic clock
+
+    async def page(self, *, after: int, limit: int, owner: Hashable) -> Listed[ConnectionRow]:
+        """In the order in which they came, from behind the id `after` on, and whether that is all."""
+        page: Page[ConnectionRow] = Page(limit, "connections")
+        known = self._known(after)
+        for begin in range(0, len(known), _ROWS_PER_STEP):
+            await self._share.turn(owner)
+            for _, read in known[begin : begin + _ROWS_PER_STEP]:
+                if page.is_full():
+                    return page.items, False
+                page.add(read())
+        return page.items, True
+
+    async def report(self) -> Mapping[int, ConnectionRow]:
+        """All of them by id, looked at sparingly. What is read anew is another object."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= self._report_again_ns:
+            rows: dict[int, ConnectionRow] = {}
+            async for some in self._share.steps(self._known(0), None, _ROWS_PER_STEP):
+                rows |= {number: read() for number, read in some}
+            self._reported = rows
+            done_ns = self._clock.monotonic_ns()
+            self._report_again_ns = done_ns + (done_ns - now_ns) * SHARE
+        return self._reported
+
+    def _known(self, after: int) -> list[tuple[int, Callable[[], ConnectionRow]]]:
+        known = [
+            (number, read)
+            for listener in self.listeners
+            for number, read in listener().items()
+            if number > after
+        ]
+        known.sort(key=lambda each: each[0])
+        return known

@@ -1,0 +1,47 @@
+"""Bounds what one request for a list is answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from runnel.errors import LimitExceededError
+
+T = TypeVar("T")
+
+Listed: TypeAlias = tuple[Sequence[T], bool]  # some of a list, and whether nothing follows
+
+PAGE_MAX: Final = 1000
+"""Items of one page at most: an answer is encoded at once, and a thousand take about a millisecond."""
+
+PARTS_MAX: Final = 10_000
+"""Parts of one answer, such as places of cursors or members of subscriptions; the item that reaches it is the last."""
+
+
+class Page(Generic[T]):
+    """The items of one answer, in their order.
+
+    With `limit` 0 the caller does not page, as clients before there were pages: it gets everything, or is refused.
+    It would take a page for the whole.
+    """
+
+    def __init__(self, limit: int, what: str) -> None:
+        self._limit = min(limit, PAGE_MAX)
+        self._what = what
+        self._parts = 0
+        self.items: list[T] = []
+
+    def is_full(self) -> bool:
+        """Whether one more item has to wait for the next page."""
+        if self._limit == 0:
+            if self._parts >= PARTS_MAX:
+                raise LimitExceededError(
+                    f"there are too many {self._what} for one answer, which has at most {PARTS_MAX:,}: ask in pages, "
+                    f"with a limit of 1 to {PAGE_MAX:,} and what the page before ended with as `after`"
+                )
+            return False
+        return len(self.items) >= self._limit or self._parts >= PARTS_MAX
+
+    def add(self, item: T, parts: int = 1) -> None:
+        self.items.append(item)
+        self._parts += max(1, parts)
