@@ -136,6 +136,19 @@ def test_damage_at_the_end_of_what_is_known_to_be_stored_is_not_a_tail() -> None
     assert scanned.end == len(content)
 
 
+def test_damage_reaches_as_far_as_what_is_known_to_be_stored() -> None:
+    content = segment_bytes(stored(3))
+    ends = ends_of(content)
+    for length in range(ends[1] + 1, len(content)):
+        entries, scanned = scan(content[:length], durable=len(content))
+        begin = max(end for end in ends if end <= length)
+        assert entries == [1, 2][: ends.index(begin)]
+        assert [(bad.position, bad.size) for bad in scanned.damage] == [
+            (begin, len(content) - begin)
+        ]
+        assert scanned.end == len(content)
+
+
 def test_several_damaged_places_are_each_reported() -> None:
     content = bytearray(segment_bytes(stored(8)))
     ends = ends_of(bytes(content))

@@ -170,7 +170,7 @@ class Scanner(Generic[T]):
         size = self._window.file_bytes - begin
         if self._durable > begin:
             # Known to have been stored, yet nothing whole follows: writing goes on behind it.
-            self._damage.append(Damage(self._path, begin, size, problem))
+            self._damage.append(Damage(self._path, begin, self._durable - begin, problem))
             self._position = self._durable
         elif not self._is_unwritten(begin):
             self._torn = Damage(self._path, begin, size, f"torn tail cut: {problem}")
