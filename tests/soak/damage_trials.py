@@ -29,7 +29,6 @@ from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, Start
 from runnel.formats.work_heads import Consume
-from runnel.log import paths
 from runnel.log.reading import OfflineLog, verify
 from tests.broker.scenes import PLENTY, Reader
 from tests.broker.work.scenes import Worker
@@ -82,13 +81,6 @@ class Trial(NamedTuple):
 
     def __str__(self) -> str:
         return f"{'closed' if self.was_closed else 'killed'} {self.path} {self.way}"
-
-    @property
-    def takes_first_segment(self) -> bool:
-        is_folder = self.path.startswith(f"{DIRECTORY}/{paths.JOURNALS}/") and self.path.endswith(
-            "/"
-        )
-        return is_folder or self.path.endswith(f"{1:020d}-0{paths.SEGMENT_SUFFIX}")
 
     def disk(self) -> FakeDisk:
         whole = images()[self.was_closed]
@@ -267,13 +259,13 @@ async def _run(trial: Trial) -> Outcome:
         return Outcome(is_refused=True, violations=violations)
     told = [line for line in broker.recovered if line.startswith(("damaged:", "torn"))]
     await _check_state(broker, told, violations)
-    known = await _check_readers(broker, trial, violations)
+    known = await _check_readers(broker, violations)
     await _check_work(broker, known, told, violations)
     added = await _publish(broker, violations)
     await broker.close()
     broker = await open_broker(disk)
     second: list[str] = []
-    await _check_readers(broker, trial, second)
+    await _check_readers(broker, second)
     for topic, offset in added:
         page = await broker.fetch(topic, 0, offset=offset, messages_max=1)
         if [message.payload for batch in page.batches for message in batch.messages()] != [b"new"]:
@@ -318,7 +310,7 @@ async def _check_state(broker: Broker, told: Sequence[str], violations: list[str
         violations.append(f"readiness contradicts what was told: {told}")
 
 
-async def _check_readers(broker: Broker, trial: Trial, violations: list[str]) -> set[Place]:
+async def _check_readers(broker: Broker, violations: list[str]) -> set[Place]:
     """Returns what was stored of topics that are still known: a fetch of others is refused."""
     fetch = _Told("fetch", violations)
     topics = [topic for topic in TOPICS if await _fetch_all(broker, topic, fetch)]
@@ -332,18 +324,9 @@ async def _check_readers(broker: Broker, trial: Trial, violations: list[str]) ->
     live.serve(reader.messages)
     for gap in reader.gaps:
         live.miss(gap.topic, gap.first_offset, gap.next_offset)
-    live.check(known - _in_front(fetch) if trial.takes_first_segment else known)
+    live.check(known)
     subscription.close()
     return known
-
-
-def _in_front(fetch: _Told) -> set[Place]:
-    """Of a shard whose first segment is lost `earliest` is what is left: see docs/limits.md."""
-    first = {
-        topic: min((at for of, at in fetch.served if of == topic), default=PLENTY)
-        for topic in TOPICS
-    }
-    return {place for place in STORED if place[1] < first[place[0]]}
 
 
 async def _fetch_all(broker: Broker, topic: str, told: _Told) -> bool:

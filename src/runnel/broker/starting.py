@@ -19,7 +19,6 @@ from runnel.topics.names import LIVE_JOURNAL
 from runnel.topics.pattern_index import SLICE_COMPARISONS, PatternIndex
 from runnel.topics.patterns import Pattern
 
-_EVER: Final = -(2**63)
 _FIRST_COMPARISONS: Final = 64
 _LOST: Final = "messages in memory were lost when the broker started anew"
 
@@ -68,7 +67,6 @@ async def offsets_at(stores: Stores, patterns: Sequence[Pattern], start: Start) 
     """
     if start.kind not in ("earliest", "time", *RESUMING):
         return {}
-    time_ns = start.time_ns if start.kind == "time" else _EVER
     given = {(place.topic, place.partition): place for place in start.partitions}
     offsets: dict[Key, int] = {}
     while unknown := {
@@ -78,7 +76,11 @@ async def offsets_at(stores: Stores, patterns: Sequence[Pattern], start: Start) 
     }:
         for (topic, number), log in unknown.items():
             with contextlib.suppress(UnknownTopicError):  # deleted meanwhile
-                offsets[topic, number] = await log.offset_at(topic, number, time_ns)
+                if start.kind == "time":
+                    offset = await log.offset_at(topic, number, start.time_ns)
+                else:  # what is lost was stored, too: whoever begins there is told of it
+                    offset = (await log.bounds(topic, number)).first_offset
+                offsets[topic, number] = offset
     return offsets
 
 
