@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
@@ -17,15 +19,18 @@ from runnel.broker.live_topics import LiveTopics
 from runnel.broker.loop_share import LoopShare
 from runnel.broker.metric_tables import ConnectionRow
 from runnel.broker.pages import PAGE_MAX
+from runnel.broker.starting import SHARDS_PER_STEP
 from runnel.broker.topic_making import TOPICS_PER_STEP
 from runnel.broker.topic_traffic import Flow
 from runnel.broker.topics import Topics
 from runnel.broker.work.state import WorkState
 from runnel.broker.work.telling import Telling
+from runnel.config import Keep, TopicRule
 from runnel.errors import ForbiddenError, InvalidNameError, LimitExceededError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.formats.wire import CursorPlace
+from runnel.formats.wire import CursorPlace, Start
+from runnel.log.memory_log import MemoryLog
 from runnel.log.topic_table import TopicTable
 from runnel.security.rights import Grant, Rights
 from runnel.topics.pattern_index import SLICE_COMPARISONS
@@ -438,5 +443,62 @@ def test_answer_that_is_not_paged_is_whole_or_refused(monkeypatch: pytest.Monkey
             await access.cursors()
         page, is_complete = await access.cursors(limit=100)
         assert ([each.name for each in page], is_complete) == (known, False)
+
+    run(Store.MEMORY, "")
+
+
+# --- Shards ---
+
+
+OWN_JOURNALS = TopicRule(match="t/*", keep=Keep.MEMORY, journal="{topic}")
+
+
+async def publish_each(at: At, topics: Sequence[str]) -> None:
+    for topic in topics:  # a batch has one journal
+        await publish(at.broker, [topic])
+
+
+def test_shards_are_looked_at_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    @scene(OWN_JOURNALS)
+    async def run(at: At) -> None:
+        topics = names(1500)
+        await publish_each(at, topics)
+        probe = LoopProbe(monkeypatch)
+        probe.count(MemoryLog, "entries")
+        probe.count(MemoryLog, "entry_at")
+        access = Access(at.broker, None)
+        async with probe:
+            listed = await asyncio.gather(*(access.shards(["t/*"], 0) for _ in range(5)))
+        for shards in listed:
+            assert [(each.journal, each.next_entry) for each in shards] == [
+                (name, 2) for name in topics
+            ]
+        assert probe.total == 5 * 2 * len(topics)
+        assert probe.most <= 2 * SHARDS_PER_STEP
+
+    run(Store.MEMORY, "")
+
+
+def test_beginning_at_a_time_looks_at_shards_in_steps_and_misses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @scene(OWN_JOURNALS)
+    async def run(at: At) -> None:
+        topics = names(1500)
+        await publish_each(at, topics)
+        probe = LoopProbe(monkeypatch)
+        probe.count(MemoryLog, "entry_at")
+        async with probe:
+            beginning = asyncio.ensure_future(at.subscribe("t/*", start=Start("time", time_ns=0)))
+            await at.until(lambda: probe.total >= 300 or beginning.done())
+            assert not beginning.done()  # it is among the shards
+            await publish_each(at, ["t/00000", "t/01499", "t/new"])
+            reader, subscription = await beginning
+        assert probe.total == len(topics)
+        assert probe.most <= SHARDS_PER_STEP
+        await publish_each(at, ["t/00001"])
+        await at.settle(subscription)
+        found = Counter(message.topic for message in reader.messages)
+        assert found == Counter([*topics, "t/00000", "t/01499", "t/new", "t/00001"])
 
     run(Store.MEMORY, "")

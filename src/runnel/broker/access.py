@@ -219,7 +219,7 @@ class Access:
     async def shards(self, patterns: Sequence[str], time_ns: int | None = None) -> list[ShardState]:
         """`read` for the patterns."""
         self._check_read(patterns)
-        return await self._broker.shards(patterns, time_ns)
+        return await self._broker.shards(patterns, time_ns, owner=self._owner)
 
     @_audited
     async def fetch_shard(

@@ -189,7 +189,9 @@ class Broker:
         )
         page_bytes_max = min(settings.native.frame_bytes_max // 2, _PAGE_BYTES_MAX)
         self._fetching = Fetching(stores, settings.broker, clock, self._workers, page_bytes_max)
-        self._shard_reading = ShardReading(stores, self._index, self._workers, page_bytes_max)
+        self._shard_reading = ShardReading(
+            stores, self._index, self._workers, self.share, page_bytes_max
+        )
         self.topic_making = TopicMaking(self.share, self._reading.look_up)
         self._topics = Topics(stores, self._index, self._reading, self.share)
         self._cursors = Cursors(stores, settings.limits, self.share)
@@ -496,10 +498,12 @@ class Broker:
             self.metrics.traffic.count_out(topic, fetched.messages, size)
         return fetched
 
-    async def shards(self, patterns: Sequence[str], time_ns: int | None = None) -> list[ShardState]:
+    async def shards(
+        self, patterns: Sequence[str], time_ns: int | None = None, *, owner: Hashable = None
+    ) -> list[ShardState]:
         """The shards in which any topic lies that matches, and the entries they have."""
         self._check_open()
-        return await self._shard_reading.shards(patterns, time_ns)
+        return await self._shard_reading.shards(patterns, time_ns, owner)
 
     async def fetch_shard(
         self,

@@ -129,16 +129,17 @@ class LiveReading:
             )
         else:
             await self._wait_swept()
-            ends = starting.ends_now(self._stores)
-            needs_match = start.kind in ("earliest", "time")
-            matching = (
-                await starting.matching_shards(self._stores, self._index, parsed)
-                if needs_match
-                else {}
-            )
-            entries = (
-                await starting.entries_at(matching, start.time_ns) if start.kind == "time" else {}
-            )
+            ends: Mapping[ShardId, int] = {}
+            matching: Mapping[ShardId, KeptLog] = {}
+            entries: Mapping[ShardId, int] = {}
+            if start.kind in ("earliest", "time"):
+                share, owner = self._share, sink.connection_id
+                ends = await starting.ends_before(self._stores, share, owner)
+                matching = await starting.matching_shards(
+                    self._stores, self._index, parsed, share, owner
+                )
+                if start.kind == "time":
+                    entries = await starting.entries_at(matching, start.time_ns, share, owner)
             subscription.gaps_at_start += starting.lost_shards(self._stores, start)
             self._begin_shards(
                 subscription,

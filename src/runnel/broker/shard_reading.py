@@ -5,7 +5,7 @@ A position of a shard is small however many topics lie in it, and names the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from runnel.broker import starting
 from runnel.broker.feeds import damage_gaps, passed_gaps, wanted_block
 from runnel.broker.live_subscription import LiveSubscription
+from runnel.broker.loop_share import LoopShare
 from runnel.broker.stores import Stores
 from runnel.errors import ClientFault, UnknownTopicError
 from runnel.formats.wire import GapState, ShardState
@@ -40,31 +41,39 @@ class ShardReading:
         stores: Stores,
         index: PatternIndex[LiveSubscription],
         workers: Workers,
+        share: LoopShare,
         bytes_max: int,
     ) -> None:
+        self._share = share
         self._stores = stores
         self._index = index
         self._workers = workers
         self._bytes_max = bytes_max
 
-    async def shards(self, patterns: Sequence[str], time_ns: int | None) -> list[ShardState]:
+    async def shards(
+        self, patterns: Sequence[str], time_ns: int | None, owner: Hashable
+    ) -> list[ShardState]:
         """Those in which any matching topic lies, in order of their names."""
         parsed = [Pattern(text) for text in patterns]
-        matching = await starting.matching_shards(self._stores, self._index, parsed)
-        found = []
-        for shard, log in sorted(matching.items()):
-            time_entry = 0 if time_ns is None else await log.entry_at(shard, time_ns)
-            bounds = log.entries(shard)
-            found.append(
-                ShardState(
-                    shard.journal,
-                    shard.shard,
-                    log.epoch,
-                    bounds.first_offset,
-                    bounds.next_offset,
-                    time_entry,
+        share = self._share
+        matching = await starting.matching_shards(self._stores, self._index, parsed, share, owner)
+        entries: Mapping[ShardId, int] = {}
+        if time_ns is not None:
+            entries = await starting.entries_at(matching, time_ns, share, owner)
+        found: list[ShardState] = []
+        async for some in share.steps(sorted(matching.items()), owner, starting.SHARDS_PER_STEP):
+            for shard, log in some:
+                bounds = log.entries(shard)
+                found.append(
+                    ShardState(
+                        shard.journal,
+                        shard.shard,
+                        log.epoch,
+                        bounds.first_offset,
+                        bounds.next_offset,
+                        entries.get(shard, 0),
+                    )
                 )
-            )
         return found
 
     async def fetch(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from runnel.broker.feeds import KeptLog
 from runnel.broker.live_subscription import LiveSubscription
+from runnel.broker.loop_share import LoopShare
 from runnel.broker.stores import Stores
 from runnel.errors import ClientFault, OffsetAheadError, UnknownTopicError
 from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
@@ -20,6 +20,8 @@ from runnel.topics.pattern_index import SLICE_COMPARISONS, PatternIndex
 from runnel.topics.patterns import Pattern
 
 _FIRST_COMPARISONS: Final = 64
+_TOPICS_PER_STEP: Final = 256
+SHARDS_PER_STEP: Final = 256
 _LOST: Final = "messages in memory were lost when the broker started anew"
 
 KINDS: Final = ("latest", "last", "earliest", "offsets", "time", "resume", "resume_last")
@@ -85,7 +87,11 @@ async def offsets_at(stores: Stores, patterns: Sequence[Pattern], start: Start) 
 
 
 async def matching_shards(
-    stores: Stores, index: PatternIndex[LiveSubscription], patterns: Sequence[Pattern]
+    stores: Stores,
+    index: PatternIndex[LiveSubscription],
+    patterns: Sequence[Pattern],
+    share: LoopShare,
+    owner: Hashable,
 ) -> dict[ShardId, KeptLog]:
     """The shards in which any topic lies that matches."""
     found: dict[ShardId, KeptLog] = {}
@@ -93,20 +99,27 @@ async def matching_shards(
         walk = index.walk(pattern)
         comparisons = _FIRST_COMPARISONS  # often the first topics tell
         while not walk.done:
-            for topic in walk.step(comparisons):
+            await share.turn(owner)
+            for topic in walk.step(comparisons, found_max=_TOPICS_PER_STEP):
                 log = stores.log_of(topic)
                 if log is not None:
                     found.update(dict.fromkeys(log.topic(topic).shards, log))
             comparisons = min(2 * comparisons, SLICE_COMPARISONS)
-            await asyncio.sleep(0)
-            if all(shard in found for _, shard in stores.shards()):
+            shard_count = sum(len(log.shards()) for log in stores.kept)
+            if len(found) >= shard_count and all(shard in found for _, shard in stores.shards()):
                 return found  # the other topics can add nothing
     return found
 
 
-async def entries_at(shards: Mapping[ShardId, KeptLog], time_ns: int) -> dict[ShardId, int]:
+async def entries_at(
+    shards: Mapping[ShardId, KeptLog], time_ns: int, share: LoopShare, owner: Hashable
+) -> dict[ShardId, int]:
     """The first entry of each shard at a time."""
-    return {shard: await log.entry_at(shard, time_ns) for shard, log in shards.items()}
+    entries: dict[ShardId, int] = {}
+    async for some in share.steps(shards.items(), owner, SHARDS_PER_STEP):
+        for shard, log in some:
+            entries[shard] = await log.entry_at(shard, time_ns)
+    return entries
 
 
 class Begin(NamedTuple):
@@ -190,9 +203,12 @@ def _is_of_older_epoch(log: KeptLog, place: PartitionPlace) -> bool:
     return isinstance(log, MemoryLog) and place.epoch not in (0, log.epoch)
 
 
-def ends_now(stores: Stores) -> dict[ShardId, int]:
-    """The next entry of each shard."""
-    return {shard: log.entries(shard).next_offset for log, shard in stores.shards()}
+async def ends_before(stores: Stores, share: LoopShare, owner: Hashable) -> dict[ShardId, int]:
+    """The next entry of each shard, none later than when this returns; a shard made meanwhile has none."""
+    ends: dict[ShardId, int] = {}
+    async for some in share.steps(stores.shards(), owner, SHARDS_PER_STEP):
+        ends |= {shard: log.entries(shard).next_offset for log, shard in some}
+    return ends
 
 
 def begin_positions(
@@ -206,6 +222,8 @@ def begin_positions(
 
     Those that held nothing wanted when somebody looked begin where they ended before that, `ends`: a topic may have
     been made since. With starts that need no looking they begin at their end.
+
+    Not in steps: what is stored after a shard's end was read, and before the subscription is pushed to, it would miss.
     """
     given = {ShardId(place.journal, place.shard): place for place in start.shards}
     begins = []

@@ -10,6 +10,8 @@ import pytest
 from runnel.broker import fetching, live_subscription, starting
 from runnel.broker.feeds import KeptLog, LastValuesFeed, PartitionsFeed, ShardFeed
 from runnel.broker.live_subscription import LiveSubscription
+from runnel.broker.stores import Stores
+from runnel.log.log import ShardId
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -30,7 +32,9 @@ def pattern_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 
 
 def topics_made_while_a_reader_begins_are_overlooked(patch: pytest.MonkeyPatch) -> None:
-    ends_now = starting.ends_now
+    def ends_now(stores: Stores) -> dict[ShardId, int]:
+        return {shard: log.entries(shard).next_offset for log, shard in stores.shards()}
+
     begin_positions = starting.begin_positions
     patch.setattr(
         starting,
