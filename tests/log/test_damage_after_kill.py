@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import cache
+from threading import Thread
 from typing import TypeVar
 
 import pytest
 
+from runnel.config import TopicRule
 from runnel.errors import OffsetGoneError
 from runnel.formats import block
 from runnel.formats.batch import Batch
 from runnel.log import paths
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Position, ShardId
-from runnel.log.losses import Loss, Remembered, decode, without
+from runnel.log.losses import Loss, Remembered, ShardLosses, decode, without
 from runnel.log.reading import OfflineLog, verify
+from runnel.log.topic_table import Topic, TopicTable
 from tests.fakes.disk import FakeDisk
+from tests.log.home import Home
 from tests.log.images import DIRECTORY, Image, batch, disk_of, flipped, image_of, open_log
 from tests.log.test_damaged_files import block_ends
 
@@ -355,6 +359,50 @@ def test_without_cuts_parts_out_of_a_range() -> None:
     assert list(without((1, 10), [(0, 2), (4, 6), (6, 7), (9, 20)])) == [(2, 4), (7, 9)]
     assert list(without((1, 10), [])) == [(1, 10)]
     assert list(without((1, 10), [(1, 10)])) == []
+
+
+def test_losses_that_two_threads_add_are_both_remembered() -> None:
+    losses = ShardLosses(disk_of({}), FOLDER, lambda: None)
+    ours, theirs = (
+        Loss(number, f"{number}", 0, 0, "gone", number, number + 1, 0) for number in (1, 2)
+    )
+    thread = Thread(target=losses.add, args=([theirs],))
+
+    def slowly() -> Iterator[Loss]:
+        thread.start()
+        thread.join(0.2)  # long enough for it to be done, unless it waits for us
+        yield ours
+
+    losses.add(slowly())
+    thread.join()
+    assert set(losses.remembered.losses) == {ours, theirs}
+
+
+def test_topics_are_walked_as_often_for_many_shards_as_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walks = 0
+    walk = TopicTable.__iter__
+
+    def counted(table: TopicTable) -> Iterator[Topic]:
+        nonlocal walks
+        walks += 1
+        return walk(table)
+
+    monkeypatch.setattr(TopicTable, "__iter__", counted)
+
+    async def walks_of_start(topics: int) -> int:
+        home = Home(TopicRule(match="*", journal="{topic}"))
+        log = await home.open()
+        for number in range(topics):
+            await log.append(batch(f"topic{number}", b""))
+        log = await home.kill()
+        before = walks
+        log = await home.reopen(log)
+        await log.close()
+        return walks - before
+
+    assert asyncio.run(walks_of_start(20)) == asyncio.run(walks_of_start(1))
 
 
 # --- The last segment of a killed broker ---

@@ -14,6 +14,7 @@ It is written whole. Without one nothing was lost, and nothing was removed. Dama
 from __future__ import annotations
 
 import struct
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -136,7 +137,7 @@ def read_losses(disk: Disk, folder: str) -> tuple[Remembered, Damage | None]:
 
 
 class ShardLosses:
-    """The losses of one shard in memory, to be asked by readers. Changed by one at a time.
+    """The losses of one shard in memory, to be asked by readers. Workers change it as well as the loop does.
 
     Each change makes new tables and puts them in place in one step: readers may ask meanwhile.
     """
@@ -145,6 +146,7 @@ class ShardLosses:
         self._disk = disk
         self.folder = folder
         self._make_folder = make_folder
+        self._changing = threading.Lock()
         self._remembered = Remembered()
         self._by_key: Mapping[Key, Sequence[tuple[LostRun, Loss]]] = {}
         self._by_entry: Sequence[Loss] = ()
@@ -152,6 +154,10 @@ class ShardLosses:
 
     def __bool__(self) -> bool:
         return bool(self._by_entry)
+
+    @property
+    def is_saved(self) -> bool:
+        return self._is_saved
 
     @property
     def remembered(self) -> Remembered:
@@ -173,18 +179,19 @@ class ShardLosses:
 
     def add(self, losses: Iterable[Loss]) -> None:
         """Those that are not known yet. Losses without runs are places, of which a limited number is kept."""
-        known = {(loss.file, loss.position): loss for loss in self._remembered.losses}
-        places = sum(not loss.runs for loss in known.values())
-        for loss in losses:
-            former = known.get((loss.file, loss.position))
-            if former is not None and (former.runs or not loss.runs):
-                continue
-            if not loss.runs:
-                if places >= _PLACES_MAX:
+        with self._changing:
+            known = {(loss.file, loss.position): loss for loss in self._remembered.losses}
+            places = sum(not loss.runs for loss in known.values())
+            for loss in losses:
+                former = known.get((loss.file, loss.position))
+                if former is not None and (former.runs or not loss.runs):
                     continue
-                places += 1
-            known[loss.file, loss.position] = loss
-        self._replace(losses=tuple(known.values()))
+                if not loss.runs:
+                    if places >= _PLACES_MAX:
+                        continue
+                    places += 1
+                known[loss.file, loss.position] = loss
+            self._replace(losses=tuple(known.values()))
 
     def add_place(self, segment: int, damage: Damage) -> None:
         """Damage that the index of its segment tells readers of."""
@@ -194,14 +201,16 @@ class ShardLosses:
 
     def settle(self, entry: int) -> None:
         """Whatever is missing before this entry is nobody's loss."""
-        self._replace(settled_entry=entry)
+        with self._changing:
+            self._replace(settled_entry=entry)
 
     def note_removed(self, number: int, first_number: int | None) -> None:
         """Retention removes this segment. Losses before the first that stays are as gone as what they lay between."""
-        removed = _with_number(self._remembered.removed, number)
         end = number + 1 if first_number is None else first_number
-        losses = [loss for loss in self._remembered.losses if loss.segment >= end]
-        self._replace(removed=removed, losses=tuple(losses))
+        with self._changing:
+            removed = _with_number(self._remembered.removed, number)
+            losses = [loss for loss in self._remembered.losses if loss.segment >= end]
+            self._replace(removed=removed, losses=tuple(losses))
 
     def restore(self, remembered: Remembered) -> None:
         """As it was before a change that could not be stored."""

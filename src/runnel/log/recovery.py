@@ -243,12 +243,13 @@ class Recovery:
         for shard_id, checkpoints in self._state.checkpoints.items():
             for checkpoint in checkpoints:
                 self._shard(shard_id).restore(checkpoint)
+        partitions = self._partitions_by_shard()
         for shard_id, opened in found:
             shard = self._shard(shard_id)
             shard.load(opened)
             recorded = self._state.checkpoints.get(shard_id, ())
             next_entry = max([checkpoint.next_entry for checkpoint in recorded], default=1)
-            offsets = {part.key: part.next_offset for part in self._partitions_in(shard_id)}
+            offsets = {part.key: part.next_offset for part in partitions.get(shard_id, ())}
             mark = self._marks.get(shard.losses.folder) or Mark(0, 0)
             self._known_damage += self._losses.look(shard, opened, next_entry, offsets, mark)
             for item in opened:
@@ -269,10 +270,12 @@ class Recovery:
 
     async def remember_losses(self, workers: Workers, shards: Iterable[Shard]) -> None:
         """Find which messages are missing where something is, and write it down for every later start."""
-        for shard_id in self._losses.broken():
+        broken = self._losses.broken()
+        partitions = self._partitions_by_shard() if broken else {}
+        for shard_id in broken:
             ends = {
                 part.key: PartitionEnds(part.floor, part.next_offset)
-                for part in self._partitions_in(shard_id)
+                for part in partitions.get(shard_id, ())
                 if self._state.topics.find(part.key[0]) is not None
             }
             self._damage += await workers.submit(self._losses.find, self._shard(shard_id), ends)
@@ -280,6 +283,14 @@ class Recovery:
             await shard.save_losses()
         with suppress(OSError):  # then nothing that is missing is told as lost
             await workers.submit(keep_account, self._disk, self._directory)
+
+    def _partitions_by_shard(self) -> dict[ShardId, list[Partition]]:
+        """In one walk: there may be as many shards as topics."""
+        found: dict[ShardId, list[Partition]] = {}
+        for topic in self._state.topics:
+            for part in topic.partitions:
+                found.setdefault(part.shard, []).append(part)
+        return found
 
     def _partitions_in(self, shard: ShardId) -> Iterator[Partition]:
         for topic in self._state.topics:

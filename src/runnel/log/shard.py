@@ -186,8 +186,9 @@ class Shard:
         """Store what is newly known to be missing. If that fails, the next start finds it again, or is told less."""
         # Numbers of segments that are gone are not given again.
         self.writer.last_number = max(self.writer.last_number, self.losses.remembered.last_number)
-        with suppress(OSError):
-            await self._parts.workers.submit(self.losses.save)
+        if not self.losses.is_saved:
+            with suppress(OSError):
+                await self._parts.workers.submit(self.losses.save)
 
     def _on_damage(self, damage: Damage) -> None:
         """A reader met damage: the next start tells of it, too."""
