@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 
 import runnel
+from runnel.broker.quotas import Quotas
 from runnel.client.bus import Bus
 from runnel.config import (
     Authentication,
@@ -50,8 +51,11 @@ _TICK_NS: Final = 10_000_000
 class Guarded:
     """Its doors, and tokens for them."""
 
-    def __init__(self, file: TokenFile, clock: VirtualClock, addresses: dict[str, str]) -> None:
+    def __init__(
+        self, file: TokenFile, clock: VirtualClock, addresses: dict[str, str], quotas: Quotas
+    ) -> None:
         self.addresses = addresses
+        self._quotas = quotas
         self.clock = clock
         self._file = file
         self._numbers = itertools.count(1)
@@ -76,6 +80,10 @@ class Guarded:
         with self._file.changing() as tokens:
             tokens.append(entry)
         return text
+
+    def has_waiting_reads(self, name: str) -> bool:
+        """Whether fetches with the token of this name wait for its rate."""
+        return self._quotas._accounts[name]._out_turn.locked()
 
     def revoke(self, text: str) -> None:
         token_id = text.split("_")[1]
@@ -128,7 +136,9 @@ async def open_guarded(
             listener = await LISTENERS[door].open(broker._core, broker._gate, settings)
             opened.push_async_callback(listener.close)
             addresses[door] = listener.address
-        guarded = Guarded(TokenFile(directory / "tokens.json"), clock, addresses)
+        guarded = Guarded(
+            TokenFile(directory / "tokens.json"), clock, addresses, broker._core.quotas
+        )
         ticking = asyncio.get_running_loop().create_task(_tick(clock))
         opened.push_async_callback(_ended, ticking)
         opened.push_async_callback(guarded.close)

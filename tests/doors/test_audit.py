@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
@@ -84,3 +85,28 @@ async def changed(bus: Bus, trail: Auditor) -> None:
     await bus.set_cursor("c", {"open/b": 2})
     await bus.set_cursor("c", {"open/b": 1})
     assert (await trail.next("cursor_moved"))["subject"] == "c"
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
+def test_settling_what_another_token_was_given_is_denied_and_recorded(verb: str) -> None:
+    async def scenario(guarded: Guarded) -> None:
+        root = await guarded.client("native", *EVERYTHING)
+        await root.make_subscription("work", "a")
+        await root.publish("a", b"1")
+        taker, thief = (guarded.token("consume:a", name=name) for name in ("taker", "thief"))
+        path = f"http://{guarded.addresses['http']}/v1/subscriptions/work"
+        async with httpx.AsyncClient() as http, root.subscribe("!system/audit") as subscription:
+            trail = Auditor(subscription)
+            taken = await http.post(f"{path}/messages", headers=bearer(taker))
+            [message] = taken.json()["messages"]
+            named = {"acks": [message["ack"]]}
+            answer = await http.post(f"{path}/{verb}", headers=bearer(thief), json=named)
+            assert answer.status_code == 403
+            document = await trail.next("denied")
+            assert (document["subject"], document["token"]) == (verb, "thief")
+
+    run_guarded(scenario, "http")
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}

@@ -301,3 +301,26 @@ def test_a_publish_that_waits_for_its_rate_ends_with_its_connection() -> None:
         assert (await root.fetch("slow", offset=1)).next_offset == 2
 
     run_guarded(scenario)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_fetches_that_wait_for_their_rate_end_with_their_connection(door: str) -> None:
+    async def scenario(guarded: Guarded) -> None:
+        root = await guarded.client("native", *EVERYTHING)
+        token = guarded.token(*EVERYTHING, name="one", quotas=TokenQuotas(bytes_out_per_s=1))
+        async with guarded.connecting(door, token) as bus, bus.subscribe("slow") as subscription:
+            await root.publish("slow", bytes(10_000))
+            await anext(subscription)  # hours of debt
+        for _ in range(3):
+            waits = await counter(root, "quota_waits")
+            async with guarded.connecting(door, token) as bus:
+                waiting = [asyncio.ensure_future(bus.fetch("slow", offset=1)) for _ in range(4)]
+                while await counter(root, "quota_waits") < waits + 4:
+                    await root.ping()
+                for each in waiting:
+                    each.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
+        while guarded.has_waiting_reads("one"):
+            await root.ping()
+
+    run_guarded(scenario, door)

@@ -10,6 +10,7 @@ import pytest
 
 from runnel.client.bus import Bus
 from runnel.client.places import Places
+from runnel.config import TopicRule
 from runnel.errors import ClientFault, ForbiddenError
 from runnel.formats import wire
 from runnel.formats.batch import Batch
@@ -392,3 +393,30 @@ def test_no_spelling_of_a_path_leads_to_a_forbidden_topic() -> None:
         )
 
     run_guarded(scenario, "http")
+
+
+# --- Journals that are called after their topics ---
+
+
+@pytest.mark.parametrize("door", ["native", "grpc"])
+def test_journal_of_another_topics_own_tells_nothing_not_even_that_it_exists(door: str) -> None:
+    async def scenario(guarded: Guarded) -> None:
+        root = await guarded.client("native", *EVERYTHING)
+        await root.publish("own/secret", b"1")
+        await root.publish("open/a", b"1")
+        bus = await guarded.client(door, "read:open/*")
+        for journal in ("own/secret", "own/missing"):
+            at = CursorPlace(journal=journal, shard=0, entry=1, patterns=["open/*"])
+            for asking in (
+                bus.fetch_shard(journal, 0, 1, patterns=["open/*"]),
+                bus.set_cursor("c", [at]),
+            ):
+                with pytest.raises(ForbiddenError, match=f"no right to topic '{journal}'"):
+                    await asking
+        assert await root.cursors() == []
+        page = await bus.fetch_shard("main", 0, 1, patterns=["open/*"])  # which topics share
+        assert [message.payload for batch in page.batches for message in batch] == [b"1"]
+        owner = await guarded.client(door, "read:own/*")
+        assert (await owner.fetch_shard("own/secret", 0, 1, patterns=["own/*"])).batches
+
+    run_guarded(scenario, door, topics=(TopicRule(match="own/*", journal="{topic}"),))

@@ -46,6 +46,9 @@ async def check_fetch(server: Server, bus: Bus) -> None:
     assert [message.offset for message in page.messages] == list(range(LOST + 1, COUNT + 1))
     over_http = await asyncio.to_thread(get, server, f"/v1/topics/a/messages?offset={LOST}")
     assert [(gap["reason"], gap["first_offset"]) for gap in over_http["gaps"]] == [("damage", LOST)]
+    for told in (page.gaps[0].text, over_http["gaps"][0]["text"]):
+        assert ".segment:" in told
+        assert "/" not in told  # where the directory is, is none of a reader's business
 
 
 async def check_live(bus: Bus, pattern: str) -> None:

@@ -59,7 +59,7 @@ def _audited(
         try:
             return await verb(self, *args, **named)
         except ForbiddenError as error:
-            self._record_denial(verb.__name__, error)
+            self.record_denial(verb.__name__, error)
             raise
 
     return audited
@@ -68,7 +68,7 @@ def _audited(
 class Access:
     """Made by a door for a connection, or for a call where calls come one by one."""
 
-    __slots__ = ("_account", "_broker", "_has_checkpoint", "_peer", "_rights")
+    __slots__ = ("_account", "_broker", "_has_checkpoint", "_peer", "_rights", "_slowed_reads")
 
     def __init__(self, broker: Broker, rights: Rights | None, peer: str = "") -> None:
         """`peer` is where the caller is, for the audit trail."""
@@ -76,6 +76,7 @@ class Access:
         self._rights = rights
         self._has_checkpoint = False
         self._peer = peer
+        self._slowed_reads: set[asyncio.Task[Any]] = set()  # that wait for the token's rate
         # None: nobody was asked for a token, or nobody has come in yet.
         self._account = None if rights is None or not rights.name else broker.quotas.of(rights)
 
@@ -88,7 +89,8 @@ class Access:
         """A change was made."""
         self._broker.audit.record(kind, subject, token=self._token, peer=self._peer, **fields)
 
-    def _record_denial(self, verb: str, error: Exception) -> None:
+    def record_denial(self, verb: str, error: Exception) -> None:
+        """A verb was denied: by this, or by a listener that knows more of the request."""
         problem = str(
             error.__cause__ or error
         )  # the cause of a neutral answer says which right is missing
@@ -132,7 +134,7 @@ class Access:
             try:
                 self._rights.check_all(_PUBLISH, batch.envelope.topics)
             except ForbiddenError as error:
-                self._record_denial("publish", error)
+                self.record_denial("publish", error)
                 raise
         account = self._account
         if account is None or account.incoming is None:
@@ -150,7 +152,7 @@ class Access:
             try:
                 self._rights.check(_PUBLISH, message.topic)
             except ForbiddenError as error:
-                self._record_denial("send", error)
+                self.record_denial("send", error)
                 raise
         account = self._account
         if account is None or account.incoming is None:
@@ -175,11 +177,40 @@ class Access:
         """`publish` for anything at all: a producer's name belongs to no topic."""
         if self._rights is not None and not self._rights.has_any(Right.PUBLISH):
             error = self._rights.refusal(Right.PUBLISH, "any topic")
-            self._record_denial("new_term", error)
+            self.record_denial("new_term", error)
             raise error
         return self._broker.new_term(producer)
 
     # --- Reading ---
+
+    @property
+    def is_slowed_out(self) -> bool:
+        """Whether a fetch has to wait for the token's rate."""
+        return self._account is not None and self._account.is_slowed_out
+
+    @property
+    def has_slowed_reads(self) -> bool:
+        """Whether reads wait for the token's rate."""
+        return bool(self._slowed_reads)
+
+    def give_up_slowed_reads(self) -> None:
+        """The caller has gone, or has to go: cancel its reads that wait for the token's rate.
+
+        Left alone they would take the turns of those who are still there.
+        """
+        for task in list(self._slowed_reads):
+            task.cancel()
+
+    async def _wait_out(self) -> None:
+        """Until the token's rate allows another read."""
+        account, task = self._account, asyncio.current_task()
+        if account is None or task is None or not account.is_slowed_out:
+            return
+        self._slowed_reads.add(task)
+        try:
+            await account.wait_out()
+        finally:
+            self._slowed_reads.discard(task)
 
     @_audited
     async def fetch(
@@ -199,7 +230,7 @@ class Access:
             self._rights.check(Right.READ, topic)
         account = self._account
         if account is not None:
-            await account.wait_out()
+            await self._wait_out()
             messages_max, bytes_max = account.page_max(messages_max, bytes_max)
         fetched = await self._broker.fetch(
             topic,
@@ -232,11 +263,13 @@ class Access:
         epoch: int = 0,
         bytes_max: int = 2**20,
     ) -> ShardFetched:
-        """`read` for the patterns."""
+        """`read` for the patterns; and any right to the topic, if the journal is one topic's own."""
         self._check_read(patterns)
+        if self._rights is not None:
+            self._check_journals((shard.journal,))
         account = self._account
         if account is not None:
-            await account.wait_out()
+            await self._wait_out()
             _, bytes_max = account.page_max(0, bytes_max)
         fetched = await self._broker.fetch_shard(
             shard,
@@ -282,6 +315,16 @@ class Access:
         # Of a shard one learns something even without patterns: how far it has come.
         self._check_patterns(Right.READ, patterns or _EVERYTHING)
 
+    def _check_journals(self, journals: Iterable[str]) -> None:
+        """Refuse journals of single topics that the caller has no right to.
+
+        They are called after their topics, and how far they have come tells how much was published.
+        """
+        for journal in journals:
+            topic = self._broker.policies.topic_of_journal(journal)
+            if topic is not None:
+                self._check_seen(topic)
+
     # --- Topics and cursors ---
 
     def routes(self, topics: Sequence[str]) -> list[Route]:
@@ -291,7 +334,7 @@ class Access:
                 for topic in topics:
                     self._check_seen(topic)
             except ForbiddenError as error:
-                self._record_denial("routes", error)
+                self.record_denial("routes", error)
                 raise
         return self._broker.routes(topics)
 
@@ -382,6 +425,7 @@ class Access:
             Right.READ, {place.topic for place in places if place.topic is not None}
         )
         self._rights.check_patterns(Right.READ, _patterns_of(places))
+        self._check_journals({place.journal for place in places if place.journal is not None})
 
     def _sees_cursor(self, cursor: CursorState) -> bool:
         assert self._rights is not None
@@ -502,7 +546,7 @@ class Access:
         self._check_subscription_seen(subscription)
         account = self._account
         if account is not None:
-            await account.wait_out()
+            await self._wait_out()
             messages_max, _ = account.page_max(messages_max, 0)
         found = await self._broker.work.dead_letters(subscription, offset, messages_max)
         if account is not None:
@@ -599,7 +643,7 @@ class Access:
             try:
                 self._rights.check(Right.READ, _STATISTICS_TOPIC)
             except ForbiddenError as error:
-                self._record_denial("statistics", error)
+                self.record_denial("statistics", error)
                 raise
 
     def _check_patterns(self, right: Right, patterns: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import PurePath
 from typing import Final, NamedTuple, Protocol
 
 from runnel.broker.live_subscription import Delivery, LiveSubscription
@@ -452,7 +453,7 @@ def damage_gaps(page: ShardPage, matches: Callable[[str], bool]) -> list[GapStat
     told: list[GapState] = []
     for gap in page.gaps:
         if not gap.lost:
-            told.append(GapState("damage", 0, text=f"{gap.path}:{gap.position}: {gap.problem}"))
+            told.append(GapState("damage", 0, text=_damage_text(gap)))
         told += [
             damage_gap(gap, (lost.topic, lost.partition), lost.first_offset, lost.next_offset)
             for lost in gap.lost
@@ -462,5 +463,11 @@ def damage_gaps(page: ShardPage, matches: Callable[[str], bool]) -> list[GapStat
 
 
 def damage_gap(gap: Gap, key: Key, first_offset: int, next_offset: int) -> GapState:
-    text = f"{gap.path}:{gap.position}: {gap.problem}"
-    return GapState("damage", next_offset - first_offset, *key, first_offset, next_offset, text)
+    missed = next_offset - first_offset
+    return GapState("damage", missed, *key, first_offset, next_offset, _damage_text(gap))
+
+
+def _damage_text(gap: Gap) -> str:
+    """For readers, who need not know where the data directory is: the diagnostics name the whole path."""
+    file = PurePath(gap.path).name
+    return f"{file}:{gap.position}: {gap.problem.replace(gap.path, file)}"

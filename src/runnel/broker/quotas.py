@@ -179,6 +179,11 @@ class Account:
 
     # --- Reading ---
 
+    @property
+    def is_slowed_out(self) -> bool:
+        """Whether a fetch has to wait, for the rate or behind others that do."""
+        return self._out_turn.locked() or self._out_wait_ns() > 0
+
     async def wait_out(self) -> None:
         """Until it may fetch."""
         if self.outgoing is not None:

@@ -201,6 +201,11 @@ class Policies:
         rule = next((r for r in self._users_of(journal) if r.policy.keep is keep), None)
         return JournalPolicy(keep=keep) if rule is None else rule.policy.of_journal
 
+    def topic_of_journal(self, journal: str) -> str | None:
+        """The topic that has this journal to itself, whether it exists or not. None: topics share it."""
+        users = list(self._users_of(journal))
+        return users[0].topic_of(journal) if len(users) == 1 else None
+
     def differences(self, topic: str, recorded: FixedPolicy) -> list[Difference]:
         """Where a topic's recorded part is not what the rules would give it now."""
         policy = self._rule_of(topic).policy_of(topic)

@@ -198,6 +198,8 @@ async def test_who_has_been_idle_for_longest_makes_room() -> None:
         b"GET /v1/topics HTTP/1.1\r\nhost: evil.example\r\nhost: localhost\r\n",
         b"GET http://evil.example/v1/topics HTTP/1.1\r\nhost: localhost\r\n",
         b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\nauthorization: a\r\nauthorization: b\r\n",
+        b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\norigin: http://evil.example\r\norigin: http://localhost\r\n",
+        b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\nsec-fetch-site: cross-site\r\nsec-fetch-site: none\r\n",
         PUBLISH + b"transfer-encoding: gzip, chunked\r\n",
         PUBLISH + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n",
         PUBLISH + b"transfer-encoding: xchunked\r\n",

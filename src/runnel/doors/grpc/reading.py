@@ -27,7 +27,7 @@ _ANSWER_BYTES_MAX: Final = 3 * 2**20
 
 async def fetch(call: Call, request: pb.FetchRequest) -> pb.FetchResponse:
     as_blocks = is_blocks(request.format)
-    if request.wait_ms:
+    if request.wait_ms or call.access.is_slowed_out:
         call.when_closing(lambda: call.finish_with(shutting_down()))
     fetched = await call.access.fetch(
         request.topic,

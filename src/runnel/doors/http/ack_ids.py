@@ -30,7 +30,7 @@ class Named:
         self.count = 0
 
 
-def named(call: Call, seats: Seats, subscription: str, ids: Sequence[str]) -> Named:
+def named(call: Call, seats: Seats, subscription: str, ids: Sequence[str], *, verb: str) -> Named:
     """Checked before anything is done with them: a mistake in one, and nothing is done with the others either."""
     if not 1 <= len(ids) <= IDS_MAX:
         raise FieldFault("$.acks", f"{len(ids)} ids; 1 to {IDS_MAX} are taken at a time")
@@ -47,7 +47,11 @@ def named(call: Call, seats: Seats, subscription: str, ids: Sequence[str]) -> Na
             if taken is None:
                 found.late.append(ack_id)
                 continue
-            _check(call, taken, subscription, at)
+            try:
+                _check(call, taken, subscription, at)
+            except ForbiddenError as error:
+                call.access.record_denial(verb, error)
+                raise
             known = found.by_seat[seat_id] = (taken, {})
         known[1].setdefault(delivery, []).append(offset)
     return found

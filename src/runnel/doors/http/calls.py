@@ -127,6 +127,10 @@ class Call:
             if not working.cancelled():
                 working.exception()  # it has been seen, whether it is raised or not
 
+    async def read(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The result of a read. One that the token's rate holds back is given up when the call ends."""
+        return await (self.unless_ended(work) if self.access.is_slowed_out else work)
+
     def leave(self) -> None:
         """It is over."""
         self._pass.leave()

@@ -60,7 +60,8 @@ async def list_dead(
     times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
 ) -> DeadLetters:
     """List the messages that failed too often."""
-    batches, next_offset = await call_of(request).access.dead_letters(name, offset, limit)
+    call = call_of(request)
+    batches, next_offset = await call.read(call.access.dead_letters(name, offset, limit))
     messages = [out for batch in batches for out in messages_out(batch, payload, times)]
     return DeadLetters(messages, next_offset)
 

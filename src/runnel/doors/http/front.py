@@ -29,7 +29,14 @@ logger = get_logger("runnel.http")
 # For everybody: whether it lives, and what it can do.
 _OPEN_PATHS: Final = frozenset(("/", "/healthz", "/readyz", "/openapi.json", "/docs"))
 # Of these there is one, or none: with several, nobody knows which one others go by.
-_SINGLE: Final = (b"host", b"transfer-encoding", b"authorization")
+_SINGLE: Final = (
+    b"host",
+    b"transfer-encoding",
+    b"authorization",
+    b"origin",
+    b"sec-fetch-site",
+    b"sec-fetch-mode",
+)
 # A browser's EventSource sends no headers of ours: there a token may stand in the query, for want of a better place.
 _STREAM_PATH: Final = "/v1/stream"
 _QUERY_TOKEN: Final = "access_token"

@@ -124,11 +124,11 @@ async def read_messages(
         try:
             page = await call.unless_ended(fetched(wait_ns))
         except ClosedError:
-            if not call.door.is_closing:
-                raise  # the token has other rights from now on
+            if not call.door.is_closing or call.access.is_slowed_out:
+                raise  # the token has other rights from now on, or could not be served before the end
             page = await fetched(0)  # the broker goes: whoever waits gets what there is
     else:
-        page = await fetched(0)
+        page = await call.read(fetched(0))
     messages: list[MessageOut] = []
     for batch in page.batches:
         of_batch = batch.messages()
@@ -155,7 +155,7 @@ class _End(NamedTuple):
 
 
 async def _end(call: Call, topic: str, partition: int | None) -> _End:
-    page = await call.access.fetch(topic, partition, messages_max=1, bytes_max=1)
+    page = await call.read(call.access.fetch(topic, partition, messages_max=1, bytes_max=1))
     return _End(max(page.first_offset, page.end_offset - 1), page.end_offset)
 
 
@@ -180,7 +180,9 @@ async def read_last_message(
         raise NoLastMessageError(
             f"{where} has no message now; the next one will have offset {end.next}"
         )
-    page = await call.access.fetch(topic, partition, offset=end.last, messages_max=1, bytes_max=1)
+    page = await call.read(
+        call.access.fetch(topic, partition, offset=end.last, messages_max=1, bytes_max=1)
+    )
     if not page.batches:  # rewriting left a hole, or damage did
         raise NoLastMessageError(f"the last message of {where}, offset {end.last}, is gone")
     message = next(iter(page.batches[0]))
@@ -212,7 +214,9 @@ async def read_message(
 ) -> Answer:
     """Read one message: the payload is the body, everything else is in headers, percent-encoded."""
     call = call_of(request)
-    page = await call.access.fetch(topic, partition, offset=offset, messages_max=1, bytes_max=1)
+    page = await call.read(
+        call.access.fetch(topic, partition, offset=offset, messages_max=1, bytes_max=1)
+    )
     message: Message | None = None
     if page.batches:
         message = next(iter(page.batches[0]))

@@ -223,7 +223,7 @@ async def ack(
     If no answer comes, say it again: what this acknowledged within the last minute counts as acknowledged.
     """
     call = call_of(request)
-    found = named(call, seats_of(call.door), name, data.acks)
+    found = named(call, seats_of(call.door), name, data.acks, verb="ack")
     for taken, offsets in found.by_seat.values():
         _note_late(found, taken.seat, taken.seat.ack(offsets))
     await _stored(call, found)
@@ -237,7 +237,7 @@ async def nack(
     """Say that messages failed: they come again after a delay, or become dead letters."""
     call = call_of(request)
     delay_ns = _duration_in("$.delay", data.delay)
-    found = named(call, seats_of(call.door), name, data.acks)
+    found = named(call, seats_of(call.door), name, data.acks, verb="nack")
     for taken, offsets in found.by_seat.values():
         late = taken.seat.nack(offsets, delay_ns=delay_ns, reason=data.reason)
         _note_late(found, taken.seat, late)
@@ -253,7 +253,7 @@ async def extend(
     call = call_of(request)
     lease_ns = _duration_in("$.lease", data.lease)
     _check_lease("$.lease", lease_ns)
-    found = named(call, seats_of(call.door), name, data.acks)
+    found = named(call, seats_of(call.door), name, data.acks, verb="extend")
     for taken, offsets in found.by_seat.values():
         _note_late(found, taken.seat, taken.seat.extend(offsets, lease_ns))
     return Extended(*_counted(found))

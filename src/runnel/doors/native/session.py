@@ -183,9 +183,17 @@ class Session:
             self._proceed()
 
     def end_input(self) -> None:
-        """The client will say no more: it still gets its answers."""
+        """The client will say no more: it still gets its answers, unless its token's rate holds them back.
+
+        Most such clients are gone altogether, which shows only once something is written to them.
+        """
         self._ends_when_idle = True
+        if self._access.has_slowed_reads:
+            self._fail_slowed()
         self._check_idle()
+
+    def _fail_slowed(self) -> None:
+        self.fail(BusyError("the token reads faster than it may, and the client ended its input"))
 
     def pause_output(self) -> None:
         """The client does not read as fast as it is told."""
@@ -213,6 +221,7 @@ class Session:
             self.consumers.pause()  # what they would begin now, they could hardly acknowledge
             if self._appending is not None and self._access.is_slowed:
                 self._appending.cancel()  # its quota may keep it for longer than a drain lasts
+            self._access.give_up_slowed_reads()
             for task in self._waiting_fetches:
                 task.cancel()
 
@@ -245,6 +254,7 @@ class Session:
         self._drop_checkpoint()
         if self._appending is not None:
             self._appending.cancel()
+        self._access.give_up_slowed_reads()
         self._large_answers.resume()  # those that wait for their turn find that nobody waits for them
         for task in self._waiting_fetches:
             task.cancel()
@@ -534,6 +544,8 @@ class Session:
 
     async def _reply_at_length(self, request: verbs.WaitingRequest) -> None:
         async with LargeAnswer(self._large_answers) as turn:
+            if self._ends_when_idle and self._access.is_slowed_out:
+                self._fail_slowed()
             if self._stage is not _Stage.CLOSED:
                 reply = await verbs.wait_reply_to(self._access, request, turn.aside)
                 self._messages_fetched += reply.messages
