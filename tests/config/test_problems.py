@@ -40,6 +40,14 @@ SIZE_HINT = (
             'unknown key http.port = 80 (runnel.toml:2); did you mean http.listen = "127.0.0.1:80"?',
         ),
         (
+            "port = 80",
+            'unknown key port = 80 (runnel.toml:1); did you mean native.listen = "127.0.0.1:80"?',
+        ),
+        (
+            "[broker]\nlisten = '127.0.0.1:80'",
+            'unknown key broker.listen = "127.0.0.1:80" (runnel.toml:2); did you mean native.listen?',
+        ),
+        (
             "[native]\nhost = '0.0.0.0'",
             'unknown key native.host = "0.0.0.0" (runnel.toml:2); did you mean native.listen?',
         ),

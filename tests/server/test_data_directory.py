@@ -51,10 +51,13 @@ def test_what_the_broker_stores_is_for_its_user_alone(tmp_path: Path) -> None:
     export = tmp_path / "export.jsonl"
     _command("log", "export", str(data), "--to", str(export))
     assert stat.S_IMODE(export.stat().st_mode) == 0o600
-    modes = _modes(data)
-    assert len(modes) > 10
-    for name, mode in modes.items():
-        assert mode == (0o700 if (data / name).is_dir() else 0o600), name
+    copy = tmp_path / "copy"
+    _command("restore", str(data), str(copy))
+    for directory in (data, copy):
+        modes = _modes(directory)
+        assert len(modes) > 10
+        for name, mode in modes.items():
+            assert mode == (0o700 if (directory / name).is_dir() else 0o600), (directory, name)
 
 
 @pytest.mark.usefixtures("usual_umask")

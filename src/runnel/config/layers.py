@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from runnel.config.keys import PLAIN_KEYS, RULE_KEYS, Key
 from runnel.config.settings import Settings
-from runnel.config.suggestions import key_meant, nearest, table_form, variable_meant
+from runnel.config.suggestions import key_meant, nearest, sections, table_form, variable_meant
 from runnel.config.toml_lines import key_lines
 
 VARIABLE_PREFIX: Final = "RUNNEL_"
@@ -160,7 +160,7 @@ class _LayerBuilder:
             self.add_rules(parsed["topics"])
 
     def unknown(self, name: str, raw: object, known: Mapping[str, Key], shown: str = "") -> None:
-        tables = {each.rpartition(".")[0] for each in known} - {""}
+        tables = sections(known)
         if shown == "":
             tables.add("topics")
         full = f"{shown}{name}"

@@ -46,17 +46,26 @@ _PARTS: Final[Sequence[tuple[Callable[[str], int], str]]] = (
 )
 
 
+def sections(known: Collection[str]) -> set[str]:
+    """The tables that known keys are in."""
+    return {each.rpartition(".")[0] for each in known} - {""}
+
+
 def nearest(name: str, known: Collection[str]) -> str | None:
     """The known name that was probably meant: another program's word, the same one elsewhere, or a close spelling."""
     table, _, last = name.rpartition(".")
     prefix = f"{table}." if table else ""
     if (other_word := prefix + _OTHER_WORDS.get(last, last)) in known:
         return other_word
-    elsewhere = [each for each in known if each.rpartition(".")[2] == last]
-    if elsewhere:
-        if name == last:  # no section to compare: that of the first, which is the most general one
-            return elsewhere[0]
-        return max(elsewhere, key=lambda each: difflib.SequenceMatcher(None, name, each).ratio())
+    words = {last, _OTHER_WORDS.get(last, last)} if table not in sections(known) else {last}
+    elsewhere = {
+        each.rpartition(".")[0]: each for each in known if each.rpartition(".")[2] in words
+    }
+    if (
+        elsewhere
+    ):  # in a section that is spelt alike, or in the first, which is the most general one
+        alike = difflib.get_close_matches(table, elsewhere, n=1, cutoff=0.4)
+        return elsewhere[alike[0]] if alike else next(iter(elsewhere.values()))
     # Of a table that is known, the last words are compared: that they share the first makes no two of them alike.
     of_table = [each.removeprefix(prefix) for each in known if each.startswith(prefix)]
     if table and of_table:
@@ -77,7 +86,7 @@ def key_meant(name: str, raw: object, known: Mapping[str, Key], shown: str = "")
     if near is None:
         return None
     host = known[near].default
-    if name.endswith(".port") and isinstance(host, str) and str(raw).isdecimal():
+    if name.rpartition(".")[2] == "port" and isinstance(host, str) and str(raw).isdecimal():
         return f'{shown}{near} = "{host.rpartition(":")[0]}:{raw}"'
     return f"{shown}{near}"
 

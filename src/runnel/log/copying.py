@@ -76,9 +76,11 @@ def copy_files(source: Path, target: Path, files: Iterable[tuple[str, int]]) -> 
     total = 0
     for relative, size in files:
         path = target / relative
-        if path.parent not in folders:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folders.add(path.parent)
+        # One by one from the top: with `parents=True`, mkdir gives its mode to the last folder alone.
+        for folder in reversed([path.parent, *path.parent.parents]):
+            if folder not in folders and folder.is_relative_to(target):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                folders.add(folder)
         _copy(source / relative, path, size)
         total += size
     for folder in sorted(folders, reverse=True):
