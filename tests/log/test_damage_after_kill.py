@@ -9,6 +9,7 @@ from functools import cache
 from threading import Thread
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from runnel.config import TopicRule
@@ -20,6 +21,7 @@ from runnel.log.disk_log import DiskLog
 from runnel.log.log import Position, ShardId
 from runnel.log.losses import Loss, Remembered, ShardLosses, decode, without
 from runnel.log.reading import OfflineLog, verify
+from runnel.log.records import RecordFile
 from runnel.log.topic_table import Topic, TopicTable
 from tests.fakes.disk import FakeDisk
 from tests.log.home import Home
@@ -325,6 +327,23 @@ def test_directory_of_an_older_runnel_is_not_accused_of_what_its_retention_remov
     for path in (segments[-2], paths.index_path(segments[-2])):
         del left[path]
     assert any("missing" in text for text in run(disk_of(left), damage))
+
+
+def test_older_runnel_that_was_here_in_between_is_not_accused_of_what_it_removed() -> None:
+    files = image(is_closed=True, segment_bytes_max=1500)
+    removed = the_segments(files)[1]
+    disk = disk_of({path: files[path] for path in files if not path.startswith(removed[:-8])})
+
+    async def damage(log: DiskLog) -> list[str]:
+        return list(log.recovered.damage)
+
+    assert any("missing" in text for text in run(disk_of(image_of(disk)), damage))
+    [catalogue] = [path for path in files if "/catalogue/" in path]
+    file, _, _ = RecordFile.recover(disk, catalogue)
+    file.append(msgspec.msgpack.encode([["opened", 9, 0], ["closed", 9]]))
+    file.close()
+    assert run(disk, damage, is_closed=True) == []
+    assert run(disk.restart(), damage) == []
 
 
 def test_damaged_file_of_losses_is_told() -> None:

@@ -55,7 +55,7 @@ class CatalogueState:
                     at.floor = max(at.floor, floor)
             case records.Opened(epoch, _, has_marks):
                 self.epoch = max(self.epoch, epoch)
-                self.has_marks |= has_marks
+                self.has_marks = has_marks  # an older Runnel may have been here since
             case records.ShardAt(journal, shard):
                 self.checkpoints.setdefault(ShardId(journal, shard), []).append(record)
                 for topic, partition, next_offset in record.offsets:

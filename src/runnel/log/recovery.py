@@ -175,8 +175,12 @@ class Recovery:
         self._torn = [loaded.torn] if loaded.torn else []
         self._damage = list(loaded.damage)
         self._known_damage: list[Damage] = []  # since an earlier start
+        # An older Runnel that was the last here has removed segments, and the account of them, without a word.
+        is_older = bool(state.epoch) and not state.has_marks
         self._losses = LossRecovery(
-            disk, keeps_account=keeps_account(disk, directory), is_closed=self._is_closed
+            disk,
+            keeps_account=keeps_account(disk, directory) and not is_older,
+            is_closed=self._is_closed,
         )
 
     def judge_marks(self, found: MarksFound) -> None:
