@@ -93,6 +93,12 @@ def test_quotas_of_a_token_are_kept_shown_and_changed(data: Path, capfd: Capture
     assert token(data, "list", "--json") == 0
     (listed,) = json.loads(capfd.readouterr().out)
     assert listed["quotas"] == {"topics_max": 50, "bytes_in_per_s": 10 * 2**20}
+    assert token(data, "list") == 0
+    heading, first, second = capfd.readouterr().out.splitlines()
+    assert heading.split() == ["token", "allowed", "connections", "made", "quotas"]
+    assert first.split()[0] == "a"
+    assert first.split()[-1] == "topics_max=50"
+    assert second.split() == [f"bytes_in_per_s={10 * 2**20}"]
     assert token(data, "change", "a", "--allow", "read:*") == 0
     capfd.readouterr()
     assert token(data, "list", "--json") == 0

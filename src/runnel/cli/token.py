@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -167,16 +168,21 @@ def revoke(
 
 
 def token_table(tokens: Sequence[Token]) -> Table:
-    """A line for each right."""
+    """A line for each right and quota; the column of quotas is there if a token has some."""
     rows: list[tuple[str, ...]] = []
     for token in tokens:
+        shown_name = token.name
         most = "" if token.connections_max is None else f"{token.connections_max:,}"
         made = f"{format_time(token.made_ns)[:19]}Z"
-        first, *others = token.allow or ("nothing",)
-        rows.append((token.name, first, most, made))
-        rows += [("", other, "", "") for other in others]
+        given = {} if token.quotas is None else msgspec.structs.asdict(token.quotas)
+        quotas = [f"{name}={value}" for name, value in given.items() if value is not None]
+        for allowed, quota in zip_longest(token.allow or ("nothing",), quotas, fillvalue=""):
+            rows.append((shown_name, allowed, most, made, quota))
+            shown_name = most = made = ""
+    columns = ("token", "allowed", "connections", "made", "quotas")
+    shown = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
     return Table(
-        ("token", "allowed", "connections", "made"), rows, numbers=frozenset(("connections",))
+        columns[:shown], [row[:shown] for row in rows], numbers=frozenset(("connections",))
     )
 
 
