@@ -52,6 +52,18 @@ def test_consumer_by_such_a_pattern_is_warned_of(caplog: pytest.LogCaptureFixtur
     scenario()
 
 
+def test_subscription_made_of_such_a_pattern_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    @in_both_loops
+    async def scenario() -> None:
+        caplog.clear()
+        async with Broker.open("memory:") as broker, broker.connect() as bus:
+            await bus.make_subscription("work", "sensors/#")
+        assert told(caplog) == [HINT]
+
+    caplog.set_level(logging.WARNING, "runnel.client")
+    scenario()
+
+
 def test_pattern_that_is_the_name_of_a_topic_is_none_to_warn_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

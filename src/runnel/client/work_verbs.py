@@ -17,6 +17,7 @@ from runnel.client.checking import (
     milliseconds,
 )
 from runnel.client.consumer import Consumer
+from runnel.client.pattern_hints import warn_of_habits
 from runnel.client.places import StartAt, start_of
 from runnel.client.routing import Router
 from runnel.client.subscription import unpack_blocks
@@ -206,6 +207,7 @@ class WorkVerbs(ABC):
             ),
             f"making subscription {name!r}",
         )
+        await warn_of_habits(self._router, patterns, Deadline(self._timers, self._deadline_s))
 
     async def delete_subscription(self, name: str) -> None:
         """Forget it, with what it owes. Its consumers end, its dead letters stay."""
