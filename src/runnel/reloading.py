@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class Reloading:
     async def reload(self, running: Settings, broker: Broker, gate: Gate) -> Settings:
         """Take over what can be; returns what holds now. Whatever is wrong leaves everything as it was."""
         try:
-            wanted = self._load()
+            wanted = await asyncio.to_thread(self._load)  # a slow file system holds up nobody else
             policies = Policies(wanted.topics, partitions_max=running.limits.partitions_max)
         except SettingsError as error:
             logger.error(  # noqa: TRY400 - a wrong file, not a bug

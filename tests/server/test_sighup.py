@@ -109,6 +109,7 @@ def test_changed_rules_and_levels_hold_after_sighup_and_the_rest_is_told(tmp_pat
         ('[[topics]]\nmatch = "["', "topics[0].match"),
         ("[[topics", "not valid TOML"),
         (None, "cannot read the settings file"),
+        ("a pipe", "a pipe cannot be read again"),
     ],
 )
 def test_broken_settings_leave_everything_as_it_was(
@@ -122,8 +123,10 @@ def test_broken_settings_leave_everything_as_it_was(
             serving(tmp_path, options=("--config", str(file))) as server,
             connect(server.url) as bus,
         ):
-            if content is None:
+            if content in {None, "a pipe"}:
                 file.unlink()
+                if content == "a pipe":
+                    os.mkfifo(file)
             else:
                 file.write_text(content)
             told = await hang_up(

@@ -88,7 +88,7 @@ def serve(
     from runnel.server import run  # what is wrong with the settings is told without it
 
     def load_again() -> Settings:
-        return load(config_path=config, flags=flags).settings
+        return load(config_path=config, flags=flags, again=True).settings
 
     run(
         loaded.settings,

@@ -28,13 +28,14 @@ def load(
     flags: Iterable[Flag] = (),
     environment: Mapping[str, str] | None = None,
     defaults: Settings | None = None,
+    again: bool = False,
 ) -> Loaded:
     """The settings from all sources; SettingsError names everything that is wrong with them.
 
     Defaults, then the file, then `RUNNEL_*` variables, then flags: the later one holds.
 
     The file is `config_path`, else the one that RUNNEL_CONFIG names, else ./runnel.toml if there
-    is one. A file that was asked for must be there.
+    is one. A file that was asked for must be there. `again` refuses a pipe, which can be read only once.
     """
     if environment is None:
         environment = os.environ
@@ -42,7 +43,7 @@ def load(
     path = config_path if config_path is not None else environment.get(CONFIG_VARIABLE)
     return merge(
         default_layer(defaults if defaults is not None else Settings()),
-        _read_default_file() if path is None else _read_file(path, asked_by),
+        _read_default_file() if path is None else _read_file(path, asked_by, again=again),
         environment_layer(environment),
         flag_layer(flags),
     )
@@ -52,9 +53,12 @@ def _read_default_file() -> Layer:
     return _read_file(DEFAULT_PATH, "default") if Path(DEFAULT_PATH).exists() else Layer()
 
 
-def _read_file(path: str, asked_by: str) -> Layer:
+def _read_file(path: str, asked_by: str, *, again: bool = False) -> Layer:
     # A file that cannot be read is one problem beside those of the other sources.
     try:
+        if again and Path(path).is_fifo():
+            problem = "a pipe cannot be read again; a file could"
+            return Layer(problems=(f"{path} ({asked_by}): {problem}",))
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         reason = error.strerror or str(error)
