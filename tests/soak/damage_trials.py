@@ -326,7 +326,20 @@ async def _check_readers(broker: Broker, violations: list[str]) -> set[Place]:
         live.miss(gap.topic, gap.first_offset, gap.next_offset)
     live.check(known)
     subscription.close()
+    await _check_last_values(broker, known, violations)
     return known
+
+
+async def _check_last_values(broker: Broker, known: set[Place], violations: list[str]) -> None:
+    """A reader that begins with the last messages gets each of them, or is told that it is damaged."""
+    reader = Reader()
+    subscription = await broker.subscribe(2, reader, TOPICS, Start("last"), credit_bytes=PLENTY)
+    subscription.start()
+    await _turn(lambda: not subscription.is_behind)
+    subscription.close()
+    told = {message.topic for message in reader.messages} | {gap.topic for gap in reader.gaps}
+    silent = {topic for topic, _ in known} - told
+    violations += [f"last value is passed over: {topic}" for topic in silent]
 
 
 async def _fetch_all(broker: Broker, topic: str, told: _Told) -> bool:

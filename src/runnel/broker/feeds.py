@@ -379,12 +379,20 @@ class LastValuesFeed:
     async def _send_kept(self, subscription: LiveSubscription) -> None:
         if self._reading is None:
             (log, shard), wanted = self._wanted.popitem()
-            self._reading = _Reading(log, shard, log.messages_at(shard, wanted))
-        log, shard, messages = self._reading
+            self._reading = _Reading(log, shard, log.messages_at(shard, wanted), dict(wanted))
+        log, shard, messages, left = self._reading
         chosen = await anext(messages, None)
         if chosen is None:
-            self._reading = None
+            if left:
+                await _tell_damage(subscription, log, *left.popitem())
+            else:
+                self._reading = None
             return
+        for each in chosen:
+            for run in each.batch.runs():
+                key = (run.topic, run.partition)
+                if 0 <= left.get(key, 0) - run.base_offset < run.count:
+                    left.pop(key, None)
         feed = subscription.behind().get(shard)
         batches = [
             await taken(each, self._workers)
@@ -426,6 +434,20 @@ class _Reading(NamedTuple):
     log: KeptLog
     shard: ShardId
     messages: AsyncGenerator[Sequence[Chosen], None]
+    left: dict[Key, int]  # what has not been found
+
+
+async def _tell_damage(subscription: LiveSubscription, log: KeptLog, key: Key, offset: int) -> None:
+    """A last message was not found: say so if it is damaged, and nothing if retention or a purge took it."""
+    try:
+        page = await log.read(*key, offset, bytes_max=_PAGE_BYTES_MIN)
+    except (OffsetGoneError, UnknownTopicError):
+        return
+    if subscription.is_closed:
+        return
+    for gap in page.gaps:
+        if gap.first_offset <= offset < gap.next_offset:
+            subscription.tell_gap(damage_gap(gap, key, gap.first_offset, gap.next_offset))
 
 
 async def taken(chosen: Chosen, workers: Workers) -> Batch:
