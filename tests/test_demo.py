@@ -307,7 +307,13 @@ def assert_commands_work(said: str) -> None:
         if words[0].endswith("/runnel"):
             assert run(words[1:]) == 0, line  # within this process, which is quicker
         else:
-            subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
+            shown = subprocess.run(words, capture_output=True, text=True, check=False)
+            # pyarrow now and then aborts a process that has done everything, as it ends (apache/arrow#34314).
+            is_late_abort = (
+                shown.returncode == -signal.SIGABRT and "without an active" in shown.stderr
+            )
+            assert shown.returncode == 0 or is_late_abort, shown.stderr
+            assert "window_start" in shown.stdout
 
 
 def test_demo_that_is_interrupted_takes_everybody_along(tmp_path: Path) -> None:
