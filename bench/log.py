@@ -37,10 +37,10 @@ from runnel.formats.message import Message
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import SCAN_BYTES, Position, ShardId
 from runnel.log.reading import OfflineLog
+from runnel.platform.clock import SystemClock
+from runnel.platform.disk import RealDisk
+from runnel.platform.workers import ThreadWorkers
 from runnel.topics.policies import Policies
-from runnel.world.clock import SystemClock
-from runnel.world.disk import RealDisk
-from runnel.world.workers import ThreadWorkers
 
 MESSAGES = 1000
 PAYLOAD_BYTES = 100

@@ -34,9 +34,9 @@ from bench.systems import kafka_queue, nats_queue, rabbit_queue, redis_queue, ru
 from bench.systems.system import IDLE_SECONDS_MAX, PAYLOAD_BYTES, Served, scratch
 from bench.systems.work import TOPIC, Tally, WorkPlan
 from runnel.formats.work_heads import Part
-from runnel.subscriptions.ack_set import AckSet
-from runnel.subscriptions.definition import Options
-from runnel.subscriptions.group import Group
+from runnel.group_rules.ack_set import AckSet
+from runnel.group_rules.definition import Options
+from runnel.group_rules.group import Group
 
 CONSUMERS = 4
 KEYS = 1000

@@ -28,14 +28,14 @@ VIOLATIONS = {
     "runnel/topics/upward.py": "import runnel.log",
     "runnel/formats/impure_clock.py": "import time",
     "runnel/formats/impure_file.py": "def read():\n    from pathlib import Path",
-    "runnel/topics/impure_world.py": "import runnel.world",
+    "runnel/topics/impure_world.py": "import runnel.platform",
     "runnel/log/columnar.py": "import pyarrow.parquet",
     "runnel/subscriptions/impure.py": "import asyncio",
     "runnel/broker/backwards.py": "import runnel.client",
     "runnel/client/sideways.py": "import runnel.log",
-    "runnel/client/worldly.py": "import runnel.world",
+    "runnel/client/worldly.py": "import runnel.platform",
     "runnel/spark/writing.py": "import runnel.log.segments_made_up",
-    "runnel/doors/http/neighbour.py": "import runnel.doors.native",
+    "runnel/doors/http/neighbour.py": "import runnel.protocols.native",
     "runnel/doors/native/shortcut.py": "import runnel.log",
     "runnel/misc/__init__.py": "",
 }
@@ -102,7 +102,7 @@ import importlib, pkgutil, sys
 for name in {OPTIONAL_PACKAGES!r}:
     sys.modules[name] = None
 import runnel
-skipped = ("runnel.formats.arrow", "runnel.spark", "runnel.doors.http", "runnel.doors.grpc")
+skipped = ("runnel.formats.arrow", "runnel.spark", "runnel.protocols.http", "runnel.protocols.grpc")
 for module in pkgutil.walk_packages(runnel.__path__, "runnel."):
     if not module.name.startswith(skipped) and not module.name.endswith("__main__"):
         importlib.import_module(module.name)

@@ -23,7 +23,7 @@ from tests.server.serving import SECONDS_MAX, held_port
         ("import runnel.cli.main", ("rich", "numpy", "structlog", "litestar", "grpc")),
         ("import runnel.cli.serve, runnel.server", ("rich", "pygments", "litestar", "grpc")),
         (
-            "from runnel.doors.http.app import litestar_app; litestar_app()",
+            "from runnel.protocols.http.app import litestar_app; litestar_app()",
             ("polyfactory", "faker", "grpc"),
         ),
     ],

@@ -18,7 +18,7 @@ import grpc
 import uvloop
 
 from bench.systems.system import Served, free_port, scratch, serving
-from runnel.doors.grpc.generated import runnel_pb2 as pb
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
 
 SERVICE, METHOD = "runnel.v1.Runnel", "PublishStream"
 

@@ -11,9 +11,9 @@ import uvloop
 from bench.processes import Gate, Report
 from bench.systems.empty_grpc import METHOD, SERVICE
 from bench.systems.phases import PAYLOAD, PUBLISH, LoadPlan, Meter
-from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 Answers = Sequence[pb.PublishResponse]

@@ -13,7 +13,7 @@ import grpc
 
 from examples.demo.shop import DoorAwayError, RefusedError, Shop
 from examples.demo.world import Source
-from runnel.doors.grpc.generated import runnel_pb2 as pb
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
 
 _SERVICE: Final = "/runnel.v1.Runnel/"
 _ANSWER_MAX_S: Final = 10.0

@@ -17,14 +17,14 @@ from runnel.broker.store_statistics import StoreStatistics
 from runnel.client.api import Opening, open_bus
 from runnel.client.timers import Handle
 from runnel.config import IN_MEMORY, Settings
-from runnel.doors.native.door import Door
-from runnel.doors.native.listener import Listener
 from runnel.log.disk_log import DiskLog
+from runnel.platform.clock import Clock, SystemClock
+from runnel.platform.disk import RealDisk
+from runnel.platform.workers import ThreadWorkers
+from runnel.protocols.native.door import Door
+from runnel.protocols.native.listener import Listener
 from runnel.security.gate import Gate
 from runnel.topics.policies import Policies
-from runnel.world.clock import Clock, SystemClock
-from runnel.world.disk import RealDisk
-from runnel.world.workers import ThreadWorkers
 
 MEMORY: Final = IN_MEMORY
 

@@ -12,9 +12,9 @@ from runnel.broker.broker import Broker
 from runnel.config import LogLevel, Settings
 from runnel.config.changes import changes_between, taken_over
 from runnel.errors import SettingsError
+from runnel.platform.diagnostics import get_logger
 from runnel.security.gate import Gate
 from runnel.topics.policies import Policies
-from runnel.world.diagnostics import get_logger
 
 logger = get_logger("runnel")
 

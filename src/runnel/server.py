@@ -16,20 +16,20 @@ from typing import Any, Final, Protocol
 
 from runnel.broker.broker import Broker
 from runnel.config import IN_MEMORY, Settings
-from runnel.doors.native.listener import Listener as NativeListener
 from runnel.errors import SettingsError
 from runnel.formats.memory import keep_freed_memory
+from runnel.platform.addresses import is_loopback
+from runnel.platform.clock import SystemClock
+from runnel.platform.diagnostics import get_logger
+from runnel.platform.disk import RealDisk
+from runnel.platform.extras import has_extra, how_to_install
+from runnel.platform.heap import Heap
+from runnel.platform.notifying import State, notify
+from runnel.platform.tls import TlsFiles
+from runnel.platform.workers import ThreadWorkers
+from runnel.protocols.native.listener import Listener as NativeListener
 from runnel.reloading import Reloading, hangup_ends
 from runnel.security.gate import Gate
-from runnel.world.addresses import is_loopback
-from runnel.world.clock import SystemClock
-from runnel.world.diagnostics import get_logger
-from runnel.world.disk import RealDisk
-from runnel.world.extras import has_extra, how_to_install
-from runnel.world.heap import Heap
-from runnel.world.notifying import State, notify
-from runnel.world.tls import TlsFiles
-from runnel.world.workers import ThreadWorkers
 
 logger = get_logger("runnel")
 
@@ -243,8 +243,8 @@ def _other_doors(settings: Settings) -> Iterator[tuple[str, OpenDoor]]:
         if not has_extra("http"):
             logger.info("the HTTP door stays closed; to have it, " + how_to_install("http"))
         else:
-            from runnel.doors.http.app import litestar_app
-            from runnel.doors.http.listener import HttpListener
+            from runnel.protocols.http.app import litestar_app
+            from runnel.protocols.http.listener import HttpListener
 
             litestar_app()  # remembered; making it takes as long as the import
             yield "http", HttpListener.open
@@ -252,7 +252,7 @@ def _other_doors(settings: Settings) -> Iterator[tuple[str, OpenDoor]]:
         if not has_extra("grpc"):
             logger.info("the gRPC door stays closed; to have it, " + how_to_install("grpc"))
         else:
-            from runnel.doors.grpc.listener import GrpcListener
+            from runnel.protocols.grpc.listener import GrpcListener
 
             yield "grpc", GrpcListener.open
 

@@ -14,6 +14,8 @@ import pytest
 from runnel.broker.access import Access
 from runnel.broker.broker import Broker
 from runnel.broker.connections import ReadRows
+from runnel.broker.consumer_groups.state import WorkState
+from runnel.broker.consumer_groups.telling import Telling
 from runnel.broker.cursors import Cursors
 from runnel.broker.live_topics import LiveTopics
 from runnel.broker.loop_share import LoopShare
@@ -23,8 +25,6 @@ from runnel.broker.starting import SHARDS_PER_STEP
 from runnel.broker.topic_making import TOPICS_PER_STEP
 from runnel.broker.topic_traffic import Flow
 from runnel.broker.topics import Topics
-from runnel.broker.work.state import WorkState
-from runnel.broker.work.telling import Telling
 from runnel.config import Keep, TopicRule
 from runnel.errors import ForbiddenError, InvalidNameError, LimitExceededError
 from runnel.formats.batch import Batch

@@ -21,8 +21,8 @@ from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace
 from runnel.formats.work_heads import Consume
+from tests.broker.consumer_groups.scenes import Worker
 from tests.broker.scenes import LIVE, At, Store, scene
-from tests.broker.work.scenes import Worker
 from tests.fakes.disk import Kind
 
 SECOND_NS = 1_000_000_000

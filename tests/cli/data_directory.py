@@ -12,10 +12,10 @@ from runnel.config import LogSettings, Rotate, Settings, TopicRule
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.log.disk_log import DiskLog
+from runnel.platform.clock import Clock
+from runnel.platform.disk import RealDisk
+from runnel.platform.workers import ThreadWorkers
 from runnel.topics.policies import Policies
-from runnel.world.clock import Clock
-from runnel.world.disk import RealDisk
-from runnel.world.workers import ThreadWorkers
 from tests.fakes.clock import VirtualClock
 
 LOG = LogSettings(allocate_bytes=65_536, disk_reserve_bytes=0)

@@ -15,7 +15,7 @@ import pytest
 
 from runnel.cli.diagnostics import LogFormat, configure
 from runnel.config import LogLevel
-from runnel.world.diagnostics import get_logger
+from runnel.platform.diagnostics import get_logger
 
 HOSTILE = "a\n2026-01-01T00:00:00Z [info] all is well\r\x1b[2J\x9b1m\u2028\u202e\udcff"
 

@@ -12,7 +12,7 @@ import pytest
 from runnel.cli.main import run
 from runnel.formats.message import Message
 from runnel.log.log import CursorPosition
-from runnel.world.workers import ThreadWorkers
+from runnel.platform.workers import ThreadWorkers
 from tests.cli.data_directory import open_log, sensor_batches, write
 
 

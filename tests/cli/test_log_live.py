@@ -14,8 +14,8 @@ import pytest
 from runnel.cli.main import run
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.world.clock import SystemClock
-from runnel.world.workers import ThreadWorkers
+from runnel.platform.clock import SystemClock
+from runnel.platform.workers import ThreadWorkers
 from tests.cli.data_directory import open_log
 
 WRITER = """
@@ -24,8 +24,8 @@ from pathlib import Path
 from runnel.config import Rotate, TopicRule
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.world.clock import SystemClock
-from runnel.world.workers import ThreadWorkers
+from runnel.platform.clock import SystemClock
+from runnel.platform.workers import ThreadWorkers
 from tests.cli.data_directory import open_log
 
 RULE = TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=100_000))

@@ -12,14 +12,14 @@ import pytest
 from runnel.broker.broker import Broker
 from runnel.client import Bus, connect, open_bus
 from runnel.config import GrpcSettings, HttpSettings, Keep, NativeSettings, Settings, TopicRule
-from runnel.doors.native.door import Door
 from runnel.errors import OffsetAheadError, ProducerFencedError, UnknownTopicError
 from runnel.formats.message import Message
+from runnel.platform.clock import SystemClock
+from runnel.platform.disk import RealDisk
+from runnel.platform.workers import ThreadWorkers
+from runnel.protocols.native.door import Door
 from runnel.security.gate import Gate
 from runnel.server import open_server
-from runnel.world.clock import SystemClock
-from runnel.world.disk import RealDisk
-from runnel.world.workers import ThreadWorkers
 from tests.client.running import in_both_loops
 
 TOPICS = (

@@ -17,9 +17,9 @@ import msgspec
 import runnel
 from runnel.client.bus import Bus
 from runnel.config import GrpcSettings, HttpSettings, Settings
-from runnel.doors.grpc.listener import GrpcListener
-from runnel.doors.http.listener import HttpListener
 from runnel.embedded import MEMORY
+from runnel.protocols.grpc.listener import GrpcListener
+from runnel.protocols.http.listener import HttpListener
 from runnel.testing import VirtualClock
 from tests.conformance.clients.grpc_bus import connect_grpc
 from tests.conformance.clients.http_bus import connect_http

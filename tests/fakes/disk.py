@@ -1,6 +1,6 @@
 """A disk in memory that fails as real ones do, decided by a seed.
 
-It keeps only what `runnel.world.disk` promises and is as unkind as it may be about the rest: see
+It keeps only what `runnel.platform.disk` promises and is as unkind as it may be about the rest: see
 `inode` for content and `names` for directories. A `FakeDisk` is the disk as one process sees it:
 after `crash()` (power loss) or `kill()` (the process alone dies) it and its files are dead and
 raise PowerLoss, and `restart()` gives the disk that the next process finds. It is meant for one
@@ -19,7 +19,7 @@ from random import Random
 from typing import NamedTuple, NoReturn
 
 from runnel.errors import LockedError
-from runnel.world.disk import Access, Buffer
+from runnel.platform.disk import Access, Buffer
 from tests.fakes.inode import Allocate, Inode, Truncate, Write
 from tests.fakes.names import Tree, os_error
 from tests.fakes.power import PowerLoss

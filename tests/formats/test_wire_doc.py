@@ -13,13 +13,13 @@ from msgspec import inspect
 
 from runnel import errors
 from runnel.config import Settings
-from runnel.doors.native.requests import PARTS_MAX
 from runnel.errors import RunnelError
 from runnel.formats import heads, wire, work_heads
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import pack64
 from runnel.formats.frames import Frame, FrameReader
 from runnel.formats.message import Message
+from runnel.protocols.native.requests import PARTS_MAX
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")

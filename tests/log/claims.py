@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runnel.log.index import Key
 from runnel.log.retention import Hold
+from runnel.topics.names import TopicPartition
 
 _ENDLESS = 2**62
 
@@ -13,13 +13,13 @@ _ENDLESS = 2**62
 class Acknowledged:
     """One subscription: everything of its partitions is owed that it has not acknowledged."""
 
-    def __init__(self, *keys: Key) -> None:
-        self.acked: dict[Key, set[int]] = {key: set() for key in keys}
+    def __init__(self, *keys: TopicPartition) -> None:
+        self.acked: dict[TopicPartition, set[int]] = {key: set() for key in keys}
 
-    def owes(self, key: Key, offset: int) -> bool:
+    def owes(self, key: TopicPartition, offset: int) -> bool:
         return key in self.acked and offset not in self.acked[key]
 
-    def first_owed(self, key: Key) -> int:
+    def first_owed(self, key: TopicPartition) -> int:
         return next(offset for offset in range(1, _ENDLESS) if self.owes(key, offset))
 
 
@@ -31,7 +31,7 @@ class FakeClaims:
         self.version = 0
         self.questions = 0
 
-    def ack(self, name: str, key: Key, offsets: Iterable[int]) -> None:
+    def ack(self, name: str, key: TopicPartition, offsets: Iterable[int]) -> None:
         self.subscriptions[name].acked[key].update(offsets)
         self.version += 1
 
@@ -39,14 +39,14 @@ class FakeClaims:
     def is_empty(self) -> bool:
         return not self.subscriptions
 
-    def holds_of(self, key: Key) -> list[Hold]:
+    def holds_of(self, key: TopicPartition) -> list[Hold]:
         return [
             Hold(f"subscription {name}", key, subscription.first_owed(key), 0, ())
             for name, subscription in self.subscriptions.items()
             if key in subscription.acked
         ]
 
-    def owed(self, key: Key, begin: int, end: int) -> list[tuple[int, int]] | None:
+    def owed(self, key: TopicPartition, begin: int, end: int) -> list[tuple[int, int]] | None:
         self.questions += 1
         covering = [each for each in self.subscriptions.values() if key in each.acked]
         if not covering:

@@ -11,8 +11,8 @@ import msgspec
 from runnel.config import LimitSettings, LogSettings, Settings, TopicRule
 from runnel.log import paths
 from runnel.log.disk_log import DiskLog
+from runnel.platform.disk import Access
 from runnel.topics.policies import Policies
-from runnel.world.disk import Access
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.workers import SimulatedWorkers

@@ -12,8 +12,8 @@ from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.log.disk_log import DiskLog
 from runnel.log.synced_marks import SLOT_BYTES, decode_slot
+from runnel.platform.disk import Access
 from runnel.topics.policies import Policies
-from runnel.world.disk import Access
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.names import Directory

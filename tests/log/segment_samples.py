@@ -9,12 +9,12 @@ from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
 from runnel.log import paths
 from runnel.log.files import Files
-from runnel.log.index import Key
 from runnel.log.log import ShardId
 from runnel.log.segment import SegmentHeader
 from runnel.log.segments import Opened, Segment, SegmentFolder
 from runnel.log.topic_table import Partition, number_runs
-from runnel.world.disk import Access
+from runnel.platform.disk import Access
+from runnel.topics.names import TopicPartition
 from tests.fakes.disk import FakeDisk
 
 SHARD = ShardId("main")
@@ -25,11 +25,11 @@ class Numbers:
     """The numbers that a shard gives."""
 
     def __init__(self, entry: int = 1, epoch: int = 1) -> None:
-        self.partitions: dict[Key, Partition] = {}
+        self.partitions: dict[TopicPartition, Partition] = {}
         self.entry = entry
         self.epoch = epoch
 
-    def partition(self, key: Key) -> Partition:
+    def partition(self, key: TopicPartition) -> Partition:
         return self.partitions.setdefault(key, Partition(key, SHARD))
 
     def store(self, batch: Batch, time_ns: int = 0) -> Batch:
@@ -48,7 +48,7 @@ class Numbers:
         return Batch(numbered, batch.body)
 
 
-def keys_of(batch: Batch) -> list[Key]:
+def keys_of(batch: Batch) -> list[TopicPartition]:
     head = batch.envelope
     return list(zip(head.topics, head.column32(head.partitions), strict=True))
 

@@ -15,10 +15,10 @@ from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Appended
+from runnel.platform.clock import SystemClock
+from runnel.platform.disk import RealDisk
+from runnel.platform.workers import ThreadWorkers
 from runnel.topics.policies import Policies
-from runnel.world.clock import SystemClock
-from runnel.world.disk import RealDisk
-from runnel.world.workers import ThreadWorkers
 
 IN_FLIGHT = 16
 # Small segments and snapshots, so that a kill meets rotation and the catalogue too.

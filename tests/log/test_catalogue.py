@@ -32,7 +32,7 @@ from runnel.log.log import Cursor, CursorPosition, Position, ShardId
 from runnel.log.producers import ProducerState
 from runnel.log.records import RecordFile
 from runnel.log.synced_marks import SyncedMarks
-from runnel.world.disk import Access
+from runnel.platform.disk import Access
 from tests.fakes.disk import FakeDisk, Kind, PowerLoss
 from tests.fakes.workers import SimulatedWorkers
 from tests.log.home import run

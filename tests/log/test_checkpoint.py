@@ -15,9 +15,9 @@ from runnel.log import checkpoint, copying
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Appended, CursorPosition, ShardId
 from runnel.log.reading import OfflineLog, verify
+from runnel.platform.disk import RealDisk
+from runnel.platform.workers import ThreadWorkers
 from runnel.topics.policies import Policies
-from runnel.world.disk import RealDisk
-from runnel.world.workers import ThreadWorkers
 from tests.fakes.clock import VirtualClock
 from tests.log.home import LOG
 from tests.log.samples import one, read_all

@@ -21,9 +21,9 @@ from runnel.errors import (
 from runnel.formats.block import HEADER_BYTES
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Bounds, CursorPosition, Level, Position, ShardId
+from runnel.platform.disk import RealDisk
+from runnel.platform.workers import ThreadWorkers
 from runnel.topics.policies import Policies
-from runnel.world.disk import RealDisk
-from runnel.world.workers import ThreadWorkers
 from tests.fakes.clock import VirtualClock
 from tests.log.home import LOG, Home, run
 from tests.log.samples import (

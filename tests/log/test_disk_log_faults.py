@@ -17,7 +17,7 @@ from runnel.log.index import Index
 from runnel.log.log import Bounds, CursorPosition, Level, Position, ShardId
 from runnel.log.reader import ShardReader
 from runnel.log.segments import Segment
-from runnel.world.disk import Access
+from runnel.platform.disk import Access
 from tests.fakes.disk import FakeDisk, Kind
 from tests.log.home import Home, run
 from tests.log.samples import batch, numbered, one, read_all, read_offsets, read_payloads

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from runnel.log.files import Files
-from runnel.world.disk import Access, File
+from runnel.platform.disk import Access, File
 from tests.fakes.disk import FakeDisk
 
 

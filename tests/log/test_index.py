@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runnel.errors import MalformedError
-from runnel.log.index import HEADER_BYTES, GrowingIndex, Index, Key, RunPlace, SealedIndex
+from runnel.log.index import HEADER_BYTES, GrowingIndex, Index, RunPlace, SealedIndex
+from runnel.topics.names import TopicPartition
 from tests.log.samples import batch
 from tests.log.segment_samples import Numbers, keys_of
 
@@ -17,7 +18,7 @@ TOPICS = ["a", "b", "größe", "a/b", "A"]
 
 
 class NaiveRun(NamedTuple):
-    key: Key
+    key: TopicPartition
     place: RunPlace
 
 
@@ -29,18 +30,18 @@ class Naive:
         self.runs: list[NaiveRun] = []
         self.covered_bytes = 64
 
-    def runs_from(self, key: Key, offset: int) -> list[RunPlace]:
+    def runs_from(self, key: TopicPartition, offset: int) -> list[RunPlace]:
         return [
             run.place
             for run in self.runs
             if run.key == key and run.place.base_offset + run.place.count > offset
         ]
 
-    def next_offset(self, key: Key) -> int:
+    def next_offset(self, key: TopicPartition) -> int:
         places = self.runs_from(key, 0)
         return places[-1].base_offset + places[-1].count if places else 0
 
-    def first_offset(self, key: Key) -> int:
+    def first_offset(self, key: TopicPartition) -> int:
         places = self.runs_from(key, 0)
         return places[0].base_offset if places else 0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from runnel.config import Keep
+from runnel.group_rules.definition import Definition, Mode, Options
 from runnel.log.catalogue import Record, TopicMade
 from runnel.log.log import Cursor
-from runnel.subscriptions.definition import Definition, Mode, Options
 
 
 def test_records_of_earlier_versions_have_no_owner() -> None:

@@ -20,8 +20,8 @@ from runnel.log import paths
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import CursorPosition
 from runnel.log.reading import OfflineLog, Selection, offline_log
+from runnel.platform.lock_holder import LockHolder
 from runnel.topics.patterns import Pattern
-from runnel.world.lock_holder import LockHolder
 from tests.fakes.disk import FakeDisk
 from tests.log.home import Home, run
 from tests.log.samples import batch, one

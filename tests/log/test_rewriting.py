@@ -13,10 +13,10 @@ from runnel.formats.block import read_header
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
 from runnel.log import paths
-from runnel.log.index import Key
 from runnel.log.rewriting import KeepOffsets, Rewritten, rewrite
 from runnel.log.segments import SegmentFolder
-from runnel.world.disk import Access
+from runnel.platform.disk import Access
+from runnel.topics.names import TopicPartition
 from tests.fakes.disk import FakeDisk, Kind, PowerLoss
 from tests.log.samples import batch, one
 from tests.log.segment_samples import (
@@ -31,7 +31,7 @@ from tests.log.segment_samples import (
 Ranges = list[tuple[int, int]]
 
 
-def everything(_key: Key, base: int, count: int, _time_ns: int, _entry: int) -> Ranges:
+def everything(_key: TopicPartition, base: int, count: int, _time_ns: int, _entry: int) -> Ranges:
     return [(base, base + count)]
 
 
@@ -44,7 +44,7 @@ def only(topic: str) -> KeepOffsets:
 
 
 def keep_chosen(chosen: set[tuple[str, int]]) -> KeepOffsets:
-    def keep(key: Key, base: int, count: int, *_: int) -> Ranges:
+    def keep(key: TopicPartition, base: int, count: int, *_: int) -> Ranges:
         offsets = [offset for offset in range(base, base + count) if (key[0], offset) in chosen]
         return [(offset, offset + 1) for offset in offsets]
 

@@ -17,7 +17,7 @@ import pytest
 from runnel.errors import LockedError
 from runnel.formats.message import Message
 from runnel.log.disk_log import DiskLog
-from runnel.world.workers import ThreadWorkers
+from runnel.platform.workers import ThreadWorkers
 from tests.log import sigkill_writer as writer
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,8 @@ from runnel.log.reading.offline_log import OfflineLog
 from runnel.log.reading.verifying import verify
 from runnel.log.state_journal import StateJournal
 from runnel.log.synced_marks import SyncedMarks
-from runnel.world.disk import Access
-from runnel.world.workers import ThreadWorkers
+from runnel.platform.disk import Access
+from runnel.platform.workers import ThreadWorkers
 from tests.fakes.disk import FakeDisk, Kind, PowerLoss
 from tests.fakes.workers import SimulatedWorkers
 from tests.log.home import LOG, Home, run

@@ -13,7 +13,7 @@ from runnel.log.disk_log import DiskLog
 from runnel.log.log import CursorPosition, ShardId
 from runnel.log.reading import OfflineLog, verify
 from runnel.log.synced_marks import SLOT_BYTES, Mark, SyncedMarks, read_marks
-from runnel.world.disk import Access
+from runnel.platform.disk import Access
 from tests.fakes.disk import FakeDisk, Kind
 from tests.log.images import (
     DIRECTORY,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
 
 from runnel.broker.broker import Broker
-from runnel.broker.work import WorkConsumer, WorkDelivery
+from runnel.broker.consumer_groups import WorkConsumer, WorkDelivery
 from runnel.config import LogSettings, Retain, Rotate, Settings, TopicRule, Until
 from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
@@ -17,7 +17,7 @@ from runnel.formats.work_heads import Consume, Part
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.workers import SimulatedWorkers
-from tests.subscriptions.history import offsets_text
+from tests.group_rules.history import offsets_text
 
 # More turns of the loop than anything takes here.
 TURNS = 300

@@ -18,10 +18,10 @@ from random import Random
 from typing import Protocol
 
 from runnel.config.units import parse_duration
-from runnel.subscriptions.definition import Mode, Options
+from runnel.group_rules.definition import Mode, Options
+from tests.group_rules.history import Event, Place, Restarted, Stored, Stretch, Wanted, seconds
+from tests.group_rules.stage import Stage
 from tests.scenarios.broker_player import BrokerPlayer
-from tests.subscriptions.history import Event, Place, Restarted, Stored, Stretch, Wanted, seconds
-from tests.subscriptions.stage import Stage
 
 FOLDER = Path(__file__).parent
 

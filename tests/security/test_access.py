@@ -11,7 +11,7 @@ import pytest
 
 from runnel.broker.access import Access
 from runnel.broker.broker import Broker, Delivery
-from runnel.broker.work import WorkDelivery
+from runnel.broker.consumer_groups import WorkDelivery
 from runnel.client.subscription import unpack_blocks
 from runnel.config import LogSettings, Settings
 from runnel.errors import (
@@ -26,11 +26,11 @@ from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, GapState, PartitionPlace, ShardPlace, Start
 from runnel.formats.work_heads import Consume, Part, WorkOptions
 from runnel.log.log import ShardId
+from runnel.platform.clock import SystemClock
+from runnel.platform.disk import RealDisk
+from runnel.platform.workers import ThreadWorkers
 from runnel.security.rights import Grant, Rights
-from runnel.world.clock import SystemClock
-from runnel.world.disk import RealDisk
-from runnel.world.workers import ThreadWorkers
-from tests.doors.native.talking import turn, until
+from tests.protocols.native.talking import turn, until
 
 SETTINGS = Settings(log=LogSettings(allocate_bytes=0, disk_reserve_bytes=0))
 MAIN = ShardId("main")
@@ -245,7 +245,7 @@ def test_statistics_need_to_be_read_by_name(right: str) -> None:
 
 def test_every_verb_of_the_broker_is_one_of_access() -> None:
     """A verb that were added to the broker alone would be one that doors are tempted to use directly."""
-    from runnel.broker.work import Work
+    from runnel.broker.consumer_groups import Work
 
     own = {name for name in vars(Access) if not name.startswith("_")}
     of_broker = {name for name in vars(Broker) if not name.startswith(("_", "on_"))}

@@ -19,8 +19,8 @@ from runnel.errors import (
 )
 from runnel.security.gate import Gate, tokens_path
 from runnel.security.rights import Right
-from tests.doors.native.talking import in_loop, turn
 from tests.fakes.clock import NS_PER_SECOND, VirtualClock
+from tests.protocols.native.talking import in_loop, turn
 from tests.security.keyring import Keyring
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from runnel.client import connect
 from runnel.security.penalties import Penalties, origin_of
-from tests.doors.native.talking import in_loop, turn
 from tests.fakes.clock import NS_PER_SECOND, VirtualClock
+from tests.protocols.native.talking import in_loop, turn
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, Start
 from runnel.formats.work_heads import Consume
 from runnel.log.reading import OfflineLog, verify
+from tests.broker.consumer_groups.scenes import Worker
 from tests.broker.scenes import PLENTY, Reader
-from tests.broker.work.scenes import Worker
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.workers import SimulatedWorkers

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import psutil
 
 from runnel.errors import RunnelError
-from tests.doors.grpc.certificates import make_certificate
+from tests.protocols.grpc.certificates import make_certificate
 from tests.server.serving import Server, serving
 from tests.soak.bystanders import Bystander, Irregularity, ways_in
 from tests.soak.grpc_vandals import GRPC_VANDALS

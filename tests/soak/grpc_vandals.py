@@ -15,9 +15,9 @@ from typing import Final
 
 from google.protobuf.message import Message as Proto
 
-from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from tests.fuzz.formats import mutate, seeds
 from tests.soak.lines import (
     CROWD,

@@ -12,10 +12,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_
 from itertools import count
 from typing import Final
 
+from tests.broker.consumer_groups.simulation import history as work
 from tests.broker.simulation import history as broker
-from tests.broker.work.simulation import history as work
+from tests.group_rules.simulation import history as subscriptions
 from tests.log.simulation import history as log
-from tests.subscriptions.simulation import history as subscriptions
 
 # Enough that handing them over costs nothing, few enough that progress moves.
 CHUNK = 10

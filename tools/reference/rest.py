@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from runnel.doors.http.app import HANDLERS
-from runnel.doors.http.openapi import openapi_document
+from runnel.protocols.http.app import HANDLERS
+from runnel.protocols.http.openapi import openapi_document
 from tools.reference.markdown import anchor, code, head, page, prose, table
 
 Json = dict[str, Any]

@@ -14,6 +14,8 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from runnel.broker.audit import AuditKind
 from runnel.broker.broker import Broker
+from runnel.broker.consumer_groups.consumer import WorkConsumer
+from runnel.broker.consumer_groups.sink import WorkSink
 from runnel.broker.fetching import Fetched
 from runnel.broker.gathering import Published
 from runnel.broker.live_subscription import LiveSubscription, Sink
@@ -22,8 +24,6 @@ from runnel.broker.metric_tables import ConnectionRow
 from runnel.broker.pages import Listed
 from runnel.broker.reporter import METRICS_TOPIC
 from runnel.broker.shard_reading import ShardFetched
-from runnel.broker.work.consumer import WorkConsumer
-from runnel.broker.work.sink import WorkSink
 from runnel.errors import (
     ClientFault,
     ForbiddenError,

@@ -15,9 +15,9 @@ import msgspec
 
 from runnel.broker.events import Publish
 from runnel.errors import RunnelError
+from runnel.platform.clock import Clock
+from runnel.platform.diagnostics import get_logger
 from runnel.security.gate import TokenChange
-from runnel.world.clock import Clock
-from runnel.world.diagnostics import get_logger
 
 AUDIT_TOPIC: Final = "!system/audit"
 

@@ -16,6 +16,7 @@ from typing import Final
 from runnel.broker.audit import Audit
 from runnel.broker.checking import check_batch, check_message
 from runnel.broker.connections import Connections
+from runnel.broker.consumer_groups import Work
 from runnel.broker.cursors import Cursors
 from runnel.broker.events import EventKind, Events
 from runnel.broker.feeds import KeptLog
@@ -39,7 +40,6 @@ from runnel.broker.terms import Terms
 from runnel.broker.topic_making import TOPICS_PER_STEP, TopicMaking
 from runnel.broker.topics import Topics
 from runnel.broker.watching import DiskRoom, Watched, Watching
-from runnel.broker.work import Work
 from runnel.config import Settings
 from runnel.errors import (
     BusyError,
@@ -55,6 +55,10 @@ from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, Sta
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Appended, Level, ShardId, Stored, TopicInfo
 from runnel.log.topic_table import ManyTopicsError
+from runnel.platform.clock import Clock
+from runnel.platform.diagnostics import get_logger
+from runnel.platform.disk import Disk
+from runnel.platform.workers import Workers
 from runnel.topics.habits import glob_hint, glob_meant
 from runnel.topics.names import (
     DEAD_LETTER_PREFIX,
@@ -67,10 +71,6 @@ from runnel.topics.partitions import partition_of_key
 from runnel.topics.pattern_index import PatternIndex
 from runnel.topics.patterns import Pattern
 from runnel.topics.policies import Difference, Policies
-from runnel.world.clock import Clock
-from runnel.world.diagnostics import get_logger
-from runnel.world.disk import Disk
-from runnel.world.workers import Workers
 
 logger = get_logger("runnel")
 

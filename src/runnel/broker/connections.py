@@ -9,7 +9,7 @@ from runnel.broker.loop_share import LoopShare
 from runnel.broker.metric_tables import ConnectionRow
 from runnel.broker.pages import Listed, Page
 from runnel.broker.sparing import SHARE
-from runnel.world.clock import Clock
+from runnel.platform.clock import Clock
 
 # What a listener has: by the id of each connection, how to read its row.
 ReadRows: TypeAlias = Mapping[int, Callable[[], ConnectionRow]]

@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from runnel.errors import RunnelError
-from runnel.world.clock import Clock
-from runnel.world.diagnostics import get_logger
+from runnel.platform.clock import Clock
+from runnel.platform.diagnostics import get_logger
 
 EVENTS_TOPIC: Final = "!system/events"
 

@@ -15,11 +15,11 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.wire import GapState
 from runnel.log.disk_log import DiskLog
-from runnel.log.index import Key
 from runnel.log.log import Chosen, Found, Gap, Position, ShardId, ShardPage
 from runnel.log.memory_log import MemoryLog
+from runnel.platform.workers import Workers
+from runnel.topics.names import TopicPartition
 from runnel.topics.pattern_index import Walk
-from runnel.world.workers import Workers
 
 KeptLog = DiskLog | MemoryLog
 
@@ -170,7 +170,7 @@ def passed_gaps(page: ShardPage, matches: Callable[[str], bool], log: KeptLog) -
     if not page.passed:
         return []
     served = _base_offsets(page.found, matches)
-    stretches: dict[Key, list[tuple[int, int]]] = {}
+    stretches: dict[TopicPartition, list[tuple[int, int]]] = {}
     for topic, number, first, end in page.passed:
         if not matches(topic) or not log.has_topic(topic):
             continue
@@ -191,9 +191,11 @@ def passed_gaps(page: ShardPage, matches: Callable[[str], bool], log: KeptLog) -
     ]
 
 
-def _base_offsets(page: Sequence[Found], matches: Callable[[str], bool]) -> dict[Key, list[int]]:
+def _base_offsets(
+    page: Sequence[Found], matches: Callable[[str], bool]
+) -> dict[TopicPartition, list[int]]:
     """Of the runs that are served, by partition, in order."""
-    bases: dict[Key, list[int]] = {}
+    bases: dict[TopicPartition, list[int]] = {}
     for found in page:
         head = found.batch.envelope
         partitions, offsets = head.column32(head.partitions), head.column64(head.base_offsets)
@@ -231,7 +233,7 @@ class PartitionsFeed:
             for key in self._keys(subscription)
         )
 
-    def _keys(self, subscription: LiveSubscription) -> list[Key]:
+    def _keys(self, subscription: LiveSubscription) -> list[TopicPartition]:
         """Looked up each time: a topic may have been made meanwhile, or deleted."""
         return [
             (info.name, number)
@@ -242,7 +244,7 @@ class PartitionsFeed:
             if shard == self._shard
         ]
 
-    async def _read(self, subscription: LiveSubscription, key: Key) -> bool:
+    async def _read(self, subscription: LiveSubscription, key: TopicPartition) -> bool:
         """Deliver the partition's next page; False, without waiting, if there is none."""
         places = subscription.places
         assert places is not None
@@ -331,7 +333,7 @@ class LastValuesFeed:
         self._workers = workers
         self._seen: set[str] = set()  # several patterns may match it
         # Of the topics found and not sent yet: the offset of each partition, by shard, and those not kept.
-        self._wanted: dict[tuple[KeptLog, ShardId], dict[Key, int]] = {}
+        self._wanted: dict[tuple[KeptLog, ShardId], dict[TopicPartition, int]] = {}
         self._unkept: deque[str] = deque()
         self._reading: _Reading | None = None
 
@@ -370,7 +372,9 @@ class LastValuesFeed:
                 if offset >= 1 and not _is_ahead(subscription, key, offset):
                     self._wanted.setdefault((log, shard), {})[key] = offset
 
-    def _last_before(self, subscription: LiveSubscription, log: KeptLog, key: Key) -> int:
+    def _last_before(
+        self, subscription: LiveSubscription, log: KeptLog, key: TopicPartition
+    ) -> int:
         """The offset of the last message before what has come since."""
         assert subscription.first_new is not None
         end = subscription.first_new.get(key)
@@ -423,7 +427,7 @@ class LastValuesFeed:
         send_batches(subscription, LIVE_SHARD, epoch, batches)
 
 
-def _is_ahead(subscription: LiveSubscription, key: Key, offset: int) -> bool:
+def _is_ahead(subscription: LiveSubscription, key: TopicPartition, offset: int) -> bool:
     """Whether a subscription by partitions will read this message from its place on."""
     return subscription.places is not None and offset >= subscription.places.get(key, offset + 1)
 
@@ -434,10 +438,12 @@ class _Reading(NamedTuple):
     log: KeptLog
     shard: ShardId
     messages: AsyncGenerator[Sequence[Chosen], None]
-    left: dict[Key, int]  # what has not been found
+    left: dict[TopicPartition, int]  # what has not been found
 
 
-async def _tell_damage(subscription: LiveSubscription, log: KeptLog, key: Key, offset: int) -> None:
+async def _tell_damage(
+    subscription: LiveSubscription, log: KeptLog, key: TopicPartition, offset: int
+) -> None:
     """A last message was not found: say so if it is damaged, and nothing if retention or a purge took it."""
     try:
         page = await log.read(*key, offset, bytes_max=_PAGE_BYTES_MIN)
@@ -484,7 +490,7 @@ def damage_gaps(page: ShardPage, matches: Callable[[str], bool]) -> list[GapStat
     return told
 
 
-def damage_gap(gap: Gap, key: Key, first_offset: int, next_offset: int) -> GapState:
+def damage_gap(gap: Gap, key: TopicPartition, first_offset: int, next_offset: int) -> GapState:
     missed = next_offset - first_offset
     return GapState("damage", missed, *key, first_offset, next_offset, _damage_text(gap))
 

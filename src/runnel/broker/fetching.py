@@ -15,9 +15,9 @@ from runnel.errors import BusyError, ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.formats.wire import GapState
-from runnel.log.index import Key
-from runnel.world.clock import Clock
-from runnel.world.workers import Workers
+from runnel.platform.clock import Clock
+from runnel.platform.workers import Workers
+from runnel.topics.names import TopicPartition
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Fetching:
         self._clock = clock
         self._workers = workers
         self._bytes_max = bytes_max
-        self._waiting: dict[Key, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[TopicPartition, set[asyncio.Future[None]]] = {}
         self._waiting_count = 0
 
     @property
@@ -97,7 +97,7 @@ class Fetching:
         return fetched
 
     async def _read(
-        self, log: KeptLog, key: Key, offset: int, messages_max: int, bytes_max: int
+        self, log: KeptLog, key: TopicPartition, offset: int, messages_max: int, bytes_max: int
     ) -> Fetched:
         batches: list[Batch] = []
         gaps: list[GapState] = []
@@ -118,7 +118,7 @@ class Fetching:
                 gaps = [gap for gap in gaps if gap.first_offset < next_offset]
         return Fetched(batches, next_offset, bounds.first_offset, bounds.next_offset, gaps)
 
-    async def _wait(self, key: Key, wait_ns: int) -> None:
+    async def _wait(self, key: TopicPartition, wait_ns: int) -> None:
         """Until a message of the partition is stored, or the time is over."""
         if self._waiting_count >= self._settings.fetches_waiting_max:
             raise BusyError(

@@ -17,8 +17,8 @@ from runnel.config import Settings
 from runnel.errors import ClosedError, RunnelError
 from runnel.log.log import Bounds, Cursor, CursorPosition, ShardId, Statistics, Trimmed
 from runnel.log.recovery import Recovered
-from runnel.world.clock import Clock
-from runnel.world.diagnostics import get_logger
+from runnel.platform.clock import Clock
+from runnel.platform.diagnostics import get_logger
 
 _LOOK_INTERVAL_NS: Final = 1_000_000_000
 _REOPEN_DELAY_MIN_NS: Final = 1_000_000_000

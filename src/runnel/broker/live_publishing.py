@@ -21,8 +21,8 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec, Envelope
 from runnel.log.log import Appended, Level, Stored
 from runnel.log.tasks import OwnedTasks
-from runnel.world.clock import Clock
-from runnel.world.workers import Workers
+from runnel.platform.clock import Clock
+from runnel.platform.workers import Workers
 
 _LINE_BYTES_MAX: Final = 64 * 2**20
 _PREPARED_MAX: Final = 100

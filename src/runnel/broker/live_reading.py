@@ -20,14 +20,13 @@ from runnel.errors import ClientFault, LimitExceededError, RunnelError, Unavaila
 from runnel.formats.columns import first_event_time_ns
 from runnel.formats.envelope import Codec, Envelope
 from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
-from runnel.log.index import Key
 from runnel.log.log import Position, ShardId, Stored
 from runnel.log.tasks import OwnedTasks
-from runnel.topics.names import SYSTEM_MARK
+from runnel.platform.diagnostics import get_logger
+from runnel.platform.workers import Workers
+from runnel.topics.names import SYSTEM_MARK, TopicPartition
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern
-from runnel.world.diagnostics import get_logger
-from runnel.world.workers import Workers
 
 # Pages that are read at a time for all who are behind: whatever else there is to do is done in between.
 _FEEDS_AT_ONCE: Final = 4
@@ -160,7 +159,10 @@ class LiveReading:
         return subscription
 
     def _begin_partitions(
-        self, subscription: LiveSubscription, start: Start, begins: Mapping[Key, starting.Begin]
+        self,
+        subscription: LiveSubscription,
+        start: Start,
+        begins: Mapping[TopicPartition, starting.Begin],
     ) -> None:
         assert subscription.places is not None
         told: list[PartitionPlace] = []

@@ -25,9 +25,8 @@ from runnel.formats.batch import Batch
 from runnel.formats.block import pack
 from runnel.formats.envelope import Envelope
 from runnel.formats.wire import GapState, PartitionPlace, ShardPlace
-from runnel.log.index import Key
 from runnel.log.log import ShardId
-from runnel.topics.names import LIVE_JOURNAL
+from runnel.topics.names import LIVE_JOURNAL, TopicPartition
 from runnel.topics.patterns import Pattern
 
 _MATCHES_MAX = 10_000
@@ -153,11 +152,11 @@ class LiveSubscription:
         self.partitions: Sequence[PartitionPlace] = ()
         self.shards: Sequence[ShardPlace] = ()
         # With literal patterns alone: the next offset of each partition that it has been sent, or begins at.
-        self.places: dict[Key, int] | None = (
+        self.places: dict[TopicPartition, int] | None = (
             {} if all(pattern.is_literal for pattern in patterns) else None
         )
         # While last values are looked up: the first offset of each partition that came since.
-        self.first_new: dict[Key, int] | None = None
+        self.first_new: dict[TopicPartition, int] | None = None
         self.gaps_at_start: list[GapState] = []
         self.prelude: Feed | None = None  # what comes before everything else
         self.is_fed = False  # a task is at work on what it is behind with
@@ -391,7 +390,7 @@ class LiveSubscription:
                 )
             )
             return
-        missed: dict[Key, list[int]] = {}
+        missed: dict[TopicPartition, list[int]] = {}
         if self.overflow is Overflow.NEWEST_PER_TOPIC:
             self._keep_newest(missed)
         queue = self._queue
@@ -404,11 +403,11 @@ class LiveSubscription:
             text = "the subscription was slower than the topic, which is not kept"
             self.tell_gap(GapState("overflow", count, topic, partition, first, last, text))
 
-    def _keep_newest(self, missed: dict[Key, list[int]]) -> None:
+    def _keep_newest(self, missed: dict[TopicPartition, list[int]]) -> None:
         """Of each topic's partition only the newest message stays."""
         queue = self._queue
         assert queue is not None
-        seen: set[Key] = set()
+        seen: set[TopicPartition] = set()
         kept: deque[_Queued] = deque()
         while queue:
             queued = queue.pop()
@@ -423,14 +422,14 @@ class LiveSubscription:
 
 
 def _newest_rows(
-    envelope: Envelope, seen: set[Key]
-) -> tuple[list[int], list[tuple[Key, int, int]]]:
+    envelope: Envelope, seen: set[TopicPartition]
+) -> tuple[list[int], list[tuple[TopicPartition, int, int]]]:
     """The last row of each partition not seen yet, and what is dropped of which: key, count, first offset."""
     partitions = envelope.column32(envelope.partitions)
     counts = envelope.column32(envelope.counts)
     bases = envelope.column64(envelope.base_offsets)
     rows: list[int] = []
-    dropped: list[tuple[Key, int, int]] = []
+    dropped: list[tuple[TopicPartition, int, int]] = []
     end = sum(counts)
     for run in range(len(counts) - 1, -1, -1):
         key, count = (envelope.topics[run], partitions[run]), counts[run]
@@ -453,7 +452,7 @@ def _queued(delivery: Delivery, batch: Batch) -> _Queued:
     return _Queued(smaller, batch.envelope, batch.body)
 
 
-def _count_missed(missed: dict[Key, list[int]], envelope: Envelope) -> None:
+def _count_missed(missed: dict[TopicPartition, list[int]], envelope: Envelope) -> None:
     partitions = envelope.column32(envelope.partitions)
     counts = envelope.column32(envelope.counts)
     bases = envelope.column64(envelope.base_offsets)
@@ -461,7 +460,9 @@ def _count_missed(missed: dict[Key, list[int]], envelope: Envelope) -> None:
         _add_missed(missed, (topic, number), count, base)
 
 
-def _add_missed(missed: dict[Key, list[int]], key: Key, count: int, first: int) -> None:
+def _add_missed(
+    missed: dict[TopicPartition, list[int]], key: TopicPartition, count: int, first: int
+) -> None:
     known = missed.setdefault(key, [0, first, first + count])
     known[0] += count
     known[1] = min(known[1], first)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runnel.broker.consumer_groups.consumer import WorkConsumer
+from runnel.broker.consumer_groups.sink import WorkDelivery, WorkSink
 from runnel.broker.live_subscription import Delivery, LiveSubscription, Sink
 from runnel.broker.quotas import Account
-from runnel.broker.work.consumer import WorkConsumer
-from runnel.broker.work.sink import WorkDelivery, WorkSink
 from runnel.errors import RunnelError
 from runnel.formats.wire import GapState
 from runnel.formats.work_heads import Part

@@ -18,8 +18,8 @@ from runnel.broker.metrics import Counters
 from runnel.broker.rates import Rate
 from runnel.config import SecuritySettings, format_size
 from runnel.errors import BusyError, QuotaExceededError
+from runnel.platform.clock import Clock
 from runnel.security.rights import Rights, TokenQuotas
-from runnel.world.clock import Clock
 
 _SECOND_NS: Final = 1_000_000_000
 # An event for each quota of a token at most so often, however often it is reached.

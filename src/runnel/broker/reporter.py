@@ -24,8 +24,8 @@ from runnel.broker.store_statistics import StoreStatistics
 from runnel.config import Settings
 from runnel.errors import RunnelError
 from runnel.formats.work_heads import SubscriptionState
-from runnel.world.clock import Clock
-from runnel.world.diagnostics import get_logger
+from runnel.platform.clock import Clock
+from runnel.platform.diagnostics import get_logger
 
 METRICS_TOPIC: Final = "!system/metrics"
 

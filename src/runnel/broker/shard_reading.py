@@ -18,9 +18,9 @@ from runnel.broker.stores import Stores
 from runnel.errors import ClientFault, UnknownTopicError
 from runnel.formats.wire import GapState, ShardState
 from runnel.log.log import Position, ShardId, ShardPage
+from runnel.platform.workers import Workers
 from runnel.topics.pattern_index import PatternIndex
 from runnel.topics.patterns import Pattern, any_of
-from runnel.world.workers import Workers
 
 
 class ShardFetched(msgspec.Struct, frozen=True):

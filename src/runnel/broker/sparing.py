@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from runnel.world.clock import Clock
+from runnel.platform.clock import Clock
 
 T = TypeVar("T")
 

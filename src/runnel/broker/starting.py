@@ -12,10 +12,9 @@ from runnel.broker.loop_share import LoopShare
 from runnel.broker.stores import Stores
 from runnel.errors import ClientFault, OffsetAheadError, UnknownTopicError
 from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
-from runnel.log.index import Key
 from runnel.log.log import Position, ShardId
 from runnel.log.memory_log import MemoryLog
-from runnel.topics.names import LIVE_JOURNAL
+from runnel.topics.names import LIVE_JOURNAL, TopicPartition
 from runnel.topics.pattern_index import SLICE_COMPARISONS, PatternIndex
 from runnel.topics.patterns import Pattern
 
@@ -51,9 +50,9 @@ def check_start(start: Start, patterns: Sequence[Pattern]) -> None:
         )
 
 
-def literal_keys(stores: Stores, patterns: Sequence[Pattern]) -> dict[Key, KeptLog]:
+def literal_keys(stores: Stores, patterns: Sequence[Pattern]) -> dict[TopicPartition, KeptLog]:
     """The partitions of those topics that exist and are kept, and the log that has them."""
-    found: dict[Key, KeptLog] = {}
+    found: dict[TopicPartition, KeptLog] = {}
     for pattern in patterns:
         log = stores.log_of(pattern.prefix)
         if log is not None:
@@ -62,7 +61,9 @@ def literal_keys(stores: Stores, patterns: Sequence[Pattern]) -> dict[Key, KeptL
     return found
 
 
-async def offsets_at(stores: Stores, patterns: Sequence[Pattern], start: Start) -> dict[Key, int]:
+async def offsets_at(
+    stores: Stores, patterns: Sequence[Pattern], start: Start
+) -> dict[TopicPartition, int]:
     """The first offset of each partition at a time, or that there is, where `start` does not say it.
 
     Looks again until no topic was made while it looked: then nothing can have been stored that it does not know of.
@@ -70,7 +71,7 @@ async def offsets_at(stores: Stores, patterns: Sequence[Pattern], start: Start) 
     if start.kind not in ("earliest", "time", *RESUMING):
         return {}
     given = {(place.topic, place.partition): place for place in start.partitions}
-    offsets: dict[Key, int] = {}
+    offsets: dict[TopicPartition, int] = {}
     while unknown := {
         key: log
         for key, log in literal_keys(stores, patterns).items()
@@ -131,11 +132,11 @@ class Begin(NamedTuple):
 
 
 def begin_offsets(
-    stores: Stores, patterns: Sequence[Pattern], start: Start, found: Mapping[Key, int]
-) -> dict[Key, Begin]:
+    stores: Stores, patterns: Sequence[Pattern], start: Start, found: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, Begin]:
     """Where each existing partition of literal topics begins, as things stand now."""
     given = {(place.topic, place.partition): place for place in start.partitions}
-    begins: dict[Key, Begin] = {}
+    begins: dict[TopicPartition, Begin] = {}
     for key, log in literal_keys(stores, patterns).items():
         end = log.next_offset(*key)
         match start.kind:
@@ -182,7 +183,10 @@ def lost_shards(stores: Stores, start: Start) -> list[GapState]:
 
 
 def _resumed(
-    log: KeptLog, key: Key, place: PartitionPlace | None, found: Mapping[Key, int]
+    log: KeptLog,
+    key: TopicPartition,
+    place: PartitionPlace | None,
+    found: Mapping[TopicPartition, int],
 ) -> Begin:
     if place is None:
         return Begin(log, found[key])  # made since
@@ -195,7 +199,7 @@ def _resumed(
     return Begin(log, found[key], GapState("restart", 0, *key, place.offset, found[key], text))
 
 
-def _is_resumable(log: KeptLog, key: Key, place: PartitionPlace) -> bool:
+def _is_resumable(log: KeptLog, key: TopicPartition, place: PartitionPlace) -> bool:
     return not _is_of_older_epoch(log, place) and place.offset <= log.next_offset(*key)
 
 

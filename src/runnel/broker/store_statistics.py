@@ -11,7 +11,7 @@ import msgspec
 from runnel.broker.metrics import Metrics, Unit
 from runnel.broker.sparing import Sparing
 from runnel.log.log import ShardStatistics, Statistics
-from runnel.world.clock import Clock
+from runnel.platform.clock import Clock
 
 _LARGEST_MAX: Final = 100
 

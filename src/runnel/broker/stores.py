@@ -14,11 +14,11 @@ from runnel.formats.wire import Owner, Route
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Listener, ShardId
 from runnel.log.memory_log import MemoryLog
+from runnel.platform.clock import Clock
+from runnel.platform.disk import Disk
+from runnel.platform.workers import Workers
 from runnel.topics.names import check_topic
 from runnel.topics.policies import Difference, Policies
-from runnel.world.clock import Clock
-from runnel.world.disk import Disk
-from runnel.world.workers import Workers
 
 # Names in one request for routes: they are looked up on the loop, one after the other.
 ROUTES_MAX: Final = 10_000

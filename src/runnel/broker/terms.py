@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from runnel.errors import ProducerFencedError
+from runnel.platform.clock import Clock
 from runnel.topics.names import Label, check_label
-from runnel.world.clock import Clock
 
 _TERMS_MAX: Final = 100_000
 

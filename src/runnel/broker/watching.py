@@ -27,9 +27,9 @@ from runnel.broker.store_statistics import Reading, StoreStatistics
 from runnel.config import Settings
 from runnel.formats.wire import CursorState
 from runnel.formats.work_heads import SubscriptionState
-from runnel.world import process
-from runnel.world.clock import Clock
-from runnel.world.disk import Disk
+from runnel.platform import process
+from runnel.platform.clock import Clock
+from runnel.platform.disk import Disk
 
 _DISK_SECONDS: Final = 1.0
 _FREE_FILES_MIN: Final = 16

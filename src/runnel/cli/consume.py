@@ -17,7 +17,7 @@ from runnel.cli.messages import Format, escaped
 from runnel.cli.places import STARTS, parse_start
 from runnel.cli.printing import MessageOutput, check_count
 from runnel.errors import ClientFault
-from runnel.subscriptions.definition import Mode
+from runnel.group_rules.definition import Mode
 from runnel.topics.patterns import Pattern
 
 if TYPE_CHECKING:

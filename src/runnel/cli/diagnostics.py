@@ -90,7 +90,7 @@ def _tell_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _unfold(logger: object, method: str, line: EventDict) -> EventDict:  # noqa: ARG001 - structlog's signature
-    """Our own lines come with their fields (`runnel.world.diagnostics`); those of a library with its name."""
+    """Our own lines come with their fields (`runnel.platform.diagnostics`); those of a library with its name."""
     record: logging.LogRecord = line["_record"]
     if not record.name.startswith("runnel"):
         return {**line, "logger": record.name}

@@ -11,7 +11,7 @@ from runnel.cli.tables import Table, counted, human_bytes, printable
 from runnel.cli.times import format_time
 from runnel.log.log import CursorPosition
 from runnel.log.reading import JournalInfo, OfflineLog, SegmentInfo, TopicInfo
-from runnel.world.lock_holder import LockHolder
+from runnel.platform.lock_holder import LockHolder
 
 
 class Inspected(msgspec.Struct, frozen=True):

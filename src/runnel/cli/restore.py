@@ -11,7 +11,7 @@ from runnel.cli.copies import tell_copy, tell_damage, verified
 from runnel.errors import ClientFault, LockedError
 from runnel.log import copying
 from runnel.log.reading import OfflineLog
-from runnel.world.disk import RealDisk
+from runnel.platform.disk import RealDisk
 
 app = typer.Typer(add_completion=False)
 

@@ -16,7 +16,7 @@ from runnel.cli.diagnostics import LogFormat
 from runnel.cli.settings_flags import Assignments, Config, Data, flags_of
 from runnel.config import IN_MEMORY, Flag, Loaded, LogLevel, Origin, Settings, load
 from runnel.errors import SettingsError
-from runnel.world.extras import has_extra, how_to_install
+from runnel.platform.extras import has_extra, how_to_install
 
 if TYPE_CHECKING:
     from runnel.server import Server

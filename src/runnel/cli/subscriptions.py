@@ -24,7 +24,7 @@ from runnel.cli.tables import printable
 from runnel.cli.topics import AsJson, Form, Format, Yes
 from runnel.config.units import DURATION_HINT, parse_duration
 from runnel.errors import ClientFault
-from runnel.subscriptions.definition import Mode
+from runnel.group_rules.definition import Mode
 from runnel.topics.patterns import Pattern
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runnel.log.index import Key, RunTable
+from runnel.log.index import RunTable
+from runnel.topics.names import TopicPartition
 
 Range = tuple[int, int]
 
@@ -20,7 +21,7 @@ Range = tuple[int, int]
 class Span(NamedTuple):
     """A partition's messages in one segment: `messages` of them, between two offsets."""
 
-    key: Key
+    key: TopicPartition
     first_offset: int
     next_offset: int
     messages: int
@@ -103,7 +104,7 @@ class Left(NamedTuple):
 
     messages: int
     total: int
-    ranges: Mapping[Key, Sequence[Range]]
+    ranges: Mapping[TopicPartition, Sequence[Range]]
 
     @property
     def is_nothing(self) -> bool:
@@ -114,6 +115,8 @@ class Left(NamedTuple):
         """Whether half of it or more goes: then the rest is worth being written again."""
         return self.total > 0 and self.messages * 2 <= self.total
 
-    def keep(self, key: Key, base: int, count: int, _time_ns: int, _entry: int) -> list[Range]:
+    def keep(
+        self, key: TopicPartition, base: int, count: int, _time_ns: int, _entry: int
+    ) -> list[Range]:
         """For rewriting: which offsets of a run stay."""
         return within(self.ranges[key], base, base + count)

@@ -17,8 +17,8 @@ from runnel.log.log import Cursor
 from runnel.log.producers import ProducerState
 from runnel.log.record_journal import RecordJournal
 from runnel.log.synced_marks import Mark, SyncedMarks
-from runnel.world.disk import Disk
-from runnel.world.workers import Workers
+from runnel.platform.disk import Disk
+from runnel.platform.workers import Workers
 
 
 class _Record(msgspec.Struct, array_like=True, frozen=True, tag=True):

@@ -20,7 +20,7 @@ import msgspec
 from runnel.errors import ClientFault, DiskFullError
 from runnel.log import catalogue, paths
 from runnel.log.records import RecordFile
-from runnel.world.disk import Disk
+from runnel.platform.disk import Disk
 
 UNFINISHED_SUFFIX: Final = ".unfinished"
 _PIECE_BYTES: Final = 4 * 2**20

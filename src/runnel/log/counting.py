@@ -11,11 +11,12 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from runnel.log.index import GrowingIndex, Index, Key
+from runnel.log.index import GrowingIndex, Index
 from runnel.log.segments import Segment
 from runnel.log.topic_table import Partition
+from runnel.platform.workers import Workers
+from runnel.topics.names import TopicPartition
 from runnel.topics.patterns import Pattern, any_of
-from runnel.world.workers import Workers
 
 Turn: TypeAlias = Callable[[], Awaitable[None]]
 """Lets others run: awaited before each step on the loop."""
@@ -31,12 +32,12 @@ class Indexes(Protocol):
 
 
 def floors(
-    patterns: Sequence[str], find: Callable[[Key], Partition | None]
-) -> Callable[[Key], int | None]:
+    patterns: Sequence[str], find: Callable[[TopicPartition], Partition | None]
+) -> Callable[[TopicPartition], int | None]:
     """Says from which offset on a key's messages count; None: not at all."""
     matches = any_of(map(Pattern, patterns or _EVERYTHING))
 
-    def floor_of(key: Key) -> int | None:
+    def floor_of(key: TopicPartition) -> int | None:
         partition = find(key) if matches(key[0]) else None
         return None if partition is None else partition.floor
 
@@ -47,7 +48,7 @@ class MessageCounter:
     """Of one shard on disk. `find` finds a partition that exists."""
 
     def __init__(
-        self, indexes: Indexes, workers: Workers, find: Callable[[Key], Partition | None]
+        self, indexes: Indexes, workers: Workers, find: Callable[[TopicPartition], Partition | None]
     ) -> None:
         self._indexes = indexes
         self._workers = workers
@@ -89,7 +90,7 @@ class MessageCounter:
 
 
 async def _count_growing(
-    index: GrowingIndex, block: int, floor_of: Callable[[Key], int | None], turn: Turn
+    index: GrowingIndex, block: int, floor_of: Callable[[TopicPartition], int | None], turn: Turn
 ) -> int:
     """On the loop, which adds to it, in steps."""
     keys = list(index.keys())
@@ -105,11 +106,13 @@ async def _count_growing(
     return total
 
 
-def _count_sealed(index: Index, block: int, floor_of: Callable[[Key], int | None]) -> int:
+def _count_sealed(
+    index: Index, block: int, floor_of: Callable[[TopicPartition], int | None]
+) -> int:
     """In a worker: a sealed index does not change."""
-    found: dict[Key, int] = {}
+    found: dict[TopicPartition, int] = {}
 
-    def is_wanted(key: Key) -> bool:
+    def is_wanted(key: TopicPartition) -> bool:
         floor = floor_of(key)
         if floor is not None:
             found[key] = floor

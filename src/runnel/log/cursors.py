@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from runnel.errors import ClientFault, LimitExceededError
-from runnel.log.index import Key
 from runnel.log.log import Cursor, CursorPosition, ShardId
 from runnel.log.retention import Hold, holds_on
-from runnel.topics.names import Label, check_label
+from runnel.topics.names import Label, TopicPartition, check_label
 
 
 class CursorTable:
     """All cursors of a store. `shard_of` tells where a topic-partition lives, None if nowhere."""
 
-    def __init__(self, cursors_max: int, shard_of: Callable[[Key], ShardId | None]) -> None:
+    def __init__(
+        self, cursors_max: int, shard_of: Callable[[TopicPartition], ShardId | None]
+    ) -> None:
         self._cursors_max = cursors_max
         self._shard_of = shard_of
         self._cursors: dict[str, Cursor] = {}

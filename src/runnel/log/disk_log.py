@@ -22,7 +22,6 @@ from runnel.log.cursors import CursorTable
 from runnel.log.definitions import DefinitionTable
 from runnel.log.files import Files
 from runnel.log.folders import ShardFolders
-from runnel.log.index import Key
 from runnel.log.last_value_keeper import LastValueKeeper
 from runnel.log.last_values import LastValues, only
 from runnel.log.log import (
@@ -65,10 +64,11 @@ from runnel.log.topic_table import (
     kept_elsewhere,
 )
 from runnel.log.writer import Parts, ShardWriter
+from runnel.platform.clock import Clock
+from runnel.platform.disk import Disk, DiskLock
+from runnel.platform.workers import Workers
+from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Difference, Policies, Policy
-from runnel.world.clock import Clock
-from runnel.world.disk import Disk, DiskLock
-from runnel.world.workers import Workers
 
 _DAMAGE_SHOWN_MAX: Final = 100
 
@@ -423,7 +423,7 @@ class DiskLog:
         return known
 
     def messages_at(
-        self, shard: ShardId, wanted: Mapping[Key, int]
+        self, shard: ShardId, wanted: Mapping[TopicPartition, int]
     ) -> AsyncGenerator[Sequence[Chosen], None]:
         """These messages of one shard, an offset a partition: the batches that hold them, a few at a time.
 
@@ -617,11 +617,11 @@ class DiskLog:
 
     # --- Where partitions live ---
 
-    def _shard_of(self, key: Key) -> ShardId | None:
+    def _shard_of(self, key: TopicPartition) -> ShardId | None:
         partition = self._find_partition(key)
         return None if partition is None else partition.shard
 
-    def _find_partition(self, key: Key) -> Partition | None:
+    def _find_partition(self, key: TopicPartition) -> Partition | None:
         topic = self._topics.find(key[0])
         if topic is None or key[1] >= len(topic.partitions):
             return None

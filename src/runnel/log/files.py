@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from types import TracebackType
 
-from runnel.world.disk import Access, Disk, File
+from runnel.platform.disk import Access, Disk, File
 
 
 class _Open:

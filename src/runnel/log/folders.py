@@ -7,7 +7,7 @@ import threading
 from runnel.log import paths
 from runnel.log.log import ShardId
 from runnel.log.segments import write_whole
-from runnel.world.disk import Disk
+from runnel.platform.disk import Disk
 
 
 class ShardFolders:

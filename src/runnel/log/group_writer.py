@@ -13,7 +13,7 @@ from runnel.log.pending import Pending
 from runnel.log.segment import SegmentHeader
 from runnel.log.segments import Segment, SegmentFolder
 from runnel.log.synced_marks import SyncedMarks
-from runnel.world.disk import Buffer, Disk
+from runnel.platform.disk import Buffer, Disk
 
 # The disk says that there is no room: nothing is wrong with it otherwise.
 NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))

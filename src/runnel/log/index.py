@@ -39,9 +39,7 @@ from numpy.typing import NDArray
 from runnel.errors import MalformedError
 from runnel.formats.checksum import crc32c
 from runnel.formats.envelope import Envelope
-
-# A topic's name and a partition of it.
-Key = tuple[str, int]
+from runnel.topics.names import TopicPartition
 
 HEADER_BYTES: Final = 88
 
@@ -63,7 +61,7 @@ class RunPlace(msgspec.Struct, frozen=True, gc=False):
 class RunTable(msgspec.Struct, frozen=True):
     """The runs of some keys as columns, key after key: `ends` says where each key's runs end."""
 
-    keys: Sequence[Key]
+    keys: Sequence[TopicPartition]
     ends: NDArray[np.int64]
     base_offsets: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -88,18 +86,18 @@ class Index(Protocol):
 
     def first_block_from_time(self, time_ns: int) -> int: ...
     def first_block_from_position(self, position: int) -> int: ...
-    def next_offset(self, key: Key) -> int:
+    def next_offset(self, key: TopicPartition) -> int:
         """Behind the key's last message in this segment; 0 if it has none."""
 
-    def first_offset(self, key: Key) -> int: ...
-    def runs_from(self, key: Key, offset: int) -> Iterator[RunPlace]:
+    def first_offset(self, key: TopicPartition) -> int: ...
+    def runs_from(self, key: TopicPartition, offset: int) -> Iterator[RunPlace]:
         """The key's runs that end behind this offset, in order."""
 
-    def first_run_from_block(self, key: Key, block: int) -> RunPlace | None:
+    def first_run_from_block(self, key: TopicPartition, block: int) -> RunPlace | None:
         """The key's first run that is in this block or a later one."""
 
-    def keys(self) -> Iterator[Key]: ...
-    def run_table(self, is_wanted: Callable[[Key], bool]) -> RunTable:
+    def keys(self) -> Iterator[TopicPartition]: ...
+    def run_table(self, is_wanted: Callable[[TopicPartition], bool]) -> RunTable:
         """All runs of the keys that are wanted: for those who take many at once."""
 
 
@@ -116,9 +114,11 @@ class GrowingIndex:
         self._blocks = array("I")
         self._runs = array("I")
         # For each key the numbers of its runs: 4 bytes a run, and no search however many keys there are.
-        self._by_key: dict[Key, array[int]] = {}
+        self._by_key: dict[TopicPartition, array[int]] = {}
 
-    def add(self, envelope: Envelope, keys: Sequence[Key], position: int, size: int) -> None:
+    def add(
+        self, envelope: Envelope, keys: Sequence[TopicPartition], position: int, size: int
+    ) -> None:
         """A block at a position of the file, with the key of each of its runs."""
         block = len(self._entries)
         first = len(self._bases)
@@ -174,15 +174,15 @@ class GrowingIndex:
     def first_block_from_position(self, position: int) -> int:
         return bisect_left(self._positions, position)
 
-    def next_offset(self, key: Key) -> int:
+    def next_offset(self, key: TopicPartition) -> int:
         runs = self._by_key.get(key)
         return self._bases[runs[-1]] + self._counts[runs[-1]] if runs else 0
 
-    def first_offset(self, key: Key) -> int:
+    def first_offset(self, key: TopicPartition) -> int:
         runs = self._by_key.get(key)
         return self._bases[runs[0]] if runs else 0
 
-    def runs_from(self, key: Key, offset: int) -> Iterator[RunPlace]:
+    def runs_from(self, key: TopicPartition, offset: int) -> Iterator[RunPlace]:
         runs = self._by_key.get(key)
         if runs is None:
             return
@@ -197,31 +197,31 @@ class GrowingIndex:
             self._bases[number], self._counts[number], self._blocks[number], self._runs[number]
         )
 
-    def first_run_from_block(self, key: Key, block: int) -> RunPlace | None:
+    def first_run_from_block(self, key: TopicPartition, block: int) -> RunPlace | None:
         runs = self._by_key.get(key, _NO_RUNS)
         at = bisect_left(runs, block, key=self._blocks.__getitem__)
         return self._place(runs[at]) if at < len(runs) else None
 
-    def keys(self) -> Iterator[Key]:
+    def keys(self) -> Iterator[TopicPartition]:
         return iter(self._by_key)
 
     def last_entry(self) -> int:
         """Of the last block; 0 without any."""
         return self._entries[-1] if self._entries else 0
 
-    def last_position(self, key: Key) -> int:
+    def last_position(self, key: TopicPartition) -> int:
         """Where the block begins that holds the key's last message; 0 if there is none."""
         runs = self._by_key.get(key)
         return self._positions[self._blocks[runs[-1]]] if runs else 0
 
-    def next_offsets(self) -> dict[Key, int]:
+    def next_offsets(self) -> dict[TopicPartition, int]:
         """Behind the last message of every key in this segment."""
         return {
             key: self._bases[runs[-1]] + self._counts[runs[-1]]
             for key, runs in self._by_key.items()
         }
 
-    def run_table(self, is_wanted: Callable[[Key], bool]) -> RunTable:
+    def run_table(self, is_wanted: Callable[[TopicPartition], bool]) -> RunTable:
         wanted = [(key, runs) for key, runs in self._by_key.items() if is_wanted(key)]
         order = np.concatenate(
             [np.zeros(0, np.uint32), *(np.frombuffer(runs, np.uint32) for _, runs in wanted)]
@@ -275,10 +275,12 @@ class GrowingIndex:
         return checked + _CRC.pack(crc32c(checked)) + sections
 
 
-def runs_of_blocks(index: Index, blocks: Iterable[int]) -> dict[int, list[tuple[Key, int, int]]]:
+def runs_of_blocks(
+    index: Index, blocks: Iterable[int]
+) -> dict[int, list[tuple[TopicPartition, int, int]]]:
     """The runs in some blocks of a segment: key, base offset and count of each, by block."""
     wanted = list(blocks)
-    found: dict[int, list[tuple[Key, int, int]]] = {number: [] for number in wanted}
+    found: dict[int, list[tuple[TopicPartition, int, int]]] = {number: [] for number in wanted}
     table = index.run_table(lambda _: True)
     places = np.flatnonzero(np.isin(table.blocks, wanted))
     keys = np.searchsorted(table.ends, places, "right")
@@ -386,15 +388,15 @@ class SealedIndex:
     def first_block_from_position(self, position: int) -> int:
         return int(np.searchsorted(self._positions, position))
 
-    def next_offset(self, key: Key) -> int:
+    def next_offset(self, key: TopicPartition) -> int:
         number = self._find(key)
         return 0 if number is None else int(self._next_offsets[number])
 
-    def first_offset(self, key: Key) -> int:
+    def first_offset(self, key: TopicPartition) -> int:
         number = self._find(key)
         return 0 if number is None else int(self._bases[self._run_range(number)[0]])
 
-    def runs_from(self, key: Key, offset: int) -> Iterator[RunPlace]:
+    def runs_from(self, key: TopicPartition, offset: int) -> Iterator[RunPlace]:
         number = self._find(key)
         if number is None or self._next_offsets[number] <= offset:
             return
@@ -405,7 +407,7 @@ class SealedIndex:
             if place.base_offset + place.count > offset:
                 yield place
 
-    def first_run_from_block(self, key: Key, block: int) -> RunPlace | None:
+    def first_run_from_block(self, key: TopicPartition, block: int) -> RunPlace | None:
         number = self._find(key)
         if number is None:
             return None
@@ -413,10 +415,10 @@ class SealedIndex:
         at = begin + int(np.searchsorted(self._blocks[begin:end], block))
         return self._place(at) if at < end else None
 
-    def keys(self) -> Iterator[Key]:
+    def keys(self) -> Iterator[TopicPartition]:
         return map(self._key, range(self.header.keys))
 
-    def run_table(self, is_wanted: Callable[[Key], bool]) -> RunTable:
+    def run_table(self, is_wanted: Callable[[TopicPartition], bool]) -> RunTable:
         found = [(key, number) for number, key in enumerate(self.keys()) if is_wanted(key)]
         ranges = [self._run_range(number) for _, number in found]
         if len(found) == self.header.keys:
@@ -439,7 +441,7 @@ class SealedIndex:
         blocks = (self._entries, self._positions, self._times)
         return (*blocks, self._bases, self._counts, self._blocks, self._runs)
 
-    def key_ranges(self) -> Iterator[tuple[Key, range]]:
+    def key_ranges(self) -> Iterator[tuple[TopicPartition, range]]:
         """Each key and where its runs stand in the columns."""
         for number in range(self.header.keys):
             yield self._key(number), range(*self._run_range(number))
@@ -449,12 +451,12 @@ class SealedIndex:
             int(self._bases[at]), int(self._counts[at]), int(self._blocks[at]), int(self._runs[at])
         )
 
-    def _find(self, key: Key) -> int | None:
+    def _find(self, key: TopicPartition) -> int | None:
         count = self.header.keys
         number = bisect_left(range(count), key, key=self._key)
         return number if number < count and self._key(number) == key else None
 
-    def _key(self, number: int) -> Key:
+    def _key(self, number: int) -> TopicPartition:
         begin = int(self._name_ends[number - 1]) if number else 0
         name = str(self._names[begin : int(self._name_ends[number])], "utf-8")
         return name, int(self._partitions[number])

@@ -11,7 +11,7 @@ from runnel.log.last_values import LastValues, fits, singles
 from runnel.log.log import Chosen, ShardId
 from runnel.log.shard import Shard
 from runnel.log.topic_table import Partition, TopicTable
-from runnel.world.workers import Workers
+from runnel.platform.workers import Workers
 
 
 class LastValueKeeper:

@@ -7,18 +7,18 @@ from contextlib import aclosing
 
 from runnel.config import LogSettings
 from runnel.formats.batch import Batch
-from runnel.log.index import Key
 from runnel.log.log import Chosen
 from runnel.log.topic_table import Partition
+from runnel.topics.names import TopicPartition
 
 
 class LastValues:
     """At most one message a partition; whoever adds one has looked at its size."""
 
     def __init__(self) -> None:
-        self._blocks: dict[Key, bytes] = {}
+        self._blocks: dict[TopicPartition, bytes] = {}
 
-    def put(self, key: Key, block: bytes) -> None:
+    def put(self, key: TopicPartition, block: bytes) -> None:
         self._blocks[key] = block
 
     def at(self, partition: Partition, offset: int) -> Batch | None:
@@ -36,7 +36,7 @@ class LastValues:
         for key in [key for key in self._blocks if key[0] == topic]:
             del self._blocks[key]
 
-    def items(self) -> Iterator[tuple[Key, bytes]]:
+    def items(self) -> Iterator[tuple[TopicPartition, bytes]]:
         return iter(list(self._blocks.items()))
 
 
@@ -64,9 +64,11 @@ async def only(found: AsyncGenerator[Sequence[Chosen], None]) -> Batch | None:
     return None
 
 
-def messages_of(batch: Batch, wanted: Mapping[Key, int]) -> Iterator[tuple[Key, Batch]]:
+def messages_of(
+    batch: Batch, wanted: Mapping[TopicPartition, int]
+) -> Iterator[tuple[TopicPartition, Batch]]:
     """One message a partition, by its offset, each as a batch of its own; without those that are not in this one."""
-    rows: dict[int, Key] = {}
+    rows: dict[int, TopicPartition] = {}
     begin = 0
     for run in batch.runs():
         key = (run.topic, run.partition)

@@ -13,7 +13,7 @@ import msgspec
 
 from runnel.errors import MalformedError
 from runnel.log import paths
-from runnel.log.index import Key, RunTable, SealedIndex
+from runnel.log.index import RunTable, SealedIndex
 from runnel.log.log import ShardId
 from runnel.log.losses import Loss, Remembered, all_runs, is_mended, read_losses
 from runnel.log.missing import (
@@ -30,7 +30,8 @@ from runnel.log.segment import HEADER_BYTES
 from runnel.log.segments import Opened, SegmentFolder
 from runnel.log.shard import Shard
 from runnel.log.synced_marks import Mark
-from runnel.world.disk import Access, Disk
+from runnel.platform.disk import Access, Disk
+from runnel.topics.names import TopicPartition
 
 
 class _Broken(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ class _Broken(msgspec.Struct, frozen=True):
 
     breaks: Sequence[Break]
     opened: Sequence[Opened]
-    recorded: Mapping[Key, int]
+    recorded: Mapping[TopicPartition, int]
 
 
 class LossRecovery:
@@ -77,7 +78,7 @@ class LossRecovery:
         shard: Shard,
         opened: Sequence[Opened],
         next_entry: int,
-        recorded: Mapping[Key, int],
+        recorded: Mapping[TopicPartition, int],
         mark: Mark,
     ) -> list[Damage]:
         """Where something is missing in a shard. Returns what is known of it since an earlier start.
@@ -119,7 +120,9 @@ class LossRecovery:
     def broken(self) -> list[ShardId]:
         return list(self._broken)
 
-    def find(self, shard: Shard, partitions: Mapping[Key, PartitionEnds]) -> list[Damage]:
+    def find(
+        self, shard: Shard, partitions: Mapping[TopicPartition, PartitionEnds]
+    ) -> list[Damage]:
         """In a worker: which messages of these partitions are missing. They are added to the shard's losses."""
         broken = self._broken[shard.id]
         end = shard.writer.next_entry

@@ -25,12 +25,13 @@ from runnel.errors import MalformedError
 from runnel.formats import block
 from runnel.formats.checksum import crc32c
 from runnel.log import paths
-from runnel.log.index import Index, Key
+from runnel.log.index import Index
 from runnel.log.log import Found, Gap, Page, Passed, Position, ShardPage
 from runnel.log.retention import IsServed
 from runnel.log.scan import Damage
 from runnel.log.segments import write_whole
-from runnel.world.disk import Access, Disk
+from runnel.platform.disk import Access, Disk
+from runnel.topics.names import TopicPartition
 
 # Damage that an index tells readers of is remembered for the sake of the next start alone.
 _PLACES_MAX: Final = 1000
@@ -148,7 +149,7 @@ class ShardLosses:
         self._make_folder = make_folder
         self._changing = threading.Lock()
         self._remembered = Remembered()
-        self._by_key: Mapping[Key, Sequence[tuple[LostRun, Loss]]] = {}
+        self._by_key: Mapping[TopicPartition, Sequence[tuple[LostRun, Loss]]] = {}
         self._by_entry: Sequence[Loss] = ()
         self._is_saved = True
 
@@ -223,7 +224,7 @@ class ShardLosses:
             self._is_saved = False
 
     def _put(self, remembered: Remembered) -> None:
-        by_key: dict[Key, list[tuple[LostRun, Loss]]] = {}
+        by_key: dict[TopicPartition, list[tuple[LostRun, Loss]]] = {}
         for loss in remembered.losses:
             for run in loss.runs:
                 by_key.setdefault((run.topic, run.partition), []).append((run, loss))
@@ -251,7 +252,7 @@ class ShardLosses:
 
     # --- Readers ---
 
-    def first_offset(self, key: Key, floor: int, is_served: IsServed) -> int | None:
+    def first_offset(self, key: TopicPartition, floor: int, is_served: IsServed) -> int | None:
         """The first lost message of the partition that readers are to be told of."""
         for run, loss in self._by_key.get(key, ()):
             if run.next_offset > floor and _is_told(run, loss, is_served):
@@ -259,7 +260,13 @@ class ShardLosses:
         return None
 
     def tell(
-        self, page: Page, key: Key, offset: int, end_offset: int, floor: int, is_served: IsServed
+        self,
+        page: Page,
+        key: TopicPartition,
+        offset: int,
+        end_offset: int,
+        floor: int,
+        is_served: IsServed,
     ) -> Page:
         """The page with gaps for what is lost between its beginning and its end."""
         begin, end = max(offset, floor), min(page.next_offset, end_offset)

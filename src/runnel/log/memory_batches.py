@@ -12,8 +12,8 @@ from runnel.formats import block
 from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
 from runnel.log.acked import Range, length, within
-from runnel.log.index import Key
 from runnel.log.log import Found
+from runnel.topics.names import TopicPartition
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class StoredBatch:
 
     __slots__ = ("body", "entry", "envelope", "keys", "messages", "packed", "time_ns")
 
-    def __init__(self, batch: Batch, keys: Sequence[Key]) -> None:
+    def __init__(self, batch: Batch, keys: Sequence[TopicPartition]) -> None:
         head, body, padding = block.pack(envelopes.encode(batch.envelope), batch.body)
         self.packed = b"".join((head, body, padding))
         self.body = memoryview(self.packed)[len(head) : len(head) + len(body)]
@@ -46,7 +46,9 @@ class StoredBatch:
         return StoredBatch(self.batch().cut(runs), [self.keys[run] for run in runs])
 
     def taken(
-        self, places: Mapping[Key, Place], ranges: Mapping[Key, Sequence[Range]]
+        self,
+        places: Mapping[TopicPartition, Place],
+        ranges: Mapping[TopicPartition, Sequence[Range]],
     ) -> StoredBatch:
         """Of these places, the messages whose offsets lie in some ranges."""
         head = self.envelope
@@ -64,9 +66,9 @@ class StoredBatch:
             batch, list(zip(head.topics, head.column32(head.partitions), strict=True))
         )
 
-    def places(self) -> dict[Key, Place]:
+    def places(self) -> dict[TopicPartition, Place]:
         """For each key its runs in this batch."""
-        places: dict[Key, Place] = {}
+        places: dict[TopicPartition, Place] = {}
         head = self.envelope
         spans = zip(head.column64(head.base_offsets), head.column32(head.counts), strict=True)
         for run, (key, (base, count)) in enumerate(zip(self.keys, spans, strict=True)):

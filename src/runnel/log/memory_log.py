@@ -16,7 +16,6 @@ from runnel.formats.envelope import Envelope
 from runnel.log.counting import Turn
 from runnel.log.cursors import CursorTable
 from runnel.log.definitions import DefinitionTable
-from runnel.log.index import Key
 from runnel.log.last_values import LastValues, fits, messages_of, only
 from runnel.log.log import (
     SCAN_BYTES,
@@ -50,8 +49,9 @@ from runnel.log.topic_table import (
     check_append,
     check_offset,
 )
+from runnel.platform.clock import Clock
+from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Difference, Policies, Policy
-from runnel.world.clock import Clock
 
 
 class MemoryLog:
@@ -126,13 +126,13 @@ class MemoryLog:
             raise UnknownTopicError(f"there is no shard {shard}")
         return known
 
-    def _find_partition(self, key: Key) -> Partition | None:
+    def _find_partition(self, key: TopicPartition) -> Partition | None:
         topic = self._topics.find(key[0])
         if topic is None or key[1] >= len(topic.partitions):
             return None
         return topic.partitions[key[1]]
 
-    def _shard_of(self, key: Key) -> ShardId | None:
+    def _shard_of(self, key: TopicPartition) -> ShardId | None:
         partition = self._find_partition(key)
         return None if partition is None else partition.shard
 
@@ -235,7 +235,7 @@ class MemoryLog:
         return known.entries().next_offset, known.hidings
 
     async def messages_at(
-        self, shard: ShardId, wanted: Mapping[Key, int]
+        self, shard: ShardId, wanted: Mapping[TopicPartition, int]
     ) -> AsyncGenerator[Sequence[Chosen], None]:
         """These messages of one shard, an offset a partition: the batches that hold them, one at a time.
 

@@ -20,7 +20,6 @@ from runnel.formats.envelope import Envelope
 from runnel.log import acked, retention
 from runnel.log.acked import Range
 from runnel.log.counting import KEYS_PER_STEP, Turn, floors
-from runnel.log.index import Key
 from runnel.log.log import (
     Appended,
     Bounds,
@@ -42,8 +41,9 @@ from runnel.log.pins import ShardPins
 from runnel.log.producers import ProducerTable, check_same_batch
 from runnel.log.retention import Holds, IsServed, SegmentFacts, passed_runs, served_runs
 from runnel.log.topic_table import Partition, number_runs
+from runnel.platform.clock import Clock
+from runnel.topics.names import TopicPartition
 from runnel.topics.policies import JournalPolicy
-from runnel.world.clock import Clock
 
 # Above its cap a shard gives up this part of it at once, so that the next appends need not look again.
 _SHED_PART: Final = 16
@@ -81,7 +81,7 @@ class MemoryShard:
         settings: LogSettings,
         epoch: int,
         *,
-        find: Callable[[Key], Partition | None],
+        find: Callable[[TopicPartition], Partition | None],
         pins: ShardPins,
         keep_last: Callable[[Batch, Sequence[Partition]], None],
         listener: Listener,
@@ -98,7 +98,7 @@ class MemoryShard:
         self._journal_bytes_max = settings.memory_journal_bytes_max
         self.use_policy(policy)
         self._row: Row[StoredBatch] = Row()
-        self._places: dict[Key, Row[Place]] = {}
+        self._places: dict[TopicPartition, Row[Place]] = {}
         self._stored_bytes = 0
         self._next_entry = 1
         self._last_time_ns = 0
@@ -158,7 +158,7 @@ class MemoryShard:
         self._listener.on_stored(self.id, (Stored(numbered, stored.body, packed=stored.packed),))
         return _answer(stored, Level.NONE if level is Level.NONE else Level.RECEIVED)
 
-    def _add(self, stored: StoredBatch, places: Mapping[Key, Place]) -> None:
+    def _add(self, stored: StoredBatch, places: Mapping[TopicPartition, Place]) -> None:
         self._row.append(stored)
         self._stored_bytes += len(stored.packed)
         for key, place in places.items():
@@ -189,7 +189,7 @@ class MemoryShard:
             holds=self._pins.holds,
         )
 
-    def _floor_of(self, key: Key) -> int | None:
+    def _floor_of(self, key: TopicPartition) -> int | None:
         partition = self._find(key)
         return None if partition is None else partition.floor
 
@@ -297,9 +297,9 @@ class MemoryShard:
                 passed += passed_runs(stored.envelope, runs)
         return ShardPage(found, Position(self._epoch, next_entry), (), passed)
 
-    def entries_with(self, wanted: Mapping[Key, int]) -> dict[int, list[Key]]:
+    def entries_with(self, wanted: Mapping[TopicPartition, int]) -> dict[int, list[TopicPartition]]:
         """In which entries these messages lie, one offset a partition; those not here are left out."""
-        entries: dict[int, list[Key]] = {}
+        entries: dict[int, list[TopicPartition]] = {}
         for key, offset in wanted.items():
             place = self._place_of(key, offset)
             if place is not None:
@@ -309,17 +309,17 @@ class MemoryShard:
     def choose(
         self,
         entry: int,
-        keys: Sequence[Key],
-        wanted: Mapping[Key, int],
-        left: dict[Key, int],
-        lasting: Container[Key],
+        keys: Sequence[TopicPartition],
+        wanted: Mapping[TopicPartition, int],
+        left: dict[TopicPartition, int],
+        lasting: Container[TopicPartition],
     ) -> Sequence[Chosen]:
         """The messages of one entry, as far as they are still here; they are taken out of `left`.
 
         Of the partitions in `lasting` also what has passed its age.
         """
         is_served = self._is_served()
-        places: dict[Key, Place] = {}
+        places: dict[TopicPartition, Place] = {}
         for key in keys:
             place, partition = self._place_of(key, wanted[key]), self._find(key)
             if place is None or partition is None or wanted[key] < partition.floor:
@@ -339,7 +339,7 @@ class MemoryShard:
             rows.append(int(starts[run] + wanted[key] - bases[run]))
         return (Chosen(stored.batch(), sorted(rows)),)
 
-    def _place_of(self, key: Key, offset: int) -> Place | None:
+    def _place_of(self, key: TopicPartition, offset: int) -> Place | None:
         row = self._places.get(key)
         if row is None:
             return None
@@ -429,7 +429,7 @@ class MemoryShard:
                 del self._places[key]
 
     def _hand_over_last(
-        self, stored: StoredBatch, left: Mapping[Key, Sequence[Range]] | None = None
+        self, stored: StoredBatch, left: Mapping[TopicPartition, Sequence[Range]] | None = None
     ) -> None:
         """A batch leaves: the last messages of partitions that are in it may be kept beyond retention.
 
@@ -446,7 +446,7 @@ class MemoryShard:
         if partitions:
             self._keep_last(stored.batch(), partitions)
 
-    def _set_places(self, key: Key, places: Sequence[Place]) -> None:
+    def _set_places(self, key: TopicPartition, places: Sequence[Place]) -> None:
         if places:
             self._places[key] = Row(places)
         else:
@@ -485,7 +485,7 @@ class MemoryShard:
             else:
                 self._add(new, new.places())
 
-    def _left_of(self, stored: StoredBatch) -> dict[Key, Place]:
+    def _left_of(self, stored: StoredBatch) -> dict[TopicPartition, Place]:
         """What has not been purged of a batch."""
         return {
             key: place
@@ -523,10 +523,10 @@ class MemoryShard:
             self._replace(cut)
         return Trimmed(removed, bytes_removed, len(cut))
 
-    def _wanted(self) -> dict[Key, list[Range]]:
+    def _wanted(self) -> dict[TopicPartition, list[Range]]:
         """What is owed, not passed by a cursor, or covered by no subscription, of every partition."""
         holds = self._pins.cursors()
-        wanted: dict[Key, list[Range]] = {}
+        wanted: dict[TopicPartition, list[Range]] = {}
         for key, row in self._places.items():
             begin, end = row.first.base_offset, row.last.next_offset
             partition = self._find(key)
@@ -560,7 +560,7 @@ class MemoryShard:
         )
 
 
-def _held_from(holds: Holds, key: Key, row: Row[Place]) -> int | None:
+def _held_from(holds: Holds, key: TopicPartition, row: Row[Place]) -> int | None:
     """From which offset on cursors hold a partition."""
     offset, entry = holds.lowest_offset(key), holds.lowest_entry(key)
     if entry is None:

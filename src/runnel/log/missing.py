@@ -11,10 +11,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from runnel.log.index import Key, RunTable
+from runnel.log.index import RunTable
 from runnel.log.losses import Loss, LostRun, Range, Remembered, without
 from runnel.log.paths import segment_name
 from runnel.log.segments import MISSING_SEGMENT
+from runnel.topics.names import TopicPartition
 
 # Behind every block of a segment.
 END: Final = 2**62
@@ -147,10 +148,10 @@ class PartitionEnds(NamedTuple):
 def lost_runs(
     breaks: Sequence[Break],
     tables: Iterable[tuple[int, RunTable]],
-    partitions: Mapping[Key, PartitionEnds],
+    partitions: Mapping[TopicPartition, PartitionEnds],
     *,
     is_begin_known: bool,
-    recorded: Mapping[Key, int],
+    recorded: Mapping[TopicPartition, int],
 ) -> list[list[LostRun]]:
     """What each break took: the holes in the offsets of every partition that lie across it.
 
@@ -169,7 +170,7 @@ class _Search:
     def __init__(
         self,
         breaks: Sequence[Break],
-        partitions: Mapping[Key, PartitionEnds],
+        partitions: Mapping[TopicPartition, PartitionEnds],
         *,
         is_begin_known: bool,
     ) -> None:
@@ -178,10 +179,10 @@ class _Search:
         self._broken = {found.segment for found in breaks}
         self._partitions = partitions
         self._is_begin_known = is_begin_known
-        self._seen: dict[Key, tuple[int, _Place]] = {}
+        self._seen: dict[TopicPartition, tuple[int, _Place]] = {}
         self._lost: list[list[LostRun]] = [[] for _ in breaks]
 
-    def add(self, number: int, table: RunTable, recorded: Mapping[Key, int]) -> None:
+    def add(self, number: int, table: RunTable, recorded: Mapping[TopicPartition, int]) -> None:
         ends = table.base_offsets + table.counts
         begin = 0
         for key, end in zip(table.keys, table.ends.tolist(), strict=True):
@@ -199,7 +200,7 @@ class _Search:
                     self._seen[key] = (int(ends[last]), (number, 2 * int(table.blocks[last])))
             begin = end
 
-    def _meet(self, key: Key, place: _Place, base: int, recorded: int | None) -> None:
+    def _meet(self, key: TopicPartition, place: _Place, base: int, recorded: int | None) -> None:
         known = self._seen.get(key)
         if known is None:
             known = self._beginning(key)
@@ -208,10 +209,12 @@ class _Search:
         if known is not None:
             self._lose(key, known[0], base, known[1], place)
 
-    def _beginning(self, key: Key) -> tuple[int, _Place] | None:
+    def _beginning(self, key: TopicPartition) -> tuple[int, _Place] | None:
         return (self._partitions[key].floor, (0, 0)) if self._is_begin_known else None
 
-    def _lose(self, key: Key, first: int, following: int, after: _Place, before: _Place) -> None:
+    def _lose(
+        self, key: TopicPartition, first: int, following: int, after: _Place, before: _Place
+    ) -> None:
         first = max(first, self._partitions[key].floor)
         # The last break between the two: it is remembered for as long as any of them.
         at = bisect_right(self._places, before) - 1

@@ -14,11 +14,12 @@ import msgspec
 
 from runnel.errors import MalformedError
 from runnel.formats.envelope import Envelope
-from runnel.log.index import Key, RunPlace
+from runnel.log.index import RunPlace
 from runnel.log.log import Chosen
 from runnel.log.reader import ShardReader, StaleIndexError, adjoining, found_at
 from runnel.log.retention import IsServed
 from runnel.log.segments import Segment
+from runnel.topics.names import TopicPartition
 
 # Looking a key up in an index file takes some ten microseconds: after so many, others have their turn.
 _LOOKUPS_AT_ONCE: Final = 100
@@ -29,7 +30,7 @@ _GROUP_BYTES_MAX: Final = 64 * 1024
 class _Wanted(msgspec.Struct, frozen=True, gc=False):
     """A message: the run of its block that it is in, and where in the run."""
 
-    key: Key
+    key: TopicPartition
     run: int
     row: int
     next_offset: int  # behind the run
@@ -52,7 +53,7 @@ class Picking:
         self,
         reader: ShardReader,
         segments: Sequence[Segment],
-        wanted: Mapping[Key, int],
+        wanted: Mapping[TopicPartition, int],
         served_now: Callable[[], IsServed],
     ) -> None:
         """`segments` is the shard's list, which may change between two awaits; `served_now` is asked before a read."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Final
 
 from runnel.log.cursors import CursorTable
-from runnel.log.index import Key
 from runnel.log.log import ShardId
 from runnel.log.retention import Claims, Holds
+from runnel.topics.names import TopicPartition
 
 # A segment may hold millions of messages of a partition; an answer about few is quick however scattered they are.
 _OFFSETS_AT_ONCE: Final = 16_384
@@ -41,7 +41,7 @@ class ShardPins:
         claims = self._claims()
         return None if claims is None else (claims.version, self._cursors.version)
 
-    def owed(self, key: Key, begin: int, end: int) -> list[tuple[int, int]] | None:
+    def owed(self, key: TopicPartition, begin: int, end: int) -> list[tuple[int, int]] | None:
         """What is owed of these offsets; None if no subscription covers them."""
         claims = self._claims()
         if claims is None:

@@ -19,12 +19,13 @@ from runnel.errors import MalformedError
 from runnel.formats import block
 from runnel.formats.batch import Batch
 from runnel.log.files import Files
-from runnel.log.index import Index, Key, RunPlace, SealedIndex, runs_of_blocks
+from runnel.log.index import Index, RunPlace, SealedIndex, runs_of_blocks
 from runnel.log.log import Found, Gap, Page, Passed, Position, ShardPage
 from runnel.log.retention import IsServed, passed_runs, served_runs
 from runnel.log.scan import Damage
 from runnel.log.segments import PIECE_BYTES, IndexCache, Segment, SegmentFolder
-from runnel.world.workers import Workers
+from runnel.platform.workers import Workers
+from runnel.topics.names import TopicPartition
 
 # Reading this much that nobody asked for is cheaper than another read.
 _BRIDGE_BYTES: Final = 16 * 1024
@@ -112,7 +113,7 @@ class ShardReader:
         self._segments = segments
         self._on_damage = on_damage
         # Where readers of a partition left off: most come back for what follows.
-        self._hints: dict[tuple[Key, int], int] = {}
+        self._hints: dict[tuple[TopicPartition, int], int] = {}
         self._rebuilding = asyncio.Lock()  # two at once would write the same file
 
     async def index(self, segment: Segment) -> Index:
@@ -148,7 +149,9 @@ class ShardReader:
 
     # --- One partition ---
 
-    async def first_offset(self, key: Key, floor: int, is_served: IsServed) -> int | None:
+    async def first_offset(
+        self, key: TopicPartition, floor: int, is_served: IsServed
+    ) -> int | None:
         """The first message of the partition that is served; None if there is none."""
         number = 0
         while (behind := await self._index_behind(number)) is not None:
@@ -172,7 +175,7 @@ class ShardReader:
                     raise
         return None
 
-    async def offset_at(self, key: Key, time_ns: int) -> int | None:
+    async def offset_at(self, key: TopicPartition, time_ns: int) -> int | None:
         """The partition's first offset that was received at this time or later."""
         for segment in list(self._segments):
             if segment.last_time_ns < time_ns:
@@ -195,7 +198,7 @@ class ShardReader:
 
     async def read(
         self,
-        key: Key,
+        key: TopicPartition,
         offset: int,
         end_offset: int,
         bytes_max: int,
@@ -243,7 +246,7 @@ class ShardReader:
             next_offset = end_offset  # nothing but holes up to the end
         return Page(found, next_offset, gaps)
 
-    async def _segments_from(self, key: Key, offset: int) -> list[Segment]:
+    async def _segments_from(self, key: TopicPartition, offset: int) -> list[Segment]:
         """The first that has messages of the partition from an offset on, and all behind it as of now.
 
         Those before it may go meanwhile: a reader of what follows does not mind.
@@ -257,7 +260,7 @@ class ShardReader:
                 return self._segments[self._segments.index(segment) :]
         return []
 
-    def _remember(self, key: Key, offset: int, number: int) -> None:
+    def _remember(self, key: TopicPartition, offset: int, number: int) -> None:
         if len(self._hints) >= 4096:
             self._hints.clear()
         self._hints[key, offset] = number
@@ -265,7 +268,7 @@ class ShardReader:
     async def _read_places(
         self,
         segment: Segment,
-        key: Key,
+        key: TopicPartition,
         places: Sequence[_Place],
         found: list[Found],
         gaps: list[Gap],
@@ -430,7 +433,9 @@ def _served(found: Iterable[Found], is_served: IsServed, passed: list[Passed]) -
             yield Found(stored.block, stored.batch, runs)
 
 
-def _places(index: Index, key: Key, offset: int, is_served: IsServed) -> Iterator[_Place]:
+def _places(
+    index: Index, key: TopicPartition, offset: int, is_served: IsServed
+) -> Iterator[_Place]:
     """The blocks to read for a partition, in order; the runs of one block together."""
     group: list[RunPlace] = []
     for place in index.runs_from(key, offset):

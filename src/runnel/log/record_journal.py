@@ -30,8 +30,8 @@ from runnel.log import paths
 from runnel.log.records import RecordFile, read_records
 from runnel.log.scan import Damage, Scanned
 from runnel.log.synced_marks import Mark, SyncedMarks, missing_file
-from runnel.world.disk import Access, Disk
-from runnel.world.workers import Workers
+from runnel.platform.disk import Access, Disk
+from runnel.platform.workers import Workers
 
 # A flipped bit in a snapshot costs so many of its records, not all of them; or so many bytes of them.
 _RECORDS_TOGETHER: Final = 256

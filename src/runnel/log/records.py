@@ -19,7 +19,7 @@ from typing import Final
 from runnel.errors import MalformedError
 from runnel.formats.checksum import crc32c
 from runnel.log.scan import Scanned, Scanner, TooShort, Unit, Window
-from runnel.world.disk import Access, Disk, File
+from runnel.platform.disk import Access, Disk, File
 
 # A snapshot of a million topics is one record; a size beyond this is a lie.
 CONTENT_BYTES_MAX: Final = 1 << 30

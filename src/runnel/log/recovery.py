@@ -22,7 +22,7 @@ from runnel.log import paths
 from runnel.log.catalogue import Loaded, PartitionAt, Record
 from runnel.log.catalogue_state import CatalogueState
 from runnel.log.files import Files
-from runnel.log.index import GrowingIndex, Key
+from runnel.log.index import GrowingIndex
 from runnel.log.log import ShardId
 from runnel.log.loss_recovery import LossRecovery
 from runnel.log.missing import PartitionEnds
@@ -32,9 +32,10 @@ from runnel.log.shard import Shard
 from runnel.log.state_journal import StateJournals
 from runnel.log.synced_marks import Mark, MarksFound, SyncedMarks, missing_file, missing_marks
 from runnel.log.topic_table import Partition, Topic
+from runnel.platform.disk import Access, Disk, DiskLock
+from runnel.platform.workers import Workers
+from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Difference, FixedPolicy, Policies
-from runnel.world.disk import Access, Disk, DiskLock
-from runnel.world.workers import Workers
 
 FORMAT: Final = 1
 # A plain body has 4 bytes a message or more. A compressed one may have next to none, but not more than this.
@@ -302,16 +303,16 @@ class Recovery:
                 if part.shard == shard:
                     yield part
 
-    def _advance(self, shard: ShardId, next_offsets: Iterable[tuple[Key, int]]) -> None:
+    def _advance(self, shard: ShardId, next_offsets: Iterable[tuple[TopicPartition, int]]) -> None:
         for key, next_offset in next_offsets:
             self._partition_found(shard, key).advance(next_offset)
 
-    def _partition_found(self, shard: ShardId, key: Key) -> Partition:
+    def _partition_found(self, shard: ShardId, key: TopicPartition) -> Partition:
         """The partition of messages met in a segment; made anew if the catalogue has lost it."""
         partition = self._state.topics.recorded_partition(*key)
         return self._restore(shard, key) if partition is None else partition
 
-    def _restore(self, shard: ShardId, key: Key) -> Partition:
+    def _restore(self, shard: ShardId, key: TopicPartition) -> Partition:
         topic, number = key
         rules = self._policies.for_topic(topic)
         fixed = FixedPolicy(

@@ -15,25 +15,25 @@ import msgspec
 
 from runnel.config import Pin, Retain
 from runnel.formats.envelope import Envelope
-from runnel.log.index import Key
 from runnel.log.log import Cursor, Passed, ShardId
+from runnel.topics.names import TopicPartition
 from runnel.topics.patterns import Pattern
 from runnel.topics.policies import JournalPolicy
 
 # Whether messages of a key are to be served: key, next offset behind them, receive time, entry.
-IsServed = Callable[[Key, int, int, int], bool]
+IsServed = Callable[[TopicPartition, int, int, int], bool]
 
 
 class Hold(msgspec.Struct, frozen=True):
     """One reader's claim on a shard: a partition from an offset on, or patterns from an entry on."""
 
     cursor: str  # its name; of a subscription, "subscription NAME"
-    key: Key | None
+    key: TopicPartition | None
     offset: int
     entry: int
     patterns: tuple[str, ...]
 
-    def holds(self, key: Key, next_offset: int, last_entry: int) -> bool:
+    def holds(self, key: TopicPartition, next_offset: int, last_entry: int) -> bool:
         """Whether messages of this key that end before `next_offset`, in `last_entry`, are held."""
         if self.key is not None:
             return key == self.key and next_offset > self.offset
@@ -55,11 +55,11 @@ class Claims(Protocol):
         """There are no subscriptions."""
         ...
 
-    def holds_of(self, key: Key) -> Sequence[Hold]:
+    def holds_of(self, key: TopicPartition) -> Sequence[Hold]:
         """For each subscription that covers a partition, from the lowest offset that it owes on."""
         ...
 
-    def owed(self, key: Key, begin: int, end: int) -> Sequence[tuple[int, int]] | None:
+    def owed(self, key: TopicPartition, begin: int, end: int) -> Sequence[tuple[int, int]] | None:
         """Of these offsets, the ranges [begin, end) that any subscription has not acknowledged, in order.
 
         None: no subscription covers this partition.
@@ -74,11 +74,13 @@ class Holds:
     """
 
     def __init__(
-        self, holds: Iterable[Hold], claimed: Callable[[Key], Sequence[Hold]] | None = None
+        self,
+        holds: Iterable[Hold],
+        claimed: Callable[[TopicPartition], Sequence[Hold]] | None = None,
     ) -> None:
         self._claimed = claimed
-        self._asked: dict[Key, Sequence[Hold]] = {}
-        self._by_key: dict[Key, list[Hold]] = {}
+        self._asked: dict[TopicPartition, Sequence[Hold]] = {}
+        self._by_key: dict[TopicPartition, list[Hold]] = {}
         self._by_pattern: list[Hold] = []
         for hold in holds:
             if hold.key is None:
@@ -89,20 +91,20 @@ class Holds:
     def __bool__(self) -> bool:
         return bool(self._by_key or self._by_pattern or self._claimed)
 
-    def holders(self, key: Key, next_offset: int, last_entry: int) -> set[str]:
+    def holders(self, key: TopicPartition, next_offset: int, last_entry: int) -> set[str]:
         """Who holds messages of this key that end before `next_offset`, in `last_entry`."""
         return {hold.cursor for hold in self._holding(key, next_offset, last_entry)}
 
-    def is_held(self, key: Key, next_offset: int, last_entry: int) -> bool:
+    def is_held(self, key: TopicPartition, next_offset: int, last_entry: int) -> bool:
         return next(self._holding(key, next_offset, last_entry), None) is not None
 
-    def _holding(self, key: Key, next_offset: int, last_entry: int) -> Iterator[Hold]:
+    def _holding(self, key: TopicPartition, next_offset: int, last_entry: int) -> Iterator[Hold]:
         for holds in (self._by_key.get(key, ()), self._by_pattern, self._claims_on(key)):
             for hold in holds:
                 if hold.holds(key, next_offset, last_entry):
                     yield hold
 
-    def _claims_on(self, key: Key) -> Sequence[Hold]:
+    def _claims_on(self, key: TopicPartition) -> Sequence[Hold]:
         if self._claimed is None:
             return ()
         known = self._asked.get(key)
@@ -110,11 +112,11 @@ class Holds:
             known = self._asked[key] = self._claimed(key)
         return known
 
-    def lowest_offset(self, key: Key) -> int | None:
+    def lowest_offset(self, key: TopicPartition) -> int | None:
         """From which offset on a partition is held by offsets."""
         return min((hold.offset for hold in self._by_key.get(key, ())), default=None)
 
-    def lowest_entry(self, key: Key) -> int | None:
+    def lowest_entry(self, key: TopicPartition) -> int | None:
         """From which entry on a partition is held by patterns."""
         endless = 2**63
         entries = (hold.entry for hold in self._by_pattern if hold.holds(key, 0, endless))
@@ -127,7 +129,7 @@ def _pattern(text: str) -> Pattern:
 
 
 def holds_on(
-    shard: ShardId, cursor: Cursor, shard_of: Callable[[Key], ShardId | None]
+    shard: ShardId, cursor: Cursor, shard_of: Callable[[TopicPartition], ShardId | None]
 ) -> list[Hold]:
     """What a cursor claims in one shard."""
     holds = []
@@ -145,7 +147,7 @@ def served_at(
     now_ns: int,
     policy: JournalPolicy,
     *,
-    floor_of: Callable[[Key], int | None] | None,
+    floor_of: Callable[[TopicPartition], int | None] | None,
     holds: Callable[[], Holds],
 ) -> IsServed:
     """Which messages readers may see: not purged, and not past their age unless held.
@@ -158,7 +160,7 @@ def served_at(
     oldest_held_ns = now_ns - pin_age_ns if pin_age_ns is not None else None
     known_holds: Holds | None = None
 
-    def is_served(key: Key, next_offset: int, time_ns: int, entry: int) -> bool:
+    def is_served(key: TopicPartition, next_offset: int, time_ns: int, entry: int) -> bool:
         nonlocal known_holds
         if floor_of is not None:
             floor = floor_of(key)

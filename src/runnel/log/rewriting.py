@@ -18,14 +18,15 @@ from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
 from runnel.log import paths, segment
 from runnel.log.files import Files
-from runnel.log.index import GrowingIndex, Key
+from runnel.log.index import GrowingIndex
 from runnel.log.scan import Scanned, Window
 from runnel.log.segment import HEADER_BYTES, SegmentHeader, StoredBlock
 from runnel.log.segments import SEARCH_BYTES, Segment, describe_by, write_whole
-from runnel.world.disk import Access, Disk, File
+from runnel.platform.disk import Access, Disk, File
+from runnel.topics.names import TopicPartition
 
 # Which offsets of a run stay: given its key, base offset, count, receive time and entry, ranges [begin, end) in order.
-KeepOffsets = Callable[[Key, int, int, int, int], list[tuple[int, int]]]
+KeepOffsets = Callable[[TopicPartition, int, int, int, int], list[tuple[int, int]]]
 
 _GATHER_BYTES = 4 * 2**20
 

@@ -26,7 +26,7 @@ from runnel.log.index import GrowingIndex, SealedIndex
 from runnel.log.records import store_again
 from runnel.log.scan import Damage, Window
 from runnel.log.segment import HEADER_BYTES, SegmentHeader
-from runnel.world.disk import Access, Disk, File
+from runnel.platform.disk import Access, Disk, File
 
 # Behind a torn block, as far as one group of writes and one block can reach.
 SEARCH_BYTES: Final = 96 * 2**20

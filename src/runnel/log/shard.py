@@ -13,7 +13,7 @@ from runnel.formats.envelope import Envelope
 from runnel.log import paths, retention
 from runnel.log.catalogue import ShardAt
 from runnel.log.counting import MessageCounter, Turn
-from runnel.log.index import Index, Key
+from runnel.log.index import Index
 from runnel.log.log import (
     Appended,
     Bounds,
@@ -38,6 +38,7 @@ from runnel.log.segments import IndexCache, Opened, Segment, SegmentFolder
 from runnel.log.topic_table import Partition
 from runnel.log.trimmer import ShardTrimmer
 from runnel.log.writer import Parts, ShardWriter
+from runnel.topics.names import TopicPartition
 from runnel.topics.policies import JournalPolicy
 
 _READ_ATTEMPTS = 3
@@ -58,7 +59,7 @@ class Shard:
         stored_producers: ProducerTable,
         *,
         make_folder: Callable[[], None],
-        find: Callable[[Key], Partition | None],
+        find: Callable[[TopicPartition], Partition | None],
         pins: ShardPins,
         before_removal: Callable[[Sequence[Partition]], Awaitable[None]],
         on_damage: Callable[[Damage], None],
@@ -99,7 +100,7 @@ class Shard:
         self._counter = MessageCounter(self._reader, parts.workers, find)
         self.hidings = 0  # rises when messages have been hidden
         self.has_hidden = False  # purged or deleted messages may lie here
-        self._first_offsets: dict[Key, int] = {}  # replaced when something may have gone
+        self._first_offsets: dict[TopicPartition, int] = {}  # replaced when something may have gone
 
     def use_policy(self, policy: JournalPolicy) -> None:
         """Rotate and retain by this from now on."""
@@ -142,9 +143,9 @@ class Shard:
             self.stored_producers.states(),
         )
 
-    async def next_offsets(self) -> list[tuple[Key, int]]:
+    async def next_offsets(self) -> list[tuple[TopicPartition, int]]:
         """Behind the last message of every key, by all segments."""
-        found: list[tuple[Key, int]] = []
+        found: list[tuple[TopicPartition, int]] = []
         for segment in list(self._segments):
             index = await self._reader.index(segment)
             found += [(key, index.next_offset(key)) for key in index.keys()]  # noqa: SIM118
@@ -303,7 +304,7 @@ class Shard:
             holds=self._pins.holds,
         )
 
-    def _floor_of(self, key: Key) -> int | None:
+    def _floor_of(self, key: TopicPartition) -> int | None:
         partition = self._find(key)
         return None if partition is None else partition.floor
 
@@ -392,7 +393,7 @@ class Shard:
             return page
         raise AssertionError("the last attempt returns or raises")
 
-    async def _mend_indexes(self, key: Key) -> None:
+    async def _mend_indexes(self, key: TopicPartition) -> None:
         for segment in list(self._segments):
             if segment.growing is None and not segment.is_short:
                 index = await self._reader.index(segment)
@@ -437,8 +438,8 @@ class Shard:
 
     async def messages_at(
         self,
-        wanted: Mapping[Key, int],
-        lasting: Mapping[Key, Partition],
+        wanted: Mapping[TopicPartition, int],
+        lasting: Mapping[TopicPartition, Partition],
         kept: Callable[[Partition, int], Batch | None],
     ) -> AsyncGenerator[Sequence[Chosen], None]:
         """These messages, one offset a partition, with the batches that hold them. Those not there are left out.
@@ -449,7 +450,7 @@ class Shard:
         def served_now() -> IsServed:
             is_served = self._is_served(self._parts.clock.time_ns())
 
-            def is_wanted(key: Key, next_offset: int, time_ns: int, entry: int) -> bool:
+            def is_wanted(key: TopicPartition, next_offset: int, time_ns: int, entry: int) -> bool:
                 partition = self._find(key)
                 if partition is None or wanted[key] < partition.floor:
                     return False

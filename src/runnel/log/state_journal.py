@@ -17,8 +17,8 @@ from runnel.log import paths, record_journal
 from runnel.log.log import ShardId
 from runnel.log.record_journal import RecordJournal, Snapshots
 from runnel.log.synced_marks import Mark, SyncedMarks
-from runnel.world.disk import Disk
-from runnel.world.workers import Workers
+from runnel.platform.disk import Disk
+from runnel.platform.workers import Workers
 
 Loaded = record_journal.Loaded[bytes]
 # Everything that is known now, as contents to begin a new file with. Called on the loop; what it returns is gone

@@ -33,7 +33,7 @@ from runnel.formats.checksum import crc32c
 from runnel.log import paths
 from runnel.log.scan import Damage
 from runnel.log.segments import write_whole
-from runnel.world.disk import Access, Disk, File
+from runnel.platform.disk import Access, Disk, File
 
 SLOT_BYTES: Final = 256
 

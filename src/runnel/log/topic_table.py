@@ -18,9 +18,8 @@ from runnel.config import Keep, LimitSettings
 from runnel.errors import BusyError, ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
-from runnel.log.index import Key
 from runnel.log.log import Creator, Level, ShardId, TopicInfo
-from runnel.topics.names import check_topic
+from runnel.topics.names import TopicPartition, check_topic
 from runnel.topics.policies import Difference, Policies, Policy
 
 # Looked at between two turns of the loop: about a millisecond.
@@ -32,7 +31,7 @@ class Partition:
 
     __slots__ = ("floor", "key", "next_offset", "shard", "visible_next")
 
-    def __init__(self, key: Key, shard: ShardId, next_offset: int = 1) -> None:
+    def __init__(self, key: TopicPartition, shard: ShardId, next_offset: int = 1) -> None:
         self.key = key
         self.shard = shard
         self.next_offset = next_offset

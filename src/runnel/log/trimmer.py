@@ -13,7 +13,7 @@ from runnel.errors import Unavailable
 from runnel.log import acked, retention
 from runnel.log.acked import Left, Span
 from runnel.log.group_writer import NO_ROOM
-from runnel.log.index import Index, Key, runs_of_blocks
+from runnel.log.index import Index, runs_of_blocks
 from runnel.log.log import ShardId, Trimmed
 from runnel.log.losses import Loss, LostRun, ShardLosses
 from runnel.log.pins import ShardPins
@@ -24,6 +24,7 @@ from runnel.log.scan import Damage
 from runnel.log.segments import IndexCache, Segment, SegmentFolder
 from runnel.log.topic_table import Partition
 from runnel.log.writer import Parts, ShardWriter
+from runnel.topics.names import TopicPartition
 from runnel.topics.policies import JournalPolicy
 
 # What is looked up of so many partitions at a time keeps nobody else waiting.
@@ -47,7 +48,7 @@ class ShardTrimmer:
         reader: ShardReader,
         losses: ShardLosses,
         *,
-        find: Callable[[Key], Partition | None],
+        find: Callable[[TopicPartition], Partition | None],
         pins: ShardPins,
         before_removal: Callable[[Sequence[Partition]], Awaitable[None]],
         on_damage: Callable[[Damage], None],
@@ -219,7 +220,7 @@ class ShardTrimmer:
     async def _left_of(self, segment: Segment, holds: Holds) -> Left:
         """What is owed, not passed by a cursor, or covered by no subscription."""
         messages = total = 0
-        ranges: dict[Key, list[acked.Range]] = {}
+        ranges: dict[TopicPartition, list[acked.Range]] = {}
         for number, span in enumerate(await self._spans_of(segment), 1):
             if number % _PARTITIONS_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -251,7 +252,7 @@ class ShardTrimmer:
                 self._spans[segment.path] = (segment.end, spans)
         return spans
 
-    async def _held_from(self, segment: Segment, key: Key, holds: Holds) -> int | None:
+    async def _held_from(self, segment: Segment, key: TopicPartition, holds: Holds) -> int | None:
         """From which offset on cursors hold a partition in this segment."""
         offset, entry = holds.lowest_offset(key), holds.lowest_entry(key)
         if entry is None:
@@ -262,7 +263,9 @@ class ShardTrimmer:
             return offset
         return place.base_offset if offset is None else min(offset, place.base_offset)
 
-    async def _count(self, segment: Segment, ranges: Sequence[acked.Range], key: Key) -> int:
+    async def _count(
+        self, segment: Segment, ranges: Sequence[acked.Range], key: TopicPartition
+    ) -> int:
         index = await self._reader.index(segment)
         return acked.count_there(ranges, index.run_table(lambda found: found == key))
 
@@ -273,7 +276,7 @@ class ShardTrimmer:
     ) -> int:
         """Rewrite a segment if less than half of it is wanted: served, and held if it is there for that."""
 
-        def is_wanted(key: Key, next_offset: int, time_ns: int, entry: int) -> bool:
+        def is_wanted(key: TopicPartition, next_offset: int, time_ns: int, entry: int) -> bool:
             if holds is not None and not holds.is_held(key, next_offset, entry):
                 return False
             return is_served(key, next_offset, time_ns, entry)
@@ -342,7 +345,7 @@ class ShardTrimmer:
         await self._let_go(segment)
 
 
-def _ending(index: Index, find: Callable[[Key], Partition | None]) -> list[Partition]:
+def _ending(index: Index, find: Callable[[TopicPartition], Partition | None]) -> list[Partition]:
     """The partitions whose last message lies in this segment."""
     return [
         partition
@@ -377,7 +380,7 @@ def _losses_of(
     return found
 
 
-def _keeps_end(index: Index, key: Key, keep: KeepOffsets) -> bool:
+def _keeps_end(index: Index, key: TopicPartition, keep: KeepOffsets) -> bool:
     """Whether the last message that a segment has of a key would stay."""
     end = index.next_offset(key)
     for place in index.runs_from(key, end - 1):

@@ -41,10 +41,10 @@ from runnel.log.segments import Segment, SegmentFolder, describe_by
 from runnel.log.synced_marks import SyncedMarks
 from runnel.log.tasks import OwnedTasks
 from runnel.log.topic_table import Partition, give_back, number_runs
+from runnel.platform.clock import Clock
+from runnel.platform.disk import Disk
+from runnel.platform.workers import Workers
 from runnel.topics.policies import JournalPolicy
-from runnel.world.clock import Clock
-from runnel.world.disk import Disk
-from runnel.world.workers import Workers
 
 
 class _Written(NamedTuple):

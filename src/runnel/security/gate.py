@@ -21,11 +21,11 @@ from runnel.errors import (
     SettingsError,
     UnauthenticatedError,
 )
+from runnel.platform.clock import Clock
+from runnel.platform.diagnostics import get_logger
 from runnel.security.penalties import Penalties
 from runnel.security.rights import Grant, Rights, TokenQuotas
 from runnel.security.tokens import Token, TokenFile, find
-from runnel.world.clock import Clock
-from runnel.world.diagnostics import get_logger
 
 logger = get_logger("runnel.security")
 

@@ -12,8 +12,8 @@ import ipaddress
 import re
 from typing import Final
 
-from runnel.world.clock import Clock
-from runnel.world.diagnostics import get_logger
+from runnel.platform.clock import Clock
+from runnel.platform.diagnostics import get_logger
 
 logger = get_logger("runnel.security")
 

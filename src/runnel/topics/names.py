@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Final
+from typing import Final, TypeAlias
 
 from runnel.errors import InvalidNameError
+
+TopicPartition: TypeAlias = tuple[str, int]
+"""A topic's name, and the number of one of its partitions."""
 
 NAME_BYTES_MAX: Final = 255
 

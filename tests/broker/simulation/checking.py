@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from runnel.config import Keep
 from runnel.errors import OffsetAheadError, OffsetGoneError, SlowReaderError
 from runnel.formats.message import Message
-from tests.broker.simulation.model import Key, Violation
+from runnel.topics.names import TopicPartition
+from tests.broker.simulation.model import Violation
 from tests.broker.simulation.plan import TOPICS
 from tests.broker.simulation.reader import SimulatedReader
 
@@ -33,14 +34,14 @@ def live_epoch(history: History, topic: str) -> int | None:
 
 def begins_now(
     history: History, reader: SimulatedReader, *, is_begun: bool
-) -> dict[Key, tuple[int, int]]:
+) -> dict[TopicPartition, tuple[int, int]]:
     """For each partition the lowest offset that a reader may begin with now, and the first that it must get.
 
     A reader begins at one moment between the call and its return: what is under way then may count or not.
     """
     start = reader.start
     given = {(place.topic, place.partition): place.offset for place in start.partitions}
-    begins: dict[Key, tuple[int, int]] = {}
+    begins: dict[TopicPartition, tuple[int, int]] = {}
     for key in history.model.keys(TOPICS):
         if history.model.policy(key[0]).keep is Keep.NONE or not reader.matches(key[0]):
             continue
@@ -120,7 +121,7 @@ def _check_reader(history: History, reader: SimulatedReader) -> None:
             _check_kept(history, reader, key)
 
 
-def _check_kept(history: History, reader: SimulatedReader, key: Key) -> None:
+def _check_kept(history: History, reader: SimulatedReader, key: TopicPartition) -> None:
     model = history.model
     partition = model.partition(key)
     seen = {offset for _, offset in reader.of(key).offsets}
@@ -158,7 +159,7 @@ def _check_kept(history: History, reader: SimulatedReader, key: Key) -> None:
         raise Violation(f"{reader}: {key} is kept, and yet: {missed}")
 
 
-def _check_live(reader: SimulatedReader, key: Key) -> None:
+def _check_live(reader: SimulatedReader, key: TopicPartition) -> None:
     seen = reader.of(key)
     expected = reader.live.get(key, {})
     strange = [place for place in seen.offsets if place not in expected]
@@ -199,7 +200,7 @@ async def check_everything(history: History) -> None:
     await _check_cursors(history)
 
 
-async def _check_partition(history: History, key: Key) -> None:
+async def _check_partition(history: History, key: TopicPartition) -> None:
     model, now_ns = history.model, history.now_ns
     partition = model.partition(key)
     state = await history.patiently(history.broker.describe_topic(key[0]), "describing")
@@ -234,12 +235,12 @@ async def _check_partition(history: History, key: Key) -> None:
     await _check_refusals(history, key, first, end)
 
 
-def _may_have_gone(history: History, key: Key, offsets: range) -> bool:
+def _may_have_gone(history: History, key: TopicPartition, offsets: range) -> bool:
     """Retention may have been at work since the last look: by size, or past an age, whatever cursor was set later."""
     return not any(history.model.must_have(key, offset) for offset in offsets)
 
 
-async def _check_refusals(history: History, key: Key, first: int, end: int) -> None:
+async def _check_refusals(history: History, key: TopicPartition, first: int, end: int) -> None:
     try:
         await history.patiently(history.broker.fetch(*key, offset=end + 1), "fetching")
     except OffsetAheadError as ahead:

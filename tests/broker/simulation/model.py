@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from runnel.config import Keep
+from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Policies, Policy
-
-Key = tuple[str, int]
 
 
 class Violation(AssertionError):
@@ -50,17 +49,17 @@ class Model:
 
     def __init__(self, policies: Policies) -> None:
         self._policies = policies
-        self._partitions: dict[Key, Partition] = {}
+        self._partitions: dict[TopicPartition, Partition] = {}
         self.existing: set[str] = set()
-        self.cursors: dict[str, Mapping[Key, int]] = {}
+        self.cursors: dict[str, Mapping[TopicPartition, int]] = {}
 
     def policy(self, topic: str) -> Policy:
         return self._policies.for_topic(topic)
 
-    def partition(self, key: Key) -> Partition:
+    def partition(self, key: TopicPartition) -> Partition:
         return self._partitions.setdefault(key, Partition())
 
-    def keys(self, topics: Iterable[str]) -> list[Key]:
+    def keys(self, topics: Iterable[str]) -> list[TopicPartition]:
         return [
             (topic, number)
             for topic in sorted(topics)
@@ -69,7 +68,7 @@ class Model:
 
     # --- What happens ---
 
-    def publish(self, runs: Iterable[tuple[Key, list[bytes]]], now_ns: int) -> None:
+    def publish(self, runs: Iterable[tuple[TopicPartition, list[bytes]]], now_ns: int) -> None:
         """A batch is taken: its offsets are given in this moment."""
         for key, payloads in runs:
             self.existing.add(key[0])
@@ -77,7 +76,7 @@ class Model:
             end = partition.next_offset + len(payloads)
             partition.sent += [Sent(payload, now_ns, end) for payload in payloads]
 
-    def stored(self, key: Key, next_offset: int) -> None:
+    def stored(self, key: TopicPartition, next_offset: int) -> None:
         partition = self.partition(key)
         partition.stored_next = max(partition.stored_next, next_offset)
 
@@ -109,14 +108,14 @@ class Model:
 
     # --- What follows ---
 
-    def is_fresh(self, key: Key, sent: Sent, now_ns: int) -> bool:
+    def is_fresh(self, key: TopicPartition, sent: Sent, now_ns: int) -> bool:
         """Not past its age, or held by a cursor."""
         age_ns = self.policy(key[0]).retain.age_ns
         if age_ns is None or sent.time_ns >= now_ns - age_ns:
             return True
         return any(places.get(key, sent.run_end) < sent.run_end for places in self.cursors.values())
 
-    def must_have(self, key: Key, offset: int) -> bool:
+    def must_have(self, key: TopicPartition, offset: int) -> bool:
         """Whether every reader who asks for it gets this message."""
         partition = self.partition(key)
         sent = partition.at(offset)
@@ -127,7 +126,7 @@ class Model:
             and self.policy(key[0]).retain.bytes_max is None
         )
 
-    def may_have(self, key: Key, offset: int, now_ns: int) -> bool:
+    def may_have(self, key: TopicPartition, offset: int, now_ns: int) -> bool:
         """Whether any reader may still get it."""
         partition = self.partition(key)
         sent = partition.at(offset)

@@ -12,8 +12,8 @@ from runnel.formats import block, wire
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import GapState, Start
+from runnel.topics.names import TopicPartition
 from runnel.topics.patterns import Pattern
-from tests.broker.simulation.model import Key
 
 # Of a partition: a topic that is not kept, or kept in memory, counts from 1 again in a new epoch.
 Numbered = tuple[int, int]  # epoch, offset
@@ -41,14 +41,18 @@ class SimulatedReader:
         self._parsed = [Pattern(pattern) for pattern in patterns]
         self.places = Places(patterns, start)
         # By key: the lowest offset that it may begin with, and the first that it must be sent.
-        self.begins: dict[Key, tuple[int, int]] = {}
-        self.ends: dict[Key, int] = {}  # the next offsets when it had begun
-        self.live: dict[Key, dict[Numbered, bool]] = {}  # of topics not kept: sent to it for sure?
+        self.begins: dict[TopicPartition, tuple[int, int]] = {}
+        self.ends: dict[TopicPartition, int] = {}  # the next offsets when it had begun
+        self.live: dict[
+            TopicPartition, dict[Numbered, bool]
+        ] = {}  # of topics not kept: sent to it for sure?
         self.problems: list[str] = []
         self.on_message: Callable[[SimulatedReader, Message, int], None] | None = None
-        self.seen: dict[Key, Seen] = {}
+        self.seen: dict[TopicPartition, Seen] = {}
         self.shard_gaps = 0  # told without a topic
-        self.lost: set[Key] = set()  # what it had read of was in memory, and the broker restarted
+        self.lost: set[TopicPartition] = (
+            set()
+        )  # what it had read of was in memory, and the broker restarted
         self.subscription: LiveSubscription | None = None
         self.error: RunnelError | None = None
         self.last_asked = 0  # how often it asked for last values
@@ -62,7 +66,7 @@ class SimulatedReader:
     def matches(self, topic: str) -> bool:
         return any(pattern.matches(topic) for pattern in self._parsed)
 
-    def of(self, key: Key) -> Seen:
+    def of(self, key: TopicPartition) -> Seen:
         return self.seen.setdefault(key, Seen())
 
     # --- Its subscriptions ---

@@ -10,14 +10,15 @@ from runnel.broker.broker import Level, Published
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
+from runnel.topics.names import TopicPartition
 from tests.broker.simulation import checking
-from tests.broker.simulation.model import Key, Violation
+from tests.broker.simulation.model import Violation
 from tests.broker.simulation.plan import GROUPS, KEPT_GROUPS, LIVE_GROUPS
 
 if TYPE_CHECKING:
     from tests.broker.simulation.history import History
 
-Runs = Sequence[tuple[Key, list[bytes]]]
+Runs = Sequence[tuple[TopicPartition, list[bytes]]]
 
 
 class Traffic:
@@ -27,13 +28,13 @@ class Traffic:
         self._history = history
         self.messages = 0
         # What each answer will mean: the offsets up to which partitions are stored then.
-        self._answers: dict[asyncio.Future[Published], dict[Key, int]] = {}
+        self._answers: dict[asyncio.Future[Published], dict[TopicPartition, int]] = {}
 
     @property
     def is_answered(self) -> bool:
         return not self._answers
 
-    def _drawn_runs(self, group: str) -> list[tuple[Key, list[bytes]]]:
+    def _drawn_runs(self, group: str) -> list[tuple[TopicPartition, list[bytes]]]:
         keys = self._history.model.keys(GROUPS[group])
         chosen = sorted(
             self._history.random.sample(keys, self._history.random.randint(1, min(3, len(keys))))

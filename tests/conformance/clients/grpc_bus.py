@@ -19,7 +19,6 @@ from runnel.client.places import StartAt, time_ns_of
 from runnel.client.publisher import checked_level
 from runnel.client.results import BatchReceipt, Gap, Page, Receipt, ShardPage
 from runnel.client.work_verbs import DeadLetterPage
-from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.errors import ClientFault, ConnectionLostError, RunnelError, UnknownTopicError
 from runnel.formats import block, envelope
 from runnel.formats.batch import Batch
@@ -32,6 +31,7 @@ from runnel.formats.wire import (
     Welcome,
 )
 from runnel.formats.work_heads import SubscriptionState
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from tests.conformance.clients import grpc_forms as forms
 from tests.conformance.clients.grpc_line import GrpcLine, answers, say
 from tests.conformance.clients.grpc_reading import GrpcSubscription

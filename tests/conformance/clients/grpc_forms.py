@@ -8,13 +8,13 @@ from typing import Any
 
 from runnel.client.places import StartAt, start_of
 from runnel.client.results import Gap
-from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.errors import ClientFault, RunnelError, from_details
 from runnel.formats import block, wire
 from runnel.formats.batch import Batch
 from runnel.formats.message import NO_TAGS, Message
 from runnel.formats.wire import CursorPlace, CursorState, Owner, PartitionState, TopicState
 from runnel.formats.work_heads import MemberState, PartitionWork, SubscriptionState, WorkOptions
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from tests.conformance.clients.publishing import Outgoing
 
 _OPTION_FIELDS = WorkOptions.__struct_fields__

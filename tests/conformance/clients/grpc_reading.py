@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from runnel.client.results import Gap
-from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.errors import MalformedError
 from runnel.formats.batch import Batch
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from tests.conformance.clients.grpc_forms import batches_of, gap_of, message_of
 from tests.conformance.clients.grpc_line import GrpcLine, answers
 from tests.conformance.clients.reading import Arrival, RemoteSubscription

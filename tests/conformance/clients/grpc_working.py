@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-from runnel.doors.grpc.generated import runnel_pb2 as pb
 from runnel.errors import ClientFault, LateAckError, MalformedError, RunnelError
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from tests.conformance.clients.grpc_forms import message_of, word_of
 from tests.conformance.clients.grpc_line import GrpcLine, answers, say
 from tests.conformance.clients.working import RemoteBatch, RemoteConsumer, RemoteWork

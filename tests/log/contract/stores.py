@@ -14,9 +14,9 @@ from runnel.formats.message import Message
 from runnel.log.disk_log import DiskLog
 from runnel.log.log import Level, Page, Position, ShardId
 from runnel.log.memory_log import MemoryLog
+from runnel.platform.disk import RealDisk
+from runnel.platform.workers import ThreadWorkers
 from runnel.topics.policies import Policies
-from runnel.world.disk import RealDisk
-from runnel.world.workers import ThreadWorkers
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.workers import SimulatedWorkers

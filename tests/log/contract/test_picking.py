@@ -10,8 +10,8 @@ from runnel.config.settings import DAY_NS
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
-from runnel.log.index import Key
 from runnel.log.log import ShardId
+from runnel.topics.names import TopicPartition
 from tests.log.contract.stores import At, scenario
 from tests.log.samples import batch, one
 
@@ -30,13 +30,13 @@ BY_AGE_WITH_LAST = TopicRule(
 )
 
 
-async def picked(at: At, wanted: Mapping[Key, int]) -> list[list[Message]]:
+async def picked(at: At, wanted: Mapping[TopicPartition, int]) -> list[list[Message]]:
     """The messages found, by the stored batch they lie in."""
     async with aclosing(at.log.messages_at(MAIN, wanted)) as found:
         return [each.taken().messages() async for chosen in found for each in chosen]
 
 
-def offsets(groups: list[list[Message]]) -> dict[Key, int]:
+def offsets(groups: list[list[Message]]) -> dict[TopicPartition, int]:
     return {
         (message.topic, message.partition): message.offset
         for messages in groups

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from runnel.errors import RunnelError
 from runnel.log.log import ShardId
 from runnel.log.retention import Hold
-from tests.log.simulation.facts import Key, Violation
+from runnel.topics.names import TopicPartition
+from tests.log.simulation.facts import Violation
 
 if TYPE_CHECKING:
     from tests.log.simulation.history import History
@@ -27,23 +28,23 @@ class Subscription:
         self.covered = covered
         self.version = 0
         self._shard_of = shard_of
-        self._acked: dict[Key, set[int]] = {}
-        self._stored: dict[Key, set[int]] = {}
+        self._acked: dict[TopicPartition, set[int]] = {}
+        self._stored: dict[TopicPartition, set[int]] = {}
 
-    def ack(self, key: Key, offsets: Iterable[int]) -> bytes:
+    def ack(self, key: TopicPartition, offsets: Iterable[int]) -> bytes:
         """The content to write down."""
         new = sorted(offsets)
         self._acked.setdefault(key, set()).update(new)
         self.version += 1
         return _content(key, new)
 
-    def stored(self, key: Key, offsets: Iterable[int]) -> None:
+    def stored(self, key: TopicPartition, offsets: Iterable[int]) -> None:
         self._stored.setdefault(key, set()).update(offsets)
 
-    def has_acked(self, key: Key, offset: int) -> bool:
+    def has_acked(self, key: TopicPartition, offset: int) -> bool:
         return offset in self._acked.get(key, ())
 
-    def lowest_owed(self, key: Key) -> int | None:
+    def lowest_owed(self, key: TopicPartition) -> int | None:
         """None: it does not cover this partition."""
         if key[0] not in self.covered:
             return None
@@ -55,11 +56,11 @@ class Subscription:
     def is_empty(self) -> bool:
         return not self.covered
 
-    def holds_of(self, key: Key) -> list[Hold]:
+    def holds_of(self, key: TopicPartition) -> list[Hold]:
         lowest = self.lowest_owed(key) if key[0] in self.covered else None
         return [] if lowest is None else [Hold("subscription", key, lowest, 0, ())]
 
-    def owed(self, key: Key, begin: int, end: int) -> list[tuple[int, int]] | None:
+    def owed(self, key: TopicPartition, begin: int, end: int) -> list[tuple[int, int]] | None:
         if key[0] not in self.covered:
             return None
         offsets = range(begin, end)
@@ -71,7 +72,7 @@ class Subscription:
 
     def check_state(self, shard: ShardId, contents: Sequence[bytes], *, is_damaged: bool) -> None:
         """A process found these in the shard's state journal."""
-        found: dict[Key, set[int]] = {}
+        found: dict[TopicPartition, set[int]] = {}
         for content in contents:
             key, offsets = _parsed(content)
             if self._shard_of(key[0]) != shard:
@@ -86,11 +87,11 @@ class Subscription:
                 raise Violation(f"{key}: stored acknowledgements are lost: {sorted(missing)}")
 
 
-def _content(key: Key, offsets: Sequence[int]) -> bytes:
+def _content(key: TopicPartition, offsets: Sequence[int]) -> bytes:
     return "\t".join((key[0], str(key[1]), *map(str, offsets))).encode()
 
 
-def _parsed(content: bytes) -> tuple[Key, set[int]]:
+def _parsed(content: bytes) -> tuple[TopicPartition, set[int]]:
     topic, partition, *offsets = content.decode().split("\t")
     return (topic, int(partition)), set(map(int, offsets))
 

@@ -8,7 +8,8 @@ from random import Random
 
 from runnel.errors import ProducerFault, ProducerFencedError
 from runnel.log.log import Appended, Level
-from tests.log.simulation.facts import Fate, Key, Sent
+from runnel.topics.names import TopicPartition
+from tests.log.simulation.facts import Fate, Sent
 from tests.log.simulation.model import Model
 
 
@@ -32,7 +33,9 @@ class ProducerClient:
         """Whether the log surely remembers it."""
         return self._was_stored
 
-    def next(self, random: Random, draw: Callable[[], Sequence[tuple[Key, bytes]]]) -> Sent:
+    def next(
+        self, random: Random, draw: Callable[[], Sequence[tuple[TopicPartition, bytes]]]
+    ) -> Sent:
         """The batch that follows: one that failed before, or a new one."""
         if self._next == len(self._batches):
             if random.random() < 0.1:

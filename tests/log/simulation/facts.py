@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from runnel.log.log import Level, ShardId
+from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Policy
-
-Key = tuple[str, int]
 
 
 class Violation(AssertionError):
@@ -29,7 +28,7 @@ class Sent:
     """A batch that was given to the log; a repetition is the same one again."""
 
     number: int
-    keys: list[Key]  # by row
+    keys: list[TopicPartition]  # by row
     payloads: list[bytes]
     births: list[
         int | None
@@ -59,7 +58,7 @@ class Known:
 
 @dataclass(slots=True)
 class PartitionModel:
-    key: Key
+    key: TopicPartition
     known: dict[int, Known] = field(default_factory=dict)
     required: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)  # retention took them before anything held them
@@ -85,9 +84,9 @@ class Dropping:
     """A rewriting that may have dropped messages below the offsets of its moment."""
 
     salt: int
-    below: dict[Key, int]
+    below: dict[TopicPartition, int]
 
 
-def drops(salt: int, key: Key, offset: int) -> bool:
+def drops(salt: int, key: TopicPartition, offset: int) -> bool:
     """Which messages a rewriting with this salt leaves out."""
     return crc32(f"{salt}:{key}:{offset}".encode()) % 3 == 0

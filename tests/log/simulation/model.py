@@ -15,13 +15,13 @@ from collections.abc import Iterable, Sequence
 from runnel.config import Until
 from runnel.formats.message import Message
 from runnel.log.log import Appended, Bounds, Cursor, Level, ShardId
+from runnel.topics.names import TopicPartition
 from runnel.topics.patterns import Pattern
 from runnel.topics.policies import Policies
 from tests.log.simulation.acknowledging import Subscription
 from tests.log.simulation.facts import (
     Dropping,
     Fate,
-    Key,
     Known,
     PartitionModel,
     Sent,
@@ -39,9 +39,9 @@ class Model:
         self.subscription = subscription
         self.sent: list[Sent] = []
         self.topics: dict[str, TopicModel] = {}
-        self.partitions: dict[Key, PartitionModel] = {}
+        self.partitions: dict[TopicPartition, PartitionModel] = {}
         self.by_payload: dict[bytes, tuple[Sent, int]] = {}
-        self.at: dict[bytes, tuple[Key, int]] = {}  # where a payload was found
+        self.at: dict[bytes, tuple[TopicPartition, int]] = {}  # where a payload was found
         self.positions: dict[tuple[ShardId, int, int], bytes] = {}
         self.cursors: dict[str, list[Cursor | None]] = {}  # what each may be; None: absent
         self._former_cursors: dict[str, list[Cursor | None]] = {}  # what each has been
@@ -60,7 +60,7 @@ class Model:
             found = self.topics[name] = TopicModel(name, self.policies.for_topic(name))
         return found
 
-    def partition(self, key: Key) -> PartitionModel:
+    def partition(self, key: TopicPartition) -> PartitionModel:
         found = self.partitions.get(key)
         if found is None:
             found = self.partitions[key] = PartitionModel(key)
@@ -71,7 +71,7 @@ class Model:
 
     def sending(
         self,
-        rows: Sequence[tuple[Key, bytes]],
+        rows: Sequence[tuple[TopicPartition, bytes]],
         level: Level,
         producer: tuple[str, int, int] | None = None,
     ) -> Sent:
@@ -206,11 +206,11 @@ class Model:
             return True
         return offset < self.partition(key).floor
 
-    def purging(self, key: Key, floor: int) -> None:
+    def purging(self, key: TopicPartition, floor: int) -> None:
         partition = self.partition(key)
         partition.floor_max = max(partition.floor_max, floor)
 
-    def purged(self, key: Key, floor: int) -> None:
+    def purged(self, key: TopicPartition, floor: int) -> None:
         partition = self.partition(key)
         partition.floor = max(partition.floor, floor)
         partition.required = {offset for offset in partition.required if offset >= floor}
@@ -229,7 +229,7 @@ class Model:
         topic.birth += 1
 
     def dropping(self, shard: ShardId, salt: int) -> None:
-        below: dict[Key, int] = {}
+        below: dict[TopicPartition, int] = {}
         for key, partition in self.partitions.items():
             if self.shard_of(key[0]) == shard:
                 below[key] = 1 << 60
@@ -238,13 +238,13 @@ class Model:
                 }
         self.droppings.setdefault(shard, []).append(Dropping(salt, below))
 
-    def dropped(self, shard: ShardId, salt: int, below: dict[Key, int]) -> None:
+    def dropped(self, shard: ShardId, salt: int, below: dict[TopicPartition, int]) -> None:
         """The rewriting is over: what comes from here on is not touched by it."""
         for dropping in self.droppings[shard]:
             if dropping.salt == salt:
                 dropping.below = below
 
-    def _may_be_dropped(self, shard: ShardId, key: Key, offset: int) -> bool:
+    def _may_be_dropped(self, shard: ShardId, key: TopicPartition, offset: int) -> bool:
         return any(
             drops(dropping.salt, key, offset) and offset < dropping.below.get(key, 0)
             for dropping in self.droppings.get(shard, ())
@@ -252,7 +252,7 @@ class Model:
 
     # --- Retention ---
 
-    def _is_pinned(self, key: Key, offset: int, known: Known, now_ns: int) -> bool:
+    def _is_pinned(self, key: TopicPartition, offset: int, known: Known, now_ns: int) -> bool:
         policy = self.topic(key[0]).policy
         shard = self.shard_of(key[0])
         if policy.pin.age_ns is not None and known.time_ns < now_ns - policy.pin.age_ns:
@@ -264,7 +264,7 @@ class Model:
             return True
         return self._is_held(key, offset, known)
 
-    def _is_held(self, key: Key, offset: int, known: Known) -> bool:
+    def _is_held(self, key: TopicPartition, offset: int, known: Known) -> bool:
         """Whether a cursor surely holds this message."""
         shard = self.shard_of(key[0])
         return any(
@@ -272,7 +272,7 @@ class Model:
             for values in self.cursors.values()
         )
 
-    def _may_be_gone(self, key: Key, offset: int, known: Known, now_ns: int) -> bool:
+    def _may_be_gone(self, key: TopicPartition, offset: int, known: Known, now_ns: int) -> bool:
         """Whether retention may have taken this message, by what its policy says."""
         policy = self.topic(key[0]).policy
         retain = policy.retain
@@ -321,7 +321,7 @@ class Model:
         if not stays and not was_required:
             self.partition(key).required.discard(message.offset)
 
-    def check_not_expired(self, key: Key, offset: int, now_ns: int) -> None:
+    def check_not_expired(self, key: TopicPartition, offset: int, now_ns: int) -> None:
         age_ns = self.topic(key[0]).policy.retain.age_ns
         known = self.partition(key).known[offset]
         if age_ns is None or known.time_ns >= now_ns - age_ns:
@@ -339,7 +339,13 @@ class Model:
             raise Violation(f"{_name(key, offset)} is past its age, but is served")
 
     def check_partition(
-        self, key: Key, bounds: Bounds, offsets: Sequence[int], now_ns: int, *, has_gaps: bool
+        self,
+        key: TopicPartition,
+        bounds: Bounds,
+        offsets: Sequence[int],
+        now_ns: int,
+        *,
+        has_gaps: bool,
     ) -> None:
         """Reading everything from the first offset on found these."""
         partition = self.partition(key)
@@ -367,7 +373,7 @@ class Model:
             partition.required.discard(offset)
             partition.gone.add(offset)
 
-    def check_last_may_be_gone(self, key: Key, offset: int) -> None:
+    def check_last_may_be_gone(self, key: TopicPartition, offset: int) -> None:
         """The last message of a partition was asked for, and there was none."""
         partition = self.partition(key)
         known = partition.known.get(offset)
@@ -398,7 +404,7 @@ class Model:
                 continue
             raise Violation(f"{sent} is there in part: row {row} ({_name(key, offset)}) is missing")
 
-    def _offset_of(self, sent: Sent, row: int, base: dict[Key, int]) -> int | None:
+    def _offset_of(self, sent: Sent, row: int, base: dict[TopicPartition, int]) -> int | None:
         if sent.offsets is not None:
             return sent.offsets[row]
         first = base.get(sent.keys[row])
@@ -486,7 +492,7 @@ def _offsets_by_row(sent: Sent, bases: Sequence[int]) -> list[int]:
     """A batch's runs are its neighbours of one key."""
     offsets: list[int] = []
     runs = iter(bases)
-    last: Key | None = None
+    last: TopicPartition | None = None
     for key in sent.keys:
         if key != last:
             base = next(runs, None)
@@ -501,7 +507,7 @@ def _offsets_by_row(sent: Sent, bases: Sequence[int]) -> list[int]:
     return offsets
 
 
-def _holds(cursor: Cursor, shard: ShardId, key: Key, offset: int, known: Known) -> bool:
+def _holds(cursor: Cursor, shard: ShardId, key: TopicPartition, offset: int, known: Known) -> bool:
     for place in cursor.positions:
         if place.topic is not None:
             if (place.topic, place.partition) == key and offset >= place.offset:
@@ -527,5 +533,5 @@ def _same_cursor(one: Cursor | None, other: Cursor | None) -> bool:
     return one.positions == other.positions
 
 
-def _name(key: Key, offset: int) -> str:
+def _name(key: TopicPartition, offset: int) -> str:
     return f"{key[0]}[{key[1]}]@{offset}"

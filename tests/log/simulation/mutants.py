@@ -11,7 +11,6 @@ from runnel.formats import block, checksum
 from runnel.log import paths
 from runnel.log.catalogue import Catalogue
 from runnel.log.cursors import CursorTable
-from runnel.log.index import Key
 from runnel.log.pins import ShardPins
 from runnel.log.producers import ProducerTable
 from runnel.log.removing import TopicRemoval
@@ -19,6 +18,7 @@ from runnel.log.retention import Hold, Holds
 from runnel.log.shard import Shard
 from runnel.log.topic_table import Partition
 from runnel.log.writer import ShardWriter
+from runnel.topics.names import TopicPartition
 from tests.fakes.disk import FakeDisk, FakeFile
 
 Patch = pytest.MonkeyPatch
@@ -82,7 +82,7 @@ def cursors_hold_nothing(patch: Patch) -> None:
 def owed_messages_go(patch: Patch) -> None:
     owed = ShardPins.owed
 
-    def owed_but_one(pins: ShardPins, key: Key, begin: int, end: int) -> object:
+    def owed_but_one(pins: ShardPins, key: TopicPartition, begin: int, end: int) -> object:
         ranges = owed(pins, key, begin, end)
         return ranges and ranges[1:]
 

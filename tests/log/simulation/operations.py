@@ -18,11 +18,12 @@ from runnel.errors import (
     UnknownTopicError,
 )
 from runnel.log.log import Cursor, CursorPosition, Position
+from runnel.topics.names import TopicPartition
 from tests.fakes.disk import Kind
 from tests.fakes.power import PowerLoss
 from tests.log.simulation.acknowledging import acknowledge
 from tests.log.simulation.checking import check_everything, take_in
-from tests.log.simulation.facts import Fate, Key, Violation, drops
+from tests.log.simulation.facts import Fate, Violation, drops
 from tests.log.simulation.plan import SECOND_NS, Trouble
 from tests.log.simulation.traffic import batch_of
 
@@ -161,7 +162,7 @@ async def _hide(history: History, what: str, act: Callable[[str], Awaitable[None
     history.traffic.look_at_answers()
     model = history.model
     topic = model.topic(name)
-    floors: dict[Key, int] = {}
+    floors: dict[TopicPartition, int] = {}
 
     async def look_and_act() -> None:  # in one go: what is visible now is what goes
         for number in range(topic.policy.partitions):
@@ -191,7 +192,7 @@ def _some_topic(history: History) -> str | None:
     return history.random.choice(names) if names else None
 
 
-def visible_next(history: History, key: Key) -> int:
+def visible_next(history: History, key: TopicPartition) -> int:
     partition = history.log._topics.recorded_partition(*key)
     return 1 if partition is None else partition.visible_next
 
@@ -271,7 +272,9 @@ async def rewrite(history: History) -> None:
     history.say(f"rewrite {shard} with salt {salt} …")
     history.model.dropping(shard, salt)
 
-    def keep(key: Key, base: int, count: int, time_ns: int, entry: int) -> list[tuple[int, int]]:
+    def keep(
+        key: TopicPartition, base: int, count: int, time_ns: int, entry: int
+    ) -> list[tuple[int, int]]:
         offsets = range(base, base + count)
         return [(offset, offset + 1) for offset in offsets if not drops(salt, key, offset)]
 

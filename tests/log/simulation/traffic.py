@@ -10,14 +10,15 @@ from runnel.errors import BusyError, DiskFullError, ProducerFault, RunnelError, 
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.log.log import Appended, Level
+from runnel.topics.names import TopicPartition
 from tests.fakes.power import PowerLoss
 from tests.log.simulation.clients import ProducerClient
-from tests.log.simulation.facts import Fate, Key, Sent, Violation
+from tests.log.simulation.facts import Fate, Sent, Violation
 
 if TYPE_CHECKING:
     from tests.log.simulation.history import History
 
-Rows = list[tuple[Key, bytes]]
+Rows = list[tuple[TopicPartition, bytes]]
 
 
 class Traffic:
@@ -180,7 +181,7 @@ class Traffic:
 
 
 def batch_of(
-    rows: Sequence[tuple[Key, bytes]], producer: tuple[str, int, int] | None = None
+    rows: Sequence[tuple[TopicPartition, bytes]], producer: tuple[str, int, int] | None = None
 ) -> Batch:
     messages = [Message(key[0], payload, partition=key[1]) for key, payload in rows]
     if producer is None:
@@ -191,7 +192,7 @@ def batch_of(
 
 def summary(sent: Sent) -> str:
     """The runs of a batch, for the transcript."""
-    runs: list[list[Key]] = []
+    runs: list[list[TopicPartition]] = []
     for key in sent.keys:
         if runs and runs[-1][0] == key:
             runs[-1].append(key)

@@ -11,14 +11,14 @@ from runnel.log.catalogue import Loaded
 from runnel.log.catalogue_state import CatalogueState
 from runnel.log.cursors import CursorTable
 from runnel.log.definitions import DefinitionTable
-from runnel.log.index import Key
 from runnel.log.last_values import LastValues
 from runnel.log.log import Cursor, ShardId
 from runnel.log.reading.report import Report
 from runnel.log.synced_marks import Mark
 from runnel.log.topic_table import Topic, TopicTable
+from runnel.platform.disk import Disk
+from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Policies
-from runnel.world.disk import Disk
 
 _ATTEMPTS: Final = 4
 _UNLIMITED: Final = 2**62  # whoever wrote it has kept to the limits
@@ -36,7 +36,7 @@ class Catalogued(msgspec.Struct, frozen=True):
     is_present: bool
     next_entries: dict[ShardId, int] = {}  # where each shard stood when it was last recorded
 
-    def floor_of(self, key: Key) -> int | None:
+    def floor_of(self, key: TopicPartition) -> int | None:
         """The first offset that is not hidden; None if the topic was deleted.
 
         A topic that the catalogue does not know was made after it was read, or the catalogue is

@@ -34,8 +34,8 @@ from runnel.log.scan import Damage
 from runnel.log.segment import HEADER_BYTES, decode_header
 from runnel.log.segments import PIECE_BYTES
 from runnel.log.synced_marks import Mark, missing_file, read_marks
-from runnel.world.disk import Disk, File, RealDisk
-from runnel.world.lock_holder import LockHolder, find_lock_holder
+from runnel.platform.disk import Disk, File, RealDisk
+from runnel.platform.lock_holder import LockHolder, find_lock_holder
 
 
 class JournalInfo(msgspec.Struct, frozen=True):

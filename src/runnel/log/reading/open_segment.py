@@ -24,7 +24,7 @@ from runnel.log.reading.report import Report, Withheld
 from runnel.log.scan import Damage, Scanned, Unit, Window
 from runnel.log.segment import HEADER_BYTES, StoredBlock
 from runnel.log.segments import SEARCH_BYTES
-from runnel.world.disk import Access, Disk, File
+from runnel.platform.disk import Access, Disk, File
 
 # A scan beside a writer may see half of a write as damage; the next one sees it whole.
 _SCANS_MAX: Final = 4

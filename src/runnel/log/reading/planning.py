@@ -8,9 +8,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from runnel.log.index import Index, Key
+from runnel.log.index import Index
 from runnel.log.reading.open_segment import SegmentName
 from runnel.log.reading.selection import Matcher
+from runnel.topics.names import TopicPartition
 
 # Reading this much that nobody asked for is cheaper than another read.
 _BRIDGE_BYTES: Final = 16 * 1024
@@ -85,7 +86,7 @@ def _runs_by_block(
     """The wanted runs of each block from `first` to `last`; None if all runs of all of them are."""
     is_all = True
 
-    def is_wanted(key: Key) -> bool:
+    def is_wanted(key: TopicPartition) -> bool:
         nonlocal is_all
         if matcher.bounds(key) is None:
             is_all = False

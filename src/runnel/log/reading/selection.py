@@ -13,7 +13,7 @@ from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.columns import Columns
 from runnel.formats.envelope import Envelope
-from runnel.log.index import Key
+from runnel.topics.names import TopicPartition
 from runnel.topics.patterns import Pattern, any_of
 
 END_OF_OFFSETS: Final = 2**63 - 1
@@ -33,7 +33,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     partitions: frozenset[int] | None = None
     begin_offset: int = 0
     end_offset: int | None = None
-    ranges: Mapping[Key, Bounds] | None = None
+    ranges: Mapping[TopicPartition, Bounds] | None = None
     since_ns: int | None = None  # receive time
     until_ns: int | None = None
     event_since_ns: int | None = None
@@ -55,11 +55,13 @@ class Matcher:
     `floor_of` gives the first offset of a topic-partition that is not hidden, None if all of it is.
     """
 
-    def __init__(self, selection: Selection, floor_of: Callable[[Key], int | None]) -> None:
+    def __init__(
+        self, selection: Selection, floor_of: Callable[[TopicPartition], int | None]
+    ) -> None:
         self._selection = selection
         self._floor_of = floor_of
         self._wants_topic = any_of(map(Pattern, selection.topics))
-        self._bounds: dict[Key, Bounds | None] = {}
+        self._bounds: dict[TopicPartition, Bounds | None] = {}
         self.since_ns = selection.since_ns
         self.until_ns = selection.until_ns
         self._chooses_rows = (
@@ -68,7 +70,7 @@ class Matcher:
             or bool(selection.tags)
         )
 
-    def bounds(self, key: Key) -> Bounds | None:
+    def bounds(self, key: TopicPartition) -> Bounds | None:
         """The offsets that are wanted; None for a topic-partition of which nothing is."""
         try:
             return self._bounds[key]
@@ -76,12 +78,12 @@ class Matcher:
             found = self._bounds[key] = self._find_bounds(key)
             return found
 
-    def wants_any(self, key: Key, begin: int, end: int) -> bool:
+    def wants_any(self, key: TopicPartition, begin: int, end: int) -> bool:
         """Whether anything between two offsets is wanted."""
         bounds = self.bounds(key)
         return bounds is not None and begin < bounds[1] and end > bounds[0]
 
-    def _find_bounds(self, key: Key) -> Bounds | None:
+    def _find_bounds(self, key: TopicPartition) -> Bounds | None:
         wanted = self._selection
         if wanted.partitions is not None and key[1] not in wanted.partitions:
             return None

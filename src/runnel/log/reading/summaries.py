@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from runnel.log.index import Index, Key
+from runnel.log.index import Index
 from runnel.log.reading.catalogued import Catalogued
 from runnel.log.reading.selection import END_OF_OFFSETS, Matcher
+from runnel.topics.names import TopicPartition
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
@@ -42,7 +43,7 @@ class TopicSummaries:
     def __init__(self, matcher: Matcher, catalogued: Catalogued) -> None:
         self._matcher = matcher
         self._catalogued = catalogued
-        self._counts: dict[Key, _Counts] = {}
+        self._counts: dict[TopicPartition, _Counts] = {}
         self._journals: dict[str, str] = {}
 
     def add(self, journal: str, index: Index) -> None:
@@ -71,7 +72,7 @@ class TopicSummaries:
                 counts.last_time_ns = max(counts.last_time_ns, index.block_place(block)[2])
             self._journals.setdefault(key[0], journal)
 
-    def _floor(self, key: Key) -> int:
+    def _floor(self, key: TopicPartition) -> int:
         bounds = self._matcher.bounds(key)
         assert bounds is not None
         return bounds[0]

@@ -20,7 +20,7 @@ from runnel.errors import CorruptionError, MalformedError
 from runnel.formats.batch import Batch
 from runnel.log import paths, segment
 from runnel.log.catalogue import LastValue, Opened
-from runnel.log.index import GrowingIndex, Key, SealedIndex, decode_header
+from runnel.log.index import GrowingIndex, SealedIndex, decode_header
 from runnel.log.reading.catalogued import load_catalogue
 from runnel.log.reading.offline_log import JournalInfo, OfflineLog
 from runnel.log.reading.open_segment import (
@@ -35,7 +35,8 @@ from runnel.log.segment import HEADER_BYTES, StoredBlock
 from runnel.log.segments import SEARCH_BYTES
 from runnel.log.state_journal import read_state
 from runnel.log.synced_marks import Mark, missing_file, missing_marks
-from runnel.world.disk import Disk, File
+from runnel.platform.disk import Disk, File
+from runnel.topics.names import TopicPartition
 
 _SCANS_MAX: Final = 4
 
@@ -60,7 +61,7 @@ class _ShardState(msgspec.Struct):
 
     entry: int = 0
     time_ns: int = -(2**63)
-    next_offsets: dict[Key, int] = {}
+    next_offsets: dict[TopicPartition, int] = {}
 
 
 class _SegmentFound(msgspec.Struct):

@@ -1,0 +1,13 @@
+"""Acknowledged work: subscriptions joined to log, clock and doors.
+
+Read `subscriptions` for what there is, `crew` for how a message gets to a consumer and back, `state` for what is
+written down; the rules themselves are in `runnel.group_rules`.
+"""
+
+from __future__ import annotations
+
+from runnel.broker.consumer_groups.consumer import WorkConsumer
+from runnel.broker.consumer_groups.sink import WorkDelivery, WorkSink
+from runnel.broker.consumer_groups.work import Work
+
+__all__ = ["Work", "WorkConsumer", "WorkDelivery", "WorkSink"]

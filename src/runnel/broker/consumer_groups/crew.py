@@ -1,0 +1,534 @@
+"""Consumers at work together: a group's rules joined to the log, the clock, the state journal and the doors.
+
+A crew belongs to a subscription; a multicast has one for each member. It is awake while somebody consumes: then it is
+told of what is stored, reads what is wanted, and sends what the group decides. Everything between two awaits sees one
+state; what was read meanwhile is offered, and the group takes of it what can be delivered by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
+
+import msgspec
+
+from runnel.broker.consumer_groups.alarms import Alarms
+from runnel.broker.consumer_groups.burying import Burying
+from runnel.broker.consumer_groups.larder import Larder, StoredRun
+from runnel.broker.consumer_groups.reading import Missing, RunsRead, read_runs
+from runnel.broker.consumer_groups.sink import WorkDelivery, WorkSink
+from runnel.broker.consumer_groups.state import ShardState, WorkState
+from runnel.broker.events import EventKind, Events
+from runnel.broker.feeds import KeptLog
+from runnel.broker.loop_share import LoopShare
+from runnel.broker.metrics import Metrics
+from runnel.broker.stores import Stores
+from runnel.broker.turns import Turns
+from runnel.errors import RunnelError, UnknownTopicError
+from runnel.formats.work_heads import Attempt, Lease, Part, Picked
+from runnel.group_rules.ack_set import AckSet
+from runnel.group_rules.definition import Definition, Mode
+from runnel.group_rules.effects import OFFSET_MAX, Burial, Delivery, Effects, Failure
+from runnel.group_rules.group import Group
+from runnel.group_rules.records import FailedRecord, PickedRecord
+from runnel.log.tasks import OwnedTasks
+from runnel.platform.clock import Clock
+from runnel.platform.workers import Workers
+from runnel.topics.names import TopicPartition
+
+# Offers in one go: whatever else there is to do is done in between.
+_OFFERS_AT_ONCE: Final = 32
+_PAGE_BYTES_MIN: Final = 2**16
+_PAGE_BYTES_MAX: Final = 2**20
+_READ_RETRY_NS: Final = 1_000_000_000
+
+
+class CrewParts(msgspec.Struct, frozen=True):
+    """What all crews share."""
+
+    stores: Stores
+    state: WorkState
+    larder: Larder
+    alarms: Alarms
+    clock: Clock
+    workers: Workers
+    turns: Turns
+    tasks: OwnedTasks
+    metrics: Metrics
+    events: Events
+    burying: Burying
+    share: LoopShare
+
+
+class _Seat(msgspec.Struct):
+    """A consumer as its crew sees it."""
+
+    number: int  # the client's
+    sink: WorkSink
+    window_messages: int
+    window_bytes: int
+    is_started: bool = False
+    is_paused: bool = False
+
+
+class Crew:
+    """See the module's first lines."""
+
+    def __init__(
+        self, definition: Definition, member: str, parts: CrewParts, *, is_durable: bool = True
+    ) -> None:
+        self.definition = definition  # replaced when it is paused or goes on
+        self.member: Final = member
+        self.is_durable: Final = is_durable  # an unnamed member's state ends with its connection
+        self.group: Final = Group(definition.options, is_keyed=definition.mode is Mode.KEY_SHARED)
+        self.begins: dict[
+            TopicPartition, int
+        ] = {}  # where partitions begin of which nothing is stored
+        self._parts = parts
+        self._seats: dict[int, _Seat] = {}
+        self._last_seat = 0
+        self._shards: dict[TopicPartition, ShardState] = {}  # of the partitions it covers
+        self._touched: set[ShardState] = set()  # noted to since somebody waited
+        self._burials = 0
+        self._alarm_ns: int | None = None
+        self._is_reading = False
+        self._is_turn_due = False
+        self._is_delivering = False
+        self._is_closed = False
+
+    def acked(self, key: TopicPartition) -> AckSet | None:
+        """What is acknowledged of a partition, to be looked at; None if it does not cover it."""
+        state = self.group.partition_state(key)
+        return None if state is None else state.acked
+
+    @property
+    def consumers(self) -> int:
+        return len(self._seats)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing would be missed if it were made anew from what is stored."""
+        return (
+            not self._seats
+            and not self._burials
+            and not self._is_reading
+            and all(shard.is_stored for shard in self._touched)
+        )
+
+    # --- Partitions ---
+
+    def cover(self, key: TopicPartition, log: KeptLog) -> None:
+        """A partition of a matching topic: take it over, or look how far it goes by now."""
+        if key not in self._shards:
+            self._shards[key] = self._parts.state.of(key)
+            now_ns = self._parts.clock.monotonic_ns()
+            acked, failures = self._stored_state(key, log)
+            self.group.add_partition(key, acked, failures, now_ns=now_ns)
+        self.group.extend(key, log.next_offset(*key))
+
+    def _stored_state(self, key: TopicPartition, log: KeptLog) -> tuple[AckSet, dict[int, Failure]]:
+        state = (
+            self._parts.state.find(self.definition.id, self.member, key)
+            if self.is_durable
+            else None
+        )
+        floor = log.floor(*key)
+        if state is None:
+            return AckSet(max(self.begins.get(key, 1), floor)), {}
+        clock = self._parts.clock
+        ahead_ns = clock.monotonic_ns() - clock.time_ns()
+        failures = {
+            offset: Failure(
+                failed.failures,
+                failed.not_before_ns + ahead_ns,
+                failed.first_delivery_ns and failed.first_delivery_ns + ahead_ns,
+                failed.reason,
+            )
+            for offset, failed in state.failures.items()
+            if offset >= floor
+        }
+        acked = state.acked.copy()
+        acked.add(1, floor)  # what was there before its topic was deleted is not owed
+        return acked, failures
+
+    def uncover_topic(self, topic: str) -> None:
+        for key in [key for key in self._shards if key[0] == topic]:
+            self.uncover(key)
+        self.wake()  # what was leased of it has made room
+
+    def uncover(self, key: TopicPartition) -> None:
+        """Its topic was deleted."""
+        if self._shards.pop(key, None) is not None:
+            self._apply(self.group.remove_partition(key))
+
+    def reset(self, key: TopicPartition, floor: int) -> None:
+        """Its subscription was moved."""
+        if key in self._shards:
+            self._apply(self.group.reset_partition(key, floor))
+            self.wake()
+
+    def reopen(self, key: TopicPartition, offset: int) -> None:
+        """A dead letter was sent back."""
+        if key in self._shards:
+            self._apply(self.group.reopen(key, offset))
+            self.wake()
+
+    def extend(self, key: TopicPartition, end: int) -> None:
+        """Hot: messages of a covered partition have become visible. Whoever says so wakes it."""
+        self.group.extend(key, end)
+
+    # --- Consumers ---
+
+    def join(self, number: int, sink: WorkSink, window_messages: int, window_bytes: int) -> int:
+        """A seat for a consumer, which gets nothing before `start`."""
+        self._last_seat += 1
+        seat = _Seat(number, sink, window_messages, window_bytes)
+        self._seats[self._last_seat] = seat
+        self.group.join(self._last_seat, window_messages=0, window_bytes=0)
+        return self._last_seat
+
+    def start(self, seat: int) -> None:
+        if (known := self._seats.get(seat)) is not None:  # else it has been ended meanwhile
+            known.is_started = True
+            self._resize(seat, known)
+
+    def resize(self, seat: int, window_messages: int, window_bytes: int) -> None:
+        if (known := self._seats.get(seat)) is not None:
+            is_smaller = (
+                window_messages <= known.window_messages and window_bytes <= known.window_bytes
+            )
+            known.window_messages = window_messages
+            known.window_bytes = window_bytes
+            self._resize(seat, known, is_smaller=is_smaller)
+
+    def pause(self, seat: int) -> None:
+        """The connection is full."""
+        if (known := self._seats.get(seat)) is not None:
+            known.is_paused = True
+            self._resize(seat, known)
+
+    def resume(self, seat: int) -> None:
+        if (known := self._seats.get(seat)) is not None:
+            known.is_paused = False
+            self._resize(seat, known)
+
+    def _resize(self, number: int, seat: _Seat, *, is_smaller: bool = False) -> None:
+        has_room = seat.is_started and not seat.is_paused
+        self.group.resize(
+            number,
+            window_messages=seat.window_messages if has_room else 0,
+            window_bytes=seat.window_bytes if has_room else 0,
+        )
+        if not is_smaller:  # else there is nothing more to deliver
+            self.wake()
+
+    def leave(self, seat: int, *, is_clean: bool) -> bool:
+        """Whether it was there: the broker may have ended it before."""
+        if self._seats.pop(seat, None) is None:
+            return False
+        # With an unnamed member goes all that it is owed: nothing of it has failed.
+        is_clean = is_clean or not self.is_durable
+        now_ns = self._parts.clock.monotonic_ns()
+        self._apply(self.group.leave(seat, now_ns, is_clean=is_clean))
+        self.wake()
+        return True
+
+    def dismiss(self, error: RunnelError) -> None:
+        """End all consumers. What was leased to them goes back and does not count."""
+        for number, seat in list(self._seats.items()):
+            self.leave(number, is_clean=True)
+            seat.sink.consumer_ended(seat.number, error)
+
+    def end(self, error: RunnelError) -> None:
+        """Its subscription or member is no more: tell everybody, and do nothing further."""
+        self._is_closed = True
+        self.dismiss(error)
+
+    def rest(self) -> None:
+        """The broker closes: what is leased will be delivered again, and nothing is said of it."""
+        self._is_closed = True
+        self._seats.clear()
+
+    def redefine(self, definition: Definition) -> None:
+        """Its subscription was paused, goes on, or has other options."""
+        self.definition = definition
+        self.group.options = definition.options
+        self.wake()
+
+    # --- What consumers say ---
+
+    def ack(
+        self,
+        seat: int,
+        deliveries: Sequence[int],
+        parts: Sequence[Part],
+        picked: Sequence[Picked] = (),
+    ) -> Sequence[Part]:
+        """What came too late of it; of a whole delivery nothing more is known than that."""
+        now_ns = self._parts.clock.monotonic_ns()
+        late = self._apply(self.group.ack(seat, deliveries, parts, now_ns, picked))
+        self.wake()
+        return [_named(part) for part in late]
+
+    def ack_up_to(self, seat: int, key: TopicPartition, offset: int) -> None:
+        now_ns = self._parts.clock.monotonic_ns()
+        self._apply(self.group.ack_up_to(seat, key, offset, now_ns))
+        self.wake()
+
+    def nack(
+        self, seat: int, parts: Sequence[Part], *, delay_ns: int | None, reason: str
+    ) -> Sequence[Part]:
+        now_ns = self._parts.clock.monotonic_ns()
+        late = self._apply(self.group.nack(seat, parts, now_ns, delay_ns=delay_ns, reason=reason))
+        self.wake()
+        return late
+
+    def renew(self, seat: int, deliveries: Sequence[int], *, lease_ns: int | None) -> None:
+        self.group.renew(seat, deliveries, self._parts.clock.monotonic_ns(), lease_ns=lease_ns)
+        self._set_alarm()  # a lease may be made shorter
+
+    def recalled(self, seat: int, parts: Sequence[Part]) -> None:
+        self._apply(self.group.recalled(seat, parts, self._parts.clock.monotonic_ns()))
+        self.wake()
+
+    async def wait_stored(self) -> None:
+        """Until everything acknowledged so far is stored. Raises what storing failed with."""
+        self._touched = {shard for shard in self._touched if not shard.is_stored}
+        if self._touched:
+            await asyncio.gather(*[shard.wait_stored() for shard in self._touched])
+
+    # --- What the group decides ---
+
+    def _apply(self, effects: Effects) -> Sequence[Part]:
+        counters = self._parts.metrics.counters
+        if effects.acked or effects.picked or effects.failed:
+            counters.work_acked += sum([end - begin for _, begin, end in effects.acked])
+            counters.work_acked += sum([mask.bit_count() for _, _, mask in effects.picked])
+            counters.work_failed += len(effects.failed)
+            self._note(effects)
+        if effects.late:
+            counters.work_late += len(effects.late)
+        for seat, recalls in groupby(effects.recalls, key=lambda recall: recall[0]):
+            known = self._seats.get(seat)
+            if known is not None:
+                known.sink.recall(known.number, [part for _, part in recalls])
+        for burial in effects.burials:
+            self._burials += 1
+            self._parts.tasks.start(self._bury(burial))
+        return effects.late
+
+    def _note(self, effects: Effects) -> None:
+        if not self.is_durable:
+            self._parts.state.change()
+            return
+        subscription, member = self.definition.id, self.member
+        for key, begin, end in effects.acked:
+            shard = self._shards.get(key)
+            if shard is not None:  # else it was deleted: nobody will ask any more
+                shard.note_acked(subscription, member, key, begin, end)
+                self._touched.add(shard)
+        for key, base, mask in effects.picked:
+            shard = self._shards.get(key)
+            if shard is not None:
+                bits = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+                shard.note(PickedRecord(subscription, member, *key, base, bits))
+                self._touched.add(shard)
+        if effects.failed:
+            clock = self._parts.clock
+            behind_ns = clock.time_ns() - clock.monotonic_ns()
+            for key, offset, failures, not_before_ns, first_ns, reason in effects.failed:
+                shard = self._shards.get(key)
+                if shard is None:
+                    continue
+                shard.note(
+                    FailedRecord(
+                        subscription,
+                        member,
+                        *key,
+                        offset,
+                        failures,
+                        not_before_ns + behind_ns,
+                        first_ns and first_ns + behind_ns,
+                        reason,
+                    )
+                )
+                self._touched.add(shard)
+
+    async def _bury(self, burial: Burial) -> None:
+        """Store a dead letter, and only then acknowledge the message."""
+        try:
+            is_stored = await self._parts.burying.bury(self.definition.name, self.member, burial)
+            self._parts.metrics.counters.dead_letters += is_stored
+        finally:
+            self._burials -= 1
+        now_ns = self._parts.clock.monotonic_ns()
+        if burial.key in self._shards and not self._is_closed:
+            settle = self.group.buried if is_stored else self.group.unburied
+            self._apply(settle(burial.key, burial.offset, now_ns))
+            self.wake()
+
+    # --- Delivering ---
+
+    def wake(self) -> None:
+        """Deliver what can be delivered at once, and see to it that the rest is read."""
+        if self._is_closed or not self._seats:
+            return
+        if self._is_delivering:  # a connection that has just become full, or has room again
+            self._take_turn_soon()
+            return
+        self._expire_due()
+        if not (self._is_reading or self._is_turn_due or self.definition.is_paused):
+            self._is_delivering = True
+            try:
+                self._deliver()
+            finally:
+                self._is_delivering = False
+        self._set_alarm()
+
+    def _take_turn_soon(self) -> None:
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._is_turn_due = False
+        self.wake()
+
+    def _deliver(self) -> None:
+        """Offer what is in the larder, a few runs at a time; then send, so that nothing overtakes what was decided."""
+        group, larder, clock = self.group, self._parts.larder, self._parts.clock
+        decided: dict[int, list[WorkDelivery]] = {}
+        for _ in range(_OFFERS_AT_ONCE):
+            now_ns = clock.monotonic_ns()
+            want = group.next_want(now_ns)
+            if want is None:
+                break
+            run = larder.find(want.key, want.begin)
+            if run is None:
+                self._is_reading = True
+                self._parts.tasks.start(self._read(want.key, want.begin, want.bytes_max))
+                break
+            row_keys = run.row_keys() if self.definition.mode is Mode.KEY_SHARED else None
+            offer = group.offer(want.key, run.base, run.count, run.size, now_ns, row_keys)
+            for delivery in offer:
+                decided.setdefault(delivery.consumer, []).append(self._packed(delivery, run))
+            if offer:
+                self._observe_age(run)
+        else:
+            self._take_turn_soon()
+        for number, deliveries in decided.items():
+            seat = self._seats[number]
+            seat.sink.deliver_work(seat.number, deliveries)
+
+    def _packed(self, delivery: Delivery, run: StoredRun) -> WorkDelivery:
+        """Hot: once a delivery."""
+        topic, partition = delivery.key
+        attempts: Sequence[Attempt] = ()
+        if delivery.attempts:
+            clock = self._parts.clock
+            behind_ns = clock.time_ns() - clock.monotonic_ns()
+            attempts = [
+                Attempt(offset, failures, first_ns and first_ns + behind_ns)
+                for offset, failures, first_ns in delivery.attempts
+            ]
+        mask = delivery.mask
+        begin = delivery.base + (mask & -mask).bit_length() - 1
+        end = delivery.base + mask.bit_length()
+        lease = Lease(delivery.id, topic, partition, begin, end, attempts)
+        sent = WorkDelivery(lease, run, delivery.base, mask, delivery.count)
+        counters = self._parts.metrics.counters
+        counters.messages_out += sent.messages
+        counters.work_delivered += sent.messages
+        counters.bytes_out += sent.size
+        self._parts.metrics.traffic.count_out(topic, sent.messages, sent.size)
+        return sent
+
+    def _observe_age(self, run: StoredRun) -> None:
+        """Once a run of which something is delivered: how old its first message is by then."""
+        parts, event_time_ns = self._parts, run.event_time_ns
+        if event_time_ns > 0:
+            parts.metrics.work_age.observe(parts.clock.time_ns() - event_time_ns)
+
+    async def _read(self, key: TopicPartition, offset: int, bytes_max: int) -> None:
+        """Bring a page of a partition into the larder, then go on."""
+        larder = self._parts.larder
+        forgotten = larder.forgotten
+        try:
+            read = await self._read_page(key, offset, bytes_max)
+        except UnknownTopicError:
+            if self._parts.stores.log_of(key[0]) is None:  # else it was made again, and is covered
+                self.uncover(key)
+        except (RunnelError, OSError) as error:
+            self._tell_unreadable(key, offset, error)
+            return
+        else:
+            for run in read.runs if larder.forgotten == forgotten else ():
+                larder.put(key, run)
+            for missing in read.missing:
+                self._pass_over(key, missing)
+        finally:
+            self._is_reading = False
+        self.wake()  # at once, before others' runs push these out of the larder
+
+    async def _read_page(self, key: TopicPartition, offset: int, bytes_max: int) -> RunsRead:
+        parts = self._parts
+        log = parts.stores.existing(key[0])
+        seat = next(iter(self._seats.values()), None)
+        async with parts.turns.of(0 if seat is None else seat.sink.connection_id):
+            page_bytes = max(_PAGE_BYTES_MIN, min(bytes_max, _PAGE_BYTES_MAX))
+            return await read_runs(log, key, offset, page_bytes, parts.workers)
+
+    def _pass_over(self, key: TopicPartition, missing: Missing) -> None:
+        if key not in self._shards:
+            return
+        gone = self.group.gone(key, missing.begin, missing.end)
+        lost = sum(end - begin for _, begin, end in gone.acked)
+        self._apply(gone)
+        if missing.reason and lost:
+            self._parts.events.tell(
+                EventKind.WORK_LOST,
+                self.definition.name,
+                topic=key[0],
+                partition=key[1],
+                first_offset=missing.begin,
+                next_offset=missing.end,
+                messages=lost,
+                reason=missing.reason,
+            )
+
+    def _tell_unreadable(self, key: TopicPartition, offset: int, error: Exception) -> None:
+        self._parts.events.tell(
+            EventKind.WORK_UNREADABLE,
+            self.definition.name,
+            topic=key[0],
+            partition=key[1],
+            offset=offset,
+            error=str(error),
+        )
+        self._parts.alarms.set(self._parts.clock.monotonic_ns() + _READ_RETRY_NS, self.wake)
+
+    # --- Time ---
+
+    def _expire_due(self) -> None:
+        due_ns = self.group.next_time_ns()
+        now_ns = self._parts.clock.monotonic_ns()
+        if due_ns is not None and due_ns <= now_ns:
+            self._apply(self.group.expire(now_ns))
+
+    def _set_alarm(self) -> None:
+        due_ns = self.group.next_time_ns()
+        if due_ns is not None and (self._alarm_ns is None or due_ns < self._alarm_ns):
+            self._alarm_ns = due_ns
+            self._parts.alarms.set(due_ns, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm_ns = None
+        self.wake()
+
+
+def _named(late: Part) -> Part:
+    """A whole delivery that is late is named without offsets: nobody knows them any more."""
+    is_whole = not late.begin and late.end == OFFSET_MAX
+    return Part(late.delivery, 0, 0) if is_whole else late

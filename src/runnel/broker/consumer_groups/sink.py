@@ -1,0 +1,47 @@
+"""What acknowledged work looks like at the border to a door: deliveries out, and who takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from runnel.broker.consumer_groups.larder import StoredRun
+from runnel.errors import RunnelError
+from runnel.formats.message import Message
+from runnel.formats.work_heads import Lease, Part
+
+
+class WorkDelivery:
+    """Messages leased to a consumer: what they are, about how large, and they themselves, as a door wants them."""
+
+    __slots__ = ("_base", "_mask", "_run", "lease", "messages", "size")
+
+    def __init__(self, lease: Lease, run: StoredRun, base: int, mask: int, messages: int) -> None:
+        self.lease = lease
+        self.messages = messages
+        self.size = run.size * messages // run.count
+        self._run = run
+        self._base = base
+        self._mask = mask
+
+    @property
+    def buffers(self) -> Sequence[bytes | memoryview]:
+        """The block of them, made anew each time unless it is stored so."""
+        return self._run.block_of(self._base, self._mask)
+
+    def each(self) -> list[Message]:
+        """The messages as objects, without a block in between."""
+        return self._run.messages_of(self._base, self._mask)
+
+
+class WorkSink(Protocol):
+    """Where a consumer's messages go: a session. Each call only queues; it neither waits nor fails."""
+
+    @property
+    def connection_id(self) -> int: ...
+    @property
+    def peer(self) -> str: ...
+    def deliver_work(self, consumer: int, deliveries: Sequence[WorkDelivery]) -> None: ...
+    def recall(self, consumer: int, parts: Sequence[Part]) -> None: ...
+    def late(self, consumer: int, parts: Sequence[Part]) -> None: ...
+    def consumer_ended(self, consumer: int, error: RunnelError) -> None: ...

@@ -1,0 +1,224 @@
+"""The broker's verbs of acknowledged work, and everything they need put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from typing import Any, Final, TypeVar
+
+from runnel.broker.consumer_groups.alarms import Alarms
+from runnel.broker.consumer_groups.burying import Burying, Publish, WaitRoom
+from runnel.broker.consumer_groups.claims import WorkClaims
+from runnel.broker.consumer_groups.consumer import WorkConsumer
+from runnel.broker.consumer_groups.crew import CrewParts
+from runnel.broker.consumer_groups.dead import DeadLetters
+from runnel.broker.consumer_groups.larder import Larder
+from runnel.broker.consumer_groups.sink import WorkSink
+from runnel.broker.consumer_groups.state import WorkState
+from runnel.broker.consumer_groups.subscriptions import WorkSubscriptions
+from runnel.broker.consumer_groups.telling import Telling
+from runnel.broker.events import Events
+from runnel.broker.live_subscription import LiveSubscription
+from runnel.broker.loop_share import LoopShare
+from runnel.broker.metrics import Metrics
+from runnel.broker.pages import Listed
+from runnel.broker.quotas import Account
+from runnel.broker.stores import Stores
+from runnel.broker.turns import Turns
+from runnel.config import Settings
+from runnel.formats.batch import Batch
+from runnel.formats.heads import Start
+from runnel.formats.work_heads import Consume, SubscriptionState, WorkOptions
+from runnel.log.log import Stored, TopicInfo
+from runnel.log.tasks import OwnedTasks
+from runnel.platform.clock import Clock
+from runnel.platform.workers import Workers
+from runnel.topics.pattern_index import PatternIndex
+
+_LARDER_BYTES_MAX: Final = 32 * 2**20
+# Pages that are read at a time for all crews.
+_READS_AT_ONCE: Final = 4
+
+T = TypeVar("T")
+
+
+class Work:
+    """What `Broker` offers of acknowledged work."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stores: Stores,
+        index: PatternIndex[LiveSubscription],
+        clock: Clock,
+        workers: Workers,
+        metrics: Metrics,
+        events: Events,
+        publish: Publish,
+        wait_room: WaitRoom,
+        share: LoopShare,
+    ) -> None:
+        alarms = Alarms(clock)
+        larder = Larder(_LARDER_BYTES_MAX)
+        state = WorkState(stores, clock, alarms)
+        burying = Burying(
+            stores, larder, workers, clock, events, settings.limits, publish, wait_room
+        )
+        parts = CrewParts(
+            stores=stores,
+            state=state,
+            larder=larder,
+            alarms=alarms,
+            clock=clock,
+            workers=workers,
+            turns=Turns(_READS_AT_ONCE),
+            tasks=OwnedTasks(),
+            metrics=metrics,
+            events=events,
+            burying=burying,
+            share=share,
+        )
+        self._alarms = alarms
+        self._subscriptions = WorkSubscriptions(parts, index)
+        self._dead = DeadLetters(stores, state, self._subscriptions, burying, workers)
+        self._telling = Telling(state, self._subscriptions, self._dead, workers, clock, share)
+        self._keepers: list[asyncio.Task[None]] = []
+        self._asked: set[asyncio.Task[Any]] = set()  # verbs that are under way
+        self._subscriptions.open()
+        claims = WorkClaims(state, self._subscriptions)
+        for log in stores.kept:
+            log.claims = claims
+
+    def tell_lost(self) -> None:
+        """After damage was found: tell of subscriptions whose definitions are gone."""
+        self._subscriptions.tell_lost()
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._keepers = [
+            loop.create_task(self._alarms.run(), name="runnel-leases"),
+            loop.create_task(self._subscriptions.run(), name="runnel-subscriptions"),
+        ]
+
+    async def close(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        if self._keepers:
+            await asyncio.wait(self._keepers)
+        if self._asked:
+            await asyncio.wait(self._asked)
+        await self._subscriptions.close()
+
+    # --- What the logs tell ---
+
+    def on_stored(self, stored: Stored) -> None:
+        self._subscriptions.on_stored(stored)
+
+    def on_topic_made(self, info: TopicInfo) -> None:
+        self._subscriptions.on_topic_made(info)
+
+    def on_topic_deleted(self, name: str) -> None:
+        self._subscriptions.on_topic_deleted(name)
+
+    def on_topic_purged(self, name: str) -> None:
+        self._subscriptions.on_topic_purged(name)
+
+    # --- Verbs. Whoever asked may leave; what was begun is finished, so that memory and disk agree. ---
+
+    def _begun(self, verb: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(verb)
+        self._asked.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._asked.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: whoever still waits gets it, and nobody need
+
+    async def consume(
+        self, number: int, sink: WorkSink, request: Consume, account: Account | None = None
+    ) -> WorkConsumer:
+        joining = self._begun(self._subscriptions.consume(number, sink, request, account))
+        try:
+            return await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            joining.add_done_callback(_leave)
+            raise
+
+    async def make_subscription(
+        self,
+        name: str,
+        patterns: Sequence[str],
+        mode: str,
+        start: Start | None,
+        options: WorkOptions | None,
+        account: Account | None = None,
+    ) -> None:
+        making = self._subscriptions.make(name, patterns, mode, start, options, account)
+        await asyncio.shield(self._begun(making))
+
+    async def delete_subscription(self, name: str) -> None:
+        await asyncio.shield(self._begun(self._subscriptions.delete(name)))
+
+    async def pause_subscription(self, name: str, *, is_paused: bool) -> None:
+        pausing = self._subscriptions.pause(name, is_paused=is_paused)
+        await asyncio.shield(self._begun(pausing))
+
+    async def move_subscription(self, name: str, start: Start, member: str | None = None) -> None:
+        await asyncio.shield(self._begun(self._subscriptions.move(name, start, member)))
+
+    async def remove_member(self, name: str, member: str) -> None:
+        await asyncio.shield(self._begun(self._subscriptions.remove_member(name, member)))
+
+    def owned_by(self, owner: str) -> int:
+        """How many subscriptions there are that this token made."""
+        return self._subscriptions.owned_by(owner)
+
+    def patterns_of(self, name: str) -> Sequence[str]:
+        """What a subscription is over. UnknownSubscriptionError: there is none of this name."""
+        return self._subscriptions.get(name).definition.patterns
+
+    async def report(self) -> Sequence[SubscriptionState]:
+        """All subscriptions as of a moment ago: with many of them they are not looked at every time."""
+        return await self._telling.report()
+
+    async def subscriptions(
+        self,
+        name: str | None = None,
+        *,
+        is_visible: Callable[[Sequence[str]], bool] | None = None,
+        owner: Hashable = None,
+    ) -> list[SubscriptionState]:
+        """All, or one. `is_visible`: only those whose patterns it says yes to. `owner`: whose turns it takes."""
+        return await self._telling.states(name, is_visible=is_visible, owner=owner)
+
+    async def subscription_page(
+        self,
+        *,
+        after: str,
+        limit: int,
+        is_visible: Callable[[Sequence[str]], bool] | None,
+        owner: Hashable,
+    ) -> Listed[SubscriptionState]:
+        """Those behind the name `after`, and whether these are all. A limit of 0: all, or LimitExceededError."""
+        return await self._telling.page(
+            after=after, limit=limit, is_visible=is_visible, owner=owner
+        )
+
+    async def dead_letters(
+        self, subscription: str, offset: int, messages_max: int
+    ) -> tuple[Sequence[Batch], int]:
+        return await self._dead.list(subscription, offset, messages_max)
+
+    async def settle_dead(
+        self, subscription: str, offsets: Sequence[int], *, is_all: bool, is_redriven: bool
+    ) -> int:
+        settling = self._dead.settle(subscription, offsets, is_all=is_all, is_redriven=is_redriven)
+        return await asyncio.shield(self._begun(settling))
+
+
+def _leave(joining: asyncio.Task[WorkConsumer]) -> None:
+    """Nobody is there any more to consume."""
+    if not joining.cancelled() and joining.exception() is None:
+        joining.result().close(is_clean=True)

@@ -1,0 +1,97 @@
+"""What the rules hand out: deliveries, wants, and what the broker has to do. No rules here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from runnel.formats.work_heads import Part as Part  # it is one of these words
+from runnel.topics.names import TopicPartition
+
+OFFSET_MAX: Final = 2**63 - 1
+
+
+class Failure(msgspec.Struct, frozen=True, gc=False):
+    """How a message that was delivered before fared. Equal ones of neighbours may be one object.
+
+    `failures` is 0 where deliveries ended without counting; such ones are told to consumers and never stored.
+    Times are monotonic within a group, wall times in records.
+    """
+
+    failures: int
+    not_before_ns: int = 0
+    first_delivery_ns: int = 0  # 0: not known
+    reason: str = ""
+
+
+def forget(failures: dict[int, Failure], begin: int, end: int) -> None:
+    """Take a range out of what failed. Costs by the smaller of the two."""
+    if end - begin <= len(failures):
+        for offset in range(begin, end):
+            failures.pop(offset, None)
+    else:
+        for offset in [offset for offset in failures if begin <= offset < end]:
+            del failures[offset]
+
+
+class Want(msgspec.Struct, frozen=True, gc=False):
+    """What to read next and offer: messages of a partition from `begin` on, none from `end` on.
+
+    The maxima say how much can be taken; one message is wanted even if it is larger than `bytes_max`.
+    """
+
+    key: TopicPartition
+    begin: int
+    end: int
+    messages_max: int
+    bytes_max: int
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """A stretch of a partition, leased to a consumer: bit i of `mask` says that offset `base` + i is in it."""
+
+    id: int
+    consumer: int
+    key: TopicPartition
+    base: int
+    mask: int
+    count: int
+    size_bytes: int
+    deadline_ns: int
+    attempts: list[tuple[int, int, int]]
+    """(offset, failures, first_delivery_ns) of those that were delivered before."""
+
+
+class Burial(msgspec.Struct, frozen=True, gc=False):
+    """A message that has failed too often: to be stored as a dead letter, and then `buried`."""
+
+    key: TopicPartition
+    offset: int
+    failures: int
+    reason: str
+
+
+class Effects(msgspec.Struct):
+    """What follows from an event. `acked`, `picked` and `failed` are to be stored, in this order."""
+
+    recalls: list[tuple[int, Part]] = []
+    burials: list[Burial] = []
+    acked: list[tuple[TopicPartition, int, int]] = []
+    picked: list[tuple[TopicPartition, int, int]] = []
+    """Acked too, where they lie scattered: key, base, and a mask whose bit i stands for offset base + i."""
+    failed: list[tuple[TopicPartition, int, int, int, int, str]] = []
+    """key, offset, failures (0: owed again, as if never delivered), not_before_ns, first_delivery_ns, reason."""
+    late: list[Part] = []
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.acked or self.picked or self.late or self.failed or self.burials or self.recalls
+        )
+
+    def or_nothing(self) -> Effects:
+        return self if self else NOTHING
+
+
+NOTHING: Final = Effects()
+"""Empty effects: nobody may add to them."""

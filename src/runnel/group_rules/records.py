@@ -1,0 +1,233 @@
+"""What a state journal holds of subscriptions, and what its records add up to. No files here.
+
+Acks are recorded as ranges and failures as they happen; leases are not. Each record can be applied twice in a row, or
+with those that followed it once more, and the outcome is the same: a journal may repeat what a snapshot says.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from runnel.errors import MalformedError
+from runnel.group_rules.ack_set import AckSet
+from runnel.group_rules.effects import Failure, forget
+from runnel.group_rules.masks import runs
+from runnel.topics.names import TopicPartition
+
+_PAIR: Final = struct.Struct("<qq")
+
+
+class _Record(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False):
+    pass
+
+
+class AckedRecord(_Record, tag="acked", frozen=True, gc=False):
+    """These offsets are done: `ranges` has begin and end of each, little-endian, 64 bits each."""
+
+    subscription: int
+    member: str
+    topic: str
+    partition: int
+    ranges: bytes
+
+
+class FailedRecord(_Record, tag="failed", frozen=True, gc=False):
+    """A message has failed so often. 0 failures: it is owed again, as if it had never been delivered."""
+
+    subscription: int
+    member: str
+    topic: str
+    partition: int
+    offset: int
+    failures: int
+    not_before_ns: int  # wall time, as the next
+    first_delivery_ns: int
+    reason: str
+
+
+class FailedAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A message that failed, within an AtRecord. The same as a FailedRecord says."""
+
+    offset: int
+    failures: int
+    not_before_ns: int
+    first_delivery_ns: int
+    reason: str
+
+
+class AtRecord(_Record, tag="at", frozen=True):
+    """All there is to know of a partition; what was known before no longer counts."""
+
+    subscription: int
+    member: str
+    topic: str
+    partition: int
+    floor: int
+    ranges: bytes
+    failed: list[FailedAt]
+
+
+class ForgottenRecord(_Record, tag="forgotten", frozen=True, gc=False):
+    """A subscription, or one of its members (not None), is no more, or has nothing to do with a topic (not None)."""
+
+    subscription: int
+    member: str | None = None
+    topic: str | None = None
+
+
+class PickedRecord(_Record, tag="picked", frozen=True, gc=False):
+    """Messages are done that lie scattered: bit i of `bits`, lowest byte first, is the offset `base` + i."""
+
+    subscription: int
+    member: str
+    topic: str
+    partition: int
+    base: int
+    bits: bytes
+
+
+Record = AckedRecord | PickedRecord | FailedRecord | AtRecord | ForgottenRecord
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(list[Record])
+
+
+def encode(records: Sequence[Record]) -> bytes:
+    return _encoder.encode(records)
+
+
+def decode(content: bytes) -> list[Record]:
+    try:
+        records = _decoder.decode(content)
+    except msgspec.DecodeError as error:
+        raise MalformedError("subscription records", str(error)) from error
+    for record in records:
+        if isinstance(record, AckedRecord | AtRecord):
+            unpack_ranges(record.ranges)
+    return records
+
+
+def pack_ranges(ranges: Iterable[tuple[int, int]]) -> bytes:
+    return b"".join(_PAIR.pack(begin, end) for begin, end in ranges)
+
+
+def unpack_ranges(content: bytes) -> list[tuple[int, int]]:
+    if len(content) % _PAIR.size:
+        raise MalformedError("ranges", f"{len(content)} bytes are not pairs of {_PAIR.size}")
+    ranges: list[tuple[int, int]] = list(_PAIR.iter_unpack(content))
+    for begin, end in ranges:
+        if not 0 < begin < end:
+            raise MalformedError("ranges", f"{begin} to {end} is no range of offsets")
+    return ranges
+
+
+class PartitionState(msgspec.Struct):
+    """What a member of a subscription has done in a partition, and what failed there."""
+
+    acked: AckSet
+    failures: dict[int, Failure]
+
+
+class StateTable:
+    """What all records so far say."""
+
+    def __init__(self) -> None:
+        self._states: dict[tuple[int, str], dict[TopicPartition, PartitionState]] = {}
+
+    def apply(self, record: Record) -> None:
+        match record:
+            case AckedRecord():
+                state = self._state(record)
+                for begin, end in unpack_ranges(record.ranges):
+                    state.acked.add(begin, end)
+                    forget(state.failures, begin, end)
+            case PickedRecord():
+                state = self._state(record)
+                mask = int.from_bytes(record.bits, "little")
+                state.acked.add_scattered(record.base, mask)
+                if state.failures:
+                    for begin, end in runs(record.base, mask):
+                        forget(state.failures, begin, end)
+            case FailedRecord(offset=offset, failures=0):
+                state = self._state(record)
+                state.acked.discard(offset, offset + 1)
+                state.failures.pop(offset, None)
+            case FailedRecord(offset=offset):
+                state = self._state(record)
+                if offset not in state.acked:
+                    state.failures[offset] = _failure(record)
+            case AtRecord():
+                acked = AckSet(record.floor, unpack_ranges(record.ranges))
+                failures = {failed.offset: _failure(failed) for failed in record.failed}
+                states = self._states.setdefault((record.subscription, record.member), {})
+                states[record.topic, record.partition] = PartitionState(acked, failures)
+            case ForgottenRecord(subscription, member, topic):
+                self._forget(subscription, member, topic)
+
+    def _state(self, record: AckedRecord | PickedRecord | FailedRecord) -> PartitionState:
+        states = self._states.setdefault((record.subscription, record.member), {})
+        key = (record.topic, record.partition)
+        state = states.get(key)
+        if state is None:
+            state = states[key] = PartitionState(AckSet(), {})
+        return state
+
+    def _forget(self, subscription: int, member: str | None, topic: str | None) -> None:
+        for owner in [owner for owner in self._states if owner[0] == subscription]:
+            if member is not None and member != owner[1]:
+                continue
+            states = self._states[owner]
+            for key in [key for key in states if topic is None or key[0] == topic]:
+                del states[key]
+            if not states:
+                del self._states[owner]
+
+    def get(self, subscription: int, member: str, key: TopicPartition) -> PartitionState | None:
+        return self._states.get((subscription, member), {}).get(key)
+
+    def topics(self) -> dict[int, set[str]]:
+        """The topics that each subscription has acknowledged something of, or begun at a place of."""
+        found: dict[int, set[str]] = {}
+        for (subscription, _), states in self._states.items():
+            found.setdefault(subscription, set()).update(topic for topic, _ in states)
+        return found
+
+    def keys(self, subscription: int, member: str) -> list[TopicPartition]:
+        return list(self._states.get((subscription, member), {}))
+
+    def snapshot(self) -> list[AtRecord]:
+        """Records that say it all again. In a worker too, while others are applied: tables are copied in one step."""
+        return [
+            at_record(subscription, member, key, state)
+            for (subscription, member), states in list(self._states.items())
+            for key, state in list(states.items())
+        ]
+
+
+def at_record(
+    subscription: int, member: str, key: TopicPartition, state: PartitionState
+) -> AtRecord:
+    """All there is to know of a partition. The state's times must be wall times."""
+    # Failures first: one that is acknowledged in between is then left out or harmless, never lost.
+    failures = list(state.failures.items())
+    floor, ranges = state.acked.standing()
+    failed = [
+        FailedAt(
+            offset,
+            failure.failures,
+            failure.not_before_ns,
+            failure.first_delivery_ns,
+            failure.reason,
+        )
+        for offset, failure in failures
+        if failure.failures and offset not in state.acked
+    ]
+    return AtRecord(subscription, member, *key, floor, pack_ranges(ranges), failed)
+
+
+def _failure(record: FailedRecord | FailedAt) -> Failure:
+    return Failure(record.failures, record.not_before_ns, record.first_delivery_ns, record.reason)

@@ -1,0 +1,159 @@
+"""How much each consumer may have at once, and whose turn it is; knows nothing of messages."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from runnel.group_rules.offset_set import OffsetSet
+from runnel.topics.names import TopicPartition
+
+
+class Consumer:
+    """A consumer's window, and how much of it is taken."""
+
+    __slots__ = (
+        "bytes_leased",
+        "heads",
+        "is_stuck",
+        "messages_leased",
+        "number",
+        "room",
+        "window_bytes",
+        "window_messages",
+    )
+
+    def __init__(self, number: int, window_messages: int, window_bytes: int) -> None:
+        self.number = number
+        self.window_messages = window_messages
+        self.window_bytes = window_bytes
+        self.messages_leased = 0
+        self.bytes_leased = 0
+        # What came next was too large for what is left. Until something is given back nothing else is tried:
+        # whoever reads for this consumer would read the same message again and again.
+        self.is_stuck = False
+        # By partition, the next message of each key that may go to this consumer and to no other.
+        self.heads: OrderedDict[TopicPartition, OffsetSet] = OrderedDict()
+        self.room = (0, 0)  # messages and bytes, as they were last added up
+
+    @property
+    def has_room(self) -> bool:
+        return (
+            not self.is_stuck
+            and self.messages_leased < self.window_messages
+            and (self.bytes_leased < self.window_bytes or not self.messages_leased)
+        )
+
+    def fits(self, cost_bytes: int) -> int:
+        """How many messages of this size can be taken now. With nothing in flight one always can."""
+        room = self.window_messages - self.messages_leased
+        if cost_bytes:
+            room = min(room, (self.window_bytes - self.bytes_leased) // cost_bytes)
+        if room <= 0 and not self.messages_leased and self.window_messages > 0:
+            return 1
+        return max(room, 0)
+
+
+class Consumers:
+    """The consumers of a group: all, those with room in turn, and those that keys with room wait for."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, Consumer] = {}
+        self._ready: OrderedDict[Consumer, None] = OrderedDict()
+        self._called: OrderedDict[Consumer, None] = OrderedDict()  # with room, and with heads
+        self.room_messages = 0
+        self.room_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def get(self, number: int) -> Consumer | None:
+        return self._all.get(number)
+
+    def add(self, consumer: Consumer) -> None:
+        if consumer.number in self._all:
+            raise ValueError(f"consumer {consumer.number} is there already")
+        self._all[consumer.number] = consumer
+        self.update(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        del self._all[consumer.number]
+        consumer.window_messages = 0  # whoever still holds it finds no room
+        self.update(consumer)
+
+    def resize(self, consumer: Consumer, window_messages: int, window_bytes: int) -> None:
+        consumer.window_messages = window_messages
+        consumer.window_bytes = window_bytes
+        consumer.is_stuck = False
+        self.update(consumer)
+
+    # --- Taking and giving back ---
+
+    def take(self, consumer: Consumer, messages: int, size_bytes: int) -> None:
+        consumer.messages_leased += messages
+        consumer.bytes_leased += size_bytes
+        self.update(consumer)
+
+    def give_back(self, consumer: Consumer, messages: int, size_bytes: int) -> None:
+        consumer.messages_leased -= messages
+        consumer.bytes_leased -= size_bytes
+        consumer.is_stuck = False
+        self.update(consumer)
+
+    def stick(self, consumer: Consumer) -> None:
+        """What comes next does not fit: pass this consumer over until it gives something back."""
+        consumer.is_stuck = True
+        self.update(consumer)
+
+    def update(self, consumer: Consumer) -> None:
+        """Bring turns and sums in line with what has changed in a consumer."""
+        messages, size_bytes = consumer.room
+        if consumer.has_room:
+            consumer.room = (
+                consumer.window_messages - consumer.messages_leased,
+                max(consumer.window_bytes - consumer.bytes_leased, 1),
+            )
+            self._ready.setdefault(consumer)
+            if consumer.heads:
+                self._called.setdefault(consumer)
+            else:
+                self._called.pop(consumer, None)
+        else:
+            consumer.room = (0, 0)
+            self._ready.pop(consumer, None)
+            self._called.pop(consumer, None)
+        self.room_messages += consumer.room[0] - messages
+        self.room_bytes += consumer.room[1] - size_bytes
+
+    # --- Turns ---
+
+    @property
+    def ready_count(self) -> int:
+        return len(self._ready)
+
+    @property
+    def is_anybody_ready(self) -> bool:
+        return bool(self._ready)
+
+    def pass_over(self, consumer: Consumer) -> None:
+        """No more turns until something about this consumer changes."""
+        self._ready.pop(consumer, None)
+
+    def next_ready(self) -> Consumer | None:
+        """The consumer with room that has waited longest for its turn, which it has now."""
+        for consumer in self._ready:
+            self._ready.move_to_end(consumer)
+            return consumer
+        return None
+
+    @property
+    def called(self) -> Iterable[Consumer]:
+        """Those with room that have heads."""
+        return self._called
+
+    def next_called(self) -> Consumer | None:
+        """The same among those that have heads."""
+        for consumer in self._called:
+            self._called.move_to_end(consumer)
+            return consumer
+        return None

@@ -1,0 +1,90 @@
+"""All resources of the door in one Litestar application."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from litestar import Litestar, Request, Response, route
+from litestar.exceptions import ValidationException
+from litestar.handlers import HTTPRouteHandler
+from litestar.types import ControllerRouterHandler
+
+from runnel.protocols.http.answers import Answer
+from runnel.protocols.http.calls import call_of
+from runnel.protocols.http.cursors import cursor_handlers
+from runnel.protocols.http.health import health_handlers
+from runnel.protocols.http.live import live_handlers
+from runnel.protocols.http.metrics import metrics_handlers
+from runnel.protocols.http.page import page_handlers
+from runnel.protocols.http.problems import PROBLEM_TYPE, problem_bytes, problem_of
+from runnel.protocols.http.publishing import publish_handlers
+from runnel.protocols.http.reading import read_handlers
+from runnel.protocols.http.requests import DoorRequest, explained
+from runnel.protocols.http.statistics import watch_handlers
+from runnel.protocols.http.topics import topic_handlers
+from runnel.protocols.http.work import work_handlers
+
+HANDLERS: list[ControllerRouterHandler] = [
+    *publish_handlers,
+    *read_handlers,
+    *live_handlers,
+    *work_handlers,
+    *topic_handlers,
+    *cursor_handlers,
+    *watch_handlers,
+    *metrics_handlers,
+    *health_handlers,
+]
+
+
+@cache
+def litestar_app() -> Litestar:
+    """One for all doors of a process: a request brings its door along. Making it takes a while."""
+    return Litestar(
+        [*_options(), *HANDLERS, *page_handlers(HANDLERS)],
+        request_class=DoorRequest,
+        request_max_body_size=None,  # `read_body` sees to it, by the door's settings
+        exception_handlers={Exception: _answer_problem},
+        openapi_config=None,
+        logging_config=None,
+    )
+
+
+def _options() -> list[ControllerRouterHandler]:
+    """What methods each resource has. Litestar's own answers know of the handler alone that came first."""
+    methods: dict[str, set[str]] = {}
+    for handler in HANDLERS:
+        assert isinstance(handler, HTTPRouteHandler)
+        for path in handler.paths:
+            methods.setdefault(path, {"OPTIONS"}).update(handler.http_methods)
+    return [_options_of(path, ", ".join(sorted(found))) for path, found in methods.items()]
+
+
+def _options_of(path: str, methods: str) -> HTTPRouteHandler:
+    answer = Answer(status=204, headers=(("allow", methods),))
+
+    @route(
+        path,
+        http_method=["OPTIONS"],
+        status_code=200,
+        include_in_schema=False,
+        sync_to_thread=False,
+    )
+    def options() -> Answer:
+        return answer
+
+    return options
+
+
+def _answer_problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    call_of(request).door.broker.metrics.counters.requests_failed += 1
+    if isinstance(error, ValidationException):
+        error = explained(request, error)
+    problem, headers = problem_of(error, call_of(request).peer)
+    return Response(
+        problem_bytes(problem),
+        media_type=PROBLEM_TYPE,
+        status_code=problem.status,
+        headers=dict(headers),
+    )

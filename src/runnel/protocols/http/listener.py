@@ -1,0 +1,68 @@
+"""The HTTP door on a TCP port: opened as the settings say, drained and closed when the broker goes.
+
+The connections are uvicorn's, its server is not: signals, logging and the order of closing are the broker's own.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from uvicorn.config import Config
+
+from runnel.broker.broker import Broker
+from runnel.config import Settings
+from runnel.platform.accepting import Acceptor
+from runnel.platform.addresses import format_address
+from runnel.platform.draining import PortListener
+from runnel.platform.listening import listen
+from runnel.platform.tls import TlsFiles
+from runnel.protocols.http.app import litestar_app
+from runnel.protocols.http.browsers import BrowserPolicy
+from runnel.protocols.http.door import HttpDoor
+from runnel.protocols.http.front import Front
+from runnel.security.gate import Gate
+
+
+class HttpListener(PortListener[HttpDoor]):
+    """Make one with `await HttpListener.open(…)`."""
+
+    @classmethod
+    async def open(cls, broker: Broker, gate: Gate, settings: Settings) -> HttpListener:
+        http = settings.http
+        if http.listen is None:
+            raise ValueError("http.listen = none: this door is closed")
+        tls = TlsFiles.of("http", http.tls_certificate, http.tls_key)
+        browsers = BrowserPolicy(http, asks_for_tokens=gate.asks, machine=socket.gethostname())
+        listening = await listen(
+            http.listen, section="http", is_allowed_remotely=gate.asks or http.allow_remote
+        )
+        door = HttpDoor(broker, gate, settings)
+        config = _uvicorn(Front(door, litestar_app(), browsers))
+        acceptor = Acceptor(
+            listening,
+            lambda: door.new_connection(config),
+            section="http",
+            connection_count=lambda: door.connection_count,
+            connections_max=http.connections_max,
+            counters=broker.metrics.counters,
+            tls=None if tls is None else tls.context,
+            handshake_seconds_max=http.handshake_timeout_ns / 1e9,
+        )
+        return cls(door, acceptor, format_address(*listening.getsockname()[:2]), tls)
+
+
+def _uvicorn(app: Front) -> Config:
+    """What connections need to know of uvicorn's settings."""
+    config = Config(
+        app,
+        loop="none",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+    )
+    config.load()
+    return config

@@ -1,0 +1,292 @@
+"""The consumers of one connection: acknowledged work goes out to them, what they say of it goes to the broker.
+
+What is said of a consumer that is not there is no mistake: the broker may just have ended it, and the client's words
+crossed the notice. They come too late to mean anything, and whoever waits for an answer is told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, TypeAlias
+
+import msgspec
+
+from runnel.broker.access import Access
+from runnel.broker.consumer_groups import WorkConsumer, WorkDelivery
+from runnel.errors import ClientFault, ClosedError, LateAckError, LimitExceededError, RunnelError
+from runnel.formats import wire
+from runnel.formats.work_heads import (
+    Ack,
+    Acked,
+    AckUpTo,
+    Consume,
+    Consuming,
+    Late,
+    Lease,
+    Leave,
+    Nack,
+    Part,
+    Recall,
+    Recalled,
+    Renew,
+    Window,
+    Work,
+)
+from runnel.protocols.native.answers import consumer_ended_notice, shortened
+from runnel.protocols.native.output import Buffer, Output, say
+from runnel.protocols.native.requests import check_count, check_picked
+
+_NS_PER_MS: Final = 1_000_000
+
+Saying: TypeAlias = Window | Nack | Renew | Recalled | Leave
+Answering: TypeAlias = Callable[[], Awaitable[None]]
+
+
+class _Opening(msgspec.Struct):
+    """A consumer that the broker is still preparing, and what was said of it meanwhile."""
+
+    window: Window | None = None
+    leave_ids: list[int] = msgspec.field(default_factory=list)
+    end: RunnelError | None = None  # the broker's, before it had quite begun
+
+
+class Consumers:
+    """By the client's numbers. It is the `WorkSink` of all of them."""
+
+    __slots__ = (
+        "_by_number",
+        "_is_closed",
+        "_is_paused",
+        "_output",
+        "_tail_bytes_max",
+        "messages_out",
+    )
+
+    def __init__(self, output: Output, *, tail_bytes_max: int) -> None:
+        """A frame with several deliveries has a tail of at most so many bytes; a single one may be larger."""
+        self._output = output
+        self._tail_bytes_max = tail_bytes_max
+        self._by_number: dict[int, WorkConsumer | _Opening] = {}
+        self._is_paused = False
+        self._is_closed = False
+        self.messages_out = 0
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    # --- A consumer begins ---
+
+    def prepare(self, number: int, count_max: int) -> None:
+        """Take the number for a consumer that is about to be opened."""
+        if number in self._by_number:
+            raise ClientFault(f"this connection has a consumer {number}; choose another number")
+        if len(self._by_number) >= count_max:
+            raise LimitExceededError(
+                f"this connection has {count_max} consumers; no more are allowed "
+                "(native.consumers_max)"
+            )
+        self._by_number[number] = _Opening()
+
+    async def open(self, access: Access, request: Consume) -> None:
+        """Open what was prepared, and tell the client."""
+        number = request.consumer
+        opening = self._by_number.get(number)
+        if not isinstance(opening, _Opening):
+            raise _connection_over()  # before its turn came
+        try:
+            consumer = await access.consume(number, self, request)
+        except BaseException:
+            self._forget(number, opening)
+            raise
+        if self._is_closed or opening.end is not None:
+            consumer.close(is_clean=True)
+            self._forget(number, opening)
+            raise opening.end or _connection_over()
+        definition = consumer.definition
+        consuming = Consuming(
+            request.id,
+            number,
+            definition.name,
+            definition.mode,
+            definition.patterns,
+            definition.options.to_wire(),
+            consumer.member,
+        )
+        say(self._output, consuming)
+        if opening.leave_ids:
+            consumer.close(is_clean=True)
+            self._forget(number, opening)
+            return
+        self._by_number[number] = consumer
+        if opening.window is not None:
+            consumer.resize(opening.window.messages, opening.window.bytes)
+        if self._is_paused:
+            consumer.pause()
+        consumer.start()  # not before the client knows of it
+
+    def _forget(self, number: int, opening: _Opening) -> None:
+        if self._by_number.get(number) is opening:
+            del self._by_number[number]
+        for request_id in opening.leave_ids:
+            say(self._output, wire.Done(request_id))
+
+    # --- What the client says ---
+
+    def ack(self, request: Ack | AckUpTo) -> Answering | None:
+        """Take an acknowledgement. One with an id is answered by what is returned, once it is stored."""
+        if isinstance(request, Ack):
+            check_count(request, len(request.deliveries) + len(request.parts) + len(request.picked))
+            check_picked(request.picked)
+        consumer = self._open_consumer(request.consumer)
+        if consumer is None:
+            if request.id:
+                raise _too_late(request.consumer)
+            return None  # the notice of its end says as much
+        late: Sequence[Part] = ()
+        if isinstance(request, Ack):
+            late = consumer.ack(request.deliveries, request.parts, request.picked)
+        else:
+            consumer.ack_up_to(request.topic, request.partition, request.offset)
+        if request.id:
+            return partial(self._tell_stored, request.id, consumer, late)
+        if late:
+            self.late(request.consumer, late)
+        return None
+
+    async def _tell_stored(
+        self, request_id: int, consumer: WorkConsumer, late: Sequence[Part]
+    ) -> None:
+        await consumer.wait_stored()
+        say(self._output, Acked(request_id, late))
+
+    def hear(self, request: Saying) -> None:
+        """All else that is said of a consumer; only `leave` has an answer."""
+        if isinstance(request, Leave):
+            self._leave(request)
+            return
+        if isinstance(request, Window):
+            self._resize(request)
+            return
+        consumer = self._open_consumer(request.consumer)
+        match request:
+            case Renew():
+                check_count(request, len(request.deliveries))
+                if consumer is not None:
+                    lease_ns = None if request.lease_ms is None else request.lease_ms * _NS_PER_MS
+                    consumer.renew(request.deliveries, lease_ns=lease_ns)
+            case Nack():
+                check_count(request, len(request.parts))
+                if consumer is not None:
+                    delay_ns = None if request.delay_ms is None else request.delay_ms * _NS_PER_MS
+                    reason = shortened(request.reason)  # it is kept for each of the messages
+                    late = consumer.nack(request.parts, delay_ns=delay_ns, reason=reason)
+                    if late:
+                        self.late(request.consumer, late)
+            case Recalled():
+                check_count(request, len(request.parts))
+                if consumer is not None:
+                    consumer.recalled(request.parts)
+
+    def _resize(self, request: Window) -> None:
+        consumer = self._by_number.get(request.consumer)
+        if isinstance(consumer, _Opening):
+            consumer.window = request
+        elif consumer is not None:
+            consumer.resize(request.messages, request.bytes)
+
+    def _leave(self, request: Leave) -> None:
+        """Done, too, where there is none any more."""
+        consumer = self._by_number.get(request.consumer)
+        if isinstance(consumer, _Opening):
+            consumer.leave_ids.append(request.id)  # once it is open
+            return
+        if consumer is not None:
+            del self._by_number[request.consumer]
+            consumer.close(is_clean=True)
+        say(self._output, wire.Done(request.id))
+
+    def _open_consumer(self, number: int) -> WorkConsumer | None:
+        """None as well while it is opening: nothing can have been delivered to it."""
+        consumer = self._by_number.get(number)
+        return None if isinstance(consumer, _Opening) else consumer
+
+    # --- What the connection says ---
+
+    def pause(self) -> None:
+        """The client does not read as fast as it is told."""
+        self._is_paused = True
+        for consumer in self._by_number.values():
+            if not isinstance(consumer, _Opening):
+                consumer.pause()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        for consumer in list(self._by_number.values()):
+            if self._is_paused:
+                return  # what the first of them was sent has filled the way again
+            if not isinstance(consumer, _Opening):
+                consumer.resume()
+
+    def close(self, *, is_clean: bool) -> None:
+        """Nobody is there any more. Clean: by no fault of the client's, so what it had does not count as failed."""
+        self._is_closed = True
+        consumers = list(self._by_number.values())
+        self._by_number.clear()
+        for consumer in consumers:
+            if not isinstance(consumer, _Opening):
+                consumer.close(is_clean=is_clean)
+
+    # --- What the broker says (WorkSink) ---
+
+    @property
+    def connection_id(self) -> int:
+        return self._output.connection_id
+
+    @property
+    def peer(self) -> str:
+        return self._output.peer
+
+    def deliver_work(self, consumer: int, deliveries: Sequence[WorkDelivery]) -> None:
+        """Hot: once for every few deliveries."""
+        leases: list[Lease] = []
+        tail: list[Buffer] = []
+        tail_bytes = 0
+        for delivery in deliveries:
+            buffers = delivery.buffers
+            size = sum(map(len, buffers))
+            if leases and tail_bytes + size > self._tail_bytes_max:
+                self._output.queue(
+                    wire.encode(Work(consumer, leases), tail_bytes), tail, tail_bytes
+                )
+                leases, tail, tail_bytes = [], [], 0
+            leases.append(delivery.lease)
+            tail += buffers
+            tail_bytes += size
+            self.messages_out += delivery.messages
+        self._output.queue(wire.encode(Work(consumer, leases), tail_bytes), tail, tail_bytes)
+
+    def recall(self, consumer: int, parts: Sequence[Part]) -> None:
+        say(self._output, Recall(consumer, parts))
+
+    def late(self, consumer: int, parts: Sequence[Part]) -> None:
+        say(self._output, Late(consumer, parts))
+
+    def consumer_ended(self, consumer: int, error: RunnelError) -> None:
+        found = self._by_number.get(consumer)
+        if isinstance(found, _Opening):
+            found.end = error  # its `consume` is answered so
+        elif found is not None:
+            del self._by_number[consumer]
+            say(self._output, consumer_ended_notice(consumer, error))
+
+
+def _too_late(number: int) -> LateAckError:
+    return LateAckError(
+        f"this connection has no consumer {number}, or has it no more: nothing was acknowledged, "
+        "and what it acknowledged last may not be stored"
+    )
+
+
+def _connection_over() -> ClosedError:
+    return ClosedError("the connection ended before the consumer had begun")

@@ -1,0 +1,63 @@
+"""Hello and welcome: how a connection must begin, and what the broker says of itself then."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import metadata
+from typing import Final
+
+from runnel.config import Settings
+from runnel.errors import HandshakeError
+from runnel.formats import wire
+from runnel.protocols.native.requests import check_no_tail, name_of
+
+_NS_PER_MS: Final = 1_000_000
+
+
+# How requests of HTTP begin: each method of 1.1 as far as a frame's length reaches, and the preface of 2.
+_HTTP_BEGINNINGS: Final = frozenset(
+    (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"PRI ")
+)
+_HTTP_TEXT: Final = b"this is Runnel's native door; HTTP is usually at 7480\n"
+_HTTP_ANSWER: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+    % (len(_HTTP_TEXT), _HTTP_TEXT)
+)
+
+
+def answer_to_http(beginning: memoryview) -> bytes | None:
+    """For a connection that begins so, and cannot be understood here: what it understands, if it speaks HTTP."""
+    return _HTTP_ANSWER if bytes(beginning[:4]) in _HTTP_BEGINNINGS else None
+
+
+def checked_hello(request: wire.Request, tail: memoryview) -> wire.Hello:
+    """The first request of a connection, if it is what it must be."""
+    if not isinstance(request, wire.Hello):
+        raise HandshakeError(f"the first frame must be hello; this one is {name_of(request)!r}")
+    check_no_tail(request, tail)
+    if request.version != wire.VERSION:
+        raise HandshakeError(
+            f"the client speaks version {request.version} of the native protocol; "
+            f"this broker speaks version {wire.VERSION}"
+        )
+    return request
+
+
+def welcome_to(hello: wire.Hello, settings: Settings) -> wire.Welcome:
+    return wire.Welcome(
+        hello.id,
+        wire.VERSION,
+        (),
+        settings.cluster,
+        settings.node,
+        _server_name(),
+        settings.native.frame_bytes_max,
+        settings.limits.batch_bytes_max,
+        settings.limits.message_bytes_max,
+        settings.native.idle_timeout_ns // _NS_PER_MS,
+    )
+
+
+@cache
+def _server_name() -> str:
+    return f"runnel/{metadata.version('runnel')}"

@@ -1,0 +1,39 @@
+"""The native door on a TCP port: opened as the settings say, drained and closed when the broker goes."""
+
+from __future__ import annotations
+
+from runnel.broker.broker import Broker
+from runnel.config import Settings
+from runnel.platform.accepting import Acceptor
+from runnel.platform.addresses import format_address
+from runnel.platform.draining import PortListener
+from runnel.platform.listening import listen
+from runnel.platform.tls import TlsFiles
+from runnel.protocols.native.door import Door
+from runnel.security.gate import Gate
+
+
+class Listener(PortListener[Door]):
+    """Make one with `await Listener.open(…)`."""
+
+    @classmethod
+    async def open(cls, broker: Broker, gate: Gate, settings: Settings) -> Listener:
+        native = settings.native
+        tls = TlsFiles.of("native", native.tls_certificate, native.tls_key)
+        listening = await listen(
+            native.listen,
+            section="native",
+            is_allowed_remotely=gate.asks or native.allow_remote,
+        )
+        door = Door(broker, settings, gate)
+        acceptor = Acceptor(
+            listening,
+            door.new_connection if tls is None else door.new_encrypted_connection,
+            section="native",
+            connection_count=lambda: door.connection_count,
+            connections_max=native.connections_max,
+            counters=broker.metrics.counters,
+            tls=None if tls is None else tls.context,
+            handshake_seconds_max=native.handshake_timeout_ns / 1e9,
+        )
+        return cls(door, acceptor, format_address(*listening.getsockname()[:2]), tls)

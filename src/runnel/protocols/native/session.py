@@ -1,0 +1,602 @@
+"""What is said on one connection: requests become the broker's verbs, its answers become frames.
+
+A session knows neither sockets nor TLS. Frames are handed to it, it hands bytes to an `Output`, and it may ask for no
+more input: while a publish waits for room, while too many requests are unanswered, and while the client does not read.
+Requests are begun in the order in which they came and answered as they are done; the verbs they become are those of an
+`Access`, which has the rights of the token that the client showed in its hello.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final
+
+from runnel.broker.access import Access
+from runnel.broker.broker import Broker, Level, Published
+from runnel.config import Settings
+from runnel.errors import (
+    BusyError,
+    ClosedError,
+    HandshakeError,
+    MalformedError,
+    RunnelError,
+    UnauthenticatedError,
+)
+from runnel.formats import wire
+from runnel.formats import work_heads as work
+from runnel.formats.frames import Frame
+from runnel.platform.diagnostics import get_logger
+from runnel.protocols.native import verbs
+from runnel.protocols.native.answers import error_answer, published_answer
+from runnel.protocols.native.consumers import Consumers
+from runnel.protocols.native.greeting import checked_hello, welcome_to
+from runnel.protocols.native.large_answers import LargeAnswer, LargeAnswers
+from runnel.protocols.native.output import Output, say
+from runnel.protocols.native.requests import check_no_tail, id_of, message_of, only_batch
+from runnel.protocols.native.subscriptions import Subscriptions
+from runnel.protocols.native.tasks import Tasks
+from runnel.protocols.native.turns import Turns
+from runnel.security.gate import Gate, Pass
+from runnel.security.rights import Rights
+
+logger = get_logger("runnel.native")
+
+# Fetches and lists of one connection that are being read, or wait for the transport to take them.
+LARGE_ANSWERS_MAX: Final = 8
+# Several deliveries of work share a frame up to so much; a client is told what frames to expect.
+_WORK_BYTES_MAX: Final = 4 * 2**20
+
+# Why no further request is begun at the moment: bits of `_holds`, which is looked at for every frame.
+_ROOM: Final = 1  # the log's queue is full
+_ANSWERS: Final = 2  # too many requests are unanswered
+_OUTPUT: Final = 4  # the client does not read what it is sent
+_TURN: Final = 8  # others have their turn
+_PENALTY: Final = 16  # it was not let in, and may have to wait before it is told so
+
+# Before anybody has come in, whatever is tried is refused.
+_NOBODY: Final = Rights("", ())
+
+
+class _Stage(enum.Enum):
+    GREETING = "waits for hello"
+    REFUSING = "is about to be turned away"
+    OPEN = "open"
+    DRAINING = "finishes what was accepted"
+    CLOSED = "closed"
+
+
+# Those that every frame is asked about: an enum's member takes several times as long to look up.
+_GREETING: Final = _Stage.GREETING
+_DRAINING: Final = _Stage.DRAINING
+_CLOSED: Final = _Stage.CLOSED
+_NONE: Final = Level.NONE
+
+
+class Session:
+    """One connection's side of the conversation."""
+
+    __slots__ = (
+        "_access",
+        "_appending",
+        "_broker",
+        "_ends_when_idle",
+        "_frames",
+        "_gate",
+        "_holds",
+        "_idle",
+        "_is_input_paused",
+        "_large_answers",
+        "_messages_fetched",
+        "_output",
+        "_pass",
+        "_settings",
+        "_stage",
+        "_tasks",
+        "_turns",
+        "_unanswered",
+        "_waiting_fetches",
+        "client",
+        "consumers",
+        "messages_in",
+        "subscriptions",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        settings: Settings,
+        output: Output,
+        *,
+        gate: Gate | None,
+        tasks: Tasks | None = None,
+        turns: Turns | None = None,
+    ) -> None:
+        """Without a gate nobody is asked for a token, whatever the settings say."""
+        self._broker = broker
+        self._gate = gate
+        self._access = Access(broker, _NOBODY)
+        self._pass: Pass | None = None
+        self._appending: asyncio.Task[None] | None = None  # the publish that waits for room
+        self._settings = settings
+        self._output = output
+        self._tasks = Tasks() if tasks is None else tasks
+        self._turns = Turns() if turns is None else turns
+        self.subscriptions = Subscriptions(output)
+        tail_bytes_max = min(settings.native.frame_bytes_max // 2, _WORK_BYTES_MAX)
+        self.consumers = Consumers(output, tail_bytes_max=tail_bytes_max)
+        self.client = ""  # what it calls itself
+        self.messages_in = self._messages_fetched = 0
+        self._stage = _Stage.GREETING
+        self._frames: deque[Frame] = deque()  # that have come and are not begun
+        self._holds = 0
+        self._is_input_paused = False
+        self._unanswered = 0
+        self._large_answers = LargeAnswers(LARGE_ANSWERS_MAX)
+        self._waiting_fetches: set[asyncio.Task[None]] = set()
+        self._ends_when_idle = False
+        self._idle: asyncio.Event | None = None
+
+    @property
+    def has_greeted(self) -> bool:
+        """Whether the client has said hello; its token may still turn out to be wrong."""
+        return self._stage is not _Stage.GREETING
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the client has said hello and was let in."""
+        return self._stage in (_Stage.OPEN, _Stage.DRAINING)
+
+    @property
+    def token_name(self) -> str:
+        """That of the token it showed; empty where none was asked for."""
+        return "" if self._pass is None else self._pass.name
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the client has to wait for the broker, so that its silence means nothing."""
+        return bool(self._holds & ~_OUTPUT)
+
+    @property
+    def messages_out(self) -> int:
+        """However they were read."""
+        return (
+            self._messages_fetched + self.subscriptions.messages_out + self.consumers.messages_out
+        )
+
+    # --- What the connection says ---
+
+    def receive(self, frames: Sequence[Frame]) -> None:
+        """Frames in the order in which they came."""
+        if self._stage is _CLOSED:
+            return
+        if len(frames) == 1 and not self._holds and not self._frames:
+            self._begin(frames[0])  # a single one takes nobody's turn
+            if self._ends_when_idle or self._idle is not None:
+                self._check_idle()
+            return
+        self._frames.extend(frames)
+        if not self._holds:
+            self._proceed()
+
+    def end_input(self) -> None:
+        """The client will say no more: it still gets its answers, unless its token's rate holds them back.
+
+        Most such clients are gone altogether, which shows only once something is written to them.
+        """
+        self._ends_when_idle = True
+        if self._access.has_slowed_reads:
+            self._fail_slowed()
+        self._check_idle()
+
+    def _fail_slowed(self) -> None:
+        self.fail(BusyError("the token reads faster than it may, and the client ended its input"))
+
+    def pause_output(self) -> None:
+        """The client does not read as fast as it is told."""
+        self._hold(_OUTPUT)
+        self._large_answers.pause()
+        self.subscriptions.pause()
+        self.consumers.pause()
+
+    def resume_output(self) -> None:
+        self._holds &= ~_OUTPUT
+        self._large_answers.resume()
+        self.subscriptions.resume()  # which may fill it again
+        if not self._holds & _OUTPUT and self._stage is _Stage.OPEN:
+            self.consumers.resume()
+        self._go_on()
+
+    def drain(self, within_ms: int) -> None:
+        """Begin nothing more that reads or writes messages; finish what was begun."""
+        if self._stage in (_Stage.GREETING, _Stage.REFUSING):
+            self.fail(_shutting_down())
+        elif self._stage is _Stage.OPEN:
+            self._stage = _Stage.DRAINING
+            closing = wire.Closing("the broker is shutting down; connect again later", within_ms)
+            say(self._output, closing)
+            self.consumers.pause()  # what they would begin now, they could hardly acknowledge
+            if self._appending is not None and self._access.is_slowed:
+                self._appending.cancel()  # its quota may keep it for longer than a drain lasts
+            self._access.give_up_slowed_reads()
+            for task in self._waiting_fetches:
+                task.cancel()
+
+    async def wait_idle(self) -> None:
+        """Until everything that was asked has been answered, or nobody is there to be told."""
+        if (self._frames or self._unanswered) and self._stage is not _Stage.CLOSED:
+            if self._idle is None:
+                self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    def fail(self, error: RunnelError) -> None:
+        """The connection cannot go on: tell the client why, then close."""
+        self._say_error(0, error)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of everything, and close the connection once what was said has been written."""
+        if self._stage is not _Stage.CLOSED:
+            self.lost()
+            self._output.close()
+
+    def lost(self) -> None:
+        """The connection is gone. What it changes is finished; what it waited for is not."""
+        self._close_consumers()
+        self._stage = _Stage.CLOSED
+        if self._pass is not None:
+            self._pass.leave()
+        self._frames.clear()
+        self.subscriptions.close()
+        self._drop_checkpoint()
+        if self._appending is not None:
+            self._appending.cancel()
+        self._access.give_up_slowed_reads()
+        self._large_answers.resume()  # those that wait for their turn find that nobody waits for them
+        for task in self._waiting_fetches:
+            task.cancel()
+        if self._idle is not None:
+            self._idle.set()
+
+    def _drop_checkpoint(self) -> None:
+        if self._access.has_checkpoint:
+            self._tasks.start(self._access.drop_checkpoint())
+
+    def _close_consumers(self) -> None:
+        # Of a broker that goes, what was being worked on comes back without counting as failed.
+        self.consumers.close(is_clean=self._stage is _Stage.DRAINING)
+
+    # --- Frames become requests ---
+
+    def _proceed(self) -> None:
+        """Begin requests, in order, until there are none, something holds them up, or the turn is over."""
+        frames = self._frames
+        left_this_turn = self._turns.requests()
+        while frames and not self._holds:
+            if not left_this_turn:
+                self._hold(_TURN)
+                self._turns.waiting += 1
+                asyncio.get_running_loop().call_soon(self._begin_turn)
+                return
+            left_this_turn -= 1
+            self._begin(frames.popleft())
+        if self._is_input_paused and not self._holds and self._stage is not _Stage.CLOSED:
+            self._is_input_paused = False
+            self._output.resume_input()
+        self._check_idle()
+
+    def _begin_turn(self) -> None:
+        self._turns.waiting -= 1
+        self._release(_TURN)
+
+    def _hold(self, reason: int) -> None:
+        self._holds |= reason
+        if not self._is_input_paused and self._stage is not _Stage.CLOSED:
+            self._is_input_paused = True
+            self._output.pause_input()
+
+    def _release(self, reason: int) -> None:
+        self._holds &= ~reason
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._holds and self._stage is not _Stage.CLOSED:
+            self._proceed()
+
+    def _begin(self, frame: Frame) -> None:
+        self._broker.metrics.counters.requests += 1
+        try:
+            request = wire.decode_request(frame)
+        except MalformedError as error:
+            self._broker.metrics.counters.protocol_errors += 1
+            self.fail(error)
+            return
+        try:
+            if self._stage is _GREETING:
+                self._greet(request, frame.tail)
+            else:
+                self._obey(request, frame.tail)
+        except RunnelError as error:
+            if request_id := id_of(request):
+                self._say_error(request_id, error)
+            else:
+                self.fail(error)  # there is no request to answer: it is the connection that is told
+        except Exception as error:  # noqa: BLE001 - the boundary: a bug costs one connection
+            self._break_down(id_of(request), error)
+
+    # --- Who it is ---
+
+    def _greet(self, request: wire.Request, tail: memoryview) -> None:
+        """Let the client in, or tell it why not and close: there is no second try on the same connection."""
+        request_id = id_of(request)
+        try:
+            self._admit(checked_hello(request, tail))
+        except UnauthenticatedError as error:
+            self._stage = _Stage.REFUSING
+            self._hold(_PENALTY)  # what it has sent already is not even looked at
+            self._start(request_id, partial(self._refuse_later, request_id, error))
+        except RunnelError as error:
+            self._refuse(request_id, error)
+
+    def _admit(self, hello: wire.Hello) -> None:
+        rights: Rights | None = None
+        if self._gate is not None:
+            self._pass = self._gate.admit(hello.token)
+            self._pass.on_revoked(self._end_revoked)
+            rights = self._pass.rights
+        self._access = Access(self._broker, rights, self._output.peer)
+        self._stage = _Stage.OPEN
+        self.client = hello.client
+        self._broker.metrics.counters.connections_opened += 1
+        say(self._output, welcome_to(hello, self._settings))
+
+    async def _refuse_later(self, request_id: int, error: UnauthenticatedError) -> None:
+        assert self._gate is not None
+        await self._gate.penalty(error, self._output.peer)
+        self._refuse(request_id, error)
+
+    def _refuse(self, request_id: int, error: RunnelError) -> None:
+        self._broker.metrics.counters.connections_refused += 1
+        self._say_error(request_id, error)
+        self.close()
+
+    def _end_revoked(self, error: RunnelError) -> None:
+        self.consumers.close(is_clean=True)  # it is not their work that has failed
+        self.fail(error)
+
+    # --- Requests become verbs ---
+
+    def _obey(self, request: wire.Request, tail: memoryview) -> None:
+        if isinstance(request, wire.Publish):
+            self._publish(request, tail)
+            return
+        check_no_tail(request, tail)
+        match request:
+            case wire.Credit():
+                self.subscriptions.grant(request.subscription, request.credit_bytes)
+            case work.Ack() | work.AckUpTo():
+                answering = self.consumers.ack(request)
+                if answering is not None:
+                    self._start(request.id, answering)
+            case work.Nack() | work.Renew() | work.Recalled() | work.Window() | work.Leave():
+                self.consumers.hear(request)
+            case wire.Send():
+                self._send(request)
+            case wire.Subscribe():
+                self._check_open()
+                count_max = self._settings.native.subscriptions_max
+                self.subscriptions.prepare(request.subscription, count_max)
+                self._start(request.id, partial(self.subscriptions.open, self._access, request))
+            case wire.Unsubscribe():
+                self.subscriptions.unsubscribe(request)
+            case work.Consume():
+                self._check_open()
+                self.consumers.prepare(request.consumer, self._settings.native.consumers_max)
+                self._start(request.id, partial(self.consumers.open, self._access, request))
+            case wire.FetchShard():
+                self._check_open()
+                self._start(request.id, partial(self._reply_at_length, request))
+            case wire.Fetch():
+                self._check_open()
+                task = self._start(request.id, partial(self._reply_at_length, request))
+                if request.wait_ms:
+                    self._waiting_fetches.add(task)
+                    task.add_done_callback(self._waiting_fetches.discard)
+            case wire.Hello():
+                raise HandshakeError("hello was said already; it is the first frame and no other")
+            case _:
+                self._answer(request)
+
+    def _answer(
+        self, request: verbs.PromptRequest | verbs.ListRequest | verbs.SmallRequest
+    ) -> None:
+        if isinstance(request, verbs.PromptRequest):
+            reply = verbs.reply_to(self._access, request)
+            say(self._output, reply.head, reply.tail)
+        elif isinstance(request, verbs.ListRequest):
+            self._start(request.id, partial(self._reply_at_length, request))
+        else:
+            self._start(request.id, partial(self._reply_later, request))
+
+    def _check_open(self) -> None:
+        if self._stage is _DRAINING:
+            raise _shutting_down()
+
+    # --- Publishing ---
+
+    def _publish(self, request: wire.Publish, tail: memoryview) -> None:
+        self._check_open()
+        level = None if request.level is None else Level.checked(request.level)
+        batch = only_batch(tail)
+        self.messages_in += len(batch)
+        topic = batch.envelope.topics[0]
+        self._append(request.id, level, topic, partial(self._access.publish, batch, level))
+
+    def _send(self, request: wire.Send) -> None:
+        self._check_open()
+        level = None if request.level is None else Level.checked(request.level)
+        self.messages_in += 1
+        message = message_of(request)
+        append = partial(self._access.send, message, level, partition=request.partition)
+        self._append(request.id, level, request.topic, append)
+
+    def _append(
+        self,
+        request_id: int,
+        level: Level | None,
+        topic: str,
+        append: Callable[[], asyncio.Future[Published]],
+    ) -> None:
+        try:
+            published = append()
+        except BusyError:
+            # What came behind it waits too: the order of a connection's publishes is a promise.
+            self._hold(_ROOM)
+            waiting = partial(self._append_later, request_id, level, topic, append)
+            self._appending = self._start(request_id, waiting)
+            self._appending.add_done_callback(self._on_appended)
+        else:
+            self._expect(request_id, level, published)
+
+    def _on_appended(self, _: asyncio.Task[None]) -> None:
+        self._appending = None
+        self._release(_ROOM)
+
+    async def _append_later(
+        self,
+        request_id: int,
+        level: Level | None,
+        topic: str,
+        append: Callable[[], asyncio.Future[Published]],
+    ) -> None:
+        """A publish that met a full queue: tried again whenever there is room, until it is in."""
+        while True:
+            await self._access.wait_room(topic)
+            if self._stage is _Stage.CLOSED:
+                return
+            try:
+                published = append()
+            except BusyError:
+                continue
+            self._expect(request_id, level, published)
+            return
+
+    def _expect(
+        self, request_id: int, level: Level | None, published: asyncio.Future[Published]
+    ) -> None:
+        """Answer when it is published: no task for each, only a callback."""
+        if published.done():
+            self._say_published(request_id, level, published)
+        else:
+            self._count_unanswered()
+            published.add_done_callback(partial(self._on_published, request_id, level))
+
+    def _on_published(
+        self, request_id: int, level: Level | None, published: asyncio.Future[Published]
+    ) -> None:
+        self._say_published(request_id, level, published)
+        self._settle()
+
+    def _say_published(
+        self, request_id: int, level: Level | None, published: asyncio.Future[Published]
+    ) -> None:
+        if published.cancelled():
+            self._say_error(request_id, ClosedError("the broker was closed before it was stored"))
+        elif (error := published.exception()) is None:
+            if level is not _NONE:
+                head = published_answer(request_id, published.result())
+                self._output.queue(wire.encode(head))
+        elif isinstance(error, RunnelError):
+            self._say_error(request_id, error)
+        else:
+            self._break_down(request_id, error)
+
+    # --- Requests that wait ---
+
+    def _start(self, request_id: int, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        self._count_unanswered()
+        task = self._tasks.start(self._run(request_id, work))
+        task.add_done_callback(partial(self._on_ended, request_id))
+        return task
+
+    async def _run(self, request_id: int, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except RunnelError as error:
+            self._say_error(request_id, error)
+        except Exception as error:  # noqa: BLE001 - the boundary: a bug costs one connection
+            self._break_down(request_id, error)
+
+    def _on_ended(self, request_id: int, task: asyncio.Task[None]) -> None:
+        # Here and not in the task: one that is cancelled early has not even begun.
+        if task.cancelled():
+            self._say_error(request_id, _shutting_down())
+        self._settle()
+
+    async def _reply_later(self, request: verbs.SmallRequest) -> None:
+        reply = await verbs.wait_reply_to(self._access, request)
+        if self._stage is _Stage.CLOSED:
+            self._drop_checkpoint()  # it was made for somebody who is gone
+        say(self._output, reply.head, reply.tail)
+
+    async def _reply_at_length(self, request: verbs.WaitingRequest) -> None:
+        async with LargeAnswer(self._large_answers) as turn:
+            if self._ends_when_idle and self._access.is_slowed_out:
+                self._fail_slowed()
+            if self._stage is not _Stage.CLOSED:
+                reply = await verbs.wait_reply_to(self._access, request, turn.aside)
+                self._messages_fetched += reply.messages
+                say(self._output, reply.head, reply.tail)
+
+    def _count_unanswered(self) -> None:
+        self._unanswered += 1
+        if self._unanswered >= self._settings.native.requests_max:
+            self._hold(_ANSWERS)
+
+    def _settle(self) -> None:
+        """One request fewer is unanswered."""
+        self._unanswered -= 1
+        if self._holds & _ANSWERS:
+            self._release(_ANSWERS)
+        else:
+            self._check_idle()
+
+    def _check_idle(self) -> None:
+        if self._frames:
+            return
+        if self._ends_when_idle:
+            self._close_consumers()  # they can say no more, whatever answers are still to come
+        if self._unanswered:
+            return
+        if self._idle is not None:
+            self._idle.set()
+            self._idle = None
+        if self._ends_when_idle:
+            self.close()
+
+    # --- Failures ---
+
+    def _say_error(self, request_id: int, error: RunnelError) -> None:
+        if self._stage is _Stage.CLOSED:
+            return
+        counters = self._broker.metrics.counters
+        counters.requests_failed += 1
+        say(self._output, error_answer(request_id, error))
+        if isinstance(error, HandshakeError):
+            counters.protocol_errors += 1
+            self.close()
+
+    def _break_down(self, request_id: int, error: BaseException) -> None:
+        """A bug of ours: it costs this connection, and nobody else anything."""
+        logger.error("a session failed", peer=self._output.peer, exc_info=error)
+        if self._stage is not _Stage.CLOSED:
+            self._broker.metrics.counters.requests_failed += 1
+            say(self._output, error_answer(request_id, error))
+            self.close()
+
+
+def _shutting_down() -> ClosedError:
+    return ClosedError("the broker is shutting down; connect again later")

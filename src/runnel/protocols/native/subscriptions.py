@@ -1,0 +1,159 @@
+"""The live subscriptions of one connection: opened, granted credit, paused together, and told to the client."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runnel.broker.access import Access
+from runnel.broker.broker import Delivery, LiveSubscription
+from runnel.errors import ClientFault, LimitExceededError, RunnelError
+from runnel.formats import wire
+from runnel.protocols.native.answers import ended_notice
+from runnel.protocols.native.output import Output, say
+
+
+class _Opening(msgspec.Struct):
+    """A subscription that the broker is still preparing, and what the client has said of it meanwhile."""
+
+    credit_bytes: int = 0
+    unsubscribe_ids: list[int] = msgspec.field(default_factory=list)
+
+
+class Subscriptions:
+    """By the client's numbers. It is the `Sink` of all of them."""
+
+    __slots__ = ("_by_number", "_is_closed", "_is_paused", "_output", "messages_out")
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._by_number: dict[int, LiveSubscription | _Opening] = {}
+        self._is_paused = False
+        self._is_closed = False
+        self.messages_out = 0
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    # --- What the client says ---
+
+    def prepare(self, number: int, count_max: int) -> None:
+        """Take the number for a subscription that is about to be opened."""
+        if number in self._by_number:
+            raise ClientFault(f"this connection has a subscription {number}; choose another number")
+        if len(self._by_number) >= count_max:
+            raise LimitExceededError(
+                f"this connection has {count_max} subscriptions; no more are allowed "
+                "(native.subscriptions_max)"
+            )
+        self._by_number[number] = _Opening()
+
+    async def open(self, access: Access, request: wire.Subscribe) -> None:
+        """Open what was prepared, and tell the client."""
+        number = request.subscription
+        opening = self._by_number.get(number)
+        if not isinstance(opening, _Opening):
+            return  # the connection was lost before its turn came
+        try:
+            subscription = await access.subscribe(
+                number,
+                self,
+                request.patterns,
+                request.start,
+                credit_bytes=request.credit_bytes,
+                overflow=request.overflow,
+            )
+        except BaseException:
+            self._forget(number, opening)
+            raise
+        if self._is_closed:
+            subscription.close()
+            return
+        subscribed = wire.Subscribed(
+            request.id, number, subscription.partitions, subscription.shards
+        )
+        say(self._output, subscribed)
+        if opening.unsubscribe_ids:
+            subscription.close()
+            self._forget(number, opening)
+            return
+        self._by_number[number] = subscription
+        if opening.credit_bytes:
+            subscription.grant(opening.credit_bytes)
+        if self._is_paused:
+            subscription.pause()
+        subscription.start()  # not before the client knows of it
+
+    def grant(self, number: int, credit_bytes: int) -> None:
+        """Credit for a subscription that has just ended crosses the notice of its end: no error."""
+        subscription = self._by_number.get(number)
+        if isinstance(subscription, _Opening):
+            subscription.credit_bytes += credit_bytes
+        elif subscription is not None:
+            subscription.grant(credit_bytes)
+
+    def unsubscribe(self, request: wire.Unsubscribe) -> None:
+        """Done, too, where there is none any more: the broker may just have ended it by itself."""
+        number = request.subscription
+        subscription = self._by_number.get(number)
+        if isinstance(subscription, _Opening):
+            subscription.unsubscribe_ids.append(request.id)  # once it is open
+            return
+        if subscription is not None:
+            del self._by_number[number]
+            subscription.close()
+        say(self._output, wire.Done(request.id))
+
+    def _forget(self, number: int, opening: _Opening) -> None:
+        self._by_number.pop(number, None)
+        for request_id in opening.unsubscribe_ids:
+            say(self._output, wire.Done(request_id))
+
+    # --- What the connection says ---
+
+    def pause(self) -> None:
+        """The client does not read as fast as it is told."""
+        self._is_paused = True
+        for subscription in self._by_number.values():
+            if not isinstance(subscription, _Opening):
+                subscription.pause()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        for subscription in list(self._by_number.values()):
+            if self._is_paused:
+                return  # what the first of them had to say has filled the way again
+            if not isinstance(subscription, _Opening):
+                subscription.resume()
+
+    def close(self) -> None:
+        self._is_closed = True
+        for subscription in self._by_number.values():
+            if not isinstance(subscription, _Opening):
+                subscription.close()
+        self._by_number.clear()
+
+    # --- What the broker says (Sink) ---
+
+    @property
+    def connection_id(self) -> int:
+        return self._output.connection_id
+
+    @property
+    def peer(self) -> str:
+        return self._output.peer
+
+    def deliver(self, subscription: int, delivery: Delivery) -> None:
+        """Hot: once for every batch and subscriber."""
+        shard = delivery.shard
+        head = wire.Deliver(
+            subscription, shard.journal, shard.shard, delivery.epoch, delivery.next_entry
+        )
+        self.messages_out += delivery.messages
+        self._output.send(wire.encode(head, delivery.size), delivery.buffers, delivery.size)
+
+    def gap(self, subscription: int, gap: wire.GapState) -> None:
+        say(self._output, wire.GapNotice(subscription, gap))
+
+    def ended(self, subscription: int, error: RunnelError) -> None:
+        self._by_number.pop(subscription, None)
+        say(self._output, ended_notice(subscription, error))

@@ -1,0 +1,207 @@
+"""Requests that are answered by one verb of the broker: what is asked of it, and what is said to the client.
+
+Publishing and subscribing are not here: order and credit make them the session's own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from runnel.broker.access import Access
+from runnel.broker.broker import ShardId
+from runnel.formats import block, wire
+from runnel.formats import envelope as envelopes
+from runnel.formats import work_heads as work
+from runnel.formats.batch import Batch
+from runnel.protocols.native.output import Buffer
+from runnel.protocols.native.requests import check_count
+
+WhileWaiting: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
+
+PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Producer | wire.Statistics
+# Their answers may be large: the session lets few of them be prepared at a time.
+ListRequest: TypeAlias = (
+    wire.Topics | wire.Shards | wire.Cursors | work.ListSubscriptions | work.DeadLetters
+)
+FetchRequest: TypeAlias = wire.Fetch | wire.FetchShard
+SmallRequest: TypeAlias = (
+    wire.DescribeTopic
+    | wire.DeleteTopic
+    | wire.PurgeTopic
+    | wire.SetCursor
+    | wire.RemoveCursor
+    | wire.MakeCheckpoint
+    | work.MakeSubscription
+    | work.DeleteSubscription
+    | work.PauseSubscription
+    | work.MoveSubscription
+    | work.RemoveMember
+    | work.SettleDead
+)
+_WorkRequest: TypeAlias = (
+    work.ListSubscriptions
+    | work.DeadLetters
+    | work.SettleDead
+    | work.MakeSubscription
+    | work.DeleteSubscription
+    | work.PauseSubscription
+    | work.MoveSubscription
+    | work.RemoveMember
+)
+WaitingRequest: TypeAlias = FetchRequest | ListRequest | SmallRequest
+
+_NS_PER_MS: Final = 1_000_000
+
+_json = msgspec.json.Encoder()
+
+
+class Reply(NamedTuple):
+    """A head, what belongs behind it, and how many messages those are."""
+
+    head: wire.Head
+    tail: Sequence[Buffer] = ()
+    messages: int = 0
+
+
+def reply_to(access: Access, request: PromptRequest) -> Reply:
+    """The answer to a request that waits for nothing."""
+    match request:
+        case wire.Ping():
+            return Reply(wire.Pong(request.id, access.time_ns()))
+        case wire.Routes():
+            return Reply(wire.RouteList(request.id, access.routes(request.topics)))
+        case wire.Producer():
+            return Reply(wire.Term(request.id, access.new_term(request.name)))
+        case wire.Statistics():
+            document = _json.encode(access.statistics())
+            return Reply(wire.StatisticsReport(request.id), (document,))
+
+
+async def wait_reply_to(
+    access: Access, request: WaitingRequest, while_waiting: WhileWaiting = nullcontext
+) -> Reply:
+    """The answer to a request that may wait for a device, or within `while_waiting` for a message."""
+    match request:
+        case wire.Fetch():
+            return await _wait_fetched(access, request, while_waiting)
+        case wire.Shards():
+            shards = await access.shards(request.patterns, request.time_ns)
+            return Reply(wire.ShardList(request.id, shards))
+        case wire.FetchShard():
+            return await _wait_shard_fetched(access, request)
+        case wire.Topics():
+            topics, is_complete = await access.topics(
+                request.pattern, after=request.after, limit=request.limit
+            )
+            return Reply(wire.TopicList(request.id, topics, is_complete))
+        case wire.Cursors():
+            if request.name is not None:
+                return Reply(wire.CursorList(request.id, await access.cursor(request.name)))
+            listed = await access.cursors(after=request.after, limit=request.limit)
+            return Reply(wire.CursorList(request.id, *listed))
+        case wire.DescribeTopic():
+            topic = await access.describe_topic(request.name)
+            return Reply(wire.TopicList(request.id, (topic,), is_complete=True))
+        case wire.MakeCheckpoint():
+            return Reply(wire.Checkpoint(request.id, *await access.checkpoint()))
+        case wire.DeleteTopic():
+            await access.delete_topic(request.name)
+        case wire.PurgeTopic():
+            await access.purge_topic(request.name)
+        case wire.SetCursor():
+            await access.set_cursor(request.name, request.places)
+        case wire.RemoveCursor():
+            await access.remove_cursor(request.name)
+        case _:
+            return await _wait_work_reply(access, request)
+    return Reply(wire.Done(request.id))
+
+
+async def _wait_work_reply(access: Access, request: _WorkRequest) -> Reply:
+    """Of subscriptions and their dead letters."""
+    match request:
+        case work.ListSubscriptions():
+            if request.name is not None:
+                one = await access.subscription(request.name)
+                return Reply(work.SubscriptionList(request.id, (one,)))
+            listed = await access.subscriptions(after=request.after, limit=request.limit)
+            return Reply(work.SubscriptionList(request.id, *listed))
+        case work.DeadLetters():
+            batches, next_offset = await access.dead_letters(
+                request.subscription, request.offset, request.messages_max
+            )
+            blocks = [part for batch in batches for part in _block_of(batch)]
+            return Reply(work.DeadList(request.id, next_offset), blocks, sum(map(len, batches)))
+        case work.SettleDead():
+            check_count(request, len(request.offsets))
+            settled = await access.settle_dead(
+                request.subscription,
+                request.offsets,
+                is_all=request.is_all,
+                is_redriven=request.is_redriven,
+            )
+            return Reply(work.Settled(request.id, settled))
+        case work.MakeSubscription():
+            await access.make_subscription(
+                request.name, request.patterns, request.mode, request.start, request.options
+            )
+        case work.DeleteSubscription():
+            await access.delete_subscription(request.name)
+        case work.PauseSubscription():
+            await access.pause_subscription(request.name, is_paused=request.is_paused)
+        case work.MoveSubscription():
+            await access.move_subscription(request.name, request.start, member=request.member)
+        case work.RemoveMember():
+            await access.remove_member(request.name, request.member)
+    return Reply(wire.Done(request.id))
+
+
+async def _wait_fetched(access: Access, request: wire.Fetch, while_waiting: WhileWaiting) -> Reply:
+    fetched = await access.fetch(
+        request.topic,
+        request.partition,
+        offset=request.offset,
+        time_ns=request.time_ns,
+        messages_max=request.messages_max,
+        bytes_max=request.bytes_max,
+        wait_ns=request.wait_ms * _NS_PER_MS,
+        while_waiting=while_waiting,
+    )
+    head = wire.Fetched(
+        request.id,
+        fetched.next_offset,
+        fetched.first_offset,
+        fetched.end_offset,
+        fetched.gaps,
+    )
+    blocks = [part for batch in fetched.batches for part in _block_of(batch)]
+    return Reply(head, blocks, sum(map(len, fetched.batches)))
+
+
+async def _wait_shard_fetched(access: Access, request: wire.FetchShard) -> Reply:
+    fetched = await access.fetch_shard(
+        ShardId(request.journal, request.shard),
+        request.entry,
+        end_entry=request.end_entry,
+        patterns=request.patterns,
+        epoch=request.epoch,
+        bytes_max=request.bytes_max,
+    )
+    head = wire.ShardFetched(
+        request.id,
+        fetched.epoch,
+        fetched.next_entry,
+        fetched.first_entry,
+        fetched.end_entry,
+        fetched.gaps,
+    )
+    return Reply(head, fetched.blocks, fetched.messages)
+
+
+def _block_of(batch: Batch) -> tuple[Buffer, ...]:
+    """The batch's block in parts, its body by reference."""
+    return block.pack(envelopes.encode(batch.envelope), batch.body)

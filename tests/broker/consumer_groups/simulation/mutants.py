@@ -1,0 +1,256 @@
+"""Mistakes that a broker could make with acknowledged work, to see that the histories find them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+from msgspec import structs
+
+from runnel.broker.consumer_groups.alarms import Alarms
+from runnel.broker.consumer_groups.burying import Burying
+from runnel.broker.consumer_groups.claims import WorkClaims
+from runnel.broker.consumer_groups.consumer import WorkConsumer
+from runnel.broker.consumer_groups.crew import Crew
+from runnel.broker.consumer_groups.dead import DeadLetters
+from runnel.broker.consumer_groups.larder import Larder, StoredRun
+from runnel.broker.consumer_groups.state import ShardState
+from runnel.broker.consumer_groups.subscriptions import WorkSubscriptions
+from runnel.broker.feeds import KeptLog
+from runnel.config import Pin, Retain, Rotate, Until
+from runnel.group_rules.ack_set import AckSet
+from runnel.group_rules.effects import Effects, Failure
+from runnel.group_rules.records import Record
+from runnel.log.state_journal import StateJournal
+from runnel.topics.names import TopicPartition
+from tests.broker.consumer_groups.simulation.plan import Plan
+
+Patch = pytest.MonkeyPatch
+Mutant = Callable[[Patch], None]
+
+
+# --- What is stored ---
+
+
+def acks_are_said_to_be_stored_before_they_are(patch: Patch) -> None:
+    async def at_once(consumer: WorkConsumer) -> None:
+        return None
+
+    patch.setattr(WorkConsumer, "wait_stored", at_once)
+
+
+def notes_are_lost_when_a_write_fails(patch: Patch) -> None:
+    written = ShardState._written
+
+    def forgetful(state: ShardState, notes: list[Record], done: asyncio.Future[None]) -> None:
+        written(state, [] if done.exception() else notes, done)
+
+    patch.setattr(ShardState, "_written", forgetful)
+
+
+def snapshots_are_made_of_what_was_there_at_first(patch: Patch) -> None:
+    """What has come since the start is not in them."""
+    init = ShardState.__init__
+
+    def old(state: ShardState, *parts: Any) -> None:
+        init(state, *parts)
+        known = list(state._snapshot())
+        parts[0].snapshot = lambda: known
+
+    patch.setattr(ShardState, "__init__", old)
+
+
+def begins_are_not_written_down(patch: Patch) -> None:
+    patch.setattr(WorkSubscriptions, "_note_begins", lambda *arguments: None)
+
+
+def moves_are_not_written_down(patch: Patch) -> None:
+    move = WorkSubscriptions.move
+
+    async def only_in_memory(subscriptions: WorkSubscriptions, *arguments: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(WorkSubscriptions, "_note_begins", lambda *arguments: None)
+            await move(subscriptions, *arguments)
+
+    patch.setattr(WorkSubscriptions, "move", only_in_memory)
+
+
+def restarts_forget_failures(patch: Patch) -> None:
+    stored_state = Crew._stored_state
+
+    def forgetful(
+        crew: Crew, key: TopicPartition, log: KeptLog
+    ) -> tuple[AckSet, dict[int, Failure]]:
+        return stored_state(crew, key, log)[0], {}
+
+    patch.setattr(Crew, "_stored_state", forgetful)
+
+
+def state_is_found_damaged(patch: Patch) -> None:
+    """The last content of a state journal is passed over when it is read."""
+    read = StateJournal.open
+
+    def careless(journal: StateJournal) -> Any:
+        loaded = read(journal)
+        journal.contents = journal.contents[:-1]
+        return loaded
+
+    patch.setattr(StateJournal, "open", careless)
+
+
+# --- Dead letters ---
+
+
+def messages_are_done_before_their_letters_are_stored(patch: Patch) -> None:
+    bury = Burying.bury
+
+    async def hasty(*arguments: Any) -> bool:
+        task = asyncio.get_running_loop().create_task(bury(*arguments))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return True
+
+    patch.setattr(Burying, "bury", hasty)
+
+
+def letters_that_could_not_be_stored_count_as_stored(patch: Patch) -> None:
+    bury = Burying.bury
+
+    async def careless(*arguments: Any) -> bool:
+        await bury(*arguments)
+        return True
+
+    patch.setattr(Burying, "bury", careless)
+
+
+def settled_letters_are_not_written_down(patch: Patch) -> None:
+    settle = DeadLetters._settle
+
+    async def forgetful(letters: DeadLetters, *arguments: Any, **options: Any) -> int:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(ShardState, "note_acked", lambda *arguments: None)
+            return await settle(letters, *arguments, **options)
+
+    patch.setattr(DeadLetters, "_settle", forgetful)
+
+
+# --- Retention ---
+
+
+def claims_free_what_is_owed(patch: Patch) -> None:
+    """One subscription's acknowledgement is enough."""
+    owed = WorkClaims.owed
+
+    def hasty(
+        claims: WorkClaims, key: TopicPartition, begin: int, end: int
+    ) -> Sequence[tuple[int, int]] | None:
+        covering = WorkSubscriptions.covering
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(
+                WorkSubscriptions, "covering", lambda all_, topic: covering(all_, topic)[:1]
+            )
+            return owed(claims, key, begin, end)
+
+    patch.setattr(WorkClaims, "owed", hasty)
+
+
+def topics_made_later_are_nobodys(patch: Patch) -> None:
+    """Where nothing is written down yet, nothing is claimed."""
+    acked = WorkClaims._acked
+
+    def hasty(claims: WorkClaims, subscription: Any, key: TopicPartition) -> Any:
+        for each in acked(claims, subscription, key):
+            yield AckSet(2**40) if each == AckSet(1) else each
+
+    patch.setattr(WorkClaims, "_acked", hasty)
+
+
+# --- Delivering ---
+
+
+def clocks_are_not_looked_at(patch: Patch) -> None:
+    patch.setattr(Alarms, "_ring", lambda alarms: None)
+
+
+def topics_made_later_do_not_join(patch: Patch) -> None:
+    patch.setattr(WorkSubscriptions, "on_topic_made", lambda subscriptions, info: None)
+
+
+def what_is_stored_is_told_to_nobody(patch: Patch) -> None:
+    patch.setattr(WorkSubscriptions, "on_stored", lambda subscriptions, stored: None)
+
+
+def pausing_is_forgotten_by_the_crew(patch: Patch) -> None:
+    patch.setattr(Crew, "redefine", lambda crew, definition: None)
+
+
+def rows_are_cut_from_the_wrong_end(patch: Patch) -> None:
+    block_of = StoredRun.block_of
+
+    def shifted(run: StoredRun, begin: int, mask: int) -> Any:
+        return block_of(run, begin, mask if mask & 1 else mask >> 1)
+
+    patch.setattr(StoredRun, "block_of", shifted)
+
+
+def purged_messages_are_still_delivered(patch: Patch) -> None:
+    """As long as they are in memory; and what is deleted with its topic comes again with it."""
+    patch.setattr(Larder, "forget", lambda larder, topic: None)
+
+
+def recalls_reach_nobody(patch: Patch) -> None:
+    apply = Crew._apply
+
+    def quiet(crew: Crew, effects: Effects) -> Any:
+        effects.recalls.clear()
+        return apply(crew, effects)
+
+    patch.setattr(Crew, "_apply", quiet)
+
+
+# --- A plan in which a rare mistake shows before long ---
+
+
+def _acknowledged_messages_go_at_once(plan: Plan) -> Plan:
+    """And several subscriptions are over the same topics."""
+    rules = [
+        structs.replace(
+            rule, rotate=Rotate(bytes_max=1), retain=Retain(until=Until.ACKED), pin=Pin(age_ns=None)
+        )
+        for rule in plan.settings.topics
+    ]
+    first = plan.subscriptions[0]
+    return replace(
+        plan,
+        settings=structs.replace(plan.settings, topics=tuple(rules)),
+        subscriptions=(first, replace(first, name="twin")),
+    )
+
+
+CHANGES: Final[dict[Mutant, Callable[[Plan], Plan]]] = {
+    claims_free_what_is_owed: _acknowledged_messages_go_at_once,
+}
+
+MUTANTS: Final[tuple[Mutant, ...]] = (
+    acks_are_said_to_be_stored_before_they_are,
+    notes_are_lost_when_a_write_fails,
+    snapshots_are_made_of_what_was_there_at_first,
+    begins_are_not_written_down,
+    moves_are_not_written_down,
+    restarts_forget_failures,
+    state_is_found_damaged,
+    messages_are_done_before_their_letters_are_stored,
+    letters_that_could_not_be_stored_count_as_stored,
+    settled_letters_are_not_written_down,
+    claims_free_what_is_owed,
+    topics_made_later_are_nobodys,
+    clocks_are_not_looked_at,
+    topics_made_later_do_not_join,
+    what_is_stored_is_told_to_nobody,
+    pausing_is_forgotten_by_the_crew,
+    rows_are_cut_from_the_wrong_end,
+    purged_messages_are_still_delivered,
+    recalls_reach_nobody,
+)

@@ -1,0 +1,239 @@
+"""What a history may do: every operation is a function of the history; `draw` chooses one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from runnel.broker.broker import Level
+from runnel.errors import BusyError, RunnelError
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from tests.broker.consumer_groups.simulation import answering, operators, troubles
+from tests.broker.consumer_groups.simulation.hand import Hand
+from tests.broker.consumer_groups.simulation.joining import consume, dismiss
+from tests.broker.consumer_groups.simulation.operators import note_stored
+from tests.broker.consumer_groups.simulation.plan import JOURNALS, SECOND_NS, Trouble
+from tests.broker.consumer_groups.simulation.subject import is_unnamed
+from tests.group_rules import history as events
+from tests.group_rules.telling import Violation
+
+if TYPE_CHECKING:
+    from tests.broker.consumer_groups.simulation.history import History
+
+Operation = Callable[["History"], Coroutine[Any, Any, None]]
+
+
+def draw(history: History) -> tuple[Operation, bool]:
+    """An operation, and whether it runs beside what follows."""
+    choices = dict(_PLAIN)
+    for trouble in Trouble:
+        if trouble in history.plan.troubles:
+            choices |= _TROUBLES[trouble]
+    [operation] = history.random.choices(list(choices), list(choices.values()))
+    return operation, operation in _BESIDE and history.random.random() < 0.4
+
+
+# --- Publishing, time ---
+
+
+async def publish(history: History) -> None:
+    random = history.random
+    for _ in range(random.choice((1, 1, 1, 3))):
+        topics = JOURNALS[random.choice(list(JOURNALS))]
+        # The first are the usual ones.
+        chosen = sorted(set(random.choices(topics, range(4 * len(topics), 0, -4), k=2)))
+        chosen = [topic for topic in chosen if not history.recorder.stock.is_hiding(topic)]
+        messages = []
+        for topic in chosen[: random.choice((1, 1, 2))]:
+            partitions = history.recorder.stock.partitions(topic)
+            partition = random.randrange(partitions)
+            for _ in range(random.choice((1, 1, 2, 3, 8))):
+                history.message_count += 1
+                payload = b"m%d" % history.message_count
+                messages.append(
+                    Message(topic, payload, random.choice(history.plan.keys), partition=partition)
+                )
+        if not messages:
+            continue
+        level = random.choice((None, Level.STORED, Level.RECEIVED))
+        history.say(f"publish {len(messages)} to {', '.join(chosen)}")
+        try:
+            history.answers.append(history.broker.publish(Batch.from_messages(messages), level))
+        except BusyError:
+            return
+        except RunnelError as error:
+            history.accept_failure(error)
+
+
+async def pass_time(history: History) -> None:
+    random = history.random
+    for hand in history.hands:
+        if hand.is_at_work and random.random() < 0.8:
+            hand.consumer.renew(list(hand.client.inbox))
+    times = [crew.group.next_time_ns() for crew in history.work.crews()]
+    next_ns = min((time for time in times if time is not None), default=0)
+    left_ns = next_ns - history.clock.monotonic_ns()
+    if left_ns > 0 and random.random() < 0.4:
+        duration_ns = left_ns
+    else:
+        duration_ns = random.choice((1, 300, 999, 1_000, 5_000, 31_000)) * SECOND_NS // 1000
+    history.clock.advance(duration_ns)
+    await history.take_turns(random.choice((2, 20)))
+
+
+async def look(history: History) -> None:
+    """At rest, everybody with room has what can be delivered, and everything is as its group says."""
+    await history.finish_beside()
+    await history.come_to_rest()
+    see_rest(history)
+
+
+def see_rest(history: History) -> None:
+    recorder = history.recorder
+    for subject in recorder.subjects.values():
+        for group, crew in subject.crews.items():
+            if not crew.consumers or group not in subject.checker.groups:
+                continue
+            if not history.was_faulty:
+                recorder.see(subject, events.Expired(recorder.now_ns, group))
+                if not subject.is_paused:
+                    recorder.see(subject, events.Rested(recorder.now_ns, group))
+            for key in subject.checker.group(group).partitions:
+                state = crew.group.partition_state(key)
+                if state is None:
+                    recorder.violate(Violation(f"{subject.name} {group!r} does not cover {key}"))
+                floor, done = state.acked.standing()
+                in_flight = crew.group.partition_in_flight(key)
+                stated = events.Stated(
+                    recorder.now_ns, group, place=key, floor=floor, done=done, in_flight=in_flight
+                )
+                recorder.see(subject, stated)
+
+
+async def restart(history: History) -> None:
+    await history.restart()
+
+
+async def trim(history: History) -> None:
+    history.say("a round of retention …")
+    for log in history.broker._stores.kept:
+        for shard in log.shards():
+            try:
+                await history.patiently(log.trim_shard(shard), "trim")
+            except (OSError, RunnelError) as error:
+                history.accept_failure(error)
+
+
+# --- Consumers come and go ---
+
+
+def _any_hand(history: History) -> Hand | None:
+    return history.random.choice(history.hands) if history.hands else None
+
+
+async def leave(history: History) -> None:
+    if (hand := _any_hand(history)) is not None:
+        dismiss(history, hand, is_clean=True)
+
+
+async def lose(history: History) -> None:
+    if (hand := _any_hand(history)) is not None:
+        dismiss(history, hand, is_clean=False)
+
+
+async def stall(history: History) -> None:
+    if (hand := _any_hand(history)) is not None:
+        stalled = hand.client.is_stalled
+        hand.client.is_stalled = not stalled and history.random.random() < 0.6
+
+
+async def wait_stored(history: History) -> None:
+    """What was acknowledged when somebody asked is stored when there is an answer."""
+    hand = _any_hand(history)
+    if hand is None:
+        return
+    subject, group = hand.writer.subject, hand.writer.group
+    number = subject.checker.number
+    try:
+        await history.patiently(hand.consumer.wait_stored(), "waiting until it is stored")
+    except RunnelError as error:
+        history.accept_failure(error)
+        return
+    if not is_unnamed(group):
+        note_stored(history, subject, group, number, is_consumers=True)
+
+
+# --- Whoever waits may leave ---
+
+
+async def leave_while_joining(history: History) -> None:
+    await consume(history, turns_max=history.random.randint(0, 30))
+
+
+async def leave_operation(history: History) -> None:
+    """Whoever waits for an answer may leave: what it began goes on, or leaves nothing behind."""
+    if not history.beside:
+        return
+    name, work = history.beside.pop(0)
+    history.say(f"   {name} is cancelled")
+    work.cancel()
+    await asyncio.wait([work])
+    if not work.cancelled() and (error := work.exception()) is not None:
+        raise error
+
+
+async def join(history: History) -> None:
+    await consume(history)
+
+
+_PLAIN: Final[dict[Operation, float]] = {
+    publish: 22,
+    join: 24,
+    leave: 2,
+    answering.ack: 24,
+    answering.ack_whole: 10,
+    answering.ack_up_to: 4,
+    answering.renew: 3,
+    answering.give_back: 6,
+    answering.resize: 3,
+    wait_stored: 8,
+    pass_time: 10,
+    trim: 5,
+    look: 3,
+    restart: 1,
+}
+_TROUBLES: Final[dict[Trouble, dict[Operation, float]]] = {
+    Trouble.CRASHES: {troubles.crash: 5},
+    Trouble.KILLS: {troubles.kill: 4},
+    Trouble.FAULTS: {troubles.break_disk: 6},
+    Trouble.FULL: {troubles.fill_disk: 4},
+    Trouble.LOSSES: {lose: 5},
+    Trouble.STALLS: {stall: 5},
+    Trouble.NACKS: {answering.nack: 18},
+    Trouble.RUBBISH: {answering.rubbish: 6},
+    Trouble.OPERATORS: {
+        operators.pause: 4,
+        operators.move: 3,
+        operators.delete_subscription: 1,
+        operators.remove_member: 1,
+        operators.settle_dead: 6,
+    },
+    Trouble.HIDING: {operators.purge: 2, operators.delete_topic: 2},
+    Trouble.LEAVING: {leave_while_joining: 4, leave_operation: 5},
+}
+_BESIDE: Final[frozenset[Operation]] = frozenset(
+    {
+        join,
+        wait_stored,
+        trim,
+        operators.pause,
+        operators.move,
+        operators.delete_subscription,
+        operators.remove_member,
+        operators.settle_dead,
+        operators.purge,
+        operators.delete_topic,
+    }
+)

@@ -1,0 +1,302 @@
+"""Publishing over HTTP: JSON, arrays, and bodies as they are."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import httpx
+import pytest
+
+from runnel.config import HttpSettings, Keep, LimitSettings, Settings, TopicRule
+from runnel.formats.message import Message
+from runnel.topics.partitions import partition_of_key
+from tests.protocols.http.open_door import OpenDoor, in_loop, open_door
+
+MESSAGES = "/v1/topics/sensors%2Fa/messages"
+JSON = {"content-type": "application/json"}
+
+
+async def _stored(door: OpenDoor, topic: str = "sensors/a", partition: int = 0) -> list[Message]:
+    fetched = await door.broker.fetch(topic, partition)
+    return [message for batch in fetched.batches for message in batch]
+
+
+def _problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = answer.json()
+    assert problem["code"] == code
+    assert problem["status"] == status
+    assert problem["type"] == f"urn:runnel:problem:{code}"
+    return problem
+
+
+@in_loop
+async def test_a_message_has_all_that_its_json_gives_it() -> None:
+    async with open_door() as door:
+        uid = bytes(range(20))
+        answer = await door.http.post(
+            MESSAGES,
+            json={
+                "text": "21.5 °C",
+                "key": "a",
+                "partition_key_base64": "AP8=",
+                "tags": {"unit": "C"},
+                "event_time": "2026-01-31T13:00:00.25+01:00",
+                "transmit_time": 7,
+                "uid": base64.b64encode(uid).decode(),
+            },
+        )
+        assert answer.status_code == 200
+        receipt = answer.json()
+        assert receipt.pop("epoch") > 0
+        assert receipt == {
+            "topic": "sensors/a",
+            "partition": 0,
+            "offset": 1,
+            "receive_time_ns": door.clock.time_ns(),
+            "level": "received",
+        }
+        [message] = await _stored(door)
+        assert message.payload == "21.5 °C".encode()
+        assert (message.key, message.partition_key) == (b"a", b"\x00\xff")
+        assert dict(message.tags) == {"unit": "C"}
+        assert (message.event_time_ns, message.transmit_time_ns) == (1_769_860_800_250_000_000, 7)
+        assert message.uid == uid
+
+
+@pytest.mark.parametrize(
+    ("body", "payload"),
+    [
+        (b"{}", b""),
+        (b'{"text": ""}', b""),
+        (b'{"json": {"a" : [1, null]}}', b'{"a" : [1, null]}'),
+        (b'{"json": null}', b"null"),
+        (b'{"base64": "AAEC"}', b"\x00\x01\x02"),
+        (b'{"text": null, "base64": "AAEC", "key": null}', b"\x00\x01\x02"),
+    ],
+)
+@in_loop
+async def test_a_payload_is_text_or_json_or_base64_or_nothing(body: bytes, payload: bytes) -> None:
+    async with open_door() as door:
+        assert (await door.http.post(MESSAGES, content=body, headers=JSON)).status_code == 200
+        [message] = await _stored(door)
+        assert message.payload == payload
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "part"),
+    [
+        (b'{"txt": "a"}', "$.txt", "did you mean 'text'?"),
+        (b'{"text": "a", "json": 1}', "$", "one payload"),
+        (b'{"key": "a", "key_base64": "AA=="}', "$", "one of them is enough"),
+        (b'{"text": 3}', "$.text", "Expected"),
+        (b'{"base64": "A"}', "$.base64", "base64"),
+        (b'{"uid": "AAAA"}', "$.uid", "20"),
+        (b'{"event_time": "yesterday"}', "$.event_time", "RFC 3339"),
+        (b'{"event_time": 9223372036854775808}', "$.event_time", "64 bits"),
+        (b'{"tags": {"a": 1}}', "$.tags[...]", "Expected"),
+        (b'[{"text": "a"}, {"txt": "b"}]', "$[1].txt", "did you mean 'text'?"),
+        (b'[{"text": "a"}, {"base64": "A"}]', "$[1].base64", "base64"),
+        (b"[]", "$", "at least one message"),
+        (b'"text"', "$", "Expected `object`"),
+    ],
+)
+@in_loop
+async def test_wrong_messages_are_refused_with_their_place(
+    body: bytes, field: str, part: str
+) -> None:
+    async with open_door() as door:
+        answer = await door.http.post(MESSAGES, content=body, headers=JSON)
+        problem = _problem(answer, 400, "bad_request")
+        assert problem["field"] == field
+        assert part in problem["detail"]
+        assert await door.broker.topics() == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        (b"", "not JSON"),
+        (b'{"text": "a"', "not JSON"),
+        (b'{"text": "a"} x', "not JSON"),
+        (b'{"json": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"text": "\xff"}', "not UTF-8"),
+    ],
+)
+@in_loop
+async def test_what_is_not_json_is_malformed(body: bytes, part: str) -> None:
+    async with open_door() as door:
+        answer = await door.http.post(MESSAGES, content=body, headers=JSON)
+        assert part in _problem(answer, 400, "malformed")["detail"]
+
+
+@in_loop
+async def test_json_within_json_that_is_not_utf8_is_refused() -> None:
+    async with open_door() as door:
+        answer = await door.http.post(MESSAGES, content=b'{"json": "\xff"}', headers=JSON)
+        assert _problem(answer, 400, "bad_request")["field"] == "$.json"
+
+
+@in_loop
+async def test_an_array_is_stored_whole_and_answered_in_its_order() -> None:
+    topics = (TopicRule(match="p", partitions=4),)
+    async with open_door(topics=topics) as door:
+        keys = [str(number) for number in range(8)]
+        answer = await door.http.post(
+            "/v1/topics/p/messages", json=[{"text": key, "key": key} for key in keys]
+        )
+        receipts = answer.json()["receipts"]
+        assert answer.json()["published"] == 8
+        for key, receipt in zip(keys, receipts, strict=True):
+            assert receipt["partition"] == partition_of_key(key.encode(), 4)
+            stored = await _stored(door, "p", receipt["partition"])
+            assert stored[receipt["offset"] - 1].payload == key.encode()
+
+
+@in_loop
+async def test_a_key_chooses_the_partition_unless_the_query_does() -> None:
+    async with open_door(topics=(TopicRule(match="p", partitions=4),)) as door:
+        by_key = await door.http.post("/v1/topics/p/messages", json={"key": "sensor-1"})
+        assert by_key.json()["partition"] == 2
+        keyless = [await door.http.post("/v1/topics/p/messages", json={}) for _ in range(4)]
+        assert {answer.json()["partition"] for answer in keyless} == {0, 1, 2, 3}
+        by_query = await door.http.post(
+            "/v1/topics/p/messages?partition=3", json={"key": "sensor-1"}
+        )
+        assert by_query.json()["partition"] == 3
+        many = await door.http.post(
+            "/v1/topics/p/messages?partition=1", json=[{"key": "sensor-1"}, {}]
+        )
+        assert [receipt["partition"] for receipt in many.json()["receipts"]] == [1, 1]
+        beyond = await door.http.post("/v1/topics/p/messages?partition=4", json={})
+        assert "partitions 0 to 3" in _problem(beyond, 404, "unknown_topic")["detail"]
+
+
+@in_loop
+async def test_a_body_of_another_type_is_the_payload() -> None:
+    async with open_door() as door:
+        answer = await door.http.post(
+            MESSAGES,
+            content=b"\x00raw\xff",
+            headers=[
+                ("content-type", "image/png"),
+                ("runnel-key", "a%2Fb"),
+                ("runnel-partition-key-base64", "AP8="),
+                ("runnel-tag", "unit=%C2%B0C"),
+                ("runnel-tag", "line=%0A"),
+                ("runnel-event-time", "1700000000000000000"),
+            ],
+        )
+        assert answer.status_code == 200
+        [message] = await _stored(door)
+        assert message.payload == b"\x00raw\xff"
+        assert (message.key, message.partition_key) == (b"a/b", b"\x00\xff")
+        assert dict(message.tags) == {"unit": "°C", "line": "\n"}
+        assert message.event_time_ns == 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [
+        ("Runnel-Tag", "unit", "name=value"),
+        ("Runnel-Tags", "unit=C", "did you mean 'Runnel-Tag'?"),
+        ("RUNNEL-PARTITIONKEY", "a", "did you mean 'Runnel-Partition-Key'?"),
+        ("Runnel-Zoo", "a", "known are Runnel-Key, "),
+        ("Runnel-Key-Base64", "A", "base64"),
+        ("Runnel-Event-Time", "noon", "RFC 3339"),
+        ("runnel-keys", "a", "did you mean 'Runnel-Key'?"),
+        ("Runnel-Key", "%ff", "UTF-8"),
+    ],
+)
+@in_loop
+async def test_wrong_headers_are_named(name: str, value: str, part: str) -> None:
+    async with open_door() as door:
+        answer = await door.http.post(MESSAGES, content=b"x", headers={name: value})
+        problem = _problem(answer, 400, "bad_request")
+        assert problem["field"].lower() == name.lower()
+        assert part in problem["detail"]
+
+
+@in_loop
+async def test_a_partition_that_is_not_there_is_told_without_words_of_the_log() -> None:
+    async with open_door() as door:
+        for body in ({"text": "a"}, [{"text": "a"}, {"text": "b"}]):
+            answer = await door.http.post(MESSAGES, params={"partition": 7}, json=body)
+            problem = _problem(answer, 404, "unknown_topic")
+            assert problem["detail"] == "topic 'sensors/a' has partitions 0 to 0, not 7"
+
+
+@in_loop
+async def test_level_none_is_accepted_and_level_nonsense_is_not() -> None:
+    async with open_door() as door:
+        taken = await door.http.post(MESSAGES, params={"level": "none"}, json={"text": "a"})
+        assert taken.status_code == 202
+        assert taken.json() == {"topic": "sensors/a", "partition": 0, "level": "none"}
+        many = await door.http.post(MESSAGES, params={"level": "none"}, json=[{"text": "b"}])
+        assert many.status_code == 202
+        wrong = await door.http.post(MESSAGES, params={"level": "soon"}, json={"text": "a"})
+        problem = _problem(wrong, 400, "bad_request")
+        assert problem["field"] == "level"
+        assert "none, received, stored" in problem["detail"]
+        assert len(await _stored(door)) == 2
+
+
+@in_loop
+async def test_topics_that_are_not_kept_say_how_many_received_it() -> None:
+    async with open_door(topics=(TopicRule(match="live", keep=Keep.NONE),)) as door:
+        answer = await door.http.post("/v1/topics/live/messages", json={"text": "a"})
+        assert answer.json()["receivers"] == 0
+
+
+@in_loop
+async def test_the_trace_of_a_request_becomes_tags_of_messages_without_one() -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    own = parent.replace("0af", "1af")
+    async with open_door() as door:
+        headers = {"traceparent": parent, "tracestate": "a=b"}
+        await door.http.post(MESSAGES, json={"text": "a", "tags": {"x": "y"}}, headers=headers)
+        await door.http.post(
+            MESSAGES, json=[{"tags": {"traceparent": own}}], headers={"traceparent": parent}
+        )
+        await door.http.post(MESSAGES, content=b"c", headers={"traceparent": "nonsense"})
+        tags = [dict(message.tags) for message in await _stored(door)]
+        assert tags == [
+            {"x": "y", "traceparent": parent, "tracestate": "a=b"},
+            {"traceparent": own},
+            {},
+        ]
+
+
+@in_loop
+async def test_what_is_too_large_is_413() -> None:
+    settings = Settings(limits=LimitSettings(message_bytes_max=100))
+    async with open_door(settings=settings, http=HttpSettings(body_bytes_max=1000)) as door:
+        message = await door.http.post(MESSAGES, content=b"x" * 101)
+        assert "limits.message_bytes_max" in _problem(message, 413, "limit_exceeded")["detail"]
+        body = await door.http.post(MESSAGES, content=b"x" * 1001)
+        assert "http.body_bytes_max" in _problem(body, 413, "limit_exceeded")["detail"]
+
+        async def chunks() -> Any:
+            for _ in range(20):
+                yield b"x" * 100
+
+        chunked = await door.http.post(MESSAGES, content=chunks())
+        _problem(chunked, 413, "limit_exceeded")
+        assert (await door.http.get("/healthz")).status_code == 200
+
+
+@in_loop
+async def test_names_that_are_not_allowed_are_refused() -> None:
+    async with open_door() as door:
+        for path, part in (
+            ("/v1/topics/a%00b/messages", "control character"),
+            ("/v1/topics/%ff/messages", "not UTF-8"),
+            (f"/v1/topics/{'x' * 256}/messages", "longer than 255"),
+        ):
+            problem = _problem(await door.http.post(path, content=b"x"), 400, "invalid_name")
+            assert problem["field"] == "topic"
+            assert part in problem["detail"]
+        reserved = await door.http.post("/v1/topics/!system%2Fx/messages", content=b"x")
+        _problem(reserved, 400, "bad_request")

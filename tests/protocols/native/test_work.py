@@ -1,0 +1,317 @@
+"""Acknowledged work through the door with a real broker behind it: frame by frame, as a client author would see it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runnel.broker.broker import Broker
+from runnel.config import Settings
+from runnel.formats import block, wire
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.formats.work_heads import (
+    Ack,
+    Acked,
+    AckUpTo,
+    Consume,
+    ConsumerEnded,
+    Consuming,
+    DeleteSubscription,
+    Late,
+    Lease,
+    Leave,
+    ListSubscriptions,
+    Nack,
+    Part,
+    Recall,
+    Recalled,
+    SubscriptionList,
+    SubscriptionState,
+    Work,
+    WorkOptions,
+)
+from runnel.platform.clock import SystemClock
+from runnel.platform.disk import RealDisk
+from runnel.platform.workers import ThreadWorkers
+from runnel.protocols.native.door import Door
+from runnel.security.gate import Gate
+from tests.protocols.native.talking import Talker, subscribe
+
+SECONDS_MAX = 30
+QUICK = WorkOptions(retry_delay_ms=0)
+Told = list[tuple[Lease, list[Message]]]
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[Door]:
+    settings = Settings(data=str(directory))
+    workers = ThreadWorkers(1)
+    try:
+        broker = await Broker.open(
+            settings,
+            directory=str(directory),
+            disk=RealDisk(),
+            clock=SystemClock(),
+            workers=workers,
+        )
+        try:
+            door = Door(broker, settings, Gate.open(settings, broker.clock))
+            try:
+                yield door
+            finally:
+                await door.close()
+        finally:
+            await broker.close()
+    finally:
+        workers.close()
+
+
+def run(directory: Path, *scenarios: Callable[[Door], Awaitable[None]]) -> None:
+    """Each with a broker of its own over the same data: in between it is closed and opened again."""
+
+    async def main() -> None:
+        async with asyncio.timeout(SECONDS_MAX):
+            for scenario in scenarios:
+                async with opened(directory) as door:
+                    await scenario(door)
+
+    asyncio.run(main())
+
+
+async def connected(door: Door) -> Talker:
+    talker = Talker()
+    door.connect(talker)
+    await talker.greet()
+    return talker
+
+
+async def consuming(
+    door: Door, mode: str = "shared", *, window: int = 256, options: WorkOptions | None = QUICK
+) -> Talker:
+    talker = await connected(door)
+    head = Consume(2, 1, "billing", ["orders/*"], mode, window_messages=window, options=options)
+    told = await talker.ask(head, Consuming)
+    assert (told.subscription, told.mode) == ("billing", mode)
+    return talker
+
+
+async def publish(door: Door, *payloads: bytes, key: bytes | None = None) -> None:
+    messages = [Message("orders/eu", payload, key=key) for payload in payloads]
+    await door.broker.publish(Batch.from_messages(messages))
+
+
+async def hear_work(talker: Talker, count: int) -> Told:
+    """Deliveries, until there are so many messages."""
+    told: Told = []
+    while sum(len(messages) for _, messages in told) < count:
+        work, tail = await talker.hear_all()
+        assert isinstance(work, Work), work
+        position = 0
+        for lease in work.leases:
+            envelope, body, block_bytes = block.unpack(memoryview(tail)[position:])
+            told.append((lease, Batch(envelope, body).messages()))
+            position += block_bytes
+        assert position == len(tail)
+    return told
+
+
+def offsets(told: Told) -> list[int]:
+    return [message.offset for _, messages in told for message in messages]
+
+
+def failures(told: Told) -> dict[int, int]:
+    """Of messages that failed before, how often."""
+    attempts = [attempt for lease, _ in told for attempt in lease.attempts]
+    return {attempt.offset: attempt.failures for attempt in attempts if attempt.failures}
+
+
+async def state_of(talker: Talker) -> SubscriptionState:
+    (state,) = (await talker.ask(ListSubscriptions(99, "billing"), SubscriptionList)).subscriptions
+    return state
+
+
+def test_what_was_answered_as_stored_does_not_come_again_after_a_restart(tmp_path: Path) -> None:
+    async def before(door: Door) -> None:
+        await publish(door, b"1", b"2", b"3", b"4", b"5")
+        talker = await consuming(door)
+        told = await hear_work(talker, 5)
+        assert offsets(told) == [1, 2, 3, 4, 5]
+        delivery = told[0][0].delivery
+        acked = await talker.ask(Ack(3, 1, [], [Part(delivery, 1, 3), Part(delivery, 4, 5)]), Acked)
+        assert list(acked.late) == []
+
+    async def after(door: Door) -> None:
+        talker = await consuming(door)
+        told = await hear_work(talker, 2)
+        assert offsets(told) == [3, 5]
+        assert failures(told) == {}  # the broker went, not the consumer
+        await talker.ask(AckUpTo(3, 1, "orders/eu", 0, 5), Acked)
+        assert (await state_of(talker)).members[0].backlog == 0
+
+    run(tmp_path / "data", before, after)
+
+
+def test_an_ack_that_names_nothing_waits_for_those_before_it(tmp_path: Path) -> None:
+    async def scenario(door: Door) -> None:
+        await publish(door, b"1", b"2")
+        talker = await consuming(door)
+        ((lease, _),) = await hear_work(talker, 2)
+        talker.say(Ack(3, 1, [lease.delivery]), Ack(4, 1))
+        assert [(await talker.hear(Acked)).id for _ in range(2)] == [3, 4]
+
+    run(tmp_path / "data", scenario)
+
+
+def test_a_lost_connection_gives_back_at_once_and_it_counts(tmp_path: Path) -> None:
+    async def scenario(door: Door) -> None:
+        await publish(door, b"1", b"2")
+        first = await consuming(door)
+        (lease, _), *_ = await hear_work(first, 2)
+        await first.ask(Ack(3, 1, [], [Part(lease.delivery, 1, 2)]), Acked)
+        second = await consuming(door)
+        first.transport.abort()
+        told = await hear_work(second, 1)
+        assert (offsets(told), failures(told)) == ([2], {2: 1})
+
+    run(tmp_path / "data", scenario)
+
+
+def test_who_leaves_gives_back_at_once_and_it_does_not_count(tmp_path: Path) -> None:
+    async def scenario(door: Door) -> None:
+        await publish(door, b"1", b"2")
+        first = await consuming(door)
+        await hear_work(first, 2)
+        second = await consuming(door)
+        await first.ask(Leave(3, 1), wire.Done)
+        told = await hear_work(second, 2)
+        assert (offsets(told), failures(told)) == ([1, 2], {})
+        error = await first.ask(Ack(4, 1, [1]), wire.Error)
+        assert error.code == "late_ack"
+
+    run(tmp_path / "data", scenario)
+
+
+def test_no_more_is_leased_than_the_window_allows(tmp_path: Path) -> None:
+    async def scenario(door: Door) -> None:
+        await publish(door, *(b"%d" % number for number in range(10)))
+        talker = await consuming(door, window=3)
+        told = await hear_work(talker, 3)
+        assert offsets(told) == [1, 2, 3]
+        await talker.ask(wire.Ping(3), wire.Pong)  # nothing came before it
+        talker.say(Ack(0, 1, [], [Part(told[0][0].delivery, 1, 3)]))
+        assert offsets(await hear_work(talker, 2)) == [4, 5]
+
+    run(tmp_path / "data", scenario)
+
+
+def test_refused_messages_come_again_and_a_late_ack_is_told(tmp_path: Path) -> None:
+    async def scenario(door: Door) -> None:
+        await publish(door, b"1", b"2")
+        talker = await consuming(door)
+        ((lease, _),) = await hear_work(talker, 2)
+        refused = Part(lease.delivery, 2, 3)
+        talker.say(Nack(1, [refused], 0, "no such customer"))
+        again = await hear_work(talker, 1)
+        assert (offsets(again), failures(again)) == ([2], {2: 1})
+        talker.say(Ack(0, 1, [lease.delivery], []), Ack(0, 1, [], [refused]))
+        late = await talker.hear(Late)
+        assert [part.delivery for part in late.parts] == [lease.delivery]
+        acked = await talker.ask(Ack(3, 1, [999], [Part(again[0][0].delivery, 2, 3)]), Acked)
+        assert list(acked.late) == [Part(999, 0, 0)]
+
+    run(tmp_path / "data", scenario)
+
+
+def test_a_keys_later_messages_are_recalled_and_come_again_in_order(tmp_path: Path) -> None:
+    async def scenario(door: Door) -> None:
+        await publish(door, b"1", b"2", b"3", key=b"k")
+        talker = await consuming(door, "key_shared")
+        ((lease, _),) = await hear_work(talker, 3)
+        talker.say(Nack(1, [Part(lease.delivery, 1, 2)], 0))
+        recall = await talker.hear(Recall)
+        assert list(recall.parts) == [Part(lease.delivery, 2, 4)]
+        await talker.ask(wire.Ping(3), wire.Pong)  # nobody gets the key's messages until then
+        talker.say(Recalled(1, recall.parts))
+        told = await hear_work(talker, 3)
+        assert (offsets(told), failures(told)) == ([1, 2, 3], {1: 1})
+
+    run(tmp_path / "data", scenario)
+
+
+def test_a_message_that_fails_too_often_becomes_a_dead_letter(tmp_path: Path) -> None:
+    async def scenario(door: Door) -> None:
+        await publish(door, b"1")
+        reader = await connected(door)
+        await reader.ask(subscribe(2, 1, "!dead/*"), wire.Subscribed)
+        options = WorkOptions(deliveries_max=2, retry_delay_ms=0)
+        talker = await consuming(door, options=options)
+        for _ in range(2):
+            ((lease, _),) = await hear_work(talker, 1)
+            talker.say(Nack(1, [Part(lease.delivery, 1, 2)], 0, "no such customer"))
+        _, tail = await reader.hear_all()
+        (letter,) = Batch.unpack(tail)
+        assert (letter.payload, letter.tags["dead.error"]) == (b"1", "no such customer")
+
+    run(tmp_path / "data", scenario)
+
+
+def test_consumers_are_told_when_their_subscription_is_deleted(tmp_path: Path) -> None:
+    async def scenario(door: Door) -> None:
+        talker, other = await consuming(door), await connected(door)
+        await other.ask(DeleteSubscription(2, "billing"), wire.Done)
+        ended = await talker.hear(ConsumerEnded)
+        assert (ended.consumer, ended.code) == (1, "unknown_subscription")
+
+    run(tmp_path / "data", scenario)
+
+
+@pytest.mark.parametrize(
+    ("head", "code"),
+    [
+        (Consume(2, 1, "nobody"), "unknown_subscription"),
+        (Consume(2, 1, "billing", ["orders/*"], "solo"), "bad_request"),
+        (Consume(2, 1, "billing", ["["], "shared"), "invalid_name"),
+        (Consume(2, 1, "", ["*"], "shared"), "invalid_name"),
+        (Consume(2, 1, "b", ["*"], "shared", options=WorkOptions(lease_ms=1)), "bad_request"),
+        (Consume(2, 1, "b", ["*"], "shared", start=wire.Start("last")), "bad_request"),
+        (Consume(2, 1, "b", ["*"], "shared", member="m"), "bad_request"),
+    ],
+)
+def test_what_is_wrong_with_a_consumer_is_told(tmp_path: Path, head: Consume, code: str) -> None:
+    async def scenario(door: Door) -> None:
+        talker = await connected(door)
+        error = await talker.ask(head, wire.Error)
+        assert (error.id, error.code) == (2, code)
+        right = Consume(3, 1, "billing", ["orders/*"], "shared")
+        await talker.ask(right, Consuming)
+        differs = msgspec.structs.replace(right, id=4, consumer=2, patterns=["others"])
+        assert (await talker.ask(differs, wire.Error)).code == "subscription_differs"
+
+    run(tmp_path / "data", scenario)
+
+
+HUGE = 2**63 - 1
+
+
+def test_huge_numbers_hurt_nobody(tmp_path: Path) -> None:
+    async def scenario(door: Door) -> None:
+        await publish(door, b"1", b"2")
+        talker = await consuming(door)
+        ((lease, _),) = await hear_work(talker, 2)
+        everything = Part(lease.delivery, 0, HUGE)
+        talker.say(
+            Ack(0, 1, [HUGE], [Part(HUGE, 0, HUGE), Part(lease.delivery, HUGE, 0)]),
+            Nack(1, [Part(lease.delivery, 1, 2)], HUGE, "x" * 100_000),
+        )
+        await talker.hear(Late)
+        acked = await talker.ask(Ack(3, 1, [], [everything]), Acked)
+        assert all(part.delivery == lease.delivery for part in acked.late)
+        assert (await state_of(talker)).members[0].backlog == 1
+
+    run(tmp_path / "data", scenario)
