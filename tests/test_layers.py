@@ -28,15 +28,15 @@ VIOLATIONS = {
     "runnel/topics/upward.py": "import runnel.log",
     "runnel/formats/impure_clock.py": "import time",
     "runnel/formats/impure_file.py": "def read():\n    from pathlib import Path",
-    "runnel/topics/impure_world.py": "import runnel.platform",
+    "runnel/topics/impure_platform.py": "import runnel.platform",
     "runnel/log/columnar.py": "import pyarrow.parquet",
-    "runnel/subscriptions/impure.py": "import asyncio",
+    "runnel/group_rules/impure.py": "import asyncio",
     "runnel/broker/backwards.py": "import runnel.client",
     "runnel/client/sideways.py": "import runnel.log",
     "runnel/client/worldly.py": "import runnel.platform",
     "runnel/spark/writing.py": "import runnel.log.segments_made_up",
-    "runnel/doors/http/neighbour.py": "import runnel.protocols.native",
-    "runnel/doors/native/shortcut.py": "import runnel.log",
+    "runnel/protocols/http/neighbour.py": "import runnel.protocols.native",
+    "runnel/protocols/native/shortcut.py": "import runnel.log",
     "runnel/misc/__init__.py": "",
 }
 PERMITTED = {
@@ -51,9 +51,9 @@ def tree(tmp_path: Path) -> Path:
     """A copy of the package and its rules, with the parts that are still to come."""
     shutil.copytree(ROOT / "src" / "runnel", tmp_path / "runnel")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for part in ("broker", "client", "doors/http", "doors/native", "spark", "subscriptions"):
+    for part in ("broker", "client", "protocols/http", "protocols/native", "spark", "group_rules"):
         write(tmp_path, f"runnel/{part}/__init__.py", "")
-    write(tmp_path, "runnel/doors/__init__.py", "")
+    write(tmp_path, "runnel/protocols/__init__.py", "")
     if not any(tmp_path.glob("runnel/log/reading*")):
         write(tmp_path, "runnel/log/reading.py", "")
     return tmp_path

@@ -268,7 +268,7 @@ def test_a_slow_reader_of_kept_topics_costs_little_and_misses_nothing() -> None:
                 held = sum(
                     each.size
                     for each in tracemalloc.take_snapshot().statistics("filename")
-                    if "doors/grpc" in each.traceback[0].filename
+                    if "protocols/grpc" in each.traceback[0].filename
                 )
             finally:
                 tracemalloc.stop()
