@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from runnel.broker import topic_traffic
 from runnel.broker.histogram import Histogram, bucket_end, bucket_of
 from runnel.broker.metrics import Counters, MetricKind, Metrics, Unit
-from runnel.broker.sparing import Sparing
+from runnel.broker.throttled import Throttled
 from runnel.broker.topic_traffic import Flow, TopicTraffic
 from tests.fakes.clock import VirtualClock
 
@@ -216,17 +216,17 @@ def test_what_is_costly_to_read_is_read_no_more_than_a_fiftieth_of_the_time() ->
         clock.advance(SECOND_NS // 10)
         return readings
 
-    sparing = Sparing(read, clock)
-    assert sparing.value() == sparing.value() == 1
+    throttled = Throttled(read, clock)
+    assert throttled.value() == throttled.value() == 1
     clock.advance(5 * SECOND_NS - 1)
-    assert sparing.value() == 1
+    assert throttled.value() == 1
     clock.advance(1)
-    assert sparing.value() == 2
-    sparing.forget()
-    assert sparing.value() == 3
+    assert throttled.value() == 2
+    throttled.forget()
+    assert throttled.value() == 3
 
 
 def test_what_costs_nothing_is_read_whenever_somebody_asks() -> None:
     values = iter(range(9))
-    sparing = Sparing(lambda: next(values), VirtualClock())
-    assert [sparing.value() for _ in range(3)] == [0, 1, 2]
+    throttled = Throttled(lambda: next(values), VirtualClock())
+    assert [throttled.value() for _ in range(3)] == [0, 1, 2]

@@ -117,7 +117,7 @@ def test_renewing_again_and_again_leaves_no_trail() -> None:
     for tick in range(10_000):
         group.group.renew(1, [delivery.id], tick, lease_ns=(tick % 7) * SECOND)
         group.group.renew(1, [delivery.id], tick, lease_ns=10_000 * SECOND - tick)
-    assert len(group.group._desk.leases._deadlines) < 2_000
+    assert len(group.group._group_state.leases._deadlines) < 2_000
 
 
 def test_leases_that_were_acknowledged_leave_no_trail() -> None:
@@ -128,7 +128,7 @@ def test_leases_that_were_acknowledged_leave_no_trail() -> None:
         group.publish(count=1)
         delivery = group.only()
         group.group.ack_up_to(1, ORDERS, delivery.base, 0)
-    table = group.group._desk.leases
+    table = group.group._group_state.leases
     assert len(table._deadlines) < 2_000
     assert not table._leases
     assert not table._of_consumer

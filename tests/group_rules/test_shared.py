@@ -184,7 +184,7 @@ def test_ten_thousand_idle_partitions_are_not_looked_at() -> None:
     want = group.next_want(0)
     assert want is not None
     assert want.key == ("orders", 5_000)
-    assert len(group._desk._busy) == 1
+    assert len(group._group_state._busy) == 1
 
 
 # --- Acknowledging ---
@@ -550,7 +550,7 @@ def test_a_million_messages_in_flight_are_a_thousand_masks() -> None:
     deliveries = [
         delivery for base in range(1, 200_001, 1_000) for delivery in group.offer(base, 1_000)
     ]
-    leases = group.group._desk.leases._leases.values()
+    leases = group.group._group_state.leases._leases.values()
     assert len(deliveries) == len(leases) == 200
     assert all(
         lease.outstanding is delivery.mask

@@ -62,7 +62,7 @@ EVERY_KIND: list[Record] = [
 ]
 
 
-class Desk:
+class GroupState:
     """A catalogue over a fake disk; `snapshot` is what its owner knows."""
 
     def __init__(self, disk: FakeDisk, bytes_max: int = 10**6) -> None:
@@ -90,11 +90,11 @@ class Desk:
 
 
 def loaded_after(disk: FakeDisk) -> Loaded:
-    return Desk(disk.restart()).open()
+    return GroupState(disk.restart()).open()
 
 
 def test_new_catalogue_is_empty() -> None:
-    loaded = Desk(FakeDisk(1)).open()
+    loaded = GroupState(FakeDisk(1)).open()
     assert list(loaded.records) == []
     assert loaded.torn is None
 
@@ -103,10 +103,10 @@ def test_records_of_every_kind_come_back_in_order() -> None:
     disk = FakeDisk(1)
 
     async def scenario() -> None:
-        desk = Desk(disk)
-        desk.open()
+        group_state = GroupState(disk)
+        group_state.open()
         for record in EVERY_KIND:
-            await desk.add(record)
+            await group_state.add(record)
         disk.crash()
         loaded = loaded_after(disk)
         assert list(loaded.records) == EVERY_KIND
@@ -119,10 +119,10 @@ def test_records_added_together_share_one_write() -> None:
     disk = FakeDisk(1)
 
     async def scenario() -> None:
-        desk = Desk(disk)
-        desk.open()
+        group_state = GroupState(disk)
+        group_state.open()
         syncs = disk.sync_count
-        await asyncio.gather(*(desk.catalogue.add(Opened(n, 0)) for n in range(100)))
+        await asyncio.gather(*(group_state.catalogue.add(Opened(n, 0)) for n in range(100)))
         assert disk.sync_count - syncs <= 2
         assert [record.epoch for record in loaded_after(disk).records] == list(range(100))  # type: ignore[union-attr]
 
@@ -133,15 +133,15 @@ def test_records_can_be_made_by_the_worker_that_writes_them() -> None:
     disk = FakeDisk(1)
 
     async def scenario() -> None:
-        desk = Desk(disk)
-        desk.open()
+        group_state = GroupState(disk)
+        group_state.open()
         made: list[str] = []
 
         def make() -> list[Record]:
             made.append("now")
             return [Closed(1), Closed(2)]
 
-        future = desk.catalogue.add_made(make)
+        future = group_state.catalogue.add_made(make)
         assert made == []
         await future
         assert made == ["now"]
@@ -154,13 +154,13 @@ def test_closing_writes_what_is_queued_and_takes_no_more() -> None:
     disk = FakeDisk(1)
 
     async def scenario() -> None:
-        desk = Desk(disk)
-        desk.open()
-        waiting = desk.catalogue.add(Opened(1, 2))
-        await desk.catalogue.close(Closed(1))
+        group_state = GroupState(disk)
+        group_state.open()
+        waiting = group_state.catalogue.add(Opened(1, 2))
+        await group_state.catalogue.close(Closed(1))
         assert waiting.done()
         with pytest.raises(ReadOnlyError, match="closed"):
-            await desk.catalogue.add(Closed(2))
+            await group_state.catalogue.add(Closed(2))
         assert list(loaded_after(disk).records) == [Opened(1, 2), Closed(1)]
 
     run(scenario)
@@ -170,15 +170,15 @@ def test_grown_file_is_replaced_by_a_snapshot_of_what_is_known() -> None:
     disk = FakeDisk(1)
 
     async def scenario() -> None:
-        desk = Desk(disk, bytes_max=500)
-        desk.open()
-        first = desk.path()
-        desk.known.append(TopicMade("kept", Keep.DISK, 1, "main"))
+        group_state = GroupState(disk, bytes_max=500)
+        group_state.open()
+        first = group_state.path()
+        group_state.known.append(TopicMade("kept", Keep.DISK, 1, "main"))
         for number in range(100):
-            await desk.catalogue.add(CursorSet(Cursor("c", (), number)))
-            desk.known[1:] = [CursorSet(Cursor("c", (), number))]
-        assert desk.path() != first
-        assert disk.open(desk.path(), Access.READ).size() < 1200
+            await group_state.catalogue.add(CursorSet(Cursor("c", (), number)))
+            group_state.known[1:] = [CursorSet(Cursor("c", (), number))]
+        assert group_state.path() != first
+        assert disk.open(group_state.path(), Access.READ).size() < 1200
         records = list(loaded_after(disk).records)
         assert records[0] == TopicMade("kept", Keep.DISK, 1, "main")
         assert records[-1] == CursorSet(Cursor("c", (), 99))
@@ -193,11 +193,11 @@ def test_crash_at_any_operation_loses_nothing_that_was_answered_for() -> None:
             answered: list[int] = []
 
             async def scenario(disk: FakeDisk = disk, answered: list[int] = answered) -> None:
-                desk = Desk(disk, bytes_max=120)
-                desk.open()
+                group_state = GroupState(disk, bytes_max=120)
+                group_state.open()
                 disk.crash_at(operation)  # noqa: B023 - run in this round
                 for number in range(8):
-                    await desk.add(Opened(number, 0))
+                    await group_state.add(Opened(number, 0))
                     answered.append(number)
 
             with suppress(PowerLoss):
@@ -213,13 +213,13 @@ def test_damaged_record_is_reported_and_the_others_are_read() -> None:
     disk = FakeDisk(1)
 
     async def scenario() -> None:
-        desk = Desk(disk)
-        desk.open()
+        group_state = GroupState(disk)
+        group_state.open()
         ends = []
         for number in range(4):
-            await desk.add(Opened(number, 0))
-            ends.append(disk.open(desk.path(), Access.READ).size())
-        disk.flip_bit(desk.path(), ends[0] + 26, 1)
+            await group_state.add(Opened(number, 0))
+            ends.append(disk.open(group_state.path(), Access.READ).size())
+        disk.flip_bit(group_state.path(), ends[0] + 26, 1)
         loaded = loaded_after(disk)
         assert [record.epoch for record in loaded.records] == [0, 2, 3]  # type: ignore[union-attr]
         [damage] = loaded.damage
@@ -234,7 +234,7 @@ def test_record_of_an_unknown_kind_is_damage_and_not_a_crash() -> None:
     file = RecordFile.create(disk, f"{FOLDER}/00000000000000000001")
     file.append(b"\x91\x92\xa7unknown\x01")
     file.append(b"\x91\x92\xa6closed\x05")
-    loaded = Desk(disk).open()
+    loaded = GroupState(disk).open()
     assert list(loaded.records) == [Closed(5)]
     assert len(loaded.damage) == 1
 
@@ -243,13 +243,13 @@ def test_full_disk_refuses_a_record_and_takes_the_next() -> None:
     disk = FakeDisk(1)
 
     async def scenario() -> None:
-        desk = Desk(disk)
-        desk.open()
-        await desk.add(Opened(1, 0))
+        group_state = GroupState(disk)
+        group_state.open()
+        await group_state.add(Opened(1, 0))
         disk.fail(Kind.WRITE, errno.ENOSPC)
         with pytest.raises(DiskFullError, match=rf"written: {os.strerror(errno.ENOSPC)}$"):
-            await desk.add(Opened(2, 0))
-        await desk.add(Opened(3, 0))
+            await group_state.add(Opened(2, 0))
+        await group_state.add(Opened(3, 0))
         assert list(loaded_after(disk).records) == [Opened(1, 0), Opened(3, 0)]
 
     run(scenario)
@@ -259,15 +259,15 @@ def test_record_that_cannot_be_taken_back_either_makes_it_read_only() -> None:
     disk = FakeDisk(1)
 
     async def scenario() -> None:
-        desk = Desk(disk)
-        desk.open()
-        await desk.add(Opened(1, 0))
+        group_state = GroupState(disk)
+        group_state.open()
+        await group_state.add(Opened(1, 0))
         disk.fail(Kind.WRITE, errno.EIO)
         disk.fail(Kind.TRUNCATE, errno.EIO)
         with pytest.raises(ReadOnlyError, match="read-only until restart"):
-            await desk.add(Opened(2, 0))
+            await group_state.add(Opened(2, 0))
         with pytest.raises(ReadOnlyError):
-            await desk.add(Opened(3, 0))
+            await group_state.add(Opened(3, 0))
 
     run(scenario)
 
@@ -276,17 +276,17 @@ def test_snapshot_that_fails_leaves_the_old_file_in_use() -> None:
     disk = FakeDisk(1)
 
     async def scenario() -> None:
-        desk = Desk(disk, bytes_max=100)
-        desk.open()
-        before = desk.path()
+        group_state = GroupState(disk, bytes_max=100)
+        group_state.open()
+        before = group_state.path()
         disk.fail(Kind.CREATE, errno.ENOSPC, times=None)
         for number in range(20):
-            await desk.add(Opened(number, 0))
-        assert desk.path() == before
+            await group_state.add(Opened(number, 0))
+        assert group_state.path() == before
         disk.heal()
         for number in range(20, 60):
-            await desk.add(Opened(number, 0))
-        assert desk.path() != before
+            await group_state.add(Opened(number, 0))
+        assert group_state.path() != before
         epochs = {record.epoch for record in loaded_after(disk).records}  # type: ignore[union-attr]
         assert epochs == set(range(60))
 
@@ -297,9 +297,9 @@ def test_whoever_stops_waiting_changes_nothing() -> None:
     disk = FakeDisk(1)
 
     async def scenario() -> None:
-        desk = Desk(disk)
-        desk.open()
-        futures = [desk.catalogue.add(Opened(number, 0)) for number in range(3)]
+        group_state = GroupState(disk)
+        group_state.open()
+        futures = [group_state.catalogue.add(Opened(number, 0)) for number in range(3)]
         futures[1].cancel()
         await asyncio.gather(futures[0], futures[2])
         assert len(loaded_after(disk).records) == 3
@@ -311,9 +311,9 @@ def test_leftovers_of_a_crash_are_removed() -> None:
     disk = FakeDisk(1)
 
     async def scenario() -> None:
-        desk = Desk(disk)
-        desk.open()
-        await desk.add(Opened(1, 0))
+        group_state = GroupState(disk)
+        group_state.open()
+        await group_state.add(Opened(1, 0))
         for name in ("00000000000000000000", "00000000000000000002.new"):
             disk.open(f"{FOLDER}/{name}", Access.CREATE)
         assert list(loaded_after(disk).records) == [Opened(1, 0)]

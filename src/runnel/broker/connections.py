@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 from runnel.broker.loop_share import LoopShare
 from runnel.broker.metric_tables import ConnectionRow
 from runnel.broker.pages import Listed, Page
-from runnel.broker.sparing import SHARE
+from runnel.broker.throttled import SHARE
 from runnel.platform.clock import Clock
 
 # What a listener has: by the id of each connection, how to read its row.

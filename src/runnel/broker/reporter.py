@@ -19,8 +19,8 @@ from runnel.broker import metric_tables
 from runnel.broker.histogram import HistogramSnapshot
 from runnel.broker.metric_tables import BusiestConnections, ConnectionRow, SubscriptionRow, Table
 from runnel.broker.metrics import Metrics
-from runnel.broker.sparing import Sparing
 from runnel.broker.store_statistics import StoreStatistics
+from runnel.broker.throttled import Throttled
 from runnel.config import Settings
 from runnel.errors import RunnelError
 from runnel.formats.work_heads import SubscriptionState
@@ -70,7 +70,7 @@ class Reporter:
         self._stores = _Changing(stores.read(), clock)
         self._read_connections = connections
         self._connections: _Changing[Mapping[int, ConnectionRow]] = _Changing({}, clock)
-        self._subscriptions = Sparing(lambda: list(subscriptions()), clock)
+        self._subscriptions = Throttled(lambda: list(subscriptions()), clock)
         self._work = work
         self._began_ns = clock.monotonic_ns()
         self._sampled_ns = self._breathed_ns = self._began_ns

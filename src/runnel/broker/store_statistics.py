@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import msgspec
 
 from runnel.broker.metrics import Metrics, Unit
-from runnel.broker.sparing import Sparing
+from runnel.broker.throttled import Throttled
 from runnel.log.log import ShardStatistics, Statistics
 from runnel.platform.clock import Clock
 
@@ -95,7 +95,7 @@ class StoreStatistics:
     """The logs by name ("disk", "memory"), and a reading of them that is as fresh as is cheap."""
 
     def __init__(self, logs: Mapping[str, TellingLog], clock: Clock) -> None:
-        self._reading = Sparing(
+        self._reading = Throttled(
             lambda: Reading.of({name: log.statistics() for name, log in logs.items()}), clock
         )
 

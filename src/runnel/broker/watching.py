@@ -1,6 +1,6 @@
 """A broker that is watched: everything it can tell of itself is joined to the registry, and reported from there.
 
-Whatever is costly to look at is looked at sparingly (`Sparing`). What has to be awaited is looked at in `look`, which
+Whatever is costly to look at is looked at sparingly (`Throttled`). What has to be awaited is looked at in `look`, which
 the reporter calls every interval and an exposition before it reads the registry, and in `watch_disk`.
 """
 
@@ -22,8 +22,8 @@ from runnel.broker.loop_lag import LoopLag
 from runnel.broker.metric_families import CursorLag, JournalRoster
 from runnel.broker.metric_tables import ConnectionRow
 from runnel.broker.metrics import AtLimit, Family, Metrics, Unit
-from runnel.broker.sparing import SHARE, Sparing
 from runnel.broker.store_statistics import Reading, StoreStatistics
+from runnel.broker.throttled import SHARE, Throttled
 from runnel.config import Settings
 from runnel.formats.wire import CursorState
 from runnel.formats.work_heads import SubscriptionState
@@ -109,10 +109,10 @@ class Watching:
         self._stores = stores
         self._watched = watched
         self._in_memory = in_memory
-        self._live = Sparing(lambda: LiveSums.of(watched.live()), clock)
+        self._live = Throttled(lambda: LiveSums.of(watched.live()), clock)
         self._cursors: Sequence[CursorLag] = ()
         self._cursors_again_ns = 0  # of the monotonic clock
-        self._open_files = Sparing(process.open_files, clock)
+        self._open_files = Throttled(process.open_files, clock)
         self._connections: Mapping[int, ConnectionRow] = {}
         self._subscriptions_peak = 0  # of one connection
         self._roster = JournalRoster()

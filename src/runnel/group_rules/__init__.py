@@ -9,11 +9,11 @@ records         what a state journal holds of all this, and what its records add
 windows         how much each consumer may have at once, and whose turn it is
 leases          what is leased to whom, and until when
 selection       what a consumer names of what it has
-desk            what the partitions of a group share
+group state            what the partitions of a group share
 partition_work  what a partition owes: shared work, to whomever has room
 lanes           the messages of one key that are on their way
 lane_table      the lanes of a partition, and what of them is shown to be wanted
-baskets         what one offer gives to whom
+delivery builders         what one offer gives to whom
 keyed_work      what a partition owes in key_shared mode: a key to one consumer at a time, in order
 group           consumers that share what is owed: the face of it all
 """

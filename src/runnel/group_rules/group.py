@@ -14,8 +14,8 @@ from runnel.formats.work_heads import Part, Picked
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import DURATION_NS_MAX, Options
-from runnel.group_rules.desk import Desk
 from runnel.group_rules.effects import NOTHING, Delivery, Effects, Failure, Want
+from runnel.group_rules.group_state import GroupState
 from runnel.group_rules.keyed_work import KeyedWork
 from runnel.group_rules.leases import Lease
 from runnel.group_rules.partition_work import PartitionWork
@@ -42,19 +42,21 @@ class Group:
         waiting_max: int = 65_536,
         first_delivery_id: int = 1,
     ) -> None:
-        self._desk = Desk(options, waiting_max=waiting_max, first_delivery_id=first_delivery_id)
+        self._group_state = GroupState(
+            options, waiting_max=waiting_max, first_delivery_id=first_delivery_id
+        )
         self._kind: type[PartitionWork] = KeyedWork if is_keyed else PartitionWork
         self._works: dict[TopicPartition, PartitionWork] = {}
         self._is_callers_turn = False
 
     @property
     def options(self) -> Options:
-        return self._desk.options
+        return self._group_state.options
 
     @options.setter
     def options(self, options: Options) -> None:
         """Other options, for what happens from now on."""
-        self._desk.options = options
+        self._group_state.options = options
 
     # --- Partitions ---
 
@@ -69,7 +71,7 @@ class Group:
         """Owe what is not acked of a partition. The set is the group's from now on; failures' times are monotonic."""
         if key in self._works:
             raise ValueError(f"{key[0]}[{key[1]}] is in the group already")
-        self._works[key] = self._kind(key, acked, failures, self._desk, now_ns)
+        self._works[key] = self._kind(key, acked, failures, self._group_state, now_ns)
 
     def remove_partition(self, key: TopicPartition) -> Effects:
         """Its topic is gone. Leases on it end: what consumers say of them is late."""
@@ -86,21 +88,21 @@ class Group:
         if former is None:
             return NOTHING
         effects = self.remove_partition(key)
-        work = self._works[key] = self._kind(key, AckSet(max(floor, 1)), {}, self._desk, 0)
+        work = self._works[key] = self._kind(key, AckSet(max(floor, 1)), {}, self._group_state, 0)
         work.extend(former.end)
         return effects
 
     def _take_all_from(self, key: TopicPartition) -> Effects:
         """End the leases on a partition that is about to be forgotten; their holders had better stop."""
         effects = Effects()
-        selection = Selection(self._desk.leases, 0, [])
-        for lease in self._desk.leases.of_partition(key):
+        selection = Selection(self._group_state.leases, 0, [])
+        for lease in self._group_state.leases.of_partition(key):
             effects.recalls += [
                 (lease.consumer.number, Part(lease.id, begin, end))
                 for begin, end in masks.runs(lease.base, lease.outstanding)
             ]
             selection.all_of(lease)
-        self._desk.release(selection.taken, selection.stopped)
+        self._group_state.release(selection.taken, selection.stopped)
         return effects
 
     def reopen(self, key: TopicPartition, offset: int) -> Effects:
@@ -131,22 +133,22 @@ class Group:
 
     def join(self, consumer: int, *, window_messages: int, window_bytes: int) -> None:
         """A consumer is there. Its number must be no other's in this group."""
-        self._desk.consumers.add(Consumer(consumer, window_messages, window_bytes))
+        self._group_state.consumers.add(Consumer(consumer, window_messages, window_bytes))
 
     def resize(self, consumer: int, *, window_messages: int, window_bytes: int) -> None:
         """A consumer's window is another. What it has beyond it stays leased."""
-        found = self._desk.consumers.get(consumer)
+        found = self._group_state.consumers.get(consumer)
         if found is not None:
-            self._desk.consumers.resize(found, window_messages, window_bytes)
+            self._group_state.consumers.resize(found, window_messages, window_bytes)
 
     def leave(self, consumer: int, now_ns: int, *, is_clean: bool) -> Effects:
         """A consumer is there no more. What it has comes back; unless it left in order that counts as failed."""
-        found = self._desk.consumers.get(consumer)
+        found = self._group_state.consumers.get(consumer)
         if found is None:
             return NOTHING
         effects = Effects()
-        self._desk.consumers.remove(found)
-        leases = self._desk.leases.of_consumer(consumer)
+        self._group_state.consumers.remove(found)
+        leases = self._group_state.leases.of_consumer(consumer)
         self._end(leases, now_ns, reason=None if is_clean else _LEFT, effects=effects)
         return effects.or_nothing()
 
@@ -154,21 +156,21 @@ class Group:
 
     def next_want(self, now_ns: int) -> Want | None:  # noqa: ARG002 (what is due has been told by expire)
         """What to read next, and to offer. None: nothing that anybody has room for."""
-        desk = self._desk
-        if not desk.consumers.room_messages:
+        group_state = self._group_state
+        if not group_state.consumers.room_messages:
             return None
         # Those whose keys wait for them alone, and partitions that anybody may serve, take turns.
         self._is_callers_turn = not self._is_callers_turn
         if self._is_callers_turn and (want := self._want_of_called()) is not None:
             return want
-        while (key := desk.next_busy()) is not None:
+        while (key := group_state.next_busy()) is not None:
             want = self._works[key].want()
             if want is not None:
                 return want
         return self._want_of_called()
 
     def _want_of_called(self) -> Want | None:
-        consumer = self._desk.consumers.next_called()
+        consumer = self._group_state.consumers.next_called()
         if consumer is None:
             return None
         key = next(iter(consumer.heads))
@@ -202,7 +204,7 @@ class Group:
     ) -> Effects:
         """These are done: whole deliveries, as far as they are outstanding, and parts of others."""
         effects = Effects()
-        selection = Selection(self._desk.leases, consumer, effects.late)
+        selection = Selection(self._group_state.leases, consumer, effects.late)
         selection.wholes(deliveries)
         selection.parts(parts)
         if picked:
@@ -219,8 +221,8 @@ class Group:
     ) -> Effects:
         """Everything of a partition that this consumer has, up to an offset and with it, is done."""
         effects = Effects()
-        selection = Selection(self._desk.leases, consumer, effects.late)
-        for lease in self._desk.leases.up_to(consumer, key, offset):
+        selection = Selection(self._group_state.leases, consumer, effects.late)
+        for lease in self._group_state.leases.up_to(consumer, key, offset):
             selection.up_to(lease, offset)
         self._acknowledge(selection, effects)
         return effects.or_nothing()
@@ -243,7 +245,7 @@ class Group:
         if delay_ns is not None:
             delay_ns = min(max(delay_ns, 0), DURATION_NS_MAX)
         effects = Effects()
-        selection = Selection(self._desk.leases, consumer, effects.late)
+        selection = Selection(self._group_state.leases, consumer, effects.late)
         selection.parts(parts)
         for work, returned in self._by_work(selection):
             work.fail(
@@ -269,13 +271,13 @@ class Group:
             lease_ns = self.options.lease_ns
         deadline_ns = now_ns + min(max(lease_ns, 0), self.options.processing_ns_max)
         for delivery in deliveries:
-            lease = self._desk.leases.get(consumer, delivery)
+            lease = self._group_state.leases.get(consumer, delivery)
             if lease is not None:
-                self._desk.leases.renew(lease, deadline_ns)
+                self._group_state.leases.renew(lease, deadline_ns)
 
     def recalled(self, consumer: int, parts: Sequence[Part], now_ns: int) -> Effects:  # noqa: ARG002
         """Of what was recalled, the consumer does not work on these, or does no more."""
-        selection = Selection(self._desk.leases, consumer, [])
+        selection = Selection(self._group_state.leases, consumer, [])
         selection.recalled(parts)
         self._let_go(selection)
         return NOTHING
@@ -303,10 +305,10 @@ class Group:
     def expire(self, now_ns: int) -> Effects:
         """End the leases whose time is up; what was delayed until now is due."""
         effects = Effects()
-        ended = self._desk.leases.ended(now_ns)
+        ended = self._group_state.leases.ended(now_ns)
         if ended:
             self._end(ended, now_ns, reason=_EXPIRED, effects=effects)
-        while (delay := self._desk.pop_delay(now_ns)) is not None:
+        while (delay := self._group_state.pop_delay(now_ns)) is not None:
             work = self._works.get(delay.key)
             if work is not None:
                 work.ripen(delay, now_ns, effects)
@@ -314,8 +316,8 @@ class Group:
 
     def next_time_ns(self) -> int | None:
         """When `expire` may have something to do."""
-        deadline_ns = self._desk.leases.next_deadline_ns()
-        delay_ns = self._desk.next_delay_ns()
+        deadline_ns = self._group_state.leases.next_deadline_ns()
+        delay_ns = self._group_state.next_delay_ns()
         if deadline_ns is None or delay_ns is None:
             return deadline_ns if delay_ns is None else delay_ns
         return min(deadline_ns, delay_ns)
@@ -324,7 +326,7 @@ class Group:
         self, leases: Iterable[Lease], now_ns: int, *, reason: str | None, effects: Effects
     ) -> None:
         """Take everything from these leases. Without a reason that counts for nothing."""
-        selection = Selection(self._desk.leases, 0, [])
+        selection = Selection(self._group_state.leases, 0, [])
         for lease in leases:
             selection.all_of(lease)
         for work, returned in self._by_work(selection):
@@ -347,41 +349,43 @@ class Group:
     def _let_go(self, selection: Selection) -> None:
         for lease, mask in selection.stopped.items():
             self._works[lease.key].confirm(lease, mask)
-        self._desk.release(selection.taken, selection.stopped)
+        self._group_state.release(selection.taken, selection.stopped)
 
     # --- Telling ---
 
     @property
     def is_idle(self) -> bool:
         """Nothing is in flight, delayed, or on its way to the dead letters."""
-        return not (self._desk.in_flight or self._desk.delayed or self._desk.dying)
+        return not (
+            self._group_state.in_flight or self._group_state.delayed or self._group_state.dying
+        )
 
     @property
     def in_flight(self) -> int:
-        return self._desk.in_flight
+        return self._group_state.in_flight
 
     @property
     def delayed(self) -> int:
         """Messages that failed and wait for their time; of a key only the first."""
-        return self._desk.delayed
+        return self._group_state.delayed
 
     @property
     def waiting(self) -> int:
         """Messages that wait for others of their key, or for the consumer that has those."""
-        return self._desk.waiting
+        return self._group_state.waiting
 
     @property
     def consumers(self) -> int:
-        return len(self._desk.consumers)
+        return len(self._group_state.consumers)
 
     @property
     def releases(self) -> int:
         """Messages that were delivered again."""
-        return self._desk.releases
+        return self._group_state.releases
 
     @property
     def next_delivery_id(self) -> int:
-        return self._desk.leases.next_id
+        return self._group_state.leases.next_id
 
     def partition_state(self, key: TopicPartition) -> PartitionState | None:
         """What is done and what failed in a partition. Only to be looked at: it goes on changing."""
@@ -395,5 +399,5 @@ class Group:
         """Messages of a partition that consumers have."""
         return sum(
             (lease.outstanding | lease.recalled).bit_count()
-            for lease in self._desk.leases.of_partition(key)
+            for lease in self._group_state.leases.of_partition(key)
         )

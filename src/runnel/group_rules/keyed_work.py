@@ -14,9 +14,9 @@ from typing import Final, TypeAlias
 from runnel.formats.work_heads import Part
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
-from runnel.group_rules.baskets import Basket, Baskets
-from runnel.group_rules.desk import Delay, Desk
+from runnel.group_rules.delivery_builders import DeliveryBuilder, DeliveryBuilders
 from runnel.group_rules.effects import Delivery, Effects, Failure, Want
+from runnel.group_rules.group_state import Delay, GroupState
 from runnel.group_rules.lane_table import LaneTable
 from runnel.group_rules.lanes import Lane
 from runnel.group_rules.leases import Lease
@@ -42,11 +42,11 @@ class KeyedWork(PartitionWork):
         key: TopicPartition,
         acked: AckSet,
         failures: Mapping[int, Failure],
-        desk: Desk,
+        group_state: GroupState,
         now_ns: int,
     ) -> None:
-        super().__init__(key, acked, failures, desk, now_ns)
-        self._lanes = LaneTable(key, self.due, desk)
+        super().__init__(key, acked, failures, group_state, now_ns)
+        self._lanes = LaneTable(key, self.due, group_state)
         self._held: dict[int, Lane] = {}  # by offset: what consumers have, recalled or not
         # Sent back from the dead letters: their keys are not known, so nothing newer may go out before they are read.
         self._unread = OffsetSet()
@@ -73,13 +73,13 @@ class KeyedWork(PartitionWork):
     def want(self) -> Want | None:
         if self._unread:
             return self._want_unread()
-        if not self.due and self._desk.is_crowded and self._first_fresh() < self.end:
-            self._desk.stall(self.key)
+        if not self.due and self._group_state.is_crowded and self._first_fresh() < self.end:
+            self._group_state.stall(self.key)
             return None
         want = super().want()
         if want is None or want.begin not in self._lanes.waiting:
             return want
-        consumers = self._desk.consumers
+        consumers = self._group_state.consumers
         end = max(min(want.end, self.fresh), self._ahead(want.begin, consumers.room_messages))
         return self._want_all(want.begin, end, consumers.room_bytes)
 
@@ -95,7 +95,7 @@ class KeyedWork(PartitionWork):
     def _want_unread(self) -> Want:
         stretch = self._unread.stretch()
         assert stretch is not None
-        return self._want_all(*stretch, self._desk.consumers.room_bytes)
+        return self._want_all(*stretch, self._group_state.consumers.room_bytes)
 
     def _want_all(self, begin: int, end: int, bytes_max: int) -> Want:
         """What is wanted may lie far apart among messages that are not: so there is no limit on how many are read."""
@@ -132,12 +132,14 @@ class KeyedWork(PartitionWork):
                 self._read(begin, rows)
             if self._unread:
                 continue
-            baskets = Baskets(self._desk, self.key, begin, cost_bytes, now_ns)
+            delivery_builders = DeliveryBuilders(
+                self._group_state, self.key, begin, cost_bytes, now_ns
+            )
             if begin < self.fresh and (self._lanes.waiting or self.due):
-                self._offer_again(begin, rows, baskets)
+                self._offer_again(begin, rows, delivery_builders)
             if begin + len(rows) > self.fresh:
-                self._offer_new(begin, rows, now_ns, baskets)
-            deliveries += baskets.deliver(self._attempts)
+                self._offer_new(begin, rows, now_ns, delivery_builders)
+            deliveries += delivery_builders.deliver(self._attempts)
         return deliveries
 
     def _read(self, base: int, rows: Sequence[bytes | None]) -> None:
@@ -152,36 +154,44 @@ class KeyedWork(PartitionWork):
                 self._lanes.wait(lane, [offset])
                 self._lanes.show(lane)
 
-    def _offer_again(self, base: int, rows: Sequence[bytes | None], baskets: Baskets) -> None:
+    def _offer_again(
+        self, base: int, rows: Sequence[bytes | None], delivery_builders: DeliveryBuilders
+    ) -> None:
         """Of messages seen before, those that are due, and those that are next in their lanes."""
         end = min(base + len(rows), self.fresh)
         shown = self.due.mask(base, end)
-        for consumer in self._desk.consumers.called:
+        for consumer in self._group_state.consumers.called:
             if (heads := consumer.heads.get(self.key)) is not None:
                 shown |= heads.mask(base, end)
         for offset in masks.offsets(base, shown):
             lane = self._lanes.waiting.get(offset)
             if lane is not None:
-                self._offer_lane(lane, base, end, baskets)
+                self._offer_lane(lane, base, end, delivery_builders)
             elif rows[offset - base] is None:
-                basket = baskets.of_anybody()
-                if basket is not None:
+                delivery_builder = delivery_builders.of_anybody()
+                if delivery_builder is not None:
                     self.due.discard(offset)
-                    baskets.put(basket, offset)
+                    delivery_builders.put(delivery_builder, offset)
 
-    def _offer_lane(self, lane: Lane, begin: int, end: int, baskets: Baskets) -> None:
+    def _offer_lane(
+        self, lane: Lane, begin: int, end: int, delivery_builders: DeliveryBuilders
+    ) -> None:
         """What is next in a lane and lies in a range, as much of it as its holder has room for."""
-        basket = self._basket(lane, baskets)
-        if basket is not None:
-            offsets = self._lanes.pop(lane, begin, end, basket.room)
-            lane.holder = basket.lease.consumer
-            lane.flight.update(dict.fromkeys(offsets, basket.lease))
+        delivery_builder = self._delivery_builder(lane, delivery_builders)
+        if delivery_builder is not None:
+            offsets = self._lanes.pop(lane, begin, end, delivery_builder.room)
+            lane.holder = delivery_builder.lease.consumer
+            lane.flight.update(dict.fromkeys(offsets, delivery_builder.lease))
             self._held.update(dict.fromkeys(offsets, lane))
-            baskets.put(basket, *offsets)
+            delivery_builders.put(delivery_builder, *offsets)
             self._lanes.show(lane)
 
     def _offer_new(
-        self, base: int, rows: Sequence[bytes | None], now_ns: int, baskets: Baskets
+        self,
+        base: int,
+        rows: Sequence[bytes | None],
+        now_ns: int,
+        delivery_builders: DeliveryBuilders,
     ) -> None:
         """Of messages never seen: deliver them, or let them wait, in order, until one can do neither."""
         first = offset = self._first_fresh()
@@ -190,38 +200,38 @@ class KeyedWork(PartitionWork):
             return
         done = self.acked.mask(first, end)
         if not done and not self.failures:
-            offset = self._offer_plain(first, rows[first - base :], baskets)
+            offset = self._offer_plain(first, rows[first - base :], delivery_builders)
         owed = f"{~done & ((1 << end - first) - 1):b}"[::-1].ljust(end - first, "0") if done else ""
         changed: dict[Lane, None] = {}
-        lanes, failures, consumers = self._lanes, self.failures, self._desk.consumers
+        lanes, failures, consumers = self._lanes, self.failures, self._group_state.consumers
         while offset < end:
             if owed and owed[offset - first] == "0":
                 offset += 1
                 continue
             row_key = rows[offset - base]
-            basket: Basket | None
+            delivery_builder: DeliveryBuilder | None
             if failures and offset in failures and self._is_held_back(offset, now_ns):
                 if not self._offer_failed(row_key, offset, now_ns, changed):
                     break
             elif row_key is None:
-                basket = baskets.of_anybody()
-                if basket is None:
+                delivery_builder = delivery_builders.of_anybody()
+                if delivery_builder is None:
                     break
-                baskets.put(basket, offset)
+                delivery_builders.put(delivery_builder, offset)
             else:
                 lane = lanes.get(row_key)
                 if lane is None:
-                    basket = baskets.of_anybody()
-                    if basket is None:
+                    delivery_builder = delivery_builders.of_anybody()
+                    if delivery_builder is None:
                         break
                     lane = lanes.new(row_key)
                 elif lane.waiting or not lane.is_open:
-                    basket = None
+                    delivery_builder = None
                 else:
-                    basket = self._basket(lane, baskets)
-                if basket is not None:
-                    self._fly(lane, offset, basket, baskets)
-                elif self._desk.is_crowded or not consumers.is_anybody_ready:
+                    delivery_builder = self._delivery_builder(lane, delivery_builders)
+                if delivery_builder is not None:
+                    self._fly(lane, offset, delivery_builder, delivery_builders)
+                elif self._group_state.is_crowded or not consumers.is_anybody_ready:
                     break
                 else:
                     lanes.wait(lane, [offset])
@@ -231,17 +241,23 @@ class KeyedWork(PartitionWork):
         for lane in changed:
             self._lanes.show(lane)
 
-    def _offer_plain(self, base: int, rows: Sequence[bytes | None], baskets: Baskets) -> int:
+    def _offer_plain(
+        self, base: int, rows: Sequence[bytes | None], delivery_builders: DeliveryBuilders
+    ) -> int:
         """The same where nothing has failed or is done, quickly (bench/queue.py, "work"): up to what is returned.
 
         Of many keys a few in a row go to one consumer before it is the next one's turn. Who is full stays so for this
         offer: what waits for them is put into its lanes at the end.
         """
-        get, new, held, find = self._lanes.get, self._lanes.new, self._held, baskets.find
-        consumers = self._desk.consumers
-        waits_max = 0 if self._desk.is_crowded else self._desk.waiting_max - self._desk.waiting
+        get, new, held, find = self._lanes.get, self._lanes.new, self._held, delivery_builders.find
+        consumers = self._group_state.consumers
+        waits_max = (
+            0
+            if self._group_state.is_crowded
+            else self._group_state.waiting_max - self._group_state.waiting
+        )
         turn = 1 + len(set(rows)) // (_TURNS * max(consumers.ready_count, 1))
-        basket: Basket | None = None
+        delivery_builder: DeliveryBuilder | None = None
         left = 0
         waiting: defaultdict[Lane, list[int]] = defaultdict(list)
         end = base + len(rows)
@@ -251,19 +267,21 @@ class KeyedWork(PartitionWork):
                 break
             lane = get(row_key)
             if lane is None:
-                if not left or basket is None or not basket.room:
-                    basket, left = baskets.of_anybody(), turn
-                    if basket is None:
+                if not left or delivery_builder is None or not delivery_builder.room:
+                    delivery_builder, left = delivery_builders.of_anybody(), turn
+                    if delivery_builder is None:
                         end = offset
                         break
                 left -= 1
-                lane, taker = new(row_key), basket
+                lane, taker = new(row_key), delivery_builder
                 lane.holder = taker.lease.consumer
             elif lane.holder is None or lane.unconfirmed or lane.dying or lane.held_until_ns:
                 end = offset
                 break
             else:
-                holders = None if lane.waiting else find(lane.holder) or baskets.of(lane.holder)
+                holders = (
+                    None if lane.waiting else find(lane.holder) or delivery_builders.of(lane.holder)
+                )
                 if holders is None or not holders.room:
                     if not waits_max or not consumers.is_anybody_ready:
                         end = offset
@@ -277,7 +295,7 @@ class KeyedWork(PartitionWork):
             taker.offsets.append(offset)
             taker.room -= 1
             if not taker.room:
-                baskets.full(taker)
+                delivery_builders.full(taker)
         for lane, offsets in waiting.items():
             self._lanes.wait(lane, offsets)
             if not lane.shown:
@@ -294,7 +312,7 @@ class KeyedWork(PartitionWork):
             self._put_off(offset, until_ns)
             return True
         is_hopeless = self._is_hopeless(failure)
-        if self._desk.is_crowded and not is_hopeless:
+        if self._group_state.is_crowded and not is_hopeless:
             return False
         lane = self._lanes.get(row_key) or self._lanes.new(row_key)
         if is_hopeless:
@@ -306,14 +324,26 @@ class KeyedWork(PartitionWork):
         changed[lane] = None
         return True
 
-    def _basket(self, lane: Lane, baskets: Baskets) -> Basket | None:
-        return baskets.of_anybody() if lane.holder is None else baskets.of(lane.holder)
+    def _delivery_builder(
+        self, lane: Lane, delivery_builders: DeliveryBuilders
+    ) -> DeliveryBuilder | None:
+        return (
+            delivery_builders.of_anybody()
+            if lane.holder is None
+            else delivery_builders.of(lane.holder)
+        )
 
-    def _fly(self, lane: Lane, offset: int, basket: Basket, baskets: Baskets) -> None:
-        lane.holder = basket.lease.consumer
-        lane.flight[offset] = basket.lease
+    def _fly(
+        self,
+        lane: Lane,
+        offset: int,
+        delivery_builder: DeliveryBuilder,
+        delivery_builders: DeliveryBuilders,
+    ) -> None:
+        lane.holder = delivery_builder.lease.consumer
+        lane.flight[offset] = delivery_builder.lease
         self._held[offset] = lane
-        baskets.put(basket, offset)
+        delivery_builders.put(delivery_builder, offset)
 
     # --- What became of deliveries ---
 

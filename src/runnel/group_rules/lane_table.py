@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from runnel.group_rules.desk import Desk
+from runnel.group_rules.group_state import GroupState
 from runnel.group_rules.lanes import Lane
 from runnel.group_rules.offset_set import OffsetSet
 from runnel.topics.names import TopicPartition
@@ -18,10 +18,10 @@ from runnel.topics.names import TopicPartition
 class LaneTable:
     """Lanes by key, and by what waits or dies in them. Whoever changes a lane shows it again."""
 
-    def __init__(self, key: TopicPartition, due: OffsetSet, desk: Desk) -> None:
+    def __init__(self, key: TopicPartition, due: OffsetSet, group_state: GroupState) -> None:
         self._key = key
         self._due = due
-        self._desk = desk
+        self._group_state = group_state
         self._lanes: dict[bytes, Lane] = {}
         self.get: Final = self._lanes.get
         self.waiting: dict[int, Lane] = {}
@@ -42,9 +42,9 @@ class LaneTable:
             del self._lanes[lane.key]
 
     def close(self) -> None:
-        self._desk.waiting -= len(self.waiting)
+        self._group_state.waiting -= len(self.waiting)
         for lane in self:
-            self._desk.delayed -= bool(lane.held_until_ns)
+            self._group_state.delayed -= bool(lane.held_until_ns)
             self._hide(lane)
 
     # --- What waits, is held, or dies ---
@@ -53,7 +53,7 @@ class LaneTable:
         """These have to wait in their lane."""
         if offsets:
             lane.wait(offsets)
-            self._desk.waiting += len(offsets)
+            self._group_state.waiting += len(offsets)
             self.waiting.update(dict.fromkeys(offsets, lane))
 
     def pop(self, lane: Lane, begin: int, end: int, count_max: int) -> list[int]:
@@ -64,22 +64,22 @@ class LaneTable:
         while waiting and begin <= waiting[0] < end and len(offsets) < count_max:
             offsets.append(waiting.popleft())
             del self.waiting[offsets[-1]]
-        self._desk.waiting -= len(offsets)
+        self._group_state.waiting -= len(offsets)
         return offsets
 
     def hold(self, lane: Lane, until_ns: int) -> None:
         """Nothing of a lane may be delivered before this time."""
         if until_ns > lane.held_until_ns:
-            self._desk.delayed += not lane.held_until_ns
+            self._group_state.delayed += not lane.held_until_ns
             lane.held_until_ns = until_ns
-            self._desk.delay(until_ns, self._key, lane_key=lane.key)
+            self._group_state.delay(until_ns, self._key, lane_key=lane.key)
 
     def ripen(self, row_key: bytes, now_ns: int) -> None:
         """The time until which a lane was held may be over: unless it has been held for longer since."""
         lane = self._lanes.get(row_key)
         if lane is not None and 0 < lane.held_until_ns <= now_ns:
             lane.held_until_ns = 0
-            self._desk.delayed -= 1
+            self._group_state.delayed -= 1
             self.show(lane)
 
     def die(self, lane: Lane, offset: int) -> None:
@@ -98,7 +98,7 @@ class LaneTable:
         for offset in _within(self.dying, begin, end):
             self.died(offset)
         found = _within(self.waiting, begin, end)
-        self._desk.waiting -= len(found)
+        self._group_state.waiting -= len(found)
         lanes = {self.waiting.pop(offset): None for offset in found}
         for lane in lanes:
             lane.drop(begin, end)
@@ -117,15 +117,15 @@ class LaneTable:
             lane.shown_to = lane.holder
             if lane.holder is None:
                 self._due.add(lane.shown)
-                self._desk.call(self._key)
+                self._group_state.call(self._key)
             else:
                 heads = lane.holder.heads.get(self._key)
                 if heads is None:
                     heads = lane.holder.heads[self._key] = OffsetSet()
-                    self._desk.consumers.update(lane.holder)
+                    self._group_state.consumers.update(lane.holder)
                 heads.add(lane.shown)
         elif lane.is_empty:
-            self._desk.delayed -= bool(lane.held_until_ns)
+            self._group_state.delayed -= bool(lane.held_until_ns)
             del self._lanes[lane.key]
 
     def _hide(self, lane: Lane) -> None:
@@ -138,7 +138,7 @@ class LaneTable:
             heads.discard(lane.shown)
             if not heads:
                 del lane.shown_to.heads[self._key]
-                self._desk.consumers.update(lane.shown_to)
+                self._group_state.consumers.update(lane.shown_to)
         lane.shown = 0
 
 

@@ -14,8 +14,8 @@ from typing import Final
 
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
-from runnel.group_rules.desk import Delay, Desk
 from runnel.group_rules.effects import Burial, Delivery, Effects, Failure, Want, forget
+from runnel.group_rules.group_state import Delay, GroupState
 from runnel.group_rules.leases import Lease
 from runnel.group_rules.offset_set import GAP_MAX, OffsetSet
 from runnel.group_rules.windows import Consumer
@@ -37,7 +37,7 @@ class PartitionWork:
         key: TopicPartition,
         acked: AckSet,
         failures: Mapping[int, Failure],
-        desk: Desk,
+        group_state: GroupState,
         now_ns: int,
     ) -> None:
         self.key = key
@@ -50,7 +50,7 @@ class PartitionWork:
         self.due = OffsetSet()  # may go to whomever has room
         self.delayed = OffsetSet()
         self.dying = OffsetSet()
-        self._desk = desk
+        self._group_state = group_state
         self._recover(now_ns)
 
     def _recover(self, now_ns: int) -> None:
@@ -70,15 +70,15 @@ class PartitionWork:
     def extend(self, end: int) -> None:
         if end > self.end:
             self.end = end
-            self._desk.call(self.key)
+            self._group_state.call(self.key)
 
     def gone(self, begin: int, end: int, effects: Effects) -> None:
         """These will never come. Where they are leased, the lease finds them done when it ends."""
         self.extend(end)
         self._acknowledge(begin, end, effects)
         self.due.discard_range(begin, end)
-        self._desk.delayed -= self.delayed.discard_range(begin, end)
-        self._desk.dying -= self.dying.discard_range(begin, end)
+        self._group_state.delayed -= self.delayed.discard_range(begin, end)
+        self._group_state.dying -= self.dying.discard_range(begin, end)
 
     def reopen(self, offset: int, effects: Effects) -> None:
         """Owed again, as if it had never been delivered."""
@@ -89,16 +89,16 @@ class PartitionWork:
         if offset < self.fresh:
             self._owe_again(offset)
         self.extend(offset + 1)
-        self._desk.call(self.key)
+        self._group_state.call(self.key)
 
     def _owe_again(self, offset: int) -> None:
         self.due.add(offset)
 
     def close(self) -> None:
         """It is no more: nothing of it waits for anything."""
-        self._desk.rest(self.key)
-        self._desk.delayed -= len(self.delayed)
-        self._desk.dying -= len(self.dying)
+        self._group_state.rest(self.key)
+        self._group_state.delayed -= len(self.delayed)
+        self._group_state.dying -= len(self.dying)
 
     # --- Delivering ---
 
@@ -110,9 +110,9 @@ class PartitionWork:
             is_near = begin < end and again[1] + GAP_MAX >= begin
             begin, end = again[0], end if is_near else again[1]
         elif begin >= end:
-            self._desk.rest(self.key)
+            self._group_state.rest(self.key)
             return None
-        consumers = self._desk.consumers
+        consumers = self._group_state.consumers
         return Want(self.key, begin, end, consumers.room_messages, consumers.room_bytes)
 
     def _first_fresh(self) -> int:
@@ -134,7 +134,7 @@ class PartitionWork:
         row_keys: Sequence[bytes | None] | None,  # noqa: ARG002 (shared work has no keys)
     ) -> list[Delivery]:
         """Deliver what can be of these messages."""
-        consumers = self._desk.consumers
+        consumers = self._group_state.consumers
         deliveries = []
         begin, end = base, base + count
         self.extend(end)
@@ -155,8 +155,8 @@ class PartitionWork:
                 continue
             taken = masks.lowest(mask, room)
             mask ^= taken
-            lease = self._desk.open_lease(consumer, self.key, begin, cost_bytes, now_ns)
-            deliveries.append(self._desk.deliver(lease, taken, self._take(begin, taken)))
+            lease = self._group_state.open_lease(consumer, self.key, begin, cost_bytes, now_ns)
+            deliveries.append(self._group_state.deliver(lease, taken, self._take(begin, taken)))
         return deliveries
 
     def _deliverable(self, begin: int, end: int) -> int:
@@ -229,7 +229,7 @@ class PartitionWork:
             owed = self._still_owed(lease.base, mask)
             self.due.add_mask(lease.base, owed)
             self._remember(lease, masks.offsets(lease.base, owed))
-        self._desk.call(self.key)
+        self._group_state.call(self.key)
 
     def fail(
         self,
@@ -252,7 +252,7 @@ class PartitionWork:
                 else:
                     at_once |= 1 << offset - lease.base
             self.due.add_mask(lease.base, at_once)
-        self._desk.call(self.key)
+        self._group_state.call(self.key)
 
     def confirm(self, lease: Lease, mask: int) -> None:
         """Work has stopped on these, which were recalled from the lease. Shared work recalls nothing."""
@@ -284,7 +284,7 @@ class PartitionWork:
         if former is not None:
             failures += former.failures
             first_ns = former.first_delivery_ns or first_ns
-        options = self._desk.options
+        options = self._group_state.options
         if 0 < options.deliveries_max <= failures:
             delay_ns = 0  # it is not delivered again
         elif delay_ns is None:
@@ -297,7 +297,7 @@ class PartitionWork:
     # --- Delays and dead letters ---
 
     def _is_hopeless(self, failure: Failure) -> bool:
-        return 0 < self._desk.options.deliveries_max <= failure.failures
+        return 0 < self._group_state.options.deliveries_max <= failure.failures
 
     def _is_held_back(self, offset: int, now_ns: int) -> bool:
         failure = self.failures[offset]
@@ -305,12 +305,12 @@ class PartitionWork:
 
     def _put_off(self, offset: int, until_ns: int) -> None:
         self.delayed.add(offset)
-        self._desk.delayed += 1
-        self._desk.delay(until_ns, self.key, offset)
+        self._group_state.delayed += 1
+        self._group_state.delay(until_ns, self.key, offset)
 
     def _bury(self, offset: int, failure: Failure, effects: Effects) -> None:
         self.dying.add(offset)
-        self._desk.dying += 1
+        self._group_state.dying += 1
         effects.burials.append(Burial(self.key, offset, failure.failures, failure.reason))
 
     def ripen(self, delay: Delay, now_ns: int, effects: Effects) -> None:
@@ -319,18 +319,18 @@ class PartitionWork:
         failure = self.failures.get(offset)
         if failure is None or failure.not_before_ns > now_ns or not self.delayed.discard(offset):
             return
-        self._desk.delayed -= 1
+        self._group_state.delayed -= 1
         if self._is_hopeless(failure):
             self._bury(offset, failure, effects)
         else:
             self.due.add(offset)
-            self._desk.call(self.key)
+            self._group_state.call(self.key)
 
     def buried(self, offset: int, effects: Effects) -> bool:
         """Its dead letter is stored. False: nobody asked for one."""
         if not self.dying.discard(offset):
             return False
-        self._desk.dying -= 1
+        self._group_state.dying -= 1
         self._acknowledge(offset, offset + 1, effects)
         return True
 
@@ -338,9 +338,9 @@ class PartitionWork:
         """Its dead letter could not be stored: try again later."""
         if not self.dying.discard(offset):
             return
-        self._desk.dying -= 1
+        self._group_state.dying -= 1
         failure = self.failures[offset]
-        until_ns = now_ns + self._desk.options.retry_delay_ns_max
+        until_ns = now_ns + self._group_state.options.retry_delay_ns_max
         self.failures[offset] = Failure(
             failure.failures, until_ns, failure.first_delivery_ns, failure.reason
         )

@@ -13,7 +13,7 @@ import pytest
 
 from runnel.group_rules import records
 from runnel.group_rules.ack_set import AckSet
-from runnel.group_rules.baskets import Basket, Baskets
+from runnel.group_rules.delivery_builders import DeliveryBuilder, DeliveryBuilders
 from runnel.group_rules.effects import Effects, Failure
 from runnel.group_rules.keyed_work import KeyedWork
 from runnel.group_rules.lanes import Lane
@@ -42,10 +42,12 @@ def recalls_are_not_waited_for(patch: Patch) -> None:
 
 
 def keys_have_no_holder(patch: Patch) -> None:
-    def anybody(work: KeyedWork, lane: Lane, baskets: Baskets) -> Basket | None:
-        return baskets.of_anybody()
+    def anybody(
+        work: KeyedWork, lane: Lane, delivery_builders: DeliveryBuilders
+    ) -> DeliveryBuilder | None:
+        return delivery_builders.of_anybody()
 
-    patch.setattr(KeyedWork, "_basket", anybody)
+    patch.setattr(KeyedWork, "_delivery_builder", anybody)
 
 
 def what_came_back_waits_behind_the_rest(patch: Patch) -> None:

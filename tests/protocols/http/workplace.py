@@ -58,11 +58,16 @@ class Workplace:
     def in_flight(self) -> int:
         """As the broker counts it."""
         subscription = self.door.broker.work._subscriptions.get(self.name)
-        return sum(crew.group.in_flight for crew in subscription.crews.values())
+        return sum(
+            consumer_group.group.in_flight
+            for consumer_group in subscription.consumer_groups.values()
+        )
 
     def consumers(self) -> int:
         subscription = self.door.broker.work._subscriptions.get(self.name)
-        return sum(crew.consumers for crew in subscription.crews.values())
+        return sum(
+            consumer_group.consumers for consumer_group in subscription.consumer_groups.values()
+        )
 
     async def vanish_while_waiting(self, **query: Any) -> None:
         """Ask, wait until the broker knows, and be gone."""

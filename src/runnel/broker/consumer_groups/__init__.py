@@ -1,7 +1,7 @@
 """Acknowledged work: subscriptions joined to log, clock and doors.
 
-Read `subscriptions` for what there is, `crew` for how a message gets to a consumer and back, `state` for what is
-written down; the rules themselves are in `runnel.group_rules`.
+Read `subscriptions` for what there is, `consumer_group` for how a message gets to a consumer and back, `state` for
+what is written down; the rules themselves are in `runnel.group_rules`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from runnel.broker.consumer_groups.larder import Larder, StoredRun
 from runnel.broker.consumer_groups.reading import read_runs
+from runnel.broker.consumer_groups.run_cache import RunCache, StoredRun
 from runnel.broker.events import EventKind, Events
 from runnel.broker.stores import Stores
 from runnel.config import LimitSettings
@@ -53,7 +53,7 @@ class Burying:
     def __init__(
         self,
         stores: Stores,
-        larder: Larder,
+        run_cache: RunCache,
         workers: Workers,
         clock: Clock,
         events: Events,
@@ -62,7 +62,7 @@ class Burying:
         wait_room: WaitRoom,
     ) -> None:
         self._stores = stores
-        self._larder = larder
+        self._run_cache = run_cache
         self._workers = workers
         self._clock = clock
         self._events = events
@@ -98,7 +98,7 @@ class Burying:
 
     async def message_at(self, key: TopicPartition, offset: int) -> Message | None:
         """The message at an offset; None if it is gone."""
-        run = self._larder.find(key, offset) or await self._read(key, offset)
+        run = self._run_cache.find(key, offset) or await self._read(key, offset)
         if run is None:
             return None
         return run.batch.slice(offset - run.base, offset - run.base + 1).messages()[0]

@@ -66,9 +66,9 @@ class WorkClaims:
             except UnknownTopicError:
                 return  # deleted: nothing of it is owed, though segments still have some
             yield _FROM_THE_FIRST if state is None else state.acked
-        for crew in subscription.crews.values():
-            if not crew.is_durable:
-                acked = crew.acked(key)
+        for consumer_group in subscription.consumer_groups.values():
+            if not consumer_group.is_durable:
+                acked = consumer_group.acked(key)
                 if acked is not None:
                     yield acked
 

@@ -182,9 +182,9 @@ class DeadLetters:
         for member in members:
             if member not in subscription.members:
                 continue  # it was removed, and is owed nothing
-            crew = subscription.crews.get(member)
-            if crew is not None and crew.acked(key) is not None:
-                crew.reopen(key, offset)
+            consumer_group = subscription.consumer_groups.get(member)
+            if consumer_group is not None and consumer_group.acked(key) is not None:
+                consumer_group.reopen(key, offset)
             else:
                 owed_again = FailedRecord(
                     subscription.definition.id, member, *key, offset, 0, 0, 0, ""

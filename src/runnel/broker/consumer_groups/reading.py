@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from runnel.broker.consumer_groups.larder import StoredRun
+from runnel.broker.consumer_groups.run_cache import StoredRun
 from runnel.broker.feeds import KeptLog
 from runnel.errors import OffsetGoneError
 from runnel.formats.envelope import Codec

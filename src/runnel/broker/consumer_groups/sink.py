@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from runnel.broker.consumer_groups.larder import StoredRun
+from runnel.broker.consumer_groups.run_cache import StoredRun
 from runnel.errors import RunnelError
 from runnel.formats.message import Message
 from runnel.formats.work_heads import Lease, Part

@@ -1,7 +1,7 @@
 """All acknowledged subscriptions: made, joined, paused, moved and deleted; told of what is stored.
 
-A subscription is its definition, which the catalogue keeps, and the crews that are awake. One without consumers costs
-its definition and what is stored of it: nothing is told to it, and nothing is read for it.
+A subscription is its definition, which the catalogue keeps, and the consumer groups that are awake. One without
+consumers costs its definition and what is stored of it: nothing is told to it, and nothing is read for it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
-from runnel.broker.consumer_groups.awake import AwakeCrews
+from runnel.broker.consumer_groups.awake import AwakeConsumerGroups
 from runnel.broker.consumer_groups.begins import begins_of
 from runnel.broker.consumer_groups.consumer import WorkConsumer
-from runnel.broker.consumer_groups.crew import Crew, CrewParts
+from runnel.broker.consumer_groups.consumer_group import ConsumerGroup, ConsumerGroupParts
 from runnel.broker.consumer_groups.sink import WorkSink
 from runnel.broker.events import EventKind
 from runnel.broker.feeds import KeptLog
@@ -52,19 +52,21 @@ _TOPICS_TOLD_MAX: Final = 20
 
 
 class WorkSubscription:
-    """A definition, its patterns as they are compared, and the crews that are awake, by member."""
+    """A definition, its patterns as they are compared, and the consumer groups that are awake, by member."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self.patterns: Final = tuple(Pattern(text) for text in definition.patterns)
         self.matches: Final = any_of(self.patterns)
-        self.crews: Final[dict[str, Crew]] = {}
-        self.redelivered_before = 0  # by crews that are no more
+        self.consumer_groups: Final[dict[str, ConsumerGroup]] = {}
+        self.redelivered_before = 0  # by consumer groups that are no more
 
     @property
     def redelivered(self) -> int:
         """Messages that were delivered again, since the broker started."""
-        awake = sum(crew.group.releases for crew in self.crews.values())
+        awake = sum(
+            consumer_group.group.releases for consumer_group in self.consumer_groups.values()
+        )
         return self.redelivered_before + awake
 
     @property
@@ -78,13 +80,13 @@ class WorkSubscription:
 class WorkSubscriptions:
     """See the module's first lines."""
 
-    def __init__(self, parts: CrewParts, index: PatternIndex[LiveSubscription]) -> None:
+    def __init__(self, parts: ConsumerGroupParts, index: PatternIndex[LiveSubscription]) -> None:
         self._parts = parts
         self._index = index  # of the topics there are
         self._by_name: dict[str, WorkSubscription] = {}
         self._owned: Counter[str] = Counter()  # by the token that made them
         self._covering: PatternIndex[WorkSubscription] = PatternIndex()
-        self._awake = AwakeCrews(parts.larder)
+        self._awake = AwakeConsumerGroups(parts.run_cache)
         self._changing = asyncio.Lock()
         self._last_id = 0
         self._unnamed = count(1)
@@ -251,8 +253,8 @@ class WorkSubscriptions:
         await self._keeper.set_subscription(definition.name, definitions.encode(definition))
         subscription.definition = definition
         self._changes += 1
-        for crew in subscription.crews.values():
-            crew.redefine(definition)
+        for consumer_group in subscription.consumer_groups.values():
+            consumer_group.redefine(definition)
 
     async def delete(self, name: str) -> None:
         """Forget it and everything it was owed. Its dead letters stay."""
@@ -264,8 +266,8 @@ class WorkSubscriptions:
             self._owned[subscription.definition.owner] -= 1
             self._changes += 1
             error = UnknownSubscriptionError(f"subscription {name!r} was deleted")
-            for crew in list(subscription.crews.values()):
-                self._end(subscription, crew, error)
+            for consumer_group in list(subscription.consumer_groups.values()):
+                self._end(subscription, consumer_group, error)
             self._forget(subscription, None)
             self._parts.events.tell(EventKind.SUBSCRIPTION_DELETED, name)
 
@@ -292,10 +294,10 @@ class WorkSubscriptions:
                 members = [member]
             begins = await self._begins(subscription, start)
             for each in members:
-                crew = subscription.crews.get(each)
-                if crew is not None:  # in the same moment as it is written down
+                consumer_group = subscription.consumer_groups.get(each)
+                if consumer_group is not None:  # in the same moment as it is written down
                     for key, floor in begins.items():
-                        crew.reset(key, floor)
+                        consumer_group.reset(key, floor)
                 self._note_begins(subscription, each, begins)
             await self._parts.state.wait_stored()
 
@@ -316,10 +318,10 @@ class WorkSubscriptions:
         definition = subscription.definition
         left = tuple(each for each in definition.members if each.name != member)
         await self._redefine(subscription, msgspec.structs.replace(definition, members=left))
-        crew = subscription.crews.get(member)
-        if crew is not None:
+        consumer_group = subscription.consumer_groups.get(member)
+        if consumer_group is not None:
             text = f"member {member!r} of subscription {definition.name!r} was removed"
-            self._end(subscription, crew, UnknownSubscriptionError(text))
+            self._end(subscription, consumer_group, UnknownSubscriptionError(text))
         self._forget(subscription, member)
 
     # --- Where it begins ---
@@ -368,7 +370,7 @@ class WorkSubscriptions:
     async def consume(
         self, number: int, sink: WorkSink, request: Consume, account: Account | None = None
     ) -> WorkConsumer:
-        """A place in a crew. Nothing is delivered before its `start` is called."""
+        """A place in a consumer group. Nothing is delivered before its `start` is called."""
         name = request.subscription
         async with self._changing:
             subscription = self._by_name.get(name)
@@ -384,21 +386,27 @@ class WorkSubscriptions:
                 raise UnknownSubscriptionError(
                     f"subscription {name!r} does not exist; name its topics to make it"
                 )
-            crew, member = await self._crew_for(subscription, request)
+            consumer_group, member = await self._consumer_group_for(subscription, request)
             try:
-                await self._awaken(subscription, crew)
+                await self._awaken(subscription, consumer_group)
             except BaseException:
-                self._left(subscription, crew)  # half awake, it would miss what it was not told of
+                self._left(
+                    subscription, consumer_group
+                )  # half awake, it would miss what it was not told of
                 raise
-            seat = crew.join(
+            seat = consumer_group.join(
                 number,
                 sink,
                 min(request.window_messages, _WINDOW_MESSAGES_MAX),
                 min(request.window_bytes, _WINDOW_BYTES_MAX),
             )
-        return WorkConsumer(crew, seat, member, lambda closed: self._left(subscription, closed))
+        return WorkConsumer(
+            consumer_group, seat, member, lambda closed: self._left(subscription, closed)
+        )
 
-    async def _crew_for(self, subscription: WorkSubscription, request: Consume) -> tuple[Crew, str]:
+    async def _consumer_group_for(
+        self, subscription: WorkSubscription, request: Consume
+    ) -> tuple[ConsumerGroup, str]:
         definition = subscription.definition
         if definition.mode is not Mode.MULTICAST:
             if request.member:
@@ -406,18 +414,18 @@ class WorkSubscriptions:
                     f"subscription {definition.name!r} is {definition.mode}: only a multicast has "
                     "members"
                 )
-            return self._crew(subscription, ""), ""
+            return self._consumer_group(subscription, ""), ""
         start = request.start or Start("latest")
         if not request.member:
             begins = await self._begins(subscription, start)
-            unnamed = Crew(
+            unnamed = ConsumerGroup(
                 definition,
                 f"{definitions.UNNAMED_MARK}{next(self._unnamed)}",
                 self._parts,
                 is_durable=False,
             )
             unnamed.begins = begins
-            subscription.crews[unnamed.member] = unnamed
+            subscription.consumer_groups[unnamed.member] = unnamed
             return unnamed, ""
         definitions.check_member(request.member)
         if request.member not in subscription.members:
@@ -426,45 +434,47 @@ class WorkSubscriptions:
             joined = (*definition.members, MemberRecord(request.member, since_ns, 0))
             definition = msgspec.structs.replace(definition, members=joined)
             await self._redefine(subscription, definition)
-        crew = self._crew(subscription, request.member)
-        crew.dismiss(
+        consumer_group = self._consumer_group(subscription, request.member)
+        consumer_group.dismiss(
             MemberReplacedError(
                 f"another consumer took the place of member {request.member!r} of subscription "
                 f"{definition.name!r}"
             )
         )
-        return crew, request.member
+        return consumer_group, request.member
 
-    def _crew(self, subscription: WorkSubscription, member: str) -> Crew:
-        crew = subscription.crews.get(member)
-        if crew is None:
-            crew = Crew(subscription.definition, member, self._parts)
-            subscription.crews[member] = crew
-        return crew
+    def _consumer_group(self, subscription: WorkSubscription, member: str) -> ConsumerGroup:
+        consumer_group = subscription.consumer_groups.get(member)
+        if consumer_group is None:
+            consumer_group = ConsumerGroup(subscription.definition, member, self._parts)
+            subscription.consumer_groups[member] = consumer_group
+        return consumer_group
 
-    async def _awaken(self, subscription: WorkSubscription, crew: Crew) -> None:
+    async def _awaken(self, subscription: WorkSubscription, consumer_group: ConsumerGroup) -> None:
         """Tell it of everything that is stored from now on, and then of what there is."""
-        if crew in self._awake:
+        if consumer_group in self._awake:
             return
-        self._awake.add(crew, subscription.matches)
+        self._awake.add(consumer_group, subscription.matches)
         async for key, log in self.partitions(subscription):
             with suppress(UnknownTopicError):  # deleted meanwhile
-                crew.cover(key, log)
+                consumer_group.cover(key, log)
 
-    def _left(self, subscription: WorkSubscription, crew: Crew) -> None:
-        """A consumer has gone. A crew without any is told nothing more."""
-        if crew.consumers:
+    def _left(self, subscription: WorkSubscription, consumer_group: ConsumerGroup) -> None:
+        """A consumer has gone. A consumer group without any is told nothing more."""
+        if consumer_group.consumers:
             return
-        self._awake.discard(crew)
-        if not crew.is_durable:
-            subscription.crews.pop(crew.member, None)
-            subscription.redelivered_before += crew.group.releases
+        self._awake.discard(consumer_group)
+        if not consumer_group.is_durable:
+            subscription.consumer_groups.pop(consumer_group.member, None)
+            subscription.redelivered_before += consumer_group.group.releases
             self._changes += 1
 
-    def _end(self, subscription: WorkSubscription, crew: Crew, error: RunnelError) -> None:
-        crew.end(error)
-        subscription.crews.pop(crew.member, None)
-        self._awake.discard(crew)
+    def _end(
+        self, subscription: WorkSubscription, consumer_group: ConsumerGroup, error: RunnelError
+    ) -> None:
+        consumer_group.end(error)
+        subscription.consumer_groups.pop(consumer_group.member, None)
+        self._awake.discard(consumer_group)
 
     # --- What the logs tell ---
 
@@ -476,31 +486,31 @@ class WorkSubscriptions:
         log = self._parts.stores.log_of(info.name)
         if log is None:
             return
-        for crew in self._awake.of(info.name):
+        for consumer_group in self._awake.of(info.name):
             for partition in range(len(info.shards)):
-                crew.cover((info.name, partition), log)
+                consumer_group.cover((info.name, partition), log)
 
     def on_topic_deleted(self, name: str) -> None:
-        self._parts.larder.forget(name)
+        self._parts.run_cache.forget(name)
         for subscription in self.covering(name):
-            for crew in subscription.crews.values():  # those that sleep, too
-                crew.uncover_topic(name)
+            for consumer_group in subscription.consumer_groups.values():  # those that sleep, too
+                consumer_group.uncover_topic(name)
 
     def on_topic_purged(self, name: str) -> None:
         """Its messages are found missing as they are wanted."""
-        self._parts.larder.forget(name)
+        self._parts.run_cache.forget(name)
 
     # --- Keeping house ---
 
     async def run(self) -> None:
-        """Let go of crews at rest, and end what absent members are owed, until cancelled."""
+        """Let go of consumer groups at rest, and end what absent members are owed, until cancelled."""
         while True:
             await self._parts.clock.sleep(_LOOK_INTERVAL_S)
             for subscription in self.all():
-                for member, crew in list(subscription.crews.items()):
-                    if crew.is_at_rest and crew not in self._awake:
-                        del subscription.crews[member]
-                        subscription.redelivered_before += crew.group.releases
+                for member, consumer_group in list(subscription.consumer_groups.items()):
+                    if consumer_group.is_at_rest and consumer_group not in self._awake:
+                        del subscription.consumer_groups[member]
+                        subscription.redelivered_before += consumer_group.group.releases
                 if subscription.definition.mode is Mode.MULTICAST:
                     # On a full or broken disk nothing is noted of members: at the next look, then.
                     with suppress(Unavailable):
@@ -513,7 +523,7 @@ class WorkSubscriptions:
             return
         now_ns = self._parts.clock.time_ns()
         members = [
-            _seen(member, subscription.crews.get(member.name), now_ns)
+            _seen(member, subscription.consumer_groups.get(member.name), now_ns)
             for member in definition.members
         ]
         if members != list(definition.members):
@@ -534,16 +544,16 @@ class WorkSubscriptions:
 
     async def close(self) -> None:
         for subscription in self.all():
-            for crew in list(subscription.crews.values()):
-                crew.rest()
+            for consumer_group in list(subscription.consumer_groups.values()):
+                consumer_group.rest()
         self._awake.clear()
         await self._parts.tasks.wait()
         await self._parts.state.close()
 
 
-def _seen(member: MemberRecord, crew: Crew | None, now_ns: int) -> MemberRecord:
+def _seen(member: MemberRecord, consumer_group: ConsumerGroup | None, now_ns: int) -> MemberRecord:
     """The member with the time since when nobody is there."""
-    is_there = crew is not None and crew.consumers > 0
+    is_there = consumer_group is not None and consumer_group.consumers > 0
     if is_there == (member.absent_since_ns == 0):
         return member
     return msgspec.structs.replace(member, absent_since_ns=0 if is_there else now_ns)

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from runnel.broker.consumer_groups.crew import Crew
+from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
 from runnel.broker.consumer_groups.dead import DeadLetters
 from runnel.broker.consumer_groups.reading import read_runs
 from runnel.broker.consumer_groups.state import WorkState
@@ -141,7 +141,11 @@ class Telling:
     ) -> SubscriptionState:
         definition = subscription.definition
         names = list(subscription.members)
-        names += [crew.member for crew in subscription.crews.values() if not crew.is_durable]
+        names += [
+            consumer_group.member
+            for consumer_group in subscription.consumer_groups.values()
+            if not consumer_group.is_durable
+        ]
         owed = {member: _Owed() for member in names}
         partitions: list[PartitionWork] = []
         looked_at = 0
@@ -150,15 +154,17 @@ class Telling:
                 looked_at += 1
                 if looked_at % _PARTITIONS_PER_STEP == 0:
                     await self._share.turn(owner)
-                crew = subscription.crews.get(member)
-                standing = self._standing(subscription, member, crew, key, log)
+                consumer_group = subscription.consumer_groups.get(member)
+                standing = self._standing(subscription, member, consumer_group, key, log)
                 if standing is None:
                     continue
                 owed[member].add(standing)
                 if with_partitions and len(partitions) < _PARTITIONS_TOLD_MAX:
-                    partitions.append(_told(member, crew, standing))
+                    partitions.append(_told(member, consumer_group, standing))
         members = [
-            await self._member(subscription, member, subscription.crews.get(member), owed[member])
+            await self._member(
+                subscription, member, subscription.consumer_groups.get(member), owed[member]
+            )
             for member in names
         ]
         return SubscriptionState(
@@ -178,12 +184,12 @@ class Telling:
         self,
         subscription: WorkSubscription,
         member: str,
-        crew: Crew | None,
+        consumer_group: ConsumerGroup | None,
         key: TopicPartition,
         log: KeptLog,
     ) -> _Standing | None:
         """None: the topic was deleted meanwhile."""
-        acked = None if crew is None else crew.acked(key)
+        acked = None if consumer_group is None else consumer_group.acked(key)
         try:
             if acked is None:
                 state = self._state.find(subscription.definition.id, member, key)
@@ -197,7 +203,7 @@ class Telling:
         self,
         subscription: WorkSubscription,
         member: str,
-        crew: Crew | None,
+        consumer_group: ConsumerGroup | None,
         owed: _Owed,
     ) -> MemberState:
         definition = subscription.definition
@@ -208,10 +214,10 @@ class Telling:
             )
         return MemberState(
             member,
-            0 if crew is None else crew.consumers,
+            0 if consumer_group is None else consumer_group.consumers,
             owed.messages,
-            0 if crew is None else crew.group.in_flight,
-            0 if crew is None else crew.group.delayed,
+            0 if consumer_group is None else consumer_group.group.in_flight,
+            0 if consumer_group is None else consumer_group.group.delayed,
             await self._oldest_ns(owed.behind),
             absent_ns,
         )
@@ -231,12 +237,12 @@ class Telling:
         return oldest
 
 
-def _told(member: str, crew: Crew | None, standing: _Standing) -> PartitionWork:
+def _told(member: str, consumer_group: ConsumerGroup | None, standing: _Standing) -> PartitionWork:
     return PartitionWork(
         member,
         *standing.key,
         standing.acked.floor,
         standing.next_offset,
         standing.acked.count_above,
-        0 if crew is None else crew.group.partition_in_flight(standing.key),
+        0 if consumer_group is None else consumer_group.group.partition_in_flight(standing.key),
     )

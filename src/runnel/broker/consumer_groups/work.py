@@ -10,9 +10,9 @@ from runnel.broker.consumer_groups.alarms import Alarms
 from runnel.broker.consumer_groups.burying import Burying, Publish, WaitRoom
 from runnel.broker.consumer_groups.claims import WorkClaims
 from runnel.broker.consumer_groups.consumer import WorkConsumer
-from runnel.broker.consumer_groups.crew import CrewParts
+from runnel.broker.consumer_groups.consumer_group import ConsumerGroupParts
 from runnel.broker.consumer_groups.dead import DeadLetters
-from runnel.broker.consumer_groups.larder import Larder
+from runnel.broker.consumer_groups.run_cache import RunCache
 from runnel.broker.consumer_groups.sink import WorkSink
 from runnel.broker.consumer_groups.state import WorkState
 from runnel.broker.consumer_groups.subscriptions import WorkSubscriptions
@@ -35,8 +35,8 @@ from runnel.platform.clock import Clock
 from runnel.platform.workers import Workers
 from runnel.topics.pattern_index import PatternIndex
 
-_LARDER_BYTES_MAX: Final = 32 * 2**20
-# Pages that are read at a time for all crews.
+_RUN_CACHE_BYTES_MAX: Final = 32 * 2**20
+# Pages that are read at a time for all consumer groups.
 _READS_AT_ONCE: Final = 4
 
 T = TypeVar("T")
@@ -59,15 +59,15 @@ class Work:
         share: LoopShare,
     ) -> None:
         alarms = Alarms(clock)
-        larder = Larder(_LARDER_BYTES_MAX)
+        run_cache = RunCache(_RUN_CACHE_BYTES_MAX)
         state = WorkState(stores, clock, alarms)
         burying = Burying(
-            stores, larder, workers, clock, events, settings.limits, publish, wait_room
+            stores, run_cache, workers, clock, events, settings.limits, publish, wait_room
         )
-        parts = CrewParts(
+        parts = ConsumerGroupParts(
             stores=stores,
             state=state,
-            larder=larder,
+            run_cache=run_cache,
             alarms=alarms,
             clock=clock,
             workers=workers,

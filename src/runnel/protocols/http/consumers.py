@@ -103,7 +103,7 @@ class Seat:
         self._is_closed = False
 
     def open(self, consumer: WorkConsumer) -> None:
-        """It has its place in the crew, unless the broker has ended that meanwhile."""
+        """It has its place in the consumer group, unless the broker has ended that meanwhile."""
         self._consumer = consumer
         if self._error is not None:
             consumer.close(is_clean=True)

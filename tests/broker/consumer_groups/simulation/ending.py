@@ -101,7 +101,11 @@ def _work(history: History) -> bool:
 
 def _pass_time(history: History) -> bool:
     """Until a group has something to do by itself; whether any will."""
-    times = [crew.group.next_time_ns() for crew in history.work.crews() if crew.consumers]
+    times = [
+        consumer_group.group.next_time_ns()
+        for consumer_group in history.work.consumer_groups()
+        if consumer_group.consumers
+    ]
     next_ns = min((time for time in times if time is not None), default=None)
     if next_ns is None:
         return False
@@ -132,5 +136,5 @@ async def _rest(history: History) -> None:
     for _ in range(3):
         history.clock.advance(SECOND_NS)
         await history.come_to_rest()
-    if history.work.crews() or history.work.crews_awake:
-        raise Violation(f"nobody consumes, and these are at work: {history.work.crews()}")
+    if history.work.consumer_groups() or history.work.consumer_groups_awake:
+        raise Violation(f"nobody consumes, and these are at work: {history.work.consumer_groups()}")

@@ -36,7 +36,7 @@ class Hand:
     def begin(self, consumer: WorkConsumer) -> bool:
         """Whether it is in: its subscription may have been deleted just now."""
         self.consumer = consumer
-        group = consumer._crew.group
+        group = consumer._consumer_group.group
         assert isinstance(group, RecordingGroup)
         if group.writer is None:
             return False

@@ -30,7 +30,11 @@ from tests.broker.consumer_groups.simulation import ending, operations
 from tests.broker.consumer_groups.simulation.hand import Hand
 from tests.broker.consumer_groups.simulation.plan import SECOND_NS, Plan, draw
 from tests.broker.consumer_groups.simulation.recorder import Recorder
-from tests.broker.consumer_groups.simulation.recording import RecordingCrew, RecordingWork, watched
+from tests.broker.consumer_groups.simulation.recording import (
+    RecordingConsumerGroup,
+    RecordingWork,
+    watched,
+)
 from tests.broker.consumer_groups.simulation.subject import Subject
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
@@ -251,8 +255,14 @@ class History:
         raise Violation(f"the broker does not come to rest within {TURNS_MAX} turns of the loop")
 
     def _is_busy(self) -> bool:
-        crews = [crew for crew in self.work.crews() if isinstance(crew, RecordingCrew)]
-        return self.work.is_busy or any(crew.is_busy for crew in crews)
+        consumer_groups = [
+            consumer_group
+            for consumer_group in self.work.consumer_groups()
+            if isinstance(consumer_group, RecordingConsumerGroup)
+        ]
+        return self.work.is_busy or any(
+            consumer_group.is_busy for consumer_group in consumer_groups
+        )
 
     def _on_loop_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

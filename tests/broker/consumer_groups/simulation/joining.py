@@ -98,6 +98,8 @@ def forget_unnamed(history: History) -> None:
     present = {(hand.writer.subject, hand.writer.group) for hand in history.hands}
     for subject in history.recorder.subjects.values():
         for group in filter(is_unnamed, subject.checker.groups):
-            crew = subject.crews.get(group)
-            if (subject, group) not in present and (crew is None or not crew.consumers):
+            consumer_group = subject.consumer_groups.get(group)
+            if (subject, group) not in present and (
+                consumer_group is None or not consumer_group.consumers
+            ):
                 history.recorder.forget(subject, group)

@@ -14,9 +14,9 @@ from runnel.broker.consumer_groups.alarms import Alarms
 from runnel.broker.consumer_groups.burying import Burying
 from runnel.broker.consumer_groups.claims import WorkClaims
 from runnel.broker.consumer_groups.consumer import WorkConsumer
-from runnel.broker.consumer_groups.crew import Crew
+from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
 from runnel.broker.consumer_groups.dead import DeadLetters
-from runnel.broker.consumer_groups.larder import Larder, StoredRun
+from runnel.broker.consumer_groups.run_cache import RunCache, StoredRun
 from runnel.broker.consumer_groups.state import ShardState
 from runnel.broker.consumer_groups.subscriptions import WorkSubscriptions
 from runnel.broker.feeds import KeptLog
@@ -79,14 +79,14 @@ def moves_are_not_written_down(patch: Patch) -> None:
 
 
 def restarts_forget_failures(patch: Patch) -> None:
-    stored_state = Crew._stored_state
+    stored_state = ConsumerGroup._stored_state
 
     def forgetful(
-        crew: Crew, key: TopicPartition, log: KeptLog
+        consumer_group: ConsumerGroup, key: TopicPartition, log: KeptLog
     ) -> tuple[AckSet, dict[int, Failure]]:
-        return stored_state(crew, key, log)[0], {}
+        return stored_state(consumer_group, key, log)[0], {}
 
-    patch.setattr(Crew, "_stored_state", forgetful)
+    patch.setattr(ConsumerGroup, "_stored_state", forgetful)
 
 
 def state_is_found_damaged(patch: Patch) -> None:
@@ -182,8 +182,8 @@ def what_is_stored_is_told_to_nobody(patch: Patch) -> None:
     patch.setattr(WorkSubscriptions, "on_stored", lambda subscriptions, stored: None)
 
 
-def pausing_is_forgotten_by_the_crew(patch: Patch) -> None:
-    patch.setattr(Crew, "redefine", lambda crew, definition: None)
+def pausing_is_forgotten_by_the_consumer_group(patch: Patch) -> None:
+    patch.setattr(ConsumerGroup, "redefine", lambda consumer_group, definition: None)
 
 
 def rows_are_cut_from_the_wrong_end(patch: Patch) -> None:
@@ -197,17 +197,17 @@ def rows_are_cut_from_the_wrong_end(patch: Patch) -> None:
 
 def purged_messages_are_still_delivered(patch: Patch) -> None:
     """As long as they are in memory; and what is deleted with its topic comes again with it."""
-    patch.setattr(Larder, "forget", lambda larder, topic: None)
+    patch.setattr(RunCache, "forget", lambda run_cache, topic: None)
 
 
 def recalls_reach_nobody(patch: Patch) -> None:
-    apply = Crew._apply
+    apply = ConsumerGroup._apply
 
-    def quiet(crew: Crew, effects: Effects) -> Any:
+    def quiet(consumer_group: ConsumerGroup, effects: Effects) -> Any:
         effects.recalls.clear()
-        return apply(crew, effects)
+        return apply(consumer_group, effects)
 
-    patch.setattr(Crew, "_apply", quiet)
+    patch.setattr(ConsumerGroup, "_apply", quiet)
 
 
 # --- A plan in which a rare mistake shows before long ---
@@ -249,7 +249,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     clocks_are_not_looked_at,
     topics_made_later_do_not_join,
     what_is_stored_is_told_to_nobody,
-    pausing_is_forgotten_by_the_crew,
+    pausing_is_forgotten_by_the_consumer_group,
     rows_are_cut_from_the_wrong_end,
     purged_messages_are_still_delivered,
     recalls_reach_nobody,

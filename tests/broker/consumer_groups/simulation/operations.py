@@ -72,7 +72,9 @@ async def pass_time(history: History) -> None:
     for hand in history.hands:
         if hand.is_at_work and random.random() < 0.8:
             hand.consumer.renew(list(hand.client.inbox))
-    times = [crew.group.next_time_ns() for crew in history.work.crews()]
+    times = [
+        consumer_group.group.next_time_ns() for consumer_group in history.work.consumer_groups()
+    ]
     next_ns = min((time for time in times if time is not None), default=0)
     left_ns = next_ns - history.clock.monotonic_ns()
     if left_ns > 0 and random.random() < 0.4:
@@ -93,19 +95,19 @@ async def look(history: History) -> None:
 def see_rest(history: History) -> None:
     recorder = history.recorder
     for subject in recorder.subjects.values():
-        for group, crew in subject.crews.items():
-            if not crew.consumers or group not in subject.checker.groups:
+        for group, consumer_group in subject.consumer_groups.items():
+            if not consumer_group.consumers or group not in subject.checker.groups:
                 continue
             if not history.was_faulty:
                 recorder.see(subject, events.Expired(recorder.now_ns, group))
                 if not subject.is_paused:
                     recorder.see(subject, events.Rested(recorder.now_ns, group))
             for key in subject.checker.group(group).partitions:
-                state = crew.group.partition_state(key)
+                state = consumer_group.group.partition_state(key)
                 if state is None:
                     recorder.violate(Violation(f"{subject.name} {group!r} does not cover {key}"))
                 floor, done = state.acked.standing()
-                in_flight = crew.group.partition_in_flight(key)
+                in_flight = consumer_group.group.partition_in_flight(key)
                 stated = events.Stated(
                     recorder.now_ns, group, place=key, floor=floor, done=done, in_flight=in_flight
                 )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from runnel.broker.consumer_groups.crew import Crew
+from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
 from runnel.formats.message import Message
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import Definition, Mode
@@ -29,7 +29,7 @@ from runnel.group_rules.records import (
 from runnel.platform.clock import Clock
 from runnel.topics.names import SYSTEM_MARK, TopicPartition
 from runnel.topics.policies import Policies
-from tests.broker.consumer_groups.simulation.recording import RecordingCrew
+from tests.broker.consumer_groups.simulation.recording import RecordingConsumerGroup
 from tests.broker.consumer_groups.simulation.stock import Stock
 from tests.broker.consumer_groups.simulation.subject import Subject, is_unnamed, names
 from tests.broker.consumer_groups.simulation.writer import Writer, failed_before
@@ -53,7 +53,7 @@ class Recorder:
         self.subjects: dict[int, Subject] = {}
         self.deleted: set[int] = set()  # subscriptions: somebody was told so
         self.is_alive = True  # a process is there
-        self.crews: Callable[[], Sequence[Crew]] = list  # that the broker has
+        self.consumer_groups: Callable[[], Sequence[ConsumerGroup]] = list  # that the broker has
         # Where subscriptions and members begin that are being made.
         self._begins: dict[tuple[int, str], dict[TopicPartition, int]] = {}
         self._is_noting = False
@@ -148,7 +148,7 @@ class Recorder:
                 self._cover(subject, group)
 
     def topic_deleted(self, name: str) -> None:
-        """Crews that cover it say so themselves."""
+        """Consumer groups that cover it say so themselves."""
         self.stock.topics.discard(name)
         for subject in self.subjects.values():
             for group in subject.checker.groups:
@@ -238,26 +238,26 @@ class Recorder:
                 self.see(subject, history.Began(self.now_ns, group, place=key, floor=floor))
                 self.excuse(subject, group, key)
 
-    def crew_made(self, crew: RecordingCrew) -> Writer:
-        subject = self.defined(crew.definition)
-        group = crew.member
-        writer = Writer(self, subject, group, is_durable=crew.is_durable)
-        if crew.is_durable:
-            if group in subject.crews:
+    def consumer_group_made(self, consumer_group: RecordingConsumerGroup) -> Writer:
+        subject = self.defined(consumer_group.definition)
+        group = consumer_group.member
+        writer = Writer(self, subject, group, is_durable=consumer_group.is_durable)
+        if consumer_group.is_durable:
+            if group in subject.consumer_groups:
                 # The former was let go: everything was written down, and is taken up exactly so.
                 self.see(subject, history.Restarted(self.now_ns, group, events=None))
             self._begin(subject, group)
-        subject.crews[group] = crew
+        subject.consumer_groups[group] = consumer_group
         return writer
 
-    def left(self, crew: RecordingCrew) -> None:
+    def left(self, consumer_group: RecordingConsumerGroup) -> None:
         """An unnamed member is gone, and what it was owed with it."""
-        subject = self.subjects.get(crew.definition.id)
+        subject = self.subjects.get(consumer_group.definition.id)
         if subject is not None:
-            self.forget(subject, crew.member)
+            self.forget(subject, consumer_group.member)
 
     def drop_topics(self, subject: Subject, group: str) -> None:
-        """Topics that were deleted while no crew was there to be told."""
+        """Topics that were deleted while no consumer group was there to be told."""
         for key in list(subject.checker.group(group).partitions):
             if key[0] not in self.stock.topics and not self._covers(subject, group, key):
                 self.see(subject, history.Removed(self.now_ns, group, place=key))
@@ -265,7 +265,7 @@ class Recorder:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """A crew writes down what its group has told."""
+        """A consumer group writes down what its group has told."""
         self._is_noting = True
         try:
             yield
@@ -317,8 +317,12 @@ class Recorder:
                     self.forget(subject, group)
 
     def _covers(self, subject: Subject, group: str, key: TopicPartition) -> bool:
-        crew = subject.crews.get(group)
-        return crew is not None and crew in self.crews() and crew.covers(key)
+        consumer_group = subject.consumer_groups.get(group)
+        return (
+            consumer_group is not None
+            and consumer_group in self.consumer_groups()
+            and consumer_group.covers(key)
+        )
 
     def retire(self, subject: Subject) -> None:
         """It was deleted."""
@@ -329,9 +333,9 @@ class Recorder:
     def forget(self, subject: Subject, group: str) -> None:
         self.see(subject, history.Forgotten(self.now_ns, group))
         subject.members.discard(group)
-        crew = subject.crews.pop(group, None)
-        if crew is not None:
-            crew.fall_silent()
+        consumer_group = subject.consumer_groups.pop(group, None)
+        if consumer_group is not None:
+            consumer_group.fall_silent()
         subject.left_out = {each for each in subject.left_out if each[0] != group}
         subject.excused = {
             each: offsets for each, offsets in subject.excused.items() if each[0] != group
@@ -359,7 +363,7 @@ class Recorder:
                 if not topic.startswith(SYSTEM_MARK):
                     self.stock.messages.setdefault((topic, partition), {})
         for subject in list(self.subjects.values()):
-            subject.crews.clear()
+            subject.consumer_groups.clear()
             for group in filter(is_unnamed, list(subject.checker.groups)):
                 self.forget(subject, group)
             self.see(subject, history.Restarted(self.now_ns, events=None))

@@ -1,4 +1,4 @@
-"""The parts of a broker that are watched: crews, their groups and what is noted of them, each with somebody who writes.
+"""Consumer groups, their rules and their stored state, each as a subclass that records what it does.
 
 A broker that is opened within `watched(recorder)` is the real one, but for these subclasses: they do what they always
 do and tell the recorder of it. What the recorder makes of that is in `recorder`.
@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import runnel.broker.broker as broker_module
-import runnel.broker.consumer_groups.crew as crew_module
+import runnel.broker.consumer_groups.consumer_group as consumer_group_module
 import runnel.broker.consumer_groups.state as state_module
 import runnel.broker.consumer_groups.subscriptions as subscriptions_module
-from runnel.broker.consumer_groups.crew import Crew
+from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
 from runnel.broker.consumer_groups.state import ShardState
 from runnel.broker.consumer_groups.work import Work
 from runnel.errors import RunnelError
@@ -42,8 +42,8 @@ def watched(recorder: Recorder) -> Iterator[None]:
     """Brokers that are at work meanwhile tell the recorder everything."""
     places: Sequence[tuple[Any, str, Any]] = (
         (broker_module, "Work", partial(RecordingWork, recorder)),
-        (subscriptions_module, "Crew", partial(RecordingCrew, recorder)),
-        (crew_module, "Group", RecordingGroup),
+        (subscriptions_module, "ConsumerGroup", partial(RecordingConsumerGroup, recorder)),
+        (consumer_group_module, "Group", RecordingGroup),
         (state_module, "ShardState", partial(RecordingShardState, recorder)),
     )
     former = [getattr(module, name) for module, name, _ in places]
@@ -61,7 +61,7 @@ class RecordingWork(Work):
 
     def __init__(self, recorder: Recorder, *parts: Any) -> None:
         self._recorder = recorder
-        recorder.crews = self.crews
+        recorder.consumer_groups = self.consumer_groups
         super().__init__(*parts)
 
     def on_stored(self, stored: Stored) -> None:
@@ -95,14 +95,18 @@ class RecordingWork(Work):
         return [str(keeper) for keeper in self._keepers if keeper.done()]
 
     @property
-    def crews_awake(self) -> int:
+    def consumer_groups_awake(self) -> int:
         return len(self._subscriptions._awake)
 
-    def crews(self) -> list[Crew]:
-        return [crew for each in self._subscriptions.all() for crew in each.crews.values()]
+    def consumer_groups(self) -> list[ConsumerGroup]:
+        return [
+            consumer_group
+            for each in self._subscriptions.all()
+            for consumer_group in each.consumer_groups.values()
+        ]
 
 
-class RecordingCrew(Crew):
+class RecordingConsumerGroup(ConsumerGroup):
     """Says when it begins and ends, when its subscription is paused, and what it notes by itself."""
 
     def __init__(
@@ -111,7 +115,7 @@ class RecordingCrew(Crew):
         super().__init__(definition, member, *parts, **options)
         self._recorder = recorder
         assert isinstance(self.group, RecordingGroup)
-        self.group.writer = recorder.crew_made(self)
+        self.group.writer = recorder.consumer_group_made(self)
 
     def redefine(self, definition: Definition) -> None:
         self._recorder.defined(definition)
@@ -146,7 +150,7 @@ class RecordingCrew(Crew):
 
 
 class RecordingShardState(ShardState):
-    """Tells of what is noted beside crews: where subscriptions begin, move, and end."""
+    """Tells of what is noted beside consumer groups: where subscriptions begin, move, and end."""
 
     def __init__(self, recorder: Recorder, *parts: Any) -> None:
         self._recorder = recorder

@@ -1,4 +1,4 @@
-"""A subscription as it is watched: its checker, its crews, and what its operators were promised."""
+"""A subscription as it is watched: its checker, its consumer groups, and what its operators were promised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.group_rules.facts import PartitionFacts
 from tests.group_rules.history import Rules
 
 if TYPE_CHECKING:
-    from tests.broker.consumer_groups.simulation.recording import RecordingCrew
+    from tests.broker.consumer_groups.simulation.recording import RecordingConsumerGroup
 
 
 class Subject:
@@ -40,7 +40,7 @@ class Subject:
         self.is_paused = definition.is_paused
         self.pausing: list[bool] = []  # asked for without an answer
         self.members: set[str] = set()  # that were told they are
-        self.crews: dict[str, RecordingCrew] = {}  # of this process
+        self.consumer_groups: dict[str, RecordingConsumerGroup] = {}  # of this process
         # What was not owed by anybody when a group began with a partition, or was moved: it may be gone.
         self.excused: dict[tuple[str, TopicPartition], set[int]] = {}
         self.left_out: set[tuple[str, TopicPartition]] = set()  # topics deleted that a group knew

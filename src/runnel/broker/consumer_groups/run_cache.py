@@ -1,4 +1,4 @@
-"""Stored runs that consumers are about to get, or may get again: held for a while, read from the log otherwise.
+"""A cache of recently stored runs, from which consumers are served before the log is read.
 
 What was stored a moment ago is delivered from here, and a batch that several consumers or subscriptions share is read
 once. It is a cache and nothing more: whatever is missing is read again.
@@ -104,7 +104,7 @@ def _packed(batch: Batch) -> Sequence[bytes | memoryview]:
     return block.pack(envelope.encode(batch.envelope), batch.body)
 
 
-class Larder:
+class RunCache:
     """Runs by partition and offset, the latest of them, up to so many bytes."""
 
     def __init__(self, bytes_max: int) -> None:

@@ -1,4 +1,4 @@
-"""What the partitions of a group share: options, consumers, leases, delays, and who may have work."""
+"""The state that all partitions of a group share: options, consumers, leases, delays, who may have work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Delay(NamedTuple):
     lane_key: bytes | None
 
 
-class Desk:
+class GroupState:
     def __init__(self, options: Options, *, waiting_max: int, first_delivery_id: int) -> None:
         self.options = options
         self.waiting_max = max(waiting_max, 1)

@@ -1,7 +1,8 @@
-"""Consumers at work together: a group's rules joined to the log, the clock, the state journal and the doors.
+"""A consumer group at work: joins the group's rules to the log, the clock, the state journal and the listeners.
 
-A crew belongs to a subscription; a multicast has one for each member. It is awake while somebody consumes: then it is
-told of what is stored, reads what is wanted, and sends what the group decides. Everything between two awaits sees one
+A consumer group belongs to a subscription; a multicast has one for each member. It is awake while somebody consumes:
+then it is told of what is stored, reads what is wanted, and sends what the group decides. Everything between two
+awaits sees one
 state; what was read meanwhile is offered, and the group takes of it what can be delivered by then.
 """
 
@@ -16,8 +17,8 @@ import msgspec
 
 from runnel.broker.consumer_groups.alarms import Alarms
 from runnel.broker.consumer_groups.burying import Burying
-from runnel.broker.consumer_groups.larder import Larder, StoredRun
 from runnel.broker.consumer_groups.reading import Missing, RunsRead, read_runs
+from runnel.broker.consumer_groups.run_cache import RunCache, StoredRun
 from runnel.broker.consumer_groups.sink import WorkDelivery, WorkSink
 from runnel.broker.consumer_groups.state import ShardState, WorkState
 from runnel.broker.events import EventKind, Events
@@ -45,12 +46,12 @@ _PAGE_BYTES_MAX: Final = 2**20
 _READ_RETRY_NS: Final = 1_000_000_000
 
 
-class CrewParts(msgspec.Struct, frozen=True):
-    """What all crews share."""
+class ConsumerGroupParts(msgspec.Struct, frozen=True):
+    """What all consumer groups share."""
 
     stores: Stores
     state: WorkState
-    larder: Larder
+    run_cache: RunCache
     alarms: Alarms
     clock: Clock
     workers: Workers
@@ -63,7 +64,7 @@ class CrewParts(msgspec.Struct, frozen=True):
 
 
 class _Seat(msgspec.Struct):
-    """A consumer as its crew sees it."""
+    """A consumer as its consumer group sees it."""
 
     number: int  # the client's
     sink: WorkSink
@@ -73,11 +74,16 @@ class _Seat(msgspec.Struct):
     is_paused: bool = False
 
 
-class Crew:
+class ConsumerGroup:
     """See the module's first lines."""
 
     def __init__(
-        self, definition: Definition, member: str, parts: CrewParts, *, is_durable: bool = True
+        self,
+        definition: Definition,
+        member: str,
+        parts: ConsumerGroupParts,
+        *,
+        is_durable: bool = True,
     ) -> None:
         self.definition = definition  # replaced when it is paused or goes on
         self.member: Final = member
@@ -397,15 +403,18 @@ class Crew:
         self.wake()
 
     def _deliver(self) -> None:
-        """Offer what is in the larder, a few runs at a time; then send, so that nothing overtakes what was decided."""
-        group, larder, clock = self.group, self._parts.larder, self._parts.clock
+        """Offer what is in the run cache, a few runs at a time.
+
+        Then send, so that nothing overtakes what was decided.
+        """
+        group, run_cache, clock = self.group, self._parts.run_cache, self._parts.clock
         decided: dict[int, list[WorkDelivery]] = {}
         for _ in range(_OFFERS_AT_ONCE):
             now_ns = clock.monotonic_ns()
             want = group.next_want(now_ns)
             if want is None:
                 break
-            run = larder.find(want.key, want.begin)
+            run = run_cache.find(want.key, want.begin)
             if run is None:
                 self._is_reading = True
                 self._parts.tasks.start(self._read(want.key, want.begin, want.bytes_max))
@@ -452,9 +461,9 @@ class Crew:
             parts.metrics.work_age.observe(parts.clock.time_ns() - event_time_ns)
 
     async def _read(self, key: TopicPartition, offset: int, bytes_max: int) -> None:
-        """Bring a page of a partition into the larder, then go on."""
-        larder = self._parts.larder
-        forgotten = larder.forgotten
+        """Bring a page of a partition into the run cache, then go on."""
+        run_cache = self._parts.run_cache
+        forgotten = run_cache.forgotten
         try:
             read = await self._read_page(key, offset, bytes_max)
         except UnknownTopicError:
@@ -464,13 +473,13 @@ class Crew:
             self._tell_unreadable(key, offset, error)
             return
         else:
-            for run in read.runs if larder.forgotten == forgotten else ():
-                larder.put(key, run)
+            for run in read.runs if run_cache.forgotten == forgotten else ():
+                run_cache.put(key, run)
             for missing in read.missing:
                 self._pass_over(key, missing)
         finally:
             self._is_reading = False
-        self.wake()  # at once, before others' runs push these out of the larder
+        self.wake()  # at once, before others' runs push these out of the run cache
 
     async def _read_page(self, key: TopicPartition, offset: int, bytes_max: int) -> RunsRead:
         parts = self._parts

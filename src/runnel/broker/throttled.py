@@ -1,4 +1,4 @@
-"""Looking at something costly no more often than it is worth."""
+"""Caches an expensive reading; refreshing it takes at most 2 % of the time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 SHARE: Final = 50
 
 
-class Sparing(Generic[T]):
+class Throttled(Generic[T]):
     """The value of a reading, read again once fifty times the time that it took has passed.
 
     Statistics of a hundred shards are read whenever somebody asks, those of a hundred thousand every few seconds:
