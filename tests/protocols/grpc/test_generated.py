@@ -13,7 +13,7 @@ from runnel.protocols.grpc import service, statuses
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
 
 ROOT = Path(__file__).parents[3]
-GENERATED = ROOT / "src" / "runnel" / "doors" / "grpc" / "generated"
+GENERATED = ROOT / "src" / "runnel" / "protocols" / "grpc" / "generated"
 SECONDS_MAX = 60
 
 
