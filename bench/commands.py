@@ -19,11 +19,12 @@ from pathlib import Path
 from bench import page, peers, record
 from bench.record import FOLDER, QUICK_FOLDER
 from bench.report import as_json, print_table
-from bench.running import run_jobs, run_parts, say
+from bench.runner import run_jobs, run_parts, say
 from bench.suite import NAMES, Job, jobs_of, titles_of
 from bench.targets import verdicts
 
 _PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+_FORMER_NAMES = {"doors": "listeners"}
 _ALL, _REPORT, _PEERS = "all", "report", "peers"
 
 
@@ -32,7 +33,14 @@ def _arguments() -> argparse.ArgumentParser:
         prog="bin/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = (_ALL, *NAMES, _REPORT, _PEERS)
-    parser.add_argument("name", choices=names, nargs="?", default=_ALL, help="what to run")
+    parser.add_argument(
+        "name",
+        choices=names,
+        type=lambda name: _FORMER_NAMES.get(name, name),
+        nargs="?",
+        default=_ALL,
+        help="what to run",
+    )
     parser.add_argument("--quick", action="store_true", help="less data, fewer rounds")
     parser.add_argument("--only", metavar="TEXT", default="", help="only parts whose name has this")
     parser.add_argument(

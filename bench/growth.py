@@ -20,7 +20,7 @@ from bench.measures import fan_out, rounds, sized
 from bench.processes import Team
 from bench.report import Result
 from bench.systems import runnel_system
-from bench.systems.system import Plan, Served
+from bench.systems.system import RolePlan, RunningServer
 
 TOPICS = (1, 1000, 100_000)
 PATTERNS = (1, 1000, 10_000)
@@ -39,7 +39,7 @@ def _growth(
     sizes: Sequence[int],
     count: int,
     topic: str,
-    make: Callable[[ExitStack, int], tuple[Served, str]],
+    make: Callable[[ExitStack, int], tuple[RunningServer, str]],
     *,
     quick: bool,
     target: float | None = WITHIN,
@@ -56,14 +56,14 @@ def _growth(
     ]
 
 
-def _busy(beside: str, served: Served, count: int, topic: str) -> Contender:
+def _busy(beside: str, served: RunningServer, count: int, topic: str) -> Contender:
     def measure() -> Sample:
         return fan_out(runnel_system, served, count, topics=(topic,), pattern=topic)
 
     return Contender(beside, measure)
 
 
-def _publish(plan: Plan) -> None:
+def _publish(plan: RolePlan) -> None:
     with Team() as team:
         maker = team.add(runnel_system.publish, plan)
         team.wait_ready()
@@ -74,22 +74,22 @@ def _publish(plan: Plan) -> None:
 def bench_topics(*, quick: bool) -> list[Result]:
     """The busy topic is on disk, as the others are, and in the same journal."""
 
-    def make(stack: ExitStack, topics: int) -> tuple[Served, str]:
+    def make(stack: ExitStack, topics: int) -> tuple[RunningServer, str]:
         served = stack.enter_context(runnel_system.serve(stored="disk"))
         names = tuple(f"grow/{number}" for number in range(topics - 1))
         if names:
-            _publish(Plan(served.url, names, count=len(names)))
+            _publish(RolePlan(served.url, names, count=len(names)))
         return served, f"{topics:,} topics" if names else "no other topic"
 
     return _growth("a busy topic on disk", TOPICS, 1_000_000, "grow/busy", make, quick=quick)
 
 
 def bench_subscriptions(*, quick: bool) -> list[Result]:
-    def make(stack: ExitStack, patterns: int) -> tuple[Served, str]:
+    def make(stack: ExitStack, patterns: int) -> tuple[RunningServer, str]:
         served = stack.enter_context(runnel_system.serve())
         # Ends before its server does: the stack is undone from its end.
         team = stack.enter_context(Team())
-        holder = team.add(runnel_system.hold_patterns, Plan(served.url, count=patterns - 1))
+        holder = team.add(runnel_system.hold_patterns, RolePlan(served.url, count=patterns - 1))
         holder.wait_ready()
         stack.callback(holder.over)
         many = f"{patterns:,} pattern subscriptions"
@@ -100,7 +100,7 @@ def bench_subscriptions(*, quick: bool) -> list[Result]:
 
 
 def bench_connections(*, quick: bool) -> list[Result]:
-    def make(stack: ExitStack, connections: int) -> tuple[Served, str]:
+    def make(stack: ExitStack, connections: int) -> tuple[RunningServer, str]:
         held = allowed_connections(connections)
         served = stack.enter_context(runnel_system.serve())
         if held:
@@ -112,12 +112,12 @@ def bench_connections(*, quick: bool) -> list[Result]:
 
 
 def bench_stored_bytes(*, quick: bool) -> list[Result]:
-    def make(stack: ExitStack, mib: int) -> tuple[Served, str]:
+    def make(stack: ExitStack, mib: int) -> tuple[RunningServer, str]:
         served = stack.enter_context(runnel_system.serve(stored="disk"))
         stored_mib = mib // 4 if quick else mib
         if stored_mib:
             count = stored_mib * 2**20 // FILLING_BYTES
-            plan = Plan(served.url, ("grow/busy",), count=count, payload_bytes=FILLING_BYTES)
+            plan = RolePlan(served.url, ("grow/busy",), count=count, payload_bytes=FILLING_BYTES)
             _publish(plan)
         return served, f"{stored_mib:,} MiB stored" if stored_mib else "nothing stored"
 

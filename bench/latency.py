@@ -32,7 +32,7 @@ from bench.measures import (
 )
 from bench.processes import Team
 from bench.report import Result
-from bench.systems.system import Order, Plan, Served
+from bench.systems.system import PayloadOrder, RolePlan, RunningServer
 
 RATES = (1000, 5000, 20_000)
 _SECONDS = 2
@@ -46,9 +46,11 @@ more_facts = peer_facts
 def bench_at(messages_per_s: int, *, quick: bool) -> list[Result]:
     count = max(_SECONDS * messages_per_s, _MESSAGES_MIN)
 
-    def measure(entry: Entry, served: Served, count: int) -> Sample:
+    def measure(entry: Entry, served: RunningServer, count: int) -> Sample:
         with Team() as team:
-            plan = Plan(served.url, count=count, rate=messages_per_s, order=Order.STAMPED)
+            plan = RolePlan(
+                served.url, count=count, rate=messages_per_s, order=PayloadOrder.STAMPED
+            )
             reader = team.add(entry.system.subscribe, plan)
             writer = team.add(entry.system.publish_steadily, plan)
             team.wait_ready()

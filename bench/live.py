@@ -47,7 +47,7 @@ from bench.measures import (
 from bench.processes import Team
 from bench.report import Result
 from bench.systems import kafka_system, nats_system, rabbit_system, redis_system, runnel_system
-from bench.systems.system import Order, Plan, Served
+from bench.systems.system import PayloadOrder, RolePlan, RunningServer
 
 JETSTREAM, JETSTREAM_ALWAYS = "JetStream", "JetStream with sync always"
 STREAMS = "Redis Streams with appendfsync always"
@@ -70,7 +70,7 @@ more_facts = peer_facts
 def bench_one_to_one(*, quick: bool) -> list[Result]:
     counts = {RUNNEL: 2_000_000, NATS: 300_000, REDIS: 200_000, RABBIT: 20_000, KAFKA: 600_000}
 
-    def measure(entry: Entry, served: Served, count: int) -> Sample:
+    def measure(entry: Entry, served: RunningServer, count: int) -> Sample:
         return fan_out(entry.system, served, count)
 
     return against_each(
@@ -85,7 +85,7 @@ def bench_one_to_one(*, quick: bool) -> list[Result]:
 def bench_one_to_thirty(*, quick: bool) -> list[Result]:
     counts = {RUNNEL: 160_000, NATS: 16_000, REDIS: 12_000, RABBIT: 1600, KAFKA: 40_000}
 
-    def measure(entry: Entry, served: Served, count: int) -> Sample:
+    def measure(entry: Entry, served: RunningServer, count: int) -> Sample:
         each = FAN_OUT // SUBSCRIBER_PROCESSES
         return fan_out(
             entry.system, served, count, processes=SUBSCRIBER_PROCESSES, connections=each
@@ -105,12 +105,12 @@ def bench_clients(*, quick: bool) -> list[Result]:
     # Multiples of the number of topics, also a quarter of them.
     counts = {RUNNEL: 42_000, NATS: 4200, REDIS: 3360, RABBIT: 336, KAFKA: 12_600}
 
-    def measure(entry: Entry, served: Served, full: int) -> Sample:
+    def measure(entry: Entry, served: RunningServer, full: int) -> Sample:
         count = full // len(LETTERS) * len(LETTERS)
         each = CLIENTS // SUBSCRIBER_PROCESSES
         with Team() as team:
             for first in range(0, CLIENTS, each):
-                plan = Plan(served.url, LETTERS, LETTERS[0], count, each, CLIENTS, first)
+                plan = RolePlan(served.url, LETTERS, LETTERS[0], count, each, CLIENTS, first)
                 team.add(entry.system.clients, plan)
             team.wait_ready()
             for member in team.members:
@@ -133,9 +133,14 @@ def bench_small_batches(*, quick: bool) -> list[Result]:
     counts = {RUNNEL: 800_000, NATS: 240_000, REDIS: 160_000, RABBIT: 16_000}
     topics = tuple(f"live/small/{number}" for number in range(SMALL_TOPICS))
 
-    def measure(entry: Entry, served: Served, count: int) -> Sample:
+    def measure(entry: Entry, served: RunningServer, count: int) -> Sample:
         return fan_out(
-            entry.system, served, count, topics=topics, pattern="live/small/*", order=Order.TOPIC
+            entry.system,
+            served,
+            count,
+            topics=topics,
+            pattern="live/small/*",
+            order=PayloadOrder.TOPIC,
         )
 
     return against_each(
@@ -161,7 +166,7 @@ def bench_stored(*, quick: bool) -> list[Result]:
         Entry(KAFKA_SYNCED, kafka_system, 1_000_000, kafka_system.SYNCED),
     ]
 
-    def measure(entry: Entry, served: Served, count: int) -> Sample:
+    def measure(entry: Entry, served: RunningServer, count: int) -> Sample:
         return acknowledged(entry.system, served, count)
 
     return against_each(
@@ -183,9 +188,9 @@ def bench_saturated(*, quick: bool) -> list[Result]:
     def measuring(name: str, system: ModuleType, stored: str) -> Contender:
         def measure() -> Sample:
             with system.serve(stored=stored) as served, Team() as team:
-                loading = Plan(served.url, ("live/load",), connections=LOADING_CONNECTIONS)
+                loading = RolePlan(served.url, ("live/load",), connections=LOADING_CONNECTIONS)
                 loader = team.add(system.load, loading)
-                probing = Plan(served.url, ("stored/a",), seconds=seconds)
+                probing = RolePlan(served.url, ("stored/a",), seconds=seconds)
                 prober = team.add(system.probe_stored, probing)
                 team.wait_ready()
                 broker = psutil.Process(served.pid)
@@ -251,10 +256,10 @@ def bench_memory(*, quick: bool) -> list[Result]:
 
 
 @contextmanager
-def held_connections(system: ModuleType, served: Served, connections: int) -> Iterator[None]:
+def held_connections(system: ModuleType, served: RunningServer, connections: int) -> Iterator[None]:
     """So many connections, with one subscription each, for as long as the block lasts."""
     with Team() as team:
-        holder = team.add(system.connect_many, Plan(served.url, connections=connections))
+        holder = team.add(system.connect_many, RolePlan(served.url, connections=connections))
         team.wait_ready()
         yield
         holder.over()

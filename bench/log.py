@@ -34,7 +34,7 @@ from bench.report import Result, interleaved, seconds_of
 from runnel.config import Settings
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.log.disk_log import DiskLog
+from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import SCAN_BYTES, Position, ShardId
 from runnel.log.reading import OfflineLog
 from runnel.platform.clock import SystemClock

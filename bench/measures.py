@@ -8,11 +8,11 @@ from types import ModuleType
 import msgspec
 
 from bench.contest import Contender, Sample, Standing, compared, contest
-from bench.processes import Report, Team
+from bench.processes import RoleReport, Team
 from bench.report import Result
 from bench.servers import Servers
 from bench.systems import kafka_system, nats_system, rabbit_system, redis_system, runnel_system
-from bench.systems.system import Order, Plan, Served
+from bench.systems.system import PayloadOrder, RolePlan, RunningServer
 
 RUNNEL, NATS, REDIS = runnel_system.NAME, nats_system.NAME, redis_system.NAME
 RABBIT, KAFKA = rabbit_system.NAME, kafka_system.NAME
@@ -38,7 +38,7 @@ def peer_facts() -> dict[str, str]:
 # --- A run ---
 
 
-def trouble(received: Report, expected: int) -> str:
+def trouble(received: RoleReport, expected: int) -> str:
     problems = []
     if received.messages != expected:
         problems.append(f"{received.messages:,} of {expected:,} messages")
@@ -47,8 +47,8 @@ def trouble(received: Report, expected: int) -> str:
     return " and ".join(problems)
 
 
-def together(reports: Sequence[Report]) -> Report:
-    return Report(
+def together(reports: Sequence[RoleReport]) -> RoleReport:
+    return RoleReport(
         min(report.begin_ns for report in reports),
         max(report.end_ns for report in reports),
         sum(report.messages for report in reports),
@@ -63,17 +63,17 @@ def rate(messages: int, begin_ns: int, end_ns: int) -> float:
 
 def fan_out(
     system: ModuleType,
-    served: Served,
+    served: RunningServer,
     count: int,
     *,
     topics: tuple[str, ...] = ("live/a",),
     pattern: str = "live/a",
     processes: int = 1,
     connections: int = 1,
-    order: Order = Order.ALL,
+    order: PayloadOrder = PayloadOrder.ALL,
 ) -> Sample:
     """One publisher; so many subscribing processes with so many connections each. Messages delivered a second."""
-    plan = Plan(served.url, topics, pattern, count, connections, order=order)
+    plan = RolePlan(served.url, topics, pattern, count, connections, order=order)
     with Team() as team:
         readers = [team.add(system.subscribe, plan) for _ in range(processes)]
         writer = team.add(system.publish, plan)
@@ -86,17 +86,17 @@ def fan_out(
     return Sample((delivered,), trouble(received, expected))
 
 
-def acknowledged(system: ModuleType, served: Served, count: int) -> Sample:
+def acknowledged(system: ModuleType, served: RunningServer, count: int) -> Sample:
     """One publisher to a stored topic. Acknowledged messages a second."""
     with Team() as team:
-        writer = team.add(system.publish_stored, Plan(served.url, ("stored/a",), count=count))
+        writer = team.add(system.publish_stored, RolePlan(served.url, ("stored/a",), count=count))
         team.wait_ready()
         writer.go()
         sent = writer.report()
     return Sample((rate(sent.messages, sent.begin_ns, sent.end_ns),), trouble(sent, count))
 
 
-def percentiles(report: Report, unit: str) -> tuple[float, ...]:
+def percentiles(report: RoleReport, unit: str) -> tuple[float, ...]:
     """p50, p90, p99 and p99.9, without the first tenth, in which connections and code warm up."""
     taken = sorted(report.taken_ns[len(report.taken_ns) // 10 :]) or [0]
     places = [min(int(len(taken) * share), len(taken) - 1) for share in PERCENTILES.values()]
@@ -124,7 +124,7 @@ def entries(counts: Mapping[str, int]) -> list[Entry]:
     ]
 
 
-Measure = Callable[[Entry, Served, int], Sample]
+Measure = Callable[[Entry, RunningServer, int], Sample]
 
 
 def contest_of(

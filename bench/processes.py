@@ -24,7 +24,7 @@ class RoleError(Exception):
     """A role did not get through: its own traceback, or the time that it overran."""
 
 
-class Report(msgspec.Struct, frozen=True):
+class RoleReport(msgspec.Struct, frozen=True):
     """What a role saw. Times are wall-clock nanoseconds, so that processes can be compared."""
 
     begin_ns: int = 0
@@ -34,7 +34,7 @@ class Report(msgspec.Struct, frozen=True):
     taken_ns: Sequence[int] = ()  # one figure a message, for latencies
 
 
-class Gate:
+class RolePipe:
     """The role's end of its pipe."""
 
     def __init__(self, connection: Connection) -> None:
@@ -60,12 +60,12 @@ class Gate:
         loop.remove_reader(self._connection.fileno())
 
 
-Role = Callable[..., Report]  # called with a plan and a gate
+Role = Callable[..., RoleReport]  # called with a plan and a gate
 
 
 def _play(role: Role, plan: object, connection: Connection) -> None:
     try:
-        report = role(plan, Gate(connection))
+        report = role(plan, RolePipe(connection))
     except Exception:  # noqa: BLE001 - this is the boundary of the process: whatever it was, it is told
         connection.send((_FAILED, traceback.format_exc()))
     else:
@@ -88,9 +88,9 @@ class Member:
 
     over = go  # the same byte: a role that runs beside the measurement takes it as its end
 
-    def report(self, seconds_max: float = REPORT_SECONDS_MAX) -> Report:
+    def report(self, seconds_max: float = REPORT_SECONDS_MAX) -> RoleReport:
         report = self._expect(_DONE, seconds_max)
-        assert isinstance(report, Report)
+        assert isinstance(report, RoleReport)
         return report
 
     def _expect(self, wanted: str, seconds_max: float) -> object:

@@ -27,15 +27,15 @@ import msgspec
 import psutil
 
 from bench.contest import Contender, Sample, Standing, alone, compared, contest, highest
-from bench.processes import Member, Report, Team
+from bench.processes import Member, RoleReport, Team
 from bench.report import Result
 from bench.servers import Servers
 from bench.systems import kafka_queue, nats_queue, rabbit_queue, redis_queue, runnel_queue
-from bench.systems.system import IDLE_SECONDS_MAX, PAYLOAD_BYTES, Served, scratch
-from bench.systems.work import TOPIC, Tally, WorkPlan
+from bench.systems.system import IDLE_SECONDS_MAX, PAYLOAD_BYTES, RunningServer, scratch
+from bench.systems.work import TOPIC, AckTally, WorkPlan
 from runnel.formats.work_heads import Part
 from runnel.group_rules.ack_set import AckSet
-from runnel.group_rules.definition import Options
+from runnel.group_rules.definition import SubscriptionOptions
 from runnel.group_rules.group import Group
 
 CONSUMERS = 4
@@ -93,10 +93,10 @@ def more_facts() -> dict[str, str]:
 # --- Publish, deliver, acknowledge ---
 
 
-def _work(rival: Rival, served: Served, count: int, *, keys: int = 0) -> Sample:
+def _work(rival: Rival, served: RunningServer, count: int, *, keys: int = 0) -> Sample:
     with (
         scratch() as directory,
-        Tally.make(directory / "tally", CONSUMERS) as tally,
+        AckTally.make(directory / "tally", CONSUMERS) as tally,
         Team() as team,
     ):
         plan = WorkPlan(served.url, str(directory / "tally"), 0, count, keys, rival.mode)
@@ -117,7 +117,7 @@ def _work(rival: Rival, served: Served, count: int, *, keys: int = 0) -> Sample:
     return Sample((count / seconds,), _trouble(taken, audited, count))
 
 
-def _wait_acknowledged(tally: Tally, count: int, consumers: Sequence[Member]) -> None:
+def _wait_acknowledged(tally: AckTally, count: int, consumers: Sequence[Member]) -> None:
     """Until all are acknowledged, a consumer has failed, or nothing has moved for a while."""
     before, moved = 0, time.monotonic()
     while (total := tally.total()) < count:
@@ -130,14 +130,14 @@ def _wait_acknowledged(tally: Tally, count: int, consumers: Sequence[Member]) ->
         time.sleep(_POLL_SECONDS)
 
 
-def _audited(team: Team, system: ModuleType, plan: WorkPlan) -> Report:
+def _audited(team: Team, system: ModuleType, plan: WorkPlan) -> RoleReport:
     """What the server says of it, once its consumers are gone."""
     auditor = team.add(system.audit, plan)
     auditor.wait_ready()
     return auditor.report()
 
 
-def _trouble(taken: Sequence[Report], audited: Report, count: int) -> str:
+def _trouble(taken: Sequence[RoleReport], audited: RoleReport, count: int) -> str:
     problems = []
     acknowledged = sum(report.messages for report in taken)
     if acknowledged != count:
@@ -255,7 +255,7 @@ def _in_flight(count: int, *, is_shuffled: bool) -> Sample:
     """All leased to four consumers, then acknowledged by all of them at once."""
     with (
         scratch() as directory,
-        Tally.make(directory / "tally", CONSUMERS),
+        AckTally.make(directory / "tally", CONSUMERS),
         runnel_queue.serve(stored="disk") as served,
     ):
         broker = psutil.Process(served.pid)
@@ -287,7 +287,7 @@ def _in_flight(count: int, *, is_shuffled: bool) -> Sample:
 def _rules_acknowledge(count: int, *, is_shuffled: bool) -> Sample:
     """The rules alone, without broker and client: each message acknowledged as a part of its own."""
     key, each = (TOPIC, 0), count // CONSUMERS
-    group = Group(Options(), is_keyed=False)
+    group = Group(SubscriptionOptions(), is_keyed=False)
     group.add_partition(key, AckSet(1), now_ns=0)
     for consumer in range(CONSUMERS):
         group.join(consumer, window_messages=each, window_bytes=each * PAYLOAD_BYTES)
@@ -341,7 +341,7 @@ def bench_idle_subscriptions(*, quick: bool) -> list[Result]:
     ]
 
 
-def _publishing(name: str, served: Served, count: int) -> Contender:
+def _publishing(name: str, served: RunningServer, count: int) -> Contender:
     def measure() -> Sample:
         with Team() as team:
             producer = team.add(runnel_queue.produce, WorkPlan(served.url, count=count))

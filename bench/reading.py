@@ -31,7 +31,7 @@ from bench.processes import Role, RoleError, Team
 from bench.report import Result
 from bench.servers import Servers
 from bench.systems import kafka_system, nats_system, rabbit_system, redis_system, runnel_system
-from bench.systems.system import Plan, Served
+from bench.systems.system import RolePlan, RunningServer
 
 JETSTREAM, STREAMS, RABBIT_STREAM = "JetStream", "Redis Streams", "RabbitMQ, stream"
 STORED = Entry(RUNNEL, runnel_system, 5_000_000, "disk")
@@ -45,8 +45,8 @@ PEERS = (
 more_facts = peer_facts
 
 
-def _reading(entry: Entry, served: Served, role: Role, *, quick: bool) -> Contender:
-    plan = Plan(served.url, ("stored/a",), "stored/a", sized(entry.count, quick=quick))
+def _reading(entry: Entry, served: RunningServer, role: Role, *, quick: bool) -> Contender:
+    plan = RolePlan(served.url, ("stored/a",), "stored/a", sized(entry.count, quick=quick))
 
     def measure() -> Sample:
         with Team() as team:
@@ -59,7 +59,7 @@ def _reading(entry: Entry, served: Served, role: Role, *, quick: bool) -> Conten
     return Contender(entry.name, measure)
 
 
-def _filled(servers: Servers, stack: ExitStack, entry: Entry, *, quick: bool) -> Served:
+def _filled(servers: Servers, stack: ExitStack, entry: Entry, *, quick: bool) -> RunningServer:
     served = stack.enter_context(servers.serve(entry.system, stored=entry.stored))
     filled = acknowledged(entry.system, served, sized(entry.count, quick=quick))
     if filled.trouble:
@@ -115,7 +115,7 @@ def bench_arrow(*, quick: bool) -> list[Result]:
     ]
 
 
-def _as(name: str, served: Served, *, quick: bool) -> Contender:
+def _as(name: str, served: RunningServer, *, quick: bool) -> Contender:
     entry = Entry(name, runnel_system, STORED.count)
     return _reading(entry, served, runnel_system.catch_up, quick=quick)
 
@@ -124,8 +124,8 @@ def bench_iteration(*, quick: bool) -> list[Result]:
     count = sized(2_000_000, quick=quick)
     one_by_one, by_batches = "async for", "by batches"
 
-    def reading(name: str, served: Served, role: Role) -> Contender:
-        plan = Plan(served.url, ("stored/a",), "stored/a", count)
+    def reading(name: str, served: RunningServer, role: Role) -> Contender:
+        plan = RolePlan(served.url, ("stored/a",), "stored/a", count)
 
         def measure() -> Sample:
             with Team() as team:

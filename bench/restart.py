@@ -26,7 +26,7 @@ from bench.measures import KAFKA, NATS, REDIS, RUNNEL, peer_facts, rounds
 from bench.processes import RoleError, Team
 from bench.report import Result
 from bench.systems import kafka_system, nats_system, redis_system, runnel_system
-from bench.systems.system import Plan, Served, free_port, scratch
+from bench.systems.system import RolePlan, RunningServer, free_port, scratch
 
 STORED_MIB = 512
 PAYLOAD_BYTES = 10_000
@@ -47,7 +47,7 @@ class _Killed(Exception):
     """On purpose: it leaves the block that looks after a server."""
 
 
-def _kill(served: Served) -> None:
+def _kill(served: RunningServer) -> None:
     server = psutil.Process(served.pid)
     for process in (*server.children(recursive=True), server):
         process.kill()
@@ -55,7 +55,9 @@ def _kill(served: Served) -> None:
 
 
 @contextmanager
-def _served(system: ModuleType, directory: Path, port: int, ending: Ending) -> Iterator[Served]:
+def _served(
+    system: ModuleType, directory: Path, port: int, ending: Ending
+) -> Iterator[RunningServer]:
     try:
         with system.serve_in(directory, port) as served:
             yield served
@@ -66,11 +68,11 @@ def _served(system: ModuleType, directory: Path, port: int, ending: Ending) -> I
         return
 
 
-def _plan(system: ModuleType, port: int, topics: Sequence[str], count: int = 0) -> Plan:
+def _plan(system: ModuleType, port: int, topics: Sequence[str], count: int = 0) -> RolePlan:
     url = f"{_SCHEMES[system.NAME]}://127.0.0.1:{port}"
     if system is kafka_system:  # which names its topics by what comes after the #
         url += "#default-1"
-    return Plan(url, topics, count=count, payload_bytes=PAYLOAD_BYTES)
+    return RolePlan(url, topics, count=count, payload_bytes=PAYLOAD_BYTES)
 
 
 def _fill(system: ModuleType, directory: Path, topics: Sequence[str], mib: int) -> None:

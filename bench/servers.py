@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 import psutil
 
-from bench.systems.system import Served
+from bench.systems.system import RunningServer
 
 
 class Servers:
@@ -27,11 +27,11 @@ class Servers:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._standing: dict[str, Served] = {}
+        self._standing: dict[str, RunningServer] = {}
         self._runs = itertools.count(1)
 
     @contextmanager
-    def serve(self, system: ModuleType, *, stored: str = "") -> Iterator[Served]:
+    def serve(self, system: ModuleType, *, stored: str = "") -> Iterator[RunningServer]:
         if not getattr(system, "STANDS", False):
             with system.serve(stored=stored) as fresh:
                 yield fresh
@@ -59,7 +59,7 @@ class Servers:
         self._stack.__exit__(kind, error, trace)
 
 
-def _tell_all(served: Served, tell: Callable[[psutil.Process], None]) -> None:
+def _tell_all(served: RunningServer, tell: Callable[[psutil.Process], None]) -> None:
     """The server's process and those that it has started; where it has ended by itself, `serving` tells."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(served.pid)

@@ -6,7 +6,7 @@ archive    a topic into a Delta table             | Spark's own Parquet sink beh
 stream     a micro-batch at 10,000 rows/s         | a Python source that yields a constant
 write      a stream of rows into a topic          | a sink in Python that drops its Arrow batches
 
-One session (`runnel.spark.session`, local[2]) for everything, messages of 100 bytes, a broker in a process of its own.
+One session (`spark.runtime.session`, local[2]) for everything, messages of 100 bytes, a broker in a process of its own.
 Both sides of a comparison have the same rows, settings and number of tasks, and take turns; every run counts its rows.
 """
 
@@ -33,16 +33,17 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bench.contest import Contender, Sample, Standing, compared, contest
 from bench.processes import Team
 from bench.report import Result
-from bench.spark_feeding import feed, fill, random_payloads
+from bench.spark_feed import feed, fill, random_payloads
 from bench.spark_sources import ConstantSource, MemorySource, NothingSink
-from bench.systems.system import PAYLOAD_BYTES, Plan, free_port, scratch, serving
+from bench.systems.system import PAYLOAD_BYTES, RolePlan, free_port, scratch, serving
 from runnel.client import connect_blocking
-from runnel.spark import read_archive, session
-from runnel.spark.connections import Address
-from runnel.spark.page_line import close_page_lines
-from runnel.spark.pipelines.archive.running import Plan as ArchivePlan
-from runnel.spark.ranges import TopicRange, read
-from runnel.spark.schema import SPARK_SCHEMA, arrow_schema, rows
+from runnel.spark import read_archive
+from runnel.spark.connections import BrokerLogin
+from runnel.spark.pipelines.archive.job import ArchivePlan
+from runnel.spark.read.page_connection import close_page_connections
+from runnel.spark.read.ranges import TopicRange, read
+from runnel.spark.read.schema import SPARK_SCHEMA, arrow_schema, rows
+from runnel.spark.runtime.session import session
 
 TOPIC = "bench/a"
 TASKS = 2
@@ -62,7 +63,7 @@ _RULES = 'topics=[{ match = "*", rotate = { bytes = "64MiB" } }]'
 _QUERY_SECONDS_MAX = 120.0
 
 
-class Served(msgspec.Struct, frozen=True):
+class SparkServer(msgspec.Struct, frozen=True):
     url: str
     data: Path
     folder: Path  # for whatever the measurement writes
@@ -94,7 +95,7 @@ def _spark() -> SparkSession:
 
 
 @contextmanager
-def _broker() -> Iterator[Served]:
+def _broker() -> Iterator[SparkServer]:
     with scratch() as folder:
         port = free_port()
         data = folder / "data"
@@ -103,9 +104,9 @@ def _broker() -> Iterator[Served]:
         command = [sys.executable, "-m", "runnel", "serve", *words]
         try:
             with serving(command, port, "runnel", folder) as served:
-                yield Served(served.url, data, folder)
+                yield SparkServer(served.url, data, folder)
         finally:
-            close_page_lines()
+            close_page_connections()
 
 
 def _rounds(*, quick: bool) -> int:
@@ -174,7 +175,7 @@ def _source(count: int, **options: str) -> DataFrame:
     return _spark().read.format("runnel").options(**chosen).load()
 
 
-def _write_record_batches(served: Served, count: int, parts: int) -> Path:
+def _write_record_batches(served: SparkServer, count: int, parts: int) -> Path:
     """What the source yields, in a file for each task."""
     schema = arrow_schema(SPARK_SCHEMA)
     folder = served.folder / f"memory-{parts}"
@@ -182,7 +183,7 @@ def _write_record_batches(served: Served, count: int, parts: int) -> Path:
     edges = [1 + count * part // parts for part in range(parts + 1)]
     for part in range(parts):
         work = TopicRange(
-            address=Address(served.url),
+            address=BrokerLogin(served.url),
             topic=TOPIC,
             partition=0,
             begin=edges[part],
@@ -289,7 +290,7 @@ def bench_stream(*, quick: bool) -> list[Result]:
         fill(served.url, TOPIC, 10_000)
         file = _write_record_batches(served, 10_000, 1) / "0.arrow"
         # The flow goes on beside both.
-        feeder = team.add(feed, Plan(served.url, (TOPIC,), rate=STEADY_RATE))
+        feeder = team.add(feed, RolePlan(served.url, (TOPIC,), rate=STEADY_RATE))
         feeder.wait_ready()
         numbers = iter(range(1_000_000))
 

@@ -10,7 +10,7 @@ import msgspec
 
 from bench.report import Result
 
-NAMES = ("live", "latency", "reading", "queue", "growth", "restart", "doors", "log", "spark")
+NAMES = ("live", "latency", "reading", "queue", "growth", "restart", "listeners", "log", "spark")
 
 Part = tuple[str, Callable[..., list[Result]]]
 
@@ -44,7 +44,7 @@ _SECONDS: dict[str, dict[str, tuple[int, int]]] = {
         "stored bytes": (60, 12),
     },
     "restart": {"stored bytes": (180, 60), "topics": (70, 25)},
-    "doors": {"rest": (100, 10), "bulk": (25, 5), "grpc": (130, 15), "tokens": (120, 10)},
+    "listeners": {"rest": (100, 10), "bulk": (25, 5), "grpc": (130, 15), "tokens": (120, 10)},
     "log": {
         "append": (8, 2),
         "read": (10, 4),

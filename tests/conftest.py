@@ -1,4 +1,4 @@
-"""What holds for every test: how hypothesis chooses examples, and that nothing is left running."""
+"""Rules for every test: how examples and seeds are chosen, and that a test leaves nothing running."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-# What grpcio's core says of forks, and of threads, is nobody's business here; it reads this when it is first imported.
+from tests.simulation.seeds import fix_seed_of_the_day
+
+# grpcio warns of forks and threads, which does not matter here. It reads this variable when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# numpy's threads for linear algebra, which nothing here does, would keep a core busy whenever a process has started.
+# numpy starts threads for linear algebra, which no test needs, and they keep a core busy when a process starts.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# The same examples on every run, so that a failure belongs to the change that made it; new ground
-# is what bin/soak is for. No deadlines: a slow machine is not a fault.
+# Hypothesis tries the same examples on every run, so that a failure belongs to the change that made it. bin/soak tries
+# new ones. There are no deadlines: a slow machine is not a fault.
 settings.register_profile("test", derandomize=True, deadline=None, database=None, print_blob=True)
 settings.register_profile(
     "soak",
@@ -29,17 +31,27 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
-# How long what a test started may take to be gone after it.
+# How long threads and processes of a test may take to end after it.
 END_SECONDS_MAX = 2.0
+
+# Before test processes start: they inherit it.
+SEEDS_LINE = fix_seed_of_the_day()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Print the seeds of the day, also with --quiet, which leaves out pytest's header."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if isinstance(reporter, pytest.TerminalReporter) and not session.config.option.collectonly:
+        reporter.write_line(SEEDS_LINE)
 
 
 def running_children() -> dict[int, str]:
-    """Live child processes of this one by id, without Python's own bookkeeper for shared memory."""
-    bookkeeper = getattr(resource_tracker._resource_tracker, "_pid", None)
+    """Live child processes of this one by id, without Python's own resource tracker."""
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
     children = {}
     for child in psutil.Process().children():
         try:
-            if child.pid != bookkeeper and child.status() != psutil.STATUS_ZOMBIE:
+            if child.pid != tracker and child.status() != psutil.STATUS_ZOMBIE:
                 children[child.pid] = " ".join(child.cmdline())
         except psutil.NoSuchProcess:
             continue

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from examples.demo.__main__ import main
-from examples.demo.dashboard import Tally
+from examples.demo.dashboard import ReadingTally
 from examples.demo.evidence import (
     DashboardFound,
     Evidence,
@@ -32,14 +32,22 @@ from examples.demo.evidence import (
 )
 from examples.demo.invoices import Invoice, count_work
 from examples.demo.proof import judge
-from examples.demo.world import STATIONS, Source, cents, is_poisonous, order, order_name, payable
+from examples.demo.world import (
+    STATIONS,
+    OrderSource,
+    cents,
+    is_poisonous,
+    order,
+    order_name,
+    payable,
+)
 from runnel.cli.main import run
 from tests.cli.conftest import environment
 
 ROOT = Path(__file__).parents[1]
 RUN_SECONDS_MAX = 280
 READINGS = 30  # of each station
-ORDERS = {Source.WEB: 120, Source.PARTNER: 80}
+ORDERS = {OrderSource.WEB: 120, OrderSource.PARTNER: 80}
 
 
 # --- A world on paper: everything went well ---
@@ -69,7 +77,7 @@ def dead_letters() -> list[tuple[str, int]]:
     ]
 
 
-def shop(source: Source) -> ShopReport:
+def shop(source: OrderSource) -> ShopReport:
     sent = summed([order(source, number) for number in range(1, ORDERS[source] + 1)])
     return ShopReport(sent=sent, seen=len(invoices()), is_stopped=True)
 
@@ -88,8 +96,8 @@ def evidence() -> Evidence:
     made = Evidence(
         readings=readings,
         stored={},
-        web=shop(Source.WEB),
-        partner=shop(Source.PARTNER),
+        web=shop(OrderSource.WEB),
+        partner=shop(OrderSource.PARTNER),
         dashboard=DashboardFound(
             expected=600,
             seen=600,
@@ -141,7 +149,7 @@ def lose_a_reading(found: Evidence) -> None:
 
 
 def store_an_order_twice(found: Evidence) -> None:
-    found.stored[Source.WEB.topic] += 1
+    found.stored[OrderSource.WEB.topic] += 1
 
 
 def lose_a_delivery(found: Evidence) -> None:
@@ -162,7 +170,7 @@ def bill_another_price(found: Evidence) -> None:
 
 
 def bury_a_good_order(found: Evidence) -> None:
-    letters = [*dead_letters(), (Source.WEB.topic, 1)]
+    letters = [*dead_letters(), (OrderSource.WEB.topic, 1)]
     found.work = count_work(ORDERS, invoices(), letters, left=0)
 
 
@@ -235,7 +243,7 @@ def test_second_invoice_and_second_delivery_are_told_and_no_fault() -> None:
 
 
 def test_reader_counts_what_is_missing_again_and_misplaced() -> None:
-    tally = Tally()
+    tally = ReadingTally()
     for offset, number in ((5, 5), (6, 6), (8, 8), (8, 8), (9, 10)):
         tally.take(TOPIC, offset, number)
     assert (tally.count, tally.missing, tally.again, tally.misplaced) == (4, 2, 1, 1)

@@ -25,7 +25,7 @@ import yaml  # type: ignore[import-untyped]
 
 from runnel.config import Settings
 from tests.cli.conftest import START_SECONDS_MAX
-from tests.server.serving import held_port
+from tests.server.server_process import held_port
 
 ROOT: Final = Path(__file__).parents[1]
 DEPLOY: Final = ROOT / "examples/deploy"

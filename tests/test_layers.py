@@ -37,6 +37,7 @@ VIOLATIONS = {
     "runnel/spark/writing.py": "import runnel.log.segments_made_up",
     "runnel/protocols/http/neighbour.py": "import runnel.protocols.native",
     "runnel/protocols/native/shortcut.py": "import runnel.log",
+    "runnel/broker/behind_a_face.py": "import runnel.log.memory.shard",
     "runnel/misc/__init__.py": "",
 }
 PERMITTED = {
@@ -51,6 +52,7 @@ def tree(tmp_path: Path) -> Path:
     """A copy of the package and its rules, with the parts that are still to come."""
     shutil.copytree(ROOT / "src" / "runnel", tmp_path / "runnel")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    write(tmp_path, "tools/faces.py", (ROOT / "tools" / "faces.py").read_text())
     for part in ("broker", "client", "protocols/http", "protocols/native", "spark", "group_rules"):
         write(tmp_path, f"runnel/{part}/__init__.py", "")
     write(tmp_path, "runnel/protocols/__init__.py", "")

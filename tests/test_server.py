@@ -173,7 +173,7 @@ def test_serving_ends_when_the_server_is_told_to_stop(tmp_path: Path) -> None:
 
 def test_a_door_that_cannot_open_leaves_no_broker_behind(tmp_path: Path) -> None:
     async def scenario() -> None:
-        with pytest.raises(SettingsError, match="nobody is asked for a token"):
+        with pytest.raises(SettingsError, match="no token is required"):
             await serve(settings(tmp_path, "0.0.0.0:0"))
         async with open_server(settings(tmp_path)):
             pass
@@ -190,7 +190,7 @@ def test_doors_whose_extras_are_missing_stay_closed_and_say_how_to_have_them(
 
     async def scenario() -> None:
         async with open_server(Settings(data=str(tmp_path / "data"), native=native)) as server:
-            assert list(server.doors) == ["native"]
+            assert list(server.listeners) == ["native"]
 
     asyncio.run(scenario())
     assert "pip install '.[http]'" in caplog.text

@@ -14,14 +14,17 @@ from runnel import server as servers
 from runnel.client import connect
 from runnel.config import GrpcSettings, HttpSettings, NativeSettings, Settings
 from runnel.errors import Unavailable
-from tests.server.serving import SECONDS_MAX, held_port
+from tests.server.server_process import SECONDS_MAX, held_port
 
 
 @pytest.mark.parametrize(
     ("statements", "unneeded"),
     [
         ("import runnel.cli.main", ("rich", "numpy", "structlog", "litestar", "grpc")),
-        ("import runnel.cli.serve, runnel.server", ("rich", "pygments", "litestar", "grpc")),
+        (
+            "import runnel.cli.commands.serve, runnel.server",
+            ("rich", "pygments", "litestar", "grpc"),
+        ),
         (
             "from runnel.protocols.http.app import litestar_app; litestar_app()",
             ("polyfactory", "faker", "grpc"),
@@ -53,13 +56,13 @@ def test_native_clients_are_served_while_other_listeners_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_import = threading.Event()
-    import_doors = servers._import_doors
+    import_doors = servers._import_listeners
 
-    def import_later(settings: Settings) -> list[tuple[str, servers.OpenDoor]]:
+    def import_later(settings: Settings) -> list[tuple[str, servers.OpenListener]]:
         assert may_import.wait(SECONDS_MAX)
         return import_doors(settings)
 
-    monkeypatch.setattr(servers, "_import_doors", import_later)
+    monkeypatch.setattr(servers, "_import_listeners", import_later)
 
     async def scenario(port: int) -> None:
         settings = Settings(

@@ -22,7 +22,7 @@ SOURCES = tuple(
     if next((ROOT / name).rglob("*.py"), None) is not None
 )
 # Bytecode is kept, whatever the caller says: a test run starts Python by the hundred, and in a fresh clone
-# each of these processes would compile all that it imports, for longer than most of them have work.
+# each of these processes would compile all its imports, which takes longer than most of their work.
 ENVIRONMENT = {name: os.environ[name] for name in os.environ if name != "PYTHONDONTWRITEBYTECODE"}
 COLOUR = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 GRACE_SECONDS = 5.0
@@ -38,7 +38,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckResult:
     check: Check
     code: int
     seconds: float
@@ -83,8 +83,8 @@ TESTS = Check(
 )
 
 
-class Screen:
-    """Standard output, shared: pytest's bytes as they come, our lines only between its lines."""
+class CheckScreen:
+    """Shared standard output: pytest's bytes as they come, and our lines only between its lines."""
 
     def __init__(self) -> None:
         self._waiting: list[bytes] = []
@@ -110,7 +110,7 @@ class Screen:
         self._waiting.clear()
 
 
-async def run(check: Check, screen: Screen, *, live: bool) -> Outcome:
+async def run(check: Check, screen: CheckScreen, *, live: bool) -> CheckResult:
     """Run one check to its end; if cancelled, end it and everything that it started."""
     begun = time.monotonic()
     process = await asyncio.create_subprocess_exec(
@@ -134,13 +134,13 @@ async def run(check: Check, screen: Screen, *, live: bool) -> Outcome:
     except asyncio.CancelledError:
         await end(process)
         raise
-    outcome = Outcome(check, code, time.monotonic() - begun, bytes(output))
+    outcome = CheckResult(check, code, time.monotonic() - begun, bytes(output))
     screen.line(outcome.line())
     return outcome
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Ask a process group to stop, then insist."""
+    """Ask a process group to stop, then kill it."""
     for number, patience_seconds in ((signal.SIGINT, GRACE_SECONDS), (signal.SIGKILL, None)):
         try:
             os.killpg(process.pid, number)
@@ -154,7 +154,7 @@ async def end(process: asyncio.subprocess.Process) -> None:
 
 
 async def run_all() -> int:
-    screen = Screen()
+    screen = CheckScreen()
     begun = time.monotonic()
     whole = asyncio.current_task()
     assert whole is not None
@@ -162,7 +162,7 @@ async def run_all() -> int:
         asyncio.get_running_loop().add_signal_handler(number, whole.cancel)
     try:
         async with asyncio.TaskGroup() as group:
-            # One of them alone would leave cores idle while it starts and while it ends.
+            # One alone would leave cores idle while it starts and ends.
             started = [group.create_task(run(check, screen, live=False)) for check in STATIC_CHECKS]
             started.append(group.create_task(run(TESTS, screen, live=True)))
     except asyncio.CancelledError:
@@ -186,7 +186,7 @@ async def run_all() -> int:
 
 
 def only_pytest(arguments: list[str]) -> None:
-    """Become pytest. Paths may be given from where the caller stands, or from the root."""
+    """Replace this process by pytest. Paths are relative to the caller's directory, or to the root."""
     here = Path.cwd()
     resolved = []
     for argument in arguments:
@@ -194,7 +194,7 @@ def only_pytest(arguments: list[str]) -> None:
         if not argument.startswith("-") and (here / path).exists():
             argument = f"{here / path}{colons}{rest}"
         resolved.append(argument)
-    # Those want one process: output at once, a debugger, or a number of processes of the caller's.
+    # These options want one process: output at once, a debugger, or the caller's number of processes.
     alone = (
         "-n",
         "-s",

@@ -49,7 +49,7 @@ class SetupError(Exception):
     """The environment cannot be made; the text says what to do about it."""
 
 
-# --- What is there, and whether it still fits. ---
+# --- What is installed ---
 
 
 def site_packages() -> Path:
@@ -84,7 +84,7 @@ def installed() -> set[str]:
 
 
 def is_current(set_name: str) -> bool:
-    """Whether the set was finished, from what is there now, and nothing of it was removed since."""
+    """Whether the set was installed completely from the current files, and nothing of it was removed since."""
     try:
         record = json.loads((VENV / f"runnel-{set_name}.json").read_bytes())
         return (
@@ -97,7 +97,7 @@ def is_current(set_name: str) -> bool:
 
 
 def flaw() -> str | None:
-    """Why .venv has to be made anew, or None when it can be kept and added to."""
+    """Why .venv has to be made anew, or None when it can be kept."""
     if not (VENV / "pyvenv.cfg").is_file():
         return "it is not a virtual environment"
     if UNFINISHED.exists():
@@ -137,10 +137,10 @@ def version_of(python: str | Path) -> str | None:
     return answer.stdout.strip() or None
 
 
-# --- Showing the work. ---
+# --- Progress ---
 
 
-class Progress:
+class SetupProgress:
     """One line a step with the time it took, on stderr; a running clock if that is a terminal."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class Progress:
         print(f"[setup] {text}", file=sys.stderr, flush=True)
 
     def run(self, step: str, command: Command, env: Mapping[str, str]) -> str | None:
-        """Run a command; None when it succeeded, otherwise everything it said."""
+        """Run a command. Returns None when it succeeded, otherwise its output."""
         if not self._live:
             self.say(f"{step} ...")
         begun = reminded = time.monotonic()
@@ -189,13 +189,13 @@ class Progress:
         return None if process.returncode == 0 else output.strip()
 
 
-# --- Doing it. ---
+# --- Installing ---
 
 
 class Installer:
     """Makes the environment and puts packages into it: with uv if it can be had, else with pip."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: SetupProgress) -> None:
         self._progress = progress
         # From inside some other environment, its base is meant: that one may vanish.
         self._base = Path(getattr(sys, "_base_executable", None) or sys.executable)
@@ -308,7 +308,7 @@ class Installer:
 
     @staticmethod
     def _usable_uv(path: str | None) -> Path | None:
-        """The path if it runs: a version manager's stand-in may be there for a uv that is not."""
+        """The path of uv if it runs: a version manager may have a stand-in for a uv that is missing."""
         if path is None or not Path(path).exists():
             return None
         answer = subprocess.run([path, "--version"], capture_output=True, check=False)
@@ -322,15 +322,15 @@ class Installer:
                 environment[uv_name] = environment[pip_name]
         if "UV_FIND_LINKS" not in os.environ and "UV_FIND_LINKS" in environment:
             environment["UV_FIND_LINKS"] = ",".join(environment["UV_FIND_LINKS"].split())
-        # Trust whom the machine trusts, as pip does: a company's own certificates are there.
+        # Trust the machine's certificates, as pip does: a company's own are among them.
         environment.setdefault("UV_SYSTEM_CERTS", "true")
-        # .venv is the one meant, whichever environment is active.
+        # Use .venv, whichever environment is active.
         environment.pop("VIRTUAL_ENV", None)
         return environment
 
 
 @contextmanager
-def only_one(progress: Progress) -> Iterator[None]:
+def only_one(progress: SetupProgress) -> Iterator[None]:
     """Hold the setup lock. It ends with the process, so a killed setup leaves nothing to clear."""
     with open(ROOT / ".venv.lock", "w") as lock:
         try:
@@ -343,7 +343,7 @@ def only_one(progress: Progress) -> Iterator[None]:
 
 def set_up(set_names: list[str]) -> None:
     """Bring every named set up to date, in the order given."""
-    progress = Progress()
+    progress = SetupProgress()
     with only_one(progress):
         reason = flaw() if VENV.exists() or VENV.is_symlink() else "there is none yet"
         outdated = [name for name in set_names if reason or not is_current(name)]
@@ -362,7 +362,7 @@ def set_up(set_names: list[str]) -> None:
             for name in outdated:
                 installer.install(name)
         except SetupError:
-            # The installers undo what they cannot finish: what was there is as good as before.
+            # The installers undo what they cannot finish, so the former packages still work.
             UNFINISHED.unlink()
             raise
         progress.say(f"ready after {time.monotonic() - begun:.1f} s")

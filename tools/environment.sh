@@ -24,7 +24,7 @@ find_python() {
     return 1
 }
 
-# The quick way: the environment's own interpreter confirms that nothing has to be done.
+# The fast path: the environment's own interpreter confirms that nothing has to be done.
 if [[ -n ${PYTHON:-} ]] || ! "$python" -I -S "$root/tools/environment.py" --check "$@" 2>/dev/null; then
     base=$(find_python)
     "$base" -I "$root/tools/environment.py" "$@" </dev/null

@@ -1,7 +1,7 @@
-"""The ceiling of the gRPC door: the same bidirectional stream in grpcio, with nothing behind it.
+"""The ceiling of the gRPC listener: the same bidirectional stream in grpcio, with nothing behind it.
 
-It sends a small answer for each request. Both are the door's own messages, so that both sides of the comparison decode
-and encode the same.
+It sends a small answer for each request. Both are the listener's own messages, so that both sides of the comparison
+decode and encode the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from bench.systems.system import Served, free_port, scratch, serving
+from bench.systems.system import RunningServer, free_port, scratch, serving
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
 
 SERVICE, METHOD = "runnel.v1.Runnel", "PublishStream"
@@ -50,7 +50,7 @@ async def _serve(port: int) -> None:
 
 
 @contextmanager
-def serve() -> Iterator[Served]:
+def serve() -> Iterator[RunningServer]:
     with scratch() as directory:
         port = free_port()
         command = [sys.executable, "-m", "bench.systems.empty_grpc", str(port)]

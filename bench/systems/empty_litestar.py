@@ -1,7 +1,7 @@
-"""The ceiling of the HTTP door: the same routes in Litestar on uvicorn, with nothing behind them.
+"""The ceiling of the HTTP listener: the same routes in Litestar on uvicorn, with nothing behind them.
 
-Each takes its parameters and the body as it came, and answers JSON of the size that the door's answers have. Loop,
-parser and the settings of uvicorn that cost something are the door's.
+Each takes its parameters and the body as it came, and answers JSON of the size that the listener's answers have. Loop,
+parser and the settings of uvicorn that cost something are the listener's.
 """
 
 # ruff: noqa: ARG001 - that they take what they have no use for is what is measured
@@ -19,12 +19,12 @@ import uvicorn
 from litestar import Litestar, post
 
 from bench.systems.phases import PAYLOAD
-from bench.systems.system import Served, free_port, scratch, serving
+from bench.systems.system import RunningServer, free_port, scratch, serving
 
 _ROOT = Path(__file__).parents[2]
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class ReceiptBody(msgspec.Struct, frozen=True):
     topic: str
     partition: int = 0
     offset: int = 123_456
@@ -34,7 +34,7 @@ class Receipt(msgspec.Struct, frozen=True):
     receivers: int = 0
 
 
-class Message(msgspec.Struct, frozen=True):
+class MessageBody(msgspec.Struct, frozen=True):
     topic: str = "work/000"
     partition: int = 0
     offset: int = 123_456
@@ -46,29 +46,29 @@ class Message(msgspec.Struct, frozen=True):
     attempt: int = 1
 
 
-class Messages(msgspec.Struct, frozen=True):
+class MessagesBody(msgspec.Struct, frozen=True):
     consumer: str
-    messages: tuple[Message, ...] = (Message(),)
+    messages: tuple[MessageBody, ...] = (MessageBody(),)
 
 
-class Acked(msgspec.Struct, frozen=True):
+class AckedBody(msgspec.Struct, frozen=True):
     acked: int = 1
     late: tuple[str, ...] = ()
 
 
 @post("/v1/topics/{topic:str}/messages", status_code=200)
-async def publish(topic: str, body: bytes) -> Receipt:
-    return Receipt(topic)
+async def publish(topic: str, body: bytes) -> ReceiptBody:
+    return ReceiptBody(topic)
 
 
 @post("/v1/subscriptions/{name:str}/messages", status_code=200)
-async def consume(name: str, consumer: str, limit: int) -> Messages:
-    return Messages(consumer)
+async def consume(name: str, consumer: str, limit: int) -> MessagesBody:
+    return MessagesBody(consumer)
 
 
 @post("/v1/subscriptions/{name:str}/ack", status_code=200)
-async def acknowledge(name: str, body: bytes) -> Acked:
-    return Acked()
+async def acknowledge(name: str, body: bytes) -> AckedBody:
+    return AckedBody()
 
 
 def main(port: int) -> None:
@@ -88,7 +88,7 @@ def main(port: int) -> None:
 
 
 @contextmanager
-def serve() -> Iterator[Served]:
+def serve() -> Iterator[RunningServer]:
     with scratch() as directory:
         port = free_port()
         command = [sys.executable, "-m", "bench.systems.empty_litestar", str(port)]

@@ -1,4 +1,4 @@
-"""Clients of the gRPC door's publishing stream: requests are encoded once, and answers checked after the run."""
+"""Clients of the gRPC listener's publishing stream: requests are encoded once, and answers checked after the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import grpc
 import uvloop
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems.empty_grpc import METHOD, SERVICE
 from bench.systems.phases import PAYLOAD, PUBLISH, LoadPlan, Meter
 from runnel.formats.batch import Batch
@@ -58,10 +58,10 @@ def _check(answers: Answers, offsets: int) -> None:
             raise ConnectionError(f"not the {offsets} offsets that were due: {answer}")
 
 
-def publish(plan: LoadPlan, gate: Gate) -> Report:
+def publish(plan: LoadPlan, gate: RolePipe) -> RoleReport:
     """Each client has a stream; all of them share a connection."""
 
-    async def load() -> Report:
+    async def load() -> RoleReport:
         meter = Meter(plan.pid)
         request = _request(plan)
         metadata = [("authorization", f"Bearer {plan.token}")] if plan.token else None

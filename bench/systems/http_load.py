@@ -13,10 +13,10 @@ from typing import cast
 import msgspec
 import uvloop
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems.phases import ACK, CONSUME, PAYLOAD, PUBLISH, TOGETHER, LoadPlan, Meter
 
-# Phases of this door alone.
+# Phases of this listener alone.
 PUBLISH_RAW, PUBLISH_LIVE, BULK = "publish raw", "publish live", "bulk"
 
 Client = Generator[bytes, bytes, None]
@@ -33,7 +33,7 @@ _ACK = b'"ack":"'
 # --- One connection ---
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """Sends what its client yields, as soon as what it sent before is answered."""
 
     def __init__(self) -> None:
@@ -177,25 +177,25 @@ class _Requests:
 # --- Roles ---
 
 
-async def _connected(plan: LoadPlan) -> list[Connection]:
+async def _connected(plan: LoadPlan) -> list[LoadConnection]:
     host, _, port = plan.address.rpartition(":")
     loop = asyncio.get_running_loop()
     opened = [
-        await loop.create_connection(Connection, host, int(port)) for _ in range(plan.clients)
+        await loop.create_connection(LoadConnection, host, int(port)) for _ in range(plan.clients)
     ]
     return [connection for _, connection in opened]
 
 
-async def _run(connections: Sequence[Connection], clients: Iterable[Client]) -> None:
+async def _run(connections: Sequence[LoadConnection], clients: Iterable[Client]) -> None:
     await asyncio.gather(
         *(connection.start(client) for connection, client in zip(connections, clients, strict=True))
     )
 
 
-def work(plan: LoadPlan, gate: Gate) -> Report:
+def work(plan: LoadPlan, gate: RolePipe) -> RoleReport:
     """Single messages: published by all clients, then consumed and acknowledged by turns; then message by message."""
 
-    async def load() -> Report:
+    async def load() -> RoleReport:
         connections = await _connected(plan)
         requests = _Requests(plan)
         meter = Meter(plan.pid)
@@ -237,19 +237,19 @@ def work(plan: LoadPlan, gate: Gate) -> Report:
     return uvloop.run(load())
 
 
-def singles(plan: LoadPlan, gate: Gate) -> Report:
+def singles(plan: LoadPlan, gate: RolePipe) -> RoleReport:
     """One message in each request."""
     return _posted(plan, gate, PUBLISH, _publishing(plan, f"single-{plan.name}", _MESSAGE))
 
 
-def bulk(plan: LoadPlan, gate: Gate) -> Report:
+def bulk(plan: LoadPlan, gate: RolePipe) -> RoleReport:
     """Many messages in each request, a line for each."""
     lines = (_MESSAGE + b"\n") * plan.messages
     return _posted(plan, gate, BULK, _publishing(plan, f"bulk-{plan.name}", lines, _NDJSON))
 
 
-def _posted(plan: LoadPlan, gate: Gate, phase: str, request: bytes) -> Report:
-    async def load() -> Report:
+def _posted(plan: LoadPlan, gate: RolePipe, phase: str, request: bytes) -> RoleReport:
+    async def load() -> RoleReport:
         connections = await _connected(plan)
         meter = Meter(plan.pid)
         warm_up = max(1, plan.calls // 10)

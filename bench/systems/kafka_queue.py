@@ -14,11 +14,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems import kafka_system
 from bench.systems.kafka_system import bootstrap, flush, make_topics, named, producer, send_all
 from bench.systems.system import payloads
-from bench.systems.work import SUBSCRIPTION, TOPIC, Tally, WorkPlan
+from bench.systems.work import SUBSCRIPTION, TOPIC, AckTally, WorkPlan
 
 NAME, STANDS, REMEDY = kafka_system.NAME, kafka_system.STANDS, kafka_system.REMEDY
 absence, serve, version = kafka_system.absence, kafka_system.serve, kafka_system.version
@@ -29,7 +29,7 @@ _CONSUME_SECONDS_MAX = 0.01
 _ASSIGNED_SECONDS_MAX = 30.0
 
 
-def produce(plan: WorkPlan, gate: Gate) -> Report:
+def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     make_topics(plan.url, [TOPIC], PARTITIONS)
     sending, data = producer(plan.url), payloads()
     sending.list_topics(timeout=30)
@@ -38,13 +38,13 @@ def produce(plan: WorkPlan, gate: Gate) -> Report:
     begin_ns = time.time_ns()
     send_all(sending, [named(plan.url, TOPIC)], data, plan.count)
     flush(sending)
-    return Report(begin_ns, time.time_ns(), plan.count)
+    return RoleReport(begin_ns, time.time_ns(), plan.count)
 
 
 class _Committed:
     """What the coordinator has answered for: the offsets of this consumer's partitions, which all begin at 0."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: AckTally) -> None:
         self._tally = tally
         self._offsets: dict[int, int] = {}
 
@@ -57,11 +57,11 @@ class _Committed:
         self._tally.reach(sum(self._offsets.values()))
 
 
-def consume(plan: WorkPlan, gate: Gate) -> Report:
+def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     from confluent_kafka import Consumer
 
     make_topics(plan.url, [TOPIC], PARTITIONS)
-    with Tally(plan.tally, plan.place) as tally:
+    with AckTally(plan.tally, plan.place) as tally:
         committed = _Committed(tally)
         settings = {
             "group.id": SUBSCRIPTION + named(plan.url, ""),
@@ -96,7 +96,7 @@ def _wait_assigned(consumer: Any) -> None:
             raise TimeoutError("no partition was assigned")
 
 
-def audit(plan: WorkPlan, gate: Gate) -> Report:
+def audit(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     """What the coordinator says is committed."""
     from confluent_kafka import Consumer, TopicPartition
 
@@ -107,4 +107,4 @@ def audit(plan: WorkPlan, gate: Gate) -> Report:
     wanted = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     offsets = [each.offset for each in consumer.committed(wanted, timeout=30)]
     consumer.close()
-    return Report(messages=sum(offset for offset in offsets if offset > 0))
+    return RoleReport(messages=sum(offset for offset in offsets if offset > 0))

@@ -28,14 +28,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems import kafka_jars
 from bench.systems.system import (
     IDLE_SECONDS_MAX,
-    Arrivals,
-    Order,
-    Plan,
-    Served,
+    PayloadOrder,
+    ReceivedMessages,
+    RolePlan,
+    RunningServer,
     free_port,
     in_threads,
     payloads,
@@ -114,13 +114,13 @@ def _java(main: str, *arguments: str) -> list[str]:
 
 
 @contextmanager
-def serve(*, stored: str = "") -> Iterator[Served]:  # noqa: ARG001 - topics say how they are synced
+def serve(*, stored: str = "") -> Iterator[RunningServer]:  # noqa: ARG001 - topics say how they are synced
     with scratch() as directory, serve_in(directory, free_port(), more=_SLEEPS) as served:
         yield served
 
 
 @contextmanager
-def serve_in(directory: Path, port: int, *, more: str = "") -> Iterator[Served]:
+def serve_in(directory: Path, port: int, *, more: str = "") -> Iterator[RunningServer]:
     """On what is there, or on a directory that it makes ready first. `more` settings are lines of its file."""
     controller_port = free_port()
     config = directory / "server.properties"
@@ -213,7 +213,7 @@ def flush(sending: Any) -> None:
 # --- Roles ---
 
 
-def publish(plan: Plan, gate: Gate) -> Report:
+def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
     make_topics(plan.url, plan.topics)
     sending, names = producer(plan.url), [named(plan.url, topic) for topic in plan.topics]
     data = payloads()
@@ -223,13 +223,13 @@ def publish(plan: Plan, gate: Gate) -> Report:
     begin_ns = time.time_ns()
     send_all(sending, names, data, plan.count)
     flush(sending)
-    return Report(begin_ns, time.time_ns(), plan.count)
+    return RoleReport(begin_ns, time.time_ns(), plan.count)
 
 
 publish_stored = publish  # it returns when everything is acknowledged, or raises
 
 
-def publish_steadily(plan: Plan, gate: Gate) -> Report:
+def publish_steadily(plan: RolePlan, gate: RolePipe) -> RoleReport:
     make_topics(plan.url, plan.topics)
     sending, name = producer(plan.url, _PRODUCER_PROMPT), named(plan.url, plan.topics[0])
     sending.list_topics(timeout=30)  # connected
@@ -240,10 +240,10 @@ def publish_steadily(plan: Plan, gate: Gate) -> Report:
         sending.produce(name, stamped(number))
         sending.poll(0)
     flush(sending)
-    return Report(begin_ns, time.time_ns(), plan.count)
+    return RoleReport(begin_ns, time.time_ns(), plan.count)
 
 
-def _read(consumer: Any, arrivals: Arrivals, topic: str, expected: int) -> None:
+def _read(consumer: Any, arrivals: ReceivedMessages, topic: str, expected: int) -> None:
     """All that is expected, by large pieces, or one by one where the time of each counts."""
     take, left = arrivals.take, expected
     moved = time.monotonic()
@@ -260,7 +260,7 @@ def _read(consumer: Any, arrivals: Arrivals, topic: str, expected: int) -> None:
             return
 
 
-def _read_one_by_one(consumer: Any, arrivals: Arrivals, topic: str, expected: int) -> None:
+def _read_one_by_one(consumer: Any, arrivals: ReceivedMessages, topic: str, expected: int) -> None:
     take, left = arrivals.take, expected
     while left:
         message = consumer.poll(IDLE_SECONDS_MAX)
@@ -274,11 +274,11 @@ def _read_one_by_one(consumer: Any, arrivals: Arrivals, topic: str, expected: in
         left -= 1
 
 
-def subscribe(plan: Plan, gate: Gate) -> Report:
+def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
     make_topics(plan.url, plan.topics)
-    read = _read_one_by_one if plan.order is Order.STAMPED else _read
+    read = _read_one_by_one if plan.order is PayloadOrder.STAMPED else _read
     consumers = [_consumer(plan.url, plan.pattern) for _ in range(plan.connections)]
-    all_arrivals = [Arrivals(plan.count, plan.order) for _ in consumers]
+    all_arrivals = [ReceivedMessages(plan.count, plan.order) for _ in consumers]
     for consumer in consumers:
         consumer.list_topics(timeout=30)
     gate.ready()
@@ -291,14 +291,14 @@ def subscribe(plan: Plan, gate: Gate) -> Report:
     return report_of(all_arrivals)
 
 
-def clients(plan: Plan, gate: Gate) -> Report:
+def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Each connection publishes over all topics and listens to one of them: a thread for either."""
     make_topics(plan.url, plan.topics)
     names = [named(plan.url, topic) for topic in plan.topics]
     to_come = plan.clients * plan.count // len(plan.topics)
     consumers = [_consumer(plan.url, plan.pattern) for _ in range(plan.connections)]
     producers = [producer(plan.url) for _ in range(plan.connections)]
-    all_arrivals = [Arrivals(to_come, Order.PUBLISHER) for _ in consumers]
+    all_arrivals = [ReceivedMessages(to_come, PayloadOrder.PUBLISHER) for _ in consumers]
     for client in (*consumers, *producers):
         client.list_topics(timeout=30)
 
@@ -317,26 +317,26 @@ def clients(plan: Plan, gate: Gate) -> Report:
     sending = [partial(send, place) for place in places]
     in_threads([*reading, *sending])
     report = report_of(all_arrivals)
-    return Report(begin_ns, report.end_ns, report.messages, report.misplaced)
+    return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
 
-def catch_up(plan: Plan, gate: Gate) -> Report:
+def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
     from confluent_kafka import TopicPartition
 
     consumer = _consumer(plan.url, plan.pattern)
     consumer.unassign()
     consumer.list_topics(timeout=30)
-    arrivals = Arrivals(plan.count, plan.order)
+    arrivals = ReceivedMessages(plan.count, plan.order)
     gate.ready()
     gate.wait_go()
     begin_ns = time.time_ns()
     consumer.assign([TopicPartition(named(plan.url, plan.pattern), 0, 0)])
     _read(consumer, arrivals, plan.pattern, plan.count)
     report = report_of([arrivals])
-    return Report(begin_ns, report.end_ns, report.messages, report.misplaced)
+    return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
 
-def catch_up_arrow(plan: Plan, gate: Gate) -> Report:
+def catch_up_arrow(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """To record batches of offset, time and payload, made of every 10,000 messages: it has no columns of its own."""
     import pyarrow as pa
     from confluent_kafka import TopicPartition
@@ -363,20 +363,20 @@ def catch_up_arrow(plan: Plan, gate: Gate) -> Report:
         misplaced += rows.column("offset")[0].as_py() != before + 1
         before = rows.column("offset")[-1].as_py()
         left -= rows.num_rows
-    return Report(begin_ns, time.time_ns(), plan.count - left, misplaced)
+    return RoleReport(begin_ns, time.time_ns(), plan.count - left, misplaced)
 
 
-def fill(plan: Plan, gate: Gate) -> Report:
+def fill(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Round and round over the topics, acknowledged."""
     make_topics(plan.url, plan.topics)
     sending, names = producer(plan.url), [named(plan.url, topic) for topic in plan.topics]
     gate.ready()
     send_all(sending, names, [bytes(plan.payload_bytes)], plan.count)
     flush(sending)
-    return Report(messages=plan.count)
+    return RoleReport(messages=plan.count)
 
 
-def wait_up(plan: Plan, gate: Gate) -> Report:
+def wait_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Until a stored message of the last topic can be read."""
     import confluent_kafka  # noqa: F401 - before the clock runs
 
@@ -392,4 +392,4 @@ def wait_up(plan: Plan, gate: Gate) -> Report:
 
     gate.ready()
     gate.wait_go()
-    return Report(end_ns=when_up(plan.url, read))
+    return RoleReport(end_ns=when_up(plan.url, read))

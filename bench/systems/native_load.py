@@ -1,4 +1,4 @@
-"""Clients of the native door: Runnel's own, message by message; and ready-made frames, which cost the broker alone."""
+"""Clients of the native listener: Runnel's own client, and ready-made frames that cost the load process little."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import cast
 
 import uvloop
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems.phases import PAYLOAD, PUBLISH, TOGETHER, LoadPlan, Meter
 from runnel.client import Bus, connect
 from runnel.formats import wire
@@ -41,10 +41,10 @@ async def _work(bus: Bus, plan: LoadPlan, calls: int) -> None:
     # Left at once: what it has been leased since is somebody else's to take.
 
 
-def work(plan: LoadPlan, gate: Gate) -> Report:
+def work(plan: LoadPlan, gate: RolePipe) -> RoleReport:
     """Each client has a connection."""
 
-    async def load() -> Report:
+    async def load() -> RoleReport:
         meter = Meter(plan.pid)
         total = plan.calls * plan.clients
         async with AsyncExitStack() as stack:
@@ -127,7 +127,7 @@ class Frames(asyncio.Protocol):
         self._transport.close()
 
 
-def singles(plan: LoadPlan, gate: Gate) -> Report:
+def singles(plan: LoadPlan, gate: RolePipe) -> RoleReport:
     topic = f"live-{plan.name}"
     requests = [
         wire.encode(wire.Send(number, None, topic, PAYLOAD, transmit_time_ns=1))
@@ -136,12 +136,12 @@ def singles(plan: LoadPlan, gate: Gate) -> Report:
     return _sent(plan, gate, requests)
 
 
-def batches(plan: LoadPlan, gate: Gate) -> Report:
+def batches(plan: LoadPlan, gate: RolePipe) -> RoleReport:
     topic = f"live-{plan.name}"
     return _sent(plan, gate, _publishes([Message(topic, PAYLOAD)] * plan.messages))
 
 
-def wide(plan: LoadPlan, gate: Gate) -> Report:
+def wide(plan: LoadPlan, gate: RolePipe) -> RoleReport:
     """Every message of a batch has a topic of its own."""
     topics = [f"live-{plan.name}-{number}" for number in range(plan.messages)]
     return _sent(plan, gate, _publishes([Message(topic, PAYLOAD) for topic in topics]))
@@ -152,10 +152,10 @@ def _publishes(messages: Sequence[Message]) -> list[bytes]:
     return [wire.encode(wire.Publish(number), len(block)) + block for number in range(_CHUNK)]
 
 
-def _sent(plan: LoadPlan, gate: Gate, requests: Sequence[bytes]) -> Report:
+def _sent(plan: LoadPlan, gate: RolePipe, requests: Sequence[bytes]) -> RoleReport:
     hello = wire.encode(wire.Hello(0, wire.VERSION, (), "runnel-bench", plan.token))
 
-    async def load() -> Report:
+    async def load() -> RoleReport:
         meter = Meter(plan.pid)
         host, _, port = plan.address.rpartition(":")
         loop = asyncio.get_running_loop()

@@ -15,11 +15,11 @@ from typing import Any
 
 import uvloop
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems import nats_system
 from bench.systems.nats_system import IN_FLIGHT_MAX
 from bench.systems.system import payloads
-from bench.systems.work import Tally, WorkPlan
+from bench.systems.work import AckTally, WorkPlan
 
 NAME = nats_system.NAME
 absence, serve, version = nats_system.absence, nats_system.serve, nats_system.version
@@ -39,8 +39,8 @@ async def _open(plan: WorkPlan) -> tuple[Any, Any]:
     return nc, js
 
 
-def produce(plan: WorkPlan, gate: Gate) -> Report:
-    async def work() -> Report:
+def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         nc, js = await _open(plan)
         data = payloads()
         gate.ready()
@@ -49,15 +49,15 @@ def produce(plan: WorkPlan, gate: Gate) -> Report:
         for number in range(plan.count):
             await js.publish_async(_SUBJECT, data[number % len(data)])
         await js.publish_async_completed()
-        report = Report(begin_ns, time.time_ns(), plan.count)
+        report = RoleReport(begin_ns, time.time_ns(), plan.count)
         await nc.close()
         return report
 
     return uvloop.run(work())
 
 
-def consume(plan: WorkPlan, gate: Gate) -> Report:
-    async def work() -> Report:
+def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         from nats.js.api import AckPolicy, ConsumerConfig
 
         nc, js = await _open(plan)
@@ -65,7 +65,7 @@ def consume(plan: WorkPlan, gate: Gate) -> Report:
             ack_policy=AckPolicy.EXPLICIT, max_ack_pending=_ACKS_PENDING_MAX, ack_wait=60
         )
         pulling = await js.pull_subscribe(_SUBJECT, _DURABLE, stream=_STREAM, config=config)
-        with Tally(plan.tally, plan.place) as tally:
+        with AckTally(plan.tally, plan.place) as tally:
             gate.ready()
             while not gate.is_over():
                 try:
@@ -82,10 +82,10 @@ def consume(plan: WorkPlan, gate: Gate) -> Report:
     return uvloop.run(work())
 
 
-def audit(plan: WorkPlan, gate: Gate) -> Report:
+def audit(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     """What the server says is acknowledged, and how much it delivered more than once."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         nc, js = await _open(plan)
         gate.ready()
         deadline = time.monotonic() + 5
@@ -96,6 +96,6 @@ def audit(plan: WorkPlan, gate: Gate) -> Report:
                 break
             await asyncio.sleep(0.05)
         await nc.close()
-        return Report(messages=acknowledged, misplaced=info.delivered.consumer_seq - plan.count)
+        return RoleReport(messages=acknowledged, misplaced=info.delivered.consumer_seq - plan.count)
 
     return uvloop.run(work())

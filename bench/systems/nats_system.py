@@ -27,12 +27,12 @@ from typing import Any
 
 import uvloop
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems.system import (
-    Order,
-    Plan,
-    Served,
-    Watch,
+    ArrivalWatch,
+    PayloadOrder,
+    RolePlan,
+    RunningServer,
     aticks,
     blast,
     free_port,
@@ -78,14 +78,14 @@ def version() -> str:
 
 
 @contextmanager
-def serve(*, stored: str = "") -> Iterator[Served]:
+def serve(*, stored: str = "") -> Iterator[RunningServer]:
     """`stored`: nothing for no JetStream; "default" for its own sync interval (two minutes), or "always"."""
     with scratch() as directory, serve_in(directory, free_port(), stored=stored) as served:
         yield served
 
 
 @contextmanager
-def serve_in(directory: Path, port: int, *, stored: str = "default") -> Iterator[Served]:
+def serve_in(directory: Path, port: int, *, stored: str = "default") -> Iterator[RunningServer]:
     program = _program()
     assert program is not None, absence()
     text = _CONFIG.format(port=port)
@@ -102,7 +102,7 @@ def _subject(pattern: str) -> str:
     return pattern.replace("/", ".")
 
 
-async def _connect(plan: Plan) -> Any:
+async def _connect(plan: RolePlan) -> Any:
     import nats
 
     return await nats.connect(plan.url, skip_subject_validation=True, connect_timeout=20)
@@ -111,8 +111,8 @@ async def _connect(plan: Plan) -> Any:
 # --- Roles ---
 
 
-def publish(plan: Plan, gate: Gate) -> Report:
-    async def work() -> Report:
+def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         nc = await _connect(plan)
         subjects = [_subject(topic) for topic in plan.topics]
         data = payloads()
@@ -121,7 +121,7 @@ def publish(plan: Plan, gate: Gate) -> Report:
         begin_ns = time.time_ns()
         await _send(nc, subjects, data, plan.count)
         await nc.flush(timeout=120)
-        report = Report(begin_ns, time.time_ns(), plan.count)
+        report = RoleReport(begin_ns, time.time_ns(), plan.count)
         await nc.close()
         return report
 
@@ -139,7 +139,7 @@ async def _send(nc: Any, subjects: list[str], data: list[bytes], count: int) -> 
         turn += 1
 
 
-async def _listen(nc: Any, plan: Plan, watch: Watch, place: int) -> None:
+async def _listen(nc: Any, plan: RolePlan, watch: ArrivalWatch, place: int) -> None:
     take = watch.arrivals[place].take
 
     async def take_message(message: Any) -> None:
@@ -152,9 +152,9 @@ async def _listen(nc: Any, plan: Plan, watch: Watch, place: int) -> None:
     await nc.flush()
 
 
-def subscribe(plan: Plan, gate: Gate) -> Report:
-    async def work() -> Report:
-        watch = Watch(plan.connections, plan.count, plan.order)
+def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
+        watch = ArrivalWatch(plan.connections, plan.count, plan.order)
         clients = [await _connect(plan) for _ in range(plan.connections)]
         for place, nc in enumerate(clients):
             await _listen(nc, plan, watch, place)
@@ -167,12 +167,12 @@ def subscribe(plan: Plan, gate: Gate) -> Report:
     return uvloop.run(work())
 
 
-def clients(plan: Plan, gate: Gate) -> Report:
+def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Each connection publishes over all topics and listens to one of them."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         to_come = plan.clients * plan.count // len(plan.topics)
-        watch = Watch(plan.connections, to_come, Order.PUBLISHER)
+        watch = ArrivalWatch(plan.connections, to_come, PayloadOrder.PUBLISHER)
         connections = [await _connect(plan) for _ in range(plan.connections)]
         for place, nc in enumerate(connections):
             await _listen(nc, plan, watch, place)
@@ -188,13 +188,13 @@ def clients(plan: Plan, gate: Gate) -> Report:
         report = finished.result()
         for nc in connections:
             await nc.close()
-        return Report(begin_ns, report.end_ns, report.messages, report.misplaced)
+        return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
     return uvloop.run(work())
 
 
-def publish_steadily(plan: Plan, gate: Gate) -> Report:
-    async def work() -> Report:
+def publish_steadily(plan: RolePlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         nc = await _connect(plan)
         subject = _subject(plan.topics[0])
         gate.ready()
@@ -203,7 +203,7 @@ def publish_steadily(plan: Plan, gate: Gate) -> Report:
         async for number in aticks(plan.rate, plan.count):
             await nc.publish(subject, stamped(number))
         await nc.flush(timeout=120)
-        report = Report(begin_ns, time.time_ns(), plan.count)
+        report = RoleReport(begin_ns, time.time_ns(), plan.count)
         await nc.close()
         return report
 
@@ -216,8 +216,8 @@ async def _stream(nc: Any) -> Any:
     return js
 
 
-def publish_stored(plan: Plan, gate: Gate) -> Report:
-    async def work() -> Report:
+def publish_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         nc = await _connect(plan)
         js = await _stream(nc)
         subject = _subject(plan.topics[0])
@@ -232,15 +232,15 @@ def publish_stored(plan: Plan, gate: Gate) -> Report:
         end_ns = time.time_ns()
         stored = (await js.stream_info(_STREAM)).state.messages - before
         await nc.close()
-        return Report(begin_ns, end_ns, stored)
+        return RoleReport(begin_ns, end_ns, stored)
 
     return uvloop.run(work())
 
 
-def fill(plan: Plan, gate: Gate) -> Report:
+def fill(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Round and round over the topics, acknowledged."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         nc = await _connect(plan)
         js = await _stream(nc)
         payload = bytes(plan.payload_bytes)
@@ -250,12 +250,12 @@ def fill(plan: Plan, gate: Gate) -> Report:
             await js.publish_async(subjects[number % len(subjects)], payload)
         await js.publish_async_completed()
         await nc.close()
-        return Report(messages=plan.count)
+        return RoleReport(messages=plan.count)
 
     return uvloop.run(work())
 
 
-def wait_up(plan: Plan, gate: Gate) -> Report:
+def wait_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Until a stored message of the last topic can be read."""
 
     async def read() -> int:
@@ -270,13 +270,13 @@ def wait_up(plan: Plan, gate: Gate) -> Report:
 
     gate.ready()
     gate.wait_go()
-    return Report(end_ns=when_up(plan.url, lambda: uvloop.run(read())))
+    return RoleReport(end_ns=when_up(plan.url, lambda: uvloop.run(read())))
 
 
-def probe_stored(plan: Plan, gate: Gate) -> Report:
+def probe_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """One acknowledged publish after another."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         nc = await _connect(plan)
         js = await _stream(nc)
         subject, payload, taken_ns = _subject(plan.topics[0]), payloads()[0], []
@@ -289,12 +289,12 @@ def probe_stored(plan: Plan, gate: Gate) -> Report:
             await js.publish(subject, payload)
             taken_ns.append(time.perf_counter_ns() - begin_ns)
         await nc.close()
-        return Report(messages=len(taken_ns), taken_ns=taken_ns)
+        return RoleReport(messages=len(taken_ns), taken_ns=taken_ns)
 
     return uvloop.run(work())
 
 
-def load(plan: Plan, gate: Gate) -> Report:
+def load(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Saturate the broker: raw sockets, so that this process costs as little as it can."""
     import socket
 
@@ -306,14 +306,14 @@ def load(plan: Plan, gate: Gate) -> Report:
         sockets.append(each)
     line = f"PUB {_subject(plan.topics[0])} 100\r\n".encode() + bytes(100) + b"\r\n"
     gate.ready()
-    return Report(messages=500 * blast(sockets, line * 500, gate.is_over))
+    return RoleReport(messages=500 * blast(sockets, line * 500, gate.is_over))
 
 
-def catch_up(plan: Plan, gate: Gate) -> Report:
-    async def work() -> Report:
+def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         nc = await _connect(plan)
         js = nc.jetstream(timeout=60)
-        watch = Watch(1, plan.count, plan.order)
+        watch = ArrivalWatch(1, plan.count, plan.order)
         take = watch.arrivals[0].take
 
         async def take_message(message: Any) -> None:
@@ -333,15 +333,15 @@ def catch_up(plan: Plan, gate: Gate) -> Report:
         )
         report = await watch.finished()
         await nc.close()
-        return Report(begin_ns, report.end_ns, report.messages, report.misplaced)
+        return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
     return uvloop.run(work())
 
 
-def connect_many(plan: Plan, gate: Gate) -> Report:
+def connect_many(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Hold connections with one subscription each until the measurement is over."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         async def nothing(_: Any) -> None:
             return None
 
@@ -355,6 +355,6 @@ def connect_many(plan: Plan, gate: Gate) -> Report:
         await gate.wait_over()
         for nc in held:
             await nc.close()
-        return Report(messages=len(held))
+        return RoleReport(messages=len(held))
 
     return uvloop.run(work())

@@ -1,4 +1,4 @@
-"""A run at a door, in phases: what its load is told, and for each phase how long it took and what the server spent."""
+"""A run against a listener in phases: the plan of its load, and the time and processor time of each phase."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import msgspec
 import psutil
 
-from bench.processes import Report
+from bench.processes import RoleReport
 from bench.systems.system import PAYLOAD_BYTES
 
-# Phases that several doors have, by the same name.
+# Phases that several listeners have, by the same name.
 PUBLISH, CONSUME, ACK, TOGETHER = "publish", "consume", "ack", "together"
 
 PAYLOAD = b"p" * PAYLOAD_BYTES
@@ -21,7 +21,7 @@ PAYLOAD = b"p" * PAYLOAD_BYTES
 class LoadPlan(msgspec.Struct, frozen=True):
     """What a load has to do. All of it is done by one process."""
 
-    address: str  # of the door, host and port
+    address: str  # of the listener, host and port
     pid: int  # of the server
     name: str  # of this run: topics and subscriptions have it in their names
     clients: int = 1  # connections or streams at a time
@@ -51,7 +51,7 @@ class Phase(msgspec.Struct, frozen=True):
         return self.cpu_s / self.count * 1e6
 
 
-class LoadReport(Report, frozen=True):
+class LoadReport(RoleReport, frozen=True):
     """The phases by their names."""
 
     phases: Mapping[str, Phase] = {}

@@ -14,11 +14,11 @@ from typing import Any
 
 import uvloop
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems import rabbit_system
 from bench.systems.rabbit_system import open_queue, publish_confirmed
 from bench.systems.system import payloads
-from bench.systems.work import TOPIC, Tally, WorkPlan
+from bench.systems.work import TOPIC, AckTally, WorkPlan
 
 NAME, STANDS, REMEDY = rabbit_system.NAME, rabbit_system.STANDS, rabbit_system.REMEDY
 absence, serve, version = rabbit_system.absence, rabbit_system.serve, rabbit_system.version
@@ -32,26 +32,26 @@ async def _open(plan: WorkPlan, *, confirms: bool) -> tuple[Any, Any, Any]:
     return await open_queue(plan.url, TOPIC, plan.mode, confirms=confirms)
 
 
-def produce(plan: WorkPlan, gate: Gate) -> Report:
-    async def work() -> Report:
+def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         connection, channel, queue = await _open(plan, confirms=True)
         data = payloads()
         gate.ready()
         gate.wait_go()
         begin_ns = time.time_ns()
         await publish_confirmed(channel, queue.name, data, plan.count)
-        report = Report(begin_ns, time.time_ns(), plan.count)
+        report = RoleReport(begin_ns, time.time_ns(), plan.count)
         await connection.close()
         return report
 
     return uvloop.run(work())
 
 
-def consume(plan: WorkPlan, gate: Gate) -> Report:
-    async def work() -> Report:
+def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         connection, channel, queue = await _open(plan, confirms=False)
         await channel.set_qos(prefetch_count=_PREFETCH)
-        with Tally(plan.tally, plan.place) as tally:
+        with AckTally(plan.tally, plan.place) as tally:
             unacknowledged = _Unacknowledged(tally)
             await queue.consume(unacknowledged.take)
             gate.ready()
@@ -65,7 +65,7 @@ def consume(plan: WorkPlan, gate: Gate) -> Report:
 class _Unacknowledged:
     """What has come on a channel since its last acknowledgement, which is sent in time also when little comes."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: AckTally) -> None:
         self._tally = tally
         self._count = 0
         self._last: Any = None
@@ -97,14 +97,14 @@ class _Unacknowledged:
         self._tally.add(count)
 
 
-def audit(plan: WorkPlan, gate: Gate) -> Report:
+def audit(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     """What the server says is acknowledged: with its consumers gone, all that is left in the queue is not."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         connection, _, queue = await _open(plan, confirms=False)
         gate.ready()
         left = queue.declaration_result.message_count
         await connection.close()
-        return Report(messages=plan.count - left)
+        return RoleReport(messages=plan.count - left)
 
     return uvloop.run(work())

@@ -25,13 +25,13 @@ from typing import Any
 
 import uvloop
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems.system import (
     IDLE_SECONDS_MAX,
-    Arrivals,
-    Order,
-    Plan,
-    Served,
+    PayloadOrder,
+    ReceivedMessages,
+    RolePlan,
+    RunningServer,
     free_port,
     in_threads,
     payloads,
@@ -80,13 +80,13 @@ def version() -> str:
 
 
 @contextmanager
-def serve(*, stored: str = "") -> Iterator[Served]:  # noqa: ARG001 - queues say how they are stored
+def serve(*, stored: str = "") -> Iterator[RunningServer]:  # noqa: ARG001 - queues say how they are stored
     with scratch() as directory, _serve_in(directory) as served:
         yield served
 
 
 @contextmanager
-def _serve_in(directory: Path) -> Iterator[Served]:
+def _serve_in(directory: Path) -> Iterator[RunningServer]:
     program, epmd = _program(), shutil.which("epmd")
     assert program is not None, absence()
     assert epmd is not None, absence()
@@ -142,14 +142,14 @@ def _connect(url: str) -> Any:
     return pika.BlockingConnection(pika.URLParameters(address(url)))
 
 
-def _opened(plan: Plan) -> tuple[Any, Any, str]:
+def _opened(plan: RolePlan) -> tuple[Any, Any, str]:
     connection = _connect(plan.url)
     channel, exchange = connection.channel(), named(plan.url, "live")
     channel.exchange_declare(exchange, "topic")
     return connection, channel, exchange
 
 
-def _subscribed(plan: Plan) -> tuple[Any, Any, str]:
+def _subscribed(plan: RolePlan) -> tuple[Any, Any, str]:
     connection, channel, exchange = _opened(plan)
     queue = channel.queue_declare("", exclusive=True).method.queue
     channel.queue_bind(queue, exchange, _key(plan.pattern))
@@ -174,7 +174,7 @@ def _send(
         turn += 1
 
 
-def publish(plan: Plan, gate: Gate) -> Report:
+def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
     connection, channel, exchange = _opened(plan)
     data = payloads()
     gate.ready()
@@ -182,12 +182,12 @@ def publish(plan: Plan, gate: Gate) -> Report:
     begin_ns = time.time_ns()
     _send(channel, exchange, plan.topics, data, plan.count)
     channel.exchange_declare(exchange, "topic")  # answered after what came before it
-    report = Report(begin_ns, time.time_ns(), plan.count)
+    report = RoleReport(begin_ns, time.time_ns(), plan.count)
     connection.close()
     return report
 
 
-def publish_steadily(plan: Plan, gate: Gate) -> Report:
+def publish_steadily(plan: RolePlan, gate: RolePipe) -> RoleReport:
     connection, channel, exchange = _opened(plan)
     key = _key(plan.topics[0])
     gate.ready()
@@ -195,12 +195,12 @@ def publish_steadily(plan: Plan, gate: Gate) -> Report:
     begin_ns = time.time_ns()
     for number in ticks(plan.rate, plan.count):
         channel.basic_publish(exchange, key, stamped(number))
-    report = Report(begin_ns, time.time_ns(), plan.count)
+    report = RoleReport(begin_ns, time.time_ns(), plan.count)
     connection.close()
     return report
 
 
-def _read(channel: Any, queue: str, arrivals: Arrivals) -> None:
+def _read(channel: Any, queue: str, arrivals: ReceivedMessages) -> None:
     take = arrivals.take
     for method, _, body in channel.consume(
         queue, auto_ack=True, inactivity_timeout=IDLE_SECONDS_MAX
@@ -213,9 +213,9 @@ def _read(channel: Any, queue: str, arrivals: Arrivals) -> None:
             return
 
 
-def subscribe(plan: Plan, gate: Gate) -> Report:
+def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
     opened = [_subscribed(plan) for _ in range(plan.connections)]
-    all_arrivals = [Arrivals(plan.count, plan.order) for _ in opened]
+    all_arrivals = [ReceivedMessages(plan.count, plan.order) for _ in opened]
     gate.ready()
     in_threads(
         [
@@ -226,12 +226,12 @@ def subscribe(plan: Plan, gate: Gate) -> Report:
     return report_of(all_arrivals)
 
 
-def clients(plan: Plan, gate: Gate) -> Report:
+def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Each publishes over all topics and listens to one of them: a connection and a thread for either."""
     to_come = plan.clients * plan.count // len(plan.topics)
     listening = [_subscribed(plan) for _ in range(plan.connections)]
     publishing = [_opened(plan) for _ in range(plan.connections)]
-    all_arrivals = [Arrivals(to_come, Order.PUBLISHER) for _ in listening]
+    all_arrivals = [ReceivedMessages(to_come, PayloadOrder.PUBLISHER) for _ in listening]
 
     def read(place: int) -> None:
         _, channel, queue = listening[place]
@@ -251,7 +251,7 @@ def clients(plan: Plan, gate: Gate) -> Report:
         [partial(read, place) for place in places] + [partial(send, place) for place in places]
     )
     report = report_of(all_arrivals)
-    return Report(begin_ns, report.end_ns, report.messages, report.misplaced)
+    return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
 
 # --- Stored ---
@@ -291,8 +291,8 @@ def _kind(url: str) -> str:
     return url.partition("#")[2].partition("-")[0]
 
 
-def publish_stored(plan: Plan, gate: Gate) -> Report:
-    async def work() -> Report:
+def publish_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         connection, channel, queue = await open_queue(
             plan.url, plan.topics[0], _kind(plan.url), confirms=True
         )
@@ -301,14 +301,14 @@ def publish_stored(plan: Plan, gate: Gate) -> Report:
         gate.wait_go()
         begin_ns = time.time_ns()
         await publish_confirmed(channel, queue.name, data, plan.count)
-        report = Report(begin_ns, time.time_ns(), plan.count)
+        report = RoleReport(begin_ns, time.time_ns(), plan.count)
         await connection.close()
         return report
 
     return uvloop.run(work())
 
 
-def catch_up(plan: Plan, gate: Gate) -> Report:
+def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """A stream from its beginning: it has to be acknowledged, which only asks for more. Its offsets say whether
     anything is missing: confirmed publishes are in flight together, in no certain order."""
     connection = _connect(plan.url)
@@ -333,4 +333,4 @@ def catch_up(plan: Plan, gate: Gate) -> Report:
             channel.basic_ack(method.delivery_tag, multiple=True)
     end_ns = time.time_ns()
     connection.close()
-    return Report(begin_ns, end_ns, count, misplaced)
+    return RoleReport(begin_ns, end_ns, count, misplaced)

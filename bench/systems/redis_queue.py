@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems import redis_system
 from bench.systems.system import payloads
-from bench.systems.work import SUBSCRIPTION, TOPIC, Tally, WorkPlan
+from bench.systems.work import SUBSCRIPTION, TOPIC, AckTally, WorkPlan
 
 NAME = redis_system.NAME
 absence, serve, version = redis_system.absence, redis_system.serve, redis_system.version
@@ -30,7 +30,7 @@ def _connect(plan: WorkPlan) -> Any:
     return redis.Redis.from_url(plan.url, protocol=2)
 
 
-def produce(plan: WorkPlan, gate: Gate) -> Report:
+def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     client, data = _connect(plan), payloads()
     client.ping()
     gate.ready()
@@ -41,10 +41,10 @@ def produce(plan: WorkPlan, gate: Gate) -> Report:
             for number in range(begin, min(begin + _XADDS_MAX, plan.count)):
                 pipeline.xadd(TOPIC, {b"m": data[number % len(data)]})
             pipeline.execute()
-    return Report(begin_ns, time.time_ns(), plan.count)
+    return RoleReport(begin_ns, time.time_ns(), plan.count)
 
 
-def consume(plan: WorkPlan, gate: Gate) -> Report:
+def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     import redis
 
     client = _connect(plan)
@@ -53,7 +53,7 @@ def consume(plan: WorkPlan, gate: Gate) -> Report:
     except redis.ResponseError as error:
         if "BUSYGROUP" not in str(error):  # another consumer was first
             raise
-    with Tally(plan.tally, plan.place) as tally:
+    with AckTally(plan.tally, plan.place) as tally:
         gate.ready()
         ids: list[bytes] = []
         while not gate.is_over():
@@ -77,10 +77,10 @@ def consume(plan: WorkPlan, gate: Gate) -> Report:
         return tally.report()
 
 
-def audit(plan: WorkPlan, gate: Gate) -> Report:
+def audit(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     """What the server says is acknowledged. XREADGROUP delivers nothing twice unless it is told to."""
     client = _connect(plan)
     gate.ready()
     (group,) = client.xinfo_groups(TOPIC)
     is_read = group["last-delivered-id"] == client.xinfo_stream(TOPIC)["last-generated-id"]
-    return Report(messages=client.xlen(TOPIC) - group["pending"] if is_read else 0)
+    return RoleReport(messages=client.xlen(TOPIC) - group["pending"] if is_read else 0)

@@ -24,12 +24,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems.system import (
-    Arrivals,
-    Order,
-    Plan,
-    Served,
+    PayloadOrder,
+    ReceivedMessages,
+    RolePlan,
+    RunningServer,
     free_port,
     in_threads,
     payloads,
@@ -72,14 +72,14 @@ def version() -> str:
 
 
 @contextmanager
-def serve(*, stored: str = "") -> Iterator[Served]:
+def serve(*, stored: str = "") -> Iterator[RunningServer]:
     """`stored`: nothing for memory alone, "everysec" or "always" for an append-only file synced so often."""
     with scratch() as directory, serve_in(directory, free_port(), stored=stored) as served:
         yield served
 
 
 @contextmanager
-def serve_in(directory: Path, port: int, *, stored: str = "everysec") -> Iterator[Served]:
+def serve_in(directory: Path, port: int, *, stored: str = "everysec") -> Iterator[RunningServer]:
     program = _program()
     assert program is not None, absence()
     kept = ["--appendonly", "yes", "--appendfsync", stored] if stored else []
@@ -89,7 +89,7 @@ def serve_in(directory: Path, port: int, *, stored: str = "everysec") -> Iterato
         yield served
 
 
-def _connect(plan: Plan) -> Any:
+def _connect(plan: RolePlan) -> Any:
     import redis
 
     return redis.Redis.from_url(plan.url, protocol=2)
@@ -98,7 +98,7 @@ def _connect(plan: Plan) -> Any:
 # --- Roles ---
 
 
-def publish(plan: Plan, gate: Gate) -> Report:
+def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
     client = _connect(plan)
     client.ping()
     data = payloads()
@@ -106,7 +106,7 @@ def publish(plan: Plan, gate: Gate) -> Report:
     gate.wait_go()
     begin_ns = time.time_ns()
     _send(client, plan.topics, data, plan.count)
-    return Report(begin_ns, time.time_ns(), plan.count)
+    return RoleReport(begin_ns, time.time_ns(), plan.count)
 
 
 def _send(client: Any, topics: Sequence[str], data: Sequence[bytes], count: int) -> None:
@@ -122,7 +122,7 @@ def _send(client: Any, topics: Sequence[str], data: Sequence[bytes], count: int)
 class _Subscribed:
     """A subscription and its client: one that is collected closes the connections of its subscriptions."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RolePlan) -> None:
         self._client = _connect(plan)
         self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)
         if "*" in plan.pattern:
@@ -131,7 +131,7 @@ class _Subscribed:
             self._pubsub.subscribe(plan.pattern)
         self._pubsub.get_message(timeout=5)  # the confirmation
 
-    def read(self, arrivals: Arrivals) -> None:
+    def read(self, arrivals: ReceivedMessages) -> None:
         """All that is expected. `listen` knows no time-out: who waits for the report ends a run with a loss."""
         take = arrivals.take
         for message in self._pubsub.listen():
@@ -139,19 +139,21 @@ class _Subscribed:
                 return
 
 
-def subscribe(plan: Plan, gate: Gate) -> Report:
+def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Where a process has several, each connection has its thread."""
-    all_arrivals = [Arrivals(plan.count, plan.order) for _ in range(plan.connections)]
+    all_arrivals = [ReceivedMessages(plan.count, plan.order) for _ in range(plan.connections)]
     works = [partial(_Subscribed(plan).read, arrivals) for arrivals in all_arrivals]
     gate.ready()
     in_threads(works)
     return report_of(all_arrivals)
 
 
-def clients(plan: Plan, gate: Gate) -> Report:
+def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Each publishes over all topics and listens to one of them: a connection and a thread for either."""
     to_come = plan.clients * plan.count // len(plan.topics)
-    all_arrivals = [Arrivals(to_come, Order.PUBLISHER) for _ in range(plan.connections)]
+    all_arrivals = [
+        ReceivedMessages(to_come, PayloadOrder.PUBLISHER) for _ in range(plan.connections)
+    ]
     reading = [partial(_Subscribed(plan).read, arrivals) for arrivals in all_arrivals]
     sending = [
         partial(_send, _connect(plan), plan.topics, payloads(plan.first_client + place), plan.count)
@@ -162,12 +164,12 @@ def clients(plan: Plan, gate: Gate) -> Report:
     begin_ns = time.time_ns()
     in_threads([*reading, *sending])
     report = report_of(all_arrivals)
-    return Report(begin_ns, report.end_ns, report.messages, report.misplaced)
+    return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
 
-def catch_up(plan: Plan, gate: Gate) -> Report:
+def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """The stream from its beginning, by pieces."""
-    client, arrivals = _connect(plan), Arrivals(plan.count, plan.order)
+    client, arrivals = _connect(plan), ReceivedMessages(plan.count, plan.order)
     take, last = arrivals.take, b"0"
     client.ping()
     gate.ready()
@@ -179,10 +181,10 @@ def catch_up(plan: Plan, gate: Gate) -> Report:
             take(plan.pattern, fields[b"m"])
         last = entries[-1][0]
     report = report_of([arrivals])
-    return Report(begin_ns, report.end_ns, report.messages, report.misplaced)
+    return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
 
-def publish_steadily(plan: Plan, gate: Gate) -> Report:
+def publish_steadily(plan: RolePlan, gate: RolePipe) -> RoleReport:
     client = _connect(plan)
     client.ping()
     topic = plan.topics[0]
@@ -191,10 +193,10 @@ def publish_steadily(plan: Plan, gate: Gate) -> Report:
     begin_ns = time.time_ns()
     for number in ticks(plan.rate, plan.count):
         client.publish(topic, stamped(number))
-    return Report(begin_ns, time.time_ns(), plan.count)
+    return RoleReport(begin_ns, time.time_ns(), plan.count)
 
 
-def publish_stored(plan: Plan, gate: Gate) -> Report:
+def publish_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
     client = _connect(plan)
     topic, data = plan.topics[0], payloads()
     before = client.xlen(topic)
@@ -209,10 +211,10 @@ def publish_stored(plan: Plan, gate: Gate) -> Report:
             pipeline.execute()
         sent += _XADDS_MAX
     end_ns = time.time_ns()
-    return Report(begin_ns, end_ns, client.xlen(topic) - before)
+    return RoleReport(begin_ns, end_ns, client.xlen(topic) - before)
 
 
-def fill(plan: Plan, gate: Gate) -> Report:
+def fill(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Round and round over the topics, acknowledged."""
     client, payload = _connect(plan), bytes(plan.payload_bytes)
     client.ping()
@@ -222,10 +224,10 @@ def fill(plan: Plan, gate: Gate) -> Report:
             for number in range(sent, min(sent + _FILLING_XADDS_MAX, plan.count)):
                 pipeline.xadd(plan.topics[number % len(plan.topics)], {b"m": payload})
             pipeline.execute()
-    return Report(messages=plan.count)
+    return RoleReport(messages=plan.count)
 
 
-def wait_up(plan: Plan, gate: Gate) -> Report:
+def wait_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Until a stored message of the last topic can be read; while it loads its file it says so."""
     import redis
 
@@ -240,10 +242,10 @@ def wait_up(plan: Plan, gate: Gate) -> Report:
 
     gate.ready()
     gate.wait_go()
-    return Report(end_ns=when_up(plan.url, read))
+    return RoleReport(end_ns=when_up(plan.url, read))
 
 
-def connect_many(plan: Plan, gate: Gate) -> Report:
+def connect_many(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Hold connections with one subscription each until the measurement is over."""
     held = []
     for place in range(plan.connections):
@@ -254,4 +256,4 @@ def connect_many(plan: Plan, gate: Gate) -> Report:
         held.append((client, pubsub))
     gate.ready()
     gate.wait_go()
-    return Report(messages=len(held))
+    return RoleReport(messages=len(held))

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 
 import uvloop
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems import runnel_system
-from bench.systems.system import NUMBERS, Served, payloads
-from bench.systems.work import SUBSCRIPTION, TOPIC, Tally, WorkPlan
+from bench.systems.system import NUMBERS, RunningServer, payloads
+from bench.systems.work import SUBSCRIPTION, TOPIC, AckTally, WorkPlan
 from runnel.client import Consumer, Work, connect
 
 NAME = runnel_system.NAME
@@ -35,13 +35,13 @@ _MAKING = 50  # subscriptions at a time
 
 
 @contextmanager
-def serve(*, stored: str = "disk") -> Iterator[Served]:
+def serve(*, stored: str = "disk") -> Iterator[RunningServer]:
     with runnel_system.serve(stored=stored) as served:
         yield served
 
 
-def produce(plan: WorkPlan, gate: Gate) -> Report:
-    async def work() -> Report:
+def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         data = payloads()
         keys = [b"%d" % number for number in range(plan.keys)]
         chosen = random.Random(_SEED).choices(keys, k=plan.count) if keys else None
@@ -60,7 +60,7 @@ def produce(plan: WorkPlan, gate: Gate) -> Report:
                         send(payload, key=key)
                 await publisher.ready()
             await publisher.flush()
-            return Report(begin_ns, time.time_ns(), plan.count)
+            return RoleReport(begin_ns, time.time_ns(), plan.count)
 
     return uvloop.run(work())
 
@@ -77,12 +77,12 @@ class _Progress:
         self.last_offsets: dict[bytes | None, int] = {}
 
 
-def consume(plan: WorkPlan, gate: Gate) -> Report:
-    async def work() -> Report:
+def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         mode, _, way = plan.mode.partition(" by ")
         take = _take_batches if way == "batches" else _take_keyed if plan.keys else _take
         progress = _Progress()
-        with Tally(plan.tally, plan.place) as tally:
+        with AckTally(plan.tally, plan.place) as tally:
             async with (
                 connect(plan.url) as bus,
                 bus.consume(
@@ -132,7 +132,7 @@ async def _take_batches(consumer: Consumer, progress: _Progress) -> None:
         progress.acknowledged += len(messages)
 
 
-async def _tell_stored(consumer: Consumer, progress: _Progress, tally: Tally) -> None:
+async def _tell_stored(consumer: Consumer, progress: _Progress, tally: AckTally) -> None:
     """Asked for again as soon as it is answered: each asks for what has come in the meantime."""
     while True:
         count = progress.acknowledged
@@ -143,11 +143,11 @@ async def _tell_stored(consumer: Consumer, progress: _Progress, tally: Tally) ->
         tally.reach(count)
 
 
-def hold(plan: WorkPlan, gate: Gate) -> Report:
+def hold(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     """Take `count` messages, acknowledge none of them until all have theirs, and then one by one."""
 
-    async def work() -> Report:
-        with Tally(plan.tally, plan.place) as tally:
+    async def work() -> RoleReport:
+        with AckTally(plan.tally, plan.place) as tally:
             async with (
                 connect(plan.url) as bus,
                 bus.consume(
@@ -169,7 +169,7 @@ def hold(plan: WorkPlan, gate: Gate) -> Report:
                     await ack(work)
                 await consumer.flush()
                 tally.reach(len(works))
-                return Report(begin_ns, tally.end_ns, tally.count)
+                return RoleReport(begin_ns, tally.end_ns, tally.count)
 
     return uvloop.run(work())
 
@@ -186,10 +186,10 @@ async def _taken(consumer: Consumer, count: int) -> list[Work]:
 # --- Subscriptions ---
 
 
-def subscribe_idly(plan: WorkPlan, gate: Gate) -> Report:
+def subscribe_idly(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     """Make subscriptions to the topic that nobody will consume."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         async with connect(plan.url) as bus:
             gate.ready()
             for begin in range(0, plan.subscriptions, _MAKING):
@@ -197,19 +197,19 @@ def subscribe_idly(plan: WorkPlan, gate: Gate) -> Report:
                     for number in range(begin, min(begin + _MAKING, plan.subscriptions)):
                         making = bus.make_subscription(f"idle-{number}", TOPIC, mode="shared")
                         group.create_task(making)
-        return Report(messages=plan.subscriptions)
+        return RoleReport(messages=plan.subscriptions)
 
     return uvloop.run(work())
 
 
-def audit(plan: WorkPlan, gate: Gate) -> Report:
+def audit(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     """What the broker says is acknowledged, and how much it delivered more than once."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         async with connect(plan.url) as bus:
             gate.ready()
             state = await bus.subscription(SUBSCRIPTION)
             (member,) = state.members
-            return Report(messages=plan.count - member.backlog, misplaced=state.redelivered)
+            return RoleReport(messages=plan.count - member.backlog, misplaced=state.redelivered)
 
     return uvloop.run(work())

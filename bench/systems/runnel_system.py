@@ -18,14 +18,14 @@ from pathlib import Path
 
 import uvloop
 
-from bench.processes import Gate, Report
+from bench.processes import RolePipe, RoleReport
 from bench.systems.system import (
     NUMBERS,
-    Arrivals,
-    Order,
-    Plan,
-    Served,
-    Watch,
+    ArrivalWatch,
+    PayloadOrder,
+    ReceivedMessages,
+    RolePlan,
+    RunningServer,
     aticks,
     blast,
     free_port,
@@ -35,8 +35,7 @@ from bench.systems.system import (
     stamped,
     when_up,
 )
-from runnel.client import Publisher, Subscription, connect
-from runnel.client.api import Opening
+from runnel.client import Opening, Publisher, Subscription, connect
 from runnel.formats import wire
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
@@ -71,7 +70,7 @@ def absence() -> str | None:
 
 
 @contextmanager
-def serve(*, stored: str = "") -> Iterator[Served]:
+def serve(*, stored: str = "") -> Iterator[RunningServer]:
     """`stored` needs nothing here: topics outside live/ are on disk, and synced before they are acknowledged."""
     assert stored in ("", "disk")
     with scratch() as directory, serve_in(directory, free_port()) as served:
@@ -79,7 +78,7 @@ def serve(*, stored: str = "") -> Iterator[Served]:
 
 
 @contextmanager
-def serve_in(directory: Path, port: int) -> Iterator[Served]:
+def serve_in(directory: Path, port: int) -> Iterator[RunningServer]:
     config = directory / "runnel.toml"
     config.write_text(_CONFIG.format(data=directory / "data", port=port))
     command = [sys.executable, "-m", "runnel", "serve", "--config", str(config)]
@@ -87,7 +86,7 @@ def serve_in(directory: Path, port: int) -> Iterator[Served]:
         yield served
 
 
-def _connect(plan: Plan) -> Opening:
+def _connect(plan: RolePlan) -> Opening:
     return connect(plan.url)
 
 
@@ -112,8 +111,8 @@ async def _send(publisher: Publisher, topics: list[str], data: list[bytes], coun
             await publisher.ready()
 
 
-def publish(plan: Plan, gate: Gate) -> Report:
-    async def work() -> Report:
+def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         topics, data = list(plan.topics), payloads(size=plan.payload_bytes)
         own = topics[0] if len(topics) == 1 else None
         async with _connect(plan) as bus, bus.publisher(own) as publisher:
@@ -122,13 +121,13 @@ def publish(plan: Plan, gate: Gate) -> Report:
             begin_ns = time.time_ns()
             await _send(publisher, topics, data, plan.count)
             await publisher.flush()
-            return Report(begin_ns, time.time_ns(), plan.count)
+            return RoleReport(begin_ns, time.time_ns(), plan.count)
 
     return uvloop.run(work())
 
 
-def publish_stored(plan: Plan, gate: Gate) -> Report:
-    async def work() -> Report:
+def publish_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         topic, data = plan.topics[0], payloads()
         async with _connect(plan) as bus, bus.publisher(topic) as publisher:
             gate.ready()
@@ -138,13 +137,13 @@ def publish_stored(plan: Plan, gate: Gate) -> Report:
             await publisher.flush()
             end_ns = time.time_ns()
             stored = (await bus.topic(topic)).messages
-            return Report(begin_ns, end_ns, stored)
+            return RoleReport(begin_ns, end_ns, stored)
 
     return uvloop.run(work())
 
 
-def publish_steadily(plan: Plan, gate: Gate) -> Report:
-    async def work() -> Report:
+def publish_steadily(plan: RolePlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         async with _connect(plan) as bus, bus.publisher(plan.topics[0]) as publisher:
             gate.ready()
             gate.wait_go()
@@ -152,15 +151,15 @@ def publish_steadily(plan: Plan, gate: Gate) -> Report:
             async for number in aticks(plan.rate, plan.count):
                 publisher.send(stamped(number))
             await publisher.flush()
-            return Report(begin_ns, time.time_ns(), plan.count)
+            return RoleReport(begin_ns, time.time_ns(), plan.count)
 
     return uvloop.run(work())
 
 
-def probe_stored(plan: Plan, gate: Gate) -> Report:
+def probe_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """One acknowledged publish after another."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         topic, payload, taken_ns = plan.topics[0], payloads()[0], []
         async with _connect(plan) as bus:
             await bus.publish(topic, payload)
@@ -171,12 +170,12 @@ def probe_stored(plan: Plan, gate: Gate) -> Report:
                 begin_ns = time.perf_counter_ns()
                 await bus.publish(topic, payload)
                 taken_ns.append(time.perf_counter_ns() - begin_ns)
-        return Report(messages=len(taken_ns), taken_ns=taken_ns)
+        return RoleReport(messages=len(taken_ns), taken_ns=taken_ns)
 
     return uvloop.run(work())
 
 
-def load(plan: Plan, gate: Gate) -> Report:
+def load(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Saturate the broker: raw sockets, so that this process costs as little as it can."""
     topic = plan.topics[0]
     messages = [Message(topic, payload) for payload in payloads()[:_MESSAGES_PER_LOADING_BATCH]]
@@ -192,17 +191,17 @@ def load(plan: Plan, gate: Gate) -> Report:
     gate.ready()
     frames = 50
     chunks = blast(sockets, frame * frames, gate.is_over)
-    return Report(messages=chunks * frames * _MESSAGES_PER_LOADING_BATCH)
+    return RoleReport(messages=chunks * frames * _MESSAGES_PER_LOADING_BATCH)
 
 
 # --- Reading ---
 
 
 async def _read(
-    subscription: Subscription, arrivals: Arrivals, expected: int, order: Order
+    subscription: Subscription, arrivals: ReceivedMessages, expected: int, order: PayloadOrder
 ) -> None:
     """All that is expected. Where there is one topic, its offsets say whether anything is missing."""
-    if order is not Order.ALL:
+    if order is not PayloadOrder.ALL:
         take = arrivals.take
         async for message in subscription:
             if take(message.topic, message.payload):
@@ -221,10 +220,10 @@ async def _read(
 
 @asynccontextmanager
 async def _reading(
-    subscriptions: list[Subscription], expected: int, order: Order
-) -> AsyncIterator[Watch]:
+    subscriptions: list[Subscription], expected: int, order: PayloadOrder
+) -> AsyncIterator[ArrivalWatch]:
     """Read all of them at once; those that lack something when the block is left are given up."""
-    watch = Watch(len(subscriptions), expected, order)
+    watch = ArrivalWatch(len(subscriptions), expected, order)
 
     async def read(place: int) -> None:
         await _read(subscriptions[place], watch.arrivals[place], expected, order)
@@ -237,8 +236,8 @@ async def _reading(
             task.cancel()
 
 
-def subscribe(plan: Plan, gate: Gate) -> Report:
-    async def work() -> Report:
+def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         async with AsyncExitStack() as stack:
             subscriptions = []
             for _ in range(plan.connections):
@@ -252,10 +251,10 @@ def subscribe(plan: Plan, gate: Gate) -> Report:
     return uvloop.run(work())
 
 
-def clients(plan: Plan, gate: Gate) -> Report:
+def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Each connection publishes over all topics and listens to one of them."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         to_come = plan.clients * plan.count // len(plan.topics)
         async with AsyncExitStack() as stack:
             subscriptions, publishers = [], []
@@ -267,19 +266,19 @@ def clients(plan: Plan, gate: Gate) -> Report:
             gate.ready()
             gate.wait_go()
             begin_ns = time.time_ns()
-            async with _reading(subscriptions, to_come, Order.PUBLISHER) as watch:
+            async with _reading(subscriptions, to_come, PayloadOrder.PUBLISHER) as watch:
                 async with asyncio.TaskGroup() as group:
                     for place, publisher in enumerate(publishers):
                         data = payloads(plan.first_client + place)
                         group.create_task(_send(publisher, list(plan.topics), data, plan.count))
                 report = await watch.finished()
-            return Report(begin_ns, report.end_ns, report.messages, report.misplaced)
+            return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
     return uvloop.run(work())
 
 
-def catch_up(plan: Plan, gate: Gate) -> Report:
-    async def work() -> Report:
+def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
+    async def work() -> RoleReport:
         async with _connect(plan) as bus:
             gate.ready()
             gate.wait_go()
@@ -289,15 +288,15 @@ def catch_up(plan: Plan, gate: Gate) -> Report:
                 _reading([subscription], plan.count, plan.order) as watch,
             ):
                 report = await watch.finished()
-            return Report(begin_ns, report.end_ns, report.messages, report.misplaced)
+            return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
     return uvloop.run(work())
 
 
-def catch_up_arrow(plan: Plan, gate: Gate) -> Report:
+def catch_up_arrow(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """To record batches of all columns; the offsets in them say whether anything is missing."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         async with _connect(plan) as bus:
             gate.ready()
             gate.wait_go()
@@ -311,15 +310,15 @@ def catch_up_arrow(plan: Plan, gate: Gate) -> Report:
                     count += rows.num_rows
                     if count >= plan.count:
                         break
-            return Report(begin_ns, time.time_ns(), count, misplaced)
+            return RoleReport(begin_ns, time.time_ns(), count, misplaced)
 
     return uvloop.run(work())
 
 
-def iterate(plan: Plan, gate: Gate) -> Report:
+def iterate(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Processor time a message of `async for message in subscription`, everything that it takes to read included."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         async with _connect(plan) as bus, bus.subscribe(plan.pattern, start="earliest") as reading:
             gate.ready()
             gate.wait_go()
@@ -328,15 +327,15 @@ def iterate(plan: Plan, gate: Gate) -> Report:
                 count += 1
                 if count == plan.count:
                     break
-            return Report(messages=count, taken_ns=[time.process_time_ns() - begin_ns])
+            return RoleReport(messages=count, taken_ns=[time.process_time_ns() - begin_ns])
 
     return uvloop.run(work())
 
 
-def decode(plan: Plan, gate: Gate) -> Report:
+def decode(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """The same by batches, whose messages are made at once: what `async for` stands on."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         async with _connect(plan) as bus, bus.subscribe(plan.pattern, start="earliest") as reading:
             gate.ready()
             gate.wait_go()
@@ -346,25 +345,25 @@ def decode(plan: Plan, gate: Gate) -> Report:
                     count += 1
                 if count >= plan.count:
                     break
-            return Report(messages=count, taken_ns=[time.process_time_ns() - begin_ns])
+            return RoleReport(messages=count, taken_ns=[time.process_time_ns() - begin_ns])
 
     return uvloop.run(work())
 
 
-def fill(plan: Plan, gate: Gate) -> Report:
+def fill(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Round and round over the topics, acknowledged as stored."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         async with _connect(plan) as bus, bus.publisher() as publisher:
             gate.ready()
             await _send(publisher, list(plan.topics), payloads(size=plan.payload_bytes), plan.count)
             await publisher.flush()
-            return Report(messages=plan.count)
+            return RoleReport(messages=plan.count)
 
     return uvloop.run(work())
 
 
-def wait_up(plan: Plan, gate: Gate) -> Report:
+def wait_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Until a stored message of the last topic can be read."""
 
     async def read() -> int:
@@ -376,31 +375,31 @@ def wait_up(plan: Plan, gate: Gate) -> Report:
 
     gate.ready()
     gate.wait_go()
-    return Report(end_ns=when_up(plan.url, lambda: uvloop.run(read())))
+    return RoleReport(end_ns=when_up(plan.url, lambda: uvloop.run(read())))
 
 
 # --- What is only held ---
 
 
-def connect_many(plan: Plan, gate: Gate) -> Report:
+def connect_many(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Hold connections with one subscription each until the measurement is over."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         async with AsyncExitStack() as stack:
             for place in range(plan.connections):
                 bus = await stack.enter_async_context(_connect(plan))
                 await stack.enter_async_context(bus.subscribe(f"live/idle/{place}"))
             gate.ready()
             await gate.wait_over()
-        return Report(messages=plan.connections)
+        return RoleReport(messages=plan.connections)
 
     return uvloop.run(work())
 
 
-def hold_patterns(plan: Plan, gate: Gate) -> Report:
+def hold_patterns(plan: RolePlan, gate: RolePipe) -> RoleReport:
     """Hold `count` pattern subscriptions that match nothing, on as few connections as are allowed."""
 
-    async def work() -> Report:
+    async def work() -> RoleReport:
         async with AsyncExitStack() as stack:
             for begin in range(0, plan.count, _PATTERNS_PER_CONNECTION):
                 bus = await stack.enter_async_context(_connect(plan))
@@ -411,6 +410,6 @@ def hold_patterns(plan: Plan, gate: Gate) -> Report:
                         group.create_task(subscription.open())
             gate.ready()
             await gate.wait_over()  # leaving the bus ends its subscriptions
-        return Report(messages=plan.count)
+        return RoleReport(messages=plan.count)
 
     return uvloop.run(work())

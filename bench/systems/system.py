@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.processes import Report, RoleError
+from bench.processes import RoleError, RoleReport
 
 PAYLOAD_BYTES = 100
 NUMBERS = 250  # payloads are numbered in their first byte, round and round
@@ -37,7 +37,7 @@ _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG = 1
 
 
-class Order(enum.Enum):
+class PayloadOrder(enum.Enum):
     """Within what the numbers of payloads must follow each other."""
 
     ALL = "all"
@@ -46,7 +46,7 @@ class Order(enum.Enum):
     STAMPED = "stamped"  # as ALL, and each payload carries the time it was sent
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RolePlan(msgspec.Struct, frozen=True):
     """What a role has to do. Topics are written the way Runnel does; peers translate."""
 
     url: str
@@ -58,7 +58,7 @@ class Plan(msgspec.Struct, frozen=True):
     first_client: int = 0
     rate: int = 0  # messages/s, where it is given
     seconds: float = 0.0  # how long, where it is time that ends it
-    order: Order = Order.ALL
+    order: PayloadOrder = PayloadOrder.ALL
     payload_bytes: int = PAYLOAD_BYTES
 
 
@@ -70,12 +70,12 @@ def stamped(number: int, filler: bytes = bytes(PAYLOAD_BYTES - _STAMP.size)) -> 
     return _STAMP.pack(number % NUMBERS, time.time_ns()) + filler
 
 
-class Arrivals:
+class ReceivedMessages:
     """What one connection has received: counted, and checked for order by the payloads' numbers."""
 
     __slots__ = ("_expected", "_numbers", "count", "end_ns", "misplaced", "take", "taken_ns")
 
-    def __init__(self, expected: int, order: Order) -> None:
+    def __init__(self, expected: int, order: PayloadOrder) -> None:
         self._expected = expected
         self._numbers: dict[str | int, int] = {}
         self.count = 0
@@ -83,10 +83,10 @@ class Arrivals:
         self.end_ns = 0
         self.taken_ns = array("q")
         self.take: Callable[[str, bytes], bool] = {
-            Order.ALL: self._take_any,
-            Order.TOPIC: self._take_topic,
-            Order.PUBLISHER: self._take_publisher,
-            Order.STAMPED: self._take_stamped,
+            PayloadOrder.ALL: self._take_any,
+            PayloadOrder.TOPIC: self._take_topic,
+            PayloadOrder.PUBLISHER: self._take_publisher,
+            PayloadOrder.STAMPED: self._take_stamped,
         }[order]
 
     # Each returns whether that was the last one.
@@ -127,11 +127,11 @@ class Arrivals:
         return True
 
 
-class Watch:
+class ArrivalWatch:
     """Waits until every connection of a process has all it expects, or nothing has come for a while."""
 
-    def __init__(self, connections: int, expected: int, order: Order) -> None:
-        self.arrivals = [Arrivals(expected, order) for _ in range(connections)]
+    def __init__(self, connections: int, expected: int, order: PayloadOrder) -> None:
+        self.arrivals = [ReceivedMessages(expected, order) for _ in range(connections)]
         self._left = connections
         self._finished = asyncio.Event()
 
@@ -140,7 +140,7 @@ class Watch:
         if not self._left:
             self._finished.set()
 
-    async def finished(self) -> Report:
+    async def finished(self) -> RoleReport:
         """Idle time counts from the first message on: before it, publishers are still being made."""
         count, moved = 0, time.monotonic()
         while not self._finished.is_set():
@@ -158,8 +158,8 @@ class Watch:
         return sum(arrivals.count for arrivals in self.arrivals)
 
 
-def report_of(all_arrivals: Sequence[Arrivals]) -> Report:
-    return Report(
+def report_of(all_arrivals: Sequence[ReceivedMessages]) -> RoleReport:
+    return RoleReport(
         end_ns=max(arrivals.end_ns for arrivals in all_arrivals) or time.time_ns(),
         messages=sum(arrivals.count for arrivals in all_arrivals),
         misplaced=sum(arrivals.misplaced for arrivals in all_arrivals),
@@ -288,7 +288,7 @@ def blast(sockets: Sequence[socket.socket], chunk: bytes, is_over: Callable[[], 
 # --- Servers ---
 
 
-class Served(msgspec.Struct, frozen=True):
+class RunningServer(msgspec.Struct, frozen=True):
     """A running server."""
 
     url: str
@@ -325,7 +325,7 @@ def serving(
     *,
     environment: Mapping[str, str] | None = None,
     start_seconds_max: float = START_SECONDS_MAX,
-) -> Iterator[Served]:
+) -> Iterator[RunningServer]:
     """Run a server until the block is left. What it printed is shown if it does not start."""
     printed = directory / f"printed-by-{scheme}"
     with printed.open("wb") as output:
@@ -340,7 +340,7 @@ def serving(
         )
     try:
         _wait_listening(process, port, printed, start_seconds_max)
-        yield Served(f"{scheme}://127.0.0.1:{port}", process.pid)
+        yield RunningServer(f"{scheme}://127.0.0.1:{port}", process.pid)
         if process.poll() is not None:
             raise RoleError(_epitaph(process, printed, "ended by itself"))
     finally:

@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from bench.processes import Report
+from bench.processes import RoleReport
 
 TOPIC = "stored/work"
 SUBSCRIPTION = "work"
@@ -31,7 +31,7 @@ class WorkPlan(msgspec.Struct, frozen=True):
     is_shuffled: bool = False  # acknowledge in random order
 
 
-class Tally:
+class AckTally:
     """How many messages each consumer has acknowledged: a few bytes that all processes see.
 
     A consumer does not know how many will come to it; who adds them up knows when all of them have been taken.
@@ -61,8 +61,8 @@ class Tally:
     def total(self) -> int:
         return sum(count for (count,) in _SLOT.iter_unpack(self._memory))
 
-    def report(self, *, misplaced: int = 0) -> Report:
-        return Report(end_ns=self.end_ns, messages=self.count, misplaced=misplaced)
+    def report(self, *, misplaced: int = 0) -> RoleReport:
+        return RoleReport(end_ns=self.end_ns, messages=self.count, misplaced=misplaced)
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ story           what happens, in which order: read this first
 world           who is there, and what each of them says; pure
 stations        weather stations publish through named publishers (native)
 dashboard       a live reader, from the last known values on (native)
-shop            orders out, invoices in, through whichever door: what rest_client and grpc_client share
+shop            orders out, invoices in, over HTTP or gRPC: what rest_client and grpc_client share
 rest_client     over REST and server-sent events, with nothing but Python's standard library
 grpc_client     over gRPC
 worker          turns orders into invoices, and fails now and then; a process that may be killed

@@ -27,8 +27,8 @@ from examples.demo.evidence import Evidence
 from examples.demo.picture import write_picture
 from examples.demo.place import PlaceError, prepare
 from examples.demo.proof import judge
-from examples.demo.report import print_claims, print_doors, print_places
-from examples.demo.story import Plan, Story
+from examples.demo.report import print_claims, print_listeners, print_places
+from examples.demo.story import Story, StoryPlan
 from examples.demo.view import WIDTH_MAX, recording, showing
 from runnel.errors import RunnelError
 
@@ -118,7 +118,7 @@ class Demo:
             return 1
 
     async def _run(self) -> int:
-        """Ended by a signal if one comes: then 128 and its number."""
+        """The exit code. After a signal it is 128 plus the signal's number."""
         whole = asyncio.current_task()
         assert whole is not None
         signals: list[int] = []
@@ -129,7 +129,7 @@ class Demo:
 
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, end, number)
-        plan = Plan(
+        plan = StoryPlan(
             self._directory, self._chosen.seconds, self._chosen.rate, stays=self._chosen.stay
         )
         try:
@@ -145,7 +145,7 @@ class Demo:
         notes.save(evidence, self._directory)
         self._show(evidence)
         if self._chosen.stay:
-            print_doors(self._console, self._board.doors)
+            print_listeners(self._console, self._board.listeners)
 
     def _recount(self) -> int:
         try:

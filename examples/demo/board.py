@@ -1,4 +1,4 @@
-"""What the world looks like just now: everybody writes here, the view reads."""
+"""The current state of the demo: all parts write it, the view reads it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass, field
 
 from examples.demo.evidence import PipelineReport, ShopReport, WorkerReport
-from examples.demo.world import Source
+from examples.demo.world import OrderSource
 
 
 @dataclass(slots=True)
 class Happening:
-    """Something worth telling, and when it was."""
+    """An event for the reader, and its time."""
 
     at_s: float
     text: str
@@ -20,20 +20,20 @@ class Happening:
 
 @dataclass(slots=True)
 class Board:
-    """Numbers only grow; they say how it went so far."""
+    """Its progress so far; the numbers only grow."""
 
     begun: float = field(default_factory=time.perf_counter)
     phase: str = "starting"
-    doors: tuple[str, ...] = ()
+    listeners: tuple[str, ...] = ()
     is_broker_up: bool = False
     sent: int = 0
     stored: int = 0
     seen: int = 0
     p50_ms: float = 0.0
     celsius: dict[str, float] = field(default_factory=dict)  # by region, the last known
-    shops: dict[Source, ShopReport] = field(default_factory=dict)
+    shops: dict[OrderSource, ShopReport] = field(default_factory=dict)
     workers: dict[str, WorkerReport] = field(default_factory=dict)
-    gone: WorkerReport = field(default_factory=WorkerReport)  # of workers that are no more
+    gone: WorkerReport = field(default_factory=WorkerReport)  # of workers that have ended
     pipeline: PipelineReport = field(default_factory=PipelineReport)
     happenings: list[Happening] = field(default_factory=list)
 
@@ -45,7 +45,7 @@ class Board:
         self.happenings.append(Happening(self.seconds, text, is_trouble))
 
     def work(self) -> WorkerReport:
-        """Of all workers together."""
+        """The sum over all workers."""
         everybody = [self.gone, *self.workers.values()]
         return WorkerReport(
             invoiced=sum(each.invoiced for each in everybody),

@@ -1,4 +1,4 @@
-"""The broker: `runnel serve` with its defaults, on free ports that it keeps when it is started again."""
+"""The broker: `runnel serve` with its defaults, on free ports that it keeps after a restart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RETRY_S: Final = 1.0
 
 
 class BrokerProcess:
-    """All three doors of one broker."""
+    """The addresses of the three listeners of one broker."""
 
     def __init__(self, directory: Path) -> None:
         self.data = directory / "data"
@@ -26,7 +26,7 @@ class BrokerProcess:
         self._places = ["127.0.0.1:0"] * 3
 
     async def start(self) -> float:
-        """Seconds until it listened."""
+        """Start it. Returns the seconds until it listened."""
         begin = time.perf_counter()
         for _ in range(_TRIES):
             native, http, grpc = self._places
@@ -37,20 +37,20 @@ class BrokerProcess:
                 self.native_url, self.http_url, self.grpc_url = urls
                 self._places = [url.partition("://")[2] for url in urls]
                 return time.perf_counter() - begin
-            # While it was away somebody else may have got one of its ports, for a moment.
+            # While it was down, another process may have got one of its ports for a moment.
             await self.child.end(signal.SIGKILL)
             await asyncio.sleep(_RETRY_S)
         raise self.child.failure("did not start")
 
     async def watch(self) -> None:
-        """Until it ends; DemoFailedError if nobody asked for that."""
+        """Wait until it ends. Raises DemoFailedError if it ended by itself."""
         async for _ in self.child.lines():
-            pass  # it has no more to say
+            pass  # it has no more output
 
     async def kill(self) -> None:
-        """As a crash would: it can say and save nothing."""
+        """Kill it, like a crash: it can say and save nothing."""
         await self.child.end(signal.SIGKILL)
 
     async def stop(self) -> int:
-        """As systemd would; its exit code."""
+        """Stop it like systemd does. Returns its exit code."""
         return await self.child.end(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The processes of the world: started, listened to and ended together, what they report on the board."""
+"""The processes of the demo: starts and ends them together, and puts their reports on the board."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from examples.demo.board import Board
 from examples.demo.broker_process import BrokerProcess
 from examples.demo.child import Child
 from examples.demo.evidence import PipelineReport, ShopReport, WorkerReport
-from examples.demo.world import Source
+from examples.demo.world import OrderSource
 
 _Report = TypeVar("_Report", ShopReport, WorkerReport, PipelineReport)
 
 
 class Cast:
-    """`tasks` hears of a process that fails."""
+    """`tasks` gets the error of a process that fails."""
 
     def __init__(self, directory: Path, board: Board, tasks: asyncio.TaskGroup) -> None:
         self.broker = BrokerProcess(directory)
-        self.shops: dict[Source, Child] = {}
+        self.shops: dict[OrderSource, Child] = {}
         self.pipeline: Child | None = None
         self._directory = directory
         self._board = board
@@ -36,10 +36,10 @@ class Cast:
     # --- The broker ---
 
     async def start_broker(self) -> float:
-        """Seconds until it listened."""
+        """Start it. Returns the seconds until it listened."""
         seconds = await self.broker.start()
         broker, self._board.is_broker_up = self.broker, True
-        self._board.doors = (broker.native_url, broker.http_url, broker.grpc_url)
+        self._board.listeners = (broker.native_url, broker.http_url, broker.grpc_url)
         self._tasks.create_task(broker.watch())
         return seconds
 
@@ -53,7 +53,7 @@ class Cast:
         self._board.is_broker_up = False
         return code
 
-    # --- Everybody else ---
+    # --- The other processes ---
 
     async def start_pipeline(self) -> None:
         def take(report: PipelineReport) -> None:
@@ -63,24 +63,24 @@ class Cast:
         self.pipeline = await self._start("pipeline", words, PipelineReport, take)
 
     async def finish_pipeline(self, messages: int, within_s: float) -> None:
-        """It archives that many in all, counts, and ends."""
+        """Let Spark archive so many messages in all, count, and end."""
         assert self.pipeline is not None
         self.pipeline.tell(f"finish {messages}")
         await self.pipeline.wait_end(within_s)
 
-    async def start_shop(self, source: Source, first: int) -> None:
+    async def start_shop(self, source: OrderSource, first: int) -> None:
         def take(report: ShopReport) -> None:
             self._board.shops[source] = report
 
         module, url = {
-            Source.WEB: ("rest_client", self.broker.http_url),
-            Source.PARTNER: ("grpc_client", self.broker.grpc_url),
+            OrderSource.WEB: ("rest_client", self.broker.http_url),
+            OrderSource.PARTNER: ("grpc_client", self.broker.grpc_url),
         }[source]
         words = (f"examples.demo.{module}", url, str(first))
         self.shops[source] = await self._start(module, words, ShopReport, take)
 
     async def hire(self) -> str:
-        """One more worker; its name."""
+        """Start one more worker. Returns its name."""
         self._hired += 1
         name = f"worker-{self._hired}"
 
@@ -93,12 +93,12 @@ class Cast:
         return name
 
     async def kill_worker(self, name: str) -> int:
-        """As a crash would; how many orders it had in hand, as it last said."""
+        """Kill it, like a crash. Returns the number of orders it last reported in hand."""
         await self._workers.pop(name).end(signal.SIGKILL)
         return self._forget(name).in_hand
 
     async def send_home(self) -> None:
-        """Workers finish what they have in hand, and end."""
+        """Let the workers finish their orders and end."""
         for worker in self._workers.values():
             worker.ask_to_end(signal.SIGTERM)
         for name, worker in list(self._workers.items()):
@@ -133,9 +133,9 @@ class Cast:
         return child
 
     async def end(self) -> None:
-        """Whatever happened, nobody is left. Who would first finish his work with the broker is not asked."""
+        """End all processes in any case, without letting them finish their work."""
         for child in self._all:
-            # Java removes its temporary files when it is asked.
+            # Java removes its temporary files when it is asked to end.
             child.ask_to_end(signal.SIGTERM if child is self.pipeline else signal.SIGKILL)
         await asyncio.gather(*(child.end(signal.SIGTERM) for child in self._all))
         await self.broker.child.end(signal.SIGTERM)

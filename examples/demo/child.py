@@ -1,4 +1,4 @@
-"""A process of the demo: started, listened to line by line, told things, and ended with all that it started."""
+"""A process of the demo: starts it, reads its lines, sends it commands, and ends it with all its children."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _REASON: Final = re.compile(r"[:\w. ]*(Error|Exception|Fault|Unavailable|error)\
 
 
 class DemoFailedError(Exception):
-    """The demo cannot go on; the text says why, and where more is written."""
+    """The demo cannot continue; the text says why, and where to read more."""
 
 
 class Child:
-    """`python -m MODULE …`, with what it says on standard error in a file. One that was not asked to end must not."""
+    """`python -m MODULE …`, with standard error in a file. It must not end unless it was asked to."""
 
     def __init__(self, name: str, directory: Path, *words: str) -> None:
         self.name = name
@@ -36,12 +36,12 @@ class Child:
 
     async def start(self, *more: str) -> None:
         self._diagnostics.parent.mkdir(exist_ok=True)
-        # Settings of Runnel's that somebody has in his shell are not for this broker and its clients.
+        # Settings of Runnel in the user's shell are not for this broker and its clients.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RUNNEL_")}
         with self._diagnostics.open("ab") as diagnostics:
             self._running = await subprocess.create_subprocess_exec(
                 sys.executable,
-                "-P",  # whatever lies in the directory that it runs in is not meant
+                "-P",  # not from the current directory
                 "-m",
                 *self._words,
                 *more,
@@ -50,7 +50,7 @@ class Child:
                 stderr=diagnostics,
                 cwd=self._directory,
                 env=environment,
-                # A group of its own: Ctrl-C is for us alone, and what it started can be ended with it.
+                # Its own process group: Ctrl-C reaches only this process, and all its children can be ended with it.
                 start_new_session=True,
             )
 
@@ -59,10 +59,10 @@ class Child:
         assert self._running is not None, "it has not been started"
         return self._running
 
-    # --- Talking ---
+    # --- Reading and writing lines ---
 
     async def first_line(self, *, within_s: float) -> str:
-        """Empty if it ended without one, or took too long."""
+        """The next line; empty if the process ended without one, or took too long."""
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(within_s):
@@ -71,7 +71,7 @@ class Child:
             return ""
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """What it says, until it ends; DemoFailedError if nobody asked it to."""
+        """Its lines, until it ends. Raises DemoFailedError if it ended by itself."""
         process = self._process  # it may be started again meanwhile
         assert process.stdout is not None
         async for line in process.stdout:
@@ -89,13 +89,13 @@ class Child:
     # --- Ending ---
 
     def ask_to_end(self, number: Signals | None = None) -> None:
-        """With a signal to it and all that it started, if it does not know by itself when to end."""
+        """From now on it may end. With a number, send that signal to it and all its children."""
         self._asked_to_end = self._process
         if number is not None and self._process.returncode is None:
             os.killpg(self._process.pid, number)
 
     async def wait_end(self, within_s: float) -> None:
-        """Until it has ended, and well, and its last line was heard; DemoFailedError otherwise."""
+        """Wait until it has ended well and its last line was read. Raises DemoFailedError otherwise."""
         self.ask_to_end()
         try:
             async with asyncio.timeout(within_s):
@@ -107,7 +107,7 @@ class Child:
             raise self.failure(f"ended with code {code}")
 
     async def end(self, number: Signals) -> int:
-        """Its exit code; if it does not listen, it is killed."""
+        """Its exit code. If it ignores the request to end, it is killed."""
         if self._running is None:
             return 0
         self.ask_to_end(number)
@@ -119,7 +119,7 @@ class Child:
             return await self._process.wait()
 
     def failure(self, problem: str) -> DemoFailedError:
-        """With what it said that looks like a reason, without the traces around it."""
+        """The error, with those lines of its output that look like a reason."""
         said = self._diagnostics.read_text(errors="replace").splitlines()
         reasons = [line for line in said if _REASON.match(line)] or said
         shown = "".join(f"\n    {line[:_LINE_CHARS]}" for line in reasons[:_LINES])

@@ -1,4 +1,4 @@
-"""Counts Spark's tables again, without Spark and without the broker, from their own files."""
+"""Counts Spark's tables again from their files, without Spark and without the broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard: switched on late, it has the last known value of every station at once, and then whatever comes."""
+"""The dashboard: it starts late, gets the last known value of every station at once, and then each new one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NS_PER_MS: Final = 1_000_000
 _LAG_SAMPLES_MAX: Final = 100_000
 
 
-class Reading(msgspec.Struct, frozen=True, gc=False):
+class StationReading(msgspec.Struct, frozen=True, gc=False):
     n: int
     celsius: float
 
 
-class Tally:
-    """What one reader got: the readings of each station are numbered 1, 2, 3 …, and so are their offsets. Pure."""
+class ReadingTally:
+    """The readings that one reader got. A station's readings are numbered 1, 2, 3 …, like their offsets. Pure."""
 
     def __init__(self) -> None:
         self.first: dict[str, int] = {}
@@ -50,7 +50,7 @@ class Tally:
         return all(self._next.get(topic, 1) > sums.messages for topic, sums in published.items())
 
     def expected(self, published: Mapping[str, Sum]) -> int:
-        """From the first that it got of each station to the last that was published."""
+        """From the first reading that it got of each station to the last published one."""
         return sum(
             sums.messages - self.first.get(topic, 1) + 1 for topic, sums in published.items()
         )
@@ -59,20 +59,20 @@ class Tally:
 class Dashboard:
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._tally = Tally()
+        self._tally = ReadingTally()
         self._lags_ms: list[float] = []
         self._known_at_once = 0
         self._came = asyncio.Event()
-        self._decoder = msgspec.json.Decoder(Reading)
+        self._decoder = msgspec.json.Decoder(StationReading)
 
     async def run(self, bus: Bus) -> None:
-        """Until it is cancelled."""
+        """Run until it is cancelled."""
         async with bus.subscribe(WEATHER, start="last") as subscription:
             async for batch in subscription.batches():
                 self._take(batch.messages())
 
     async def wait_all(self, published: Mapping[str, Sum], within_s: float) -> None:
-        """Until the last reading of every station has come; what has not come in time is missing."""
+        """Wait for the last reading of every station. Those that do not come in time are missing."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while not self._tally.has_all(published):
@@ -85,12 +85,12 @@ class Dashboard:
             if message.topic in tally.first:
                 oldest_ns = oldest_ns or message.event_time_ns
             elif len(tally.first) < len(STATIONS):
-                self._known_at_once += reading.n > 1  # it did not begin with the first
+                self._known_at_once += reading.n > 1  # it did not start with the first
             tally.take(message.topic, message.offset, reading.n)
             self._board.celsius[message.topic.split("/")[1]] = reading.celsius
         self._board.seen = tally.count
         self._came.set()
-        self._came.clear()  # whoever waits is woken all the same
+        self._came.clear()  # waiters are woken in any case
         if oldest_ns is not None and len(self._lags_ms) < _LAG_SAMPLES_MAX:
             self._lags_ms.append((time.time_ns() - oldest_ns) / _NS_PER_MS)
             if len(self._lags_ms) % 50 == 0:

@@ -1,4 +1,4 @@
-"""What everybody says happened, as data: written down at the end of a run, and judged by `proof`."""
+"""The evidence of a run as data: written at its end, and judged by `proof`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 
 import msgspec
 
-from examples.demo.world import INVOICES, Source
+from examples.demo.world import INVOICES, OrderSource
 
 FILE: Final = "evidence.json"
 
 
 class Sum(msgspec.Struct):
-    """How many messages, how many bytes, and a sum of checksums, which does not depend on their order."""
+    """The number of messages and bytes, and the sum of their checksums, which does not depend on their order."""
 
     messages: int = 0
     size_bytes: int = 0
@@ -37,21 +37,21 @@ def total(sums: Iterable[Sum]) -> Sum:
 
 
 class ShopReport(msgspec.Struct, kw_only=True):
-    """Of a client at one of the doors: orders it sent and knows to be stored, invoices it saw."""
+    """Evidence of a client of one listener: its orders that are certainly stored, and the invoices it saw."""
 
     sent: Sum = msgspec.field(default_factory=Sum)
     misplaced: int = 0  # orders that are not at the offset of their number
-    unanswered: int = 0  # requests to which no answer came: it looked whether they were stored
+    unanswered: int = 0  # requests without an answer: it looked whether they were stored
     found_stored: int = 0  # … and found that they were, so they were not sent again
     seen: int = 0
     missing: int = 0
     again: int = 0
-    resumed: int = 0  # times that it came again, and went on where it was
+    resumed: int = 0  # reconnects, after which it continued where it was
     is_stopped: bool = False
 
 
 class WorkerReport(msgspec.Struct, kw_only=True):
-    """Of one process that makes invoices."""
+    """The report of one worker process."""
 
     invoiced: int = 0
     failed: int = 0
@@ -60,7 +60,7 @@ class WorkerReport(msgspec.Struct, kw_only=True):
 
 
 class PipelineReport(msgspec.Struct, kw_only=True):
-    """Of Spark."""
+    """Evidence of Spark."""
 
     state: str = "starting Java and Spark"
     archived: int = 0
@@ -69,7 +69,7 @@ class PipelineReport(msgspec.Struct, kw_only=True):
 
 
 class DashboardFound(msgspec.Struct, kw_only=True):
-    """What the live reader got, from the last known value of each station on."""
+    """What the live reader got, beginning with the last known value of each station."""
 
     expected: int  # from the first that it got of each station to the last that was published
     seen: int
@@ -83,7 +83,7 @@ class DashboardFound(msgspec.Struct, kw_only=True):
 
 
 class WorkFound(msgspec.Struct, kw_only=True):
-    """What became of the orders, from the invoices and the dead letters."""
+    """The fate of the orders, counted from the invoices and the dead letters."""
 
     invoiced: int  # orders with at least one invoice
     invoices: Sum
@@ -107,7 +107,7 @@ class TopicRows(msgspec.Struct, kw_only=True):
 
     @property
     def is_contiguous(self) -> bool:
-        """Each offset from 1 on, once."""
+        """Each offset from 1 on exists once."""
         count = self.rows.messages
         return (self.first_offset, self.last_offset, self.distinct) == (1, count, count)
 
@@ -121,7 +121,7 @@ class WindowsFound(msgspec.Struct, kw_only=True):
 
 
 class Times(msgspec.Struct, kw_only=True):
-    """When things happened, in seconds since the beginning, and how long they took."""
+    """Times of events in seconds since the start, and durations."""
 
     publishing_s: float
     killed_at_s: float
@@ -134,10 +134,10 @@ class Times(msgspec.Struct, kw_only=True):
 
 
 class Evidence(msgspec.Struct, kw_only=True):
-    """All of it."""
+    """All evidence of a run."""
 
-    readings: dict[str, Sum]  # by topic; what the gateways were told is stored
-    stored: dict[str, int]  # by topic; what the broker has at the end
+    readings: dict[str, Sum]  # by topic; acknowledged to the gateways as stored
+    stored: dict[str, int]  # by topic; stored in the broker at the end
     web: ShopReport
     partner: ShopReport
     dashboard: DashboardFound
@@ -146,11 +146,14 @@ class Evidence(msgspec.Struct, kw_only=True):
     archive: dict[str, TopicRows]
     windows: WindowsFound
     times: Times
-    broker_exit_code: int | None  # None: it goes on
+    broker_exit_code: int | None  # None: it continues
 
     def published(self) -> dict[str, Sum]:
         """Everything that was published, by topic."""
-        orders = {Source.WEB.topic: self.web.sent, Source.PARTNER.topic: self.partner.sent}
+        orders = {
+            OrderSource.WEB.topic: self.web.sent,
+            OrderSource.PARTNER.topic: self.partner.sent,
+        }
         return {**self.readings, **orders, INVOICES: self.work.invoices}
 
 

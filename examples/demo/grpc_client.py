@@ -11,8 +11,8 @@ from typing import Final
 
 import grpc
 
-from examples.demo.shop import DoorAwayError, RefusedError, Shop
-from examples.demo.world import Source
+from examples.demo.shop import NoAnswerError, RefusedError, Shop
+from examples.demo.world import OrderSource
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
 
 _SERVICE: Final = "/runnel.v1.Runnel/"
@@ -26,7 +26,7 @@ _AWAY: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _ABSENT: Final = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.OUT_OF_RANGE)
 
 
-class GrpcDoor:
+class GrpcShopClient:
     """A channel, which reconnects by itself."""
 
     def __init__(self, url: str) -> None:
@@ -66,7 +66,7 @@ class GrpcDoor:
             raise _away(error) from error
 
     def follow(self, topic: str, *, from_now: bool) -> Iterator[int]:
-        """Each response has a position, from which a later call goes on."""
+        """Each response has a position, where a later call continues."""
         kind = pb.Start.KIND_LATEST if from_now else pb.Start.KIND_EARLIEST
         request = pb.SubscribeRequest(
             patterns=[topic], start=pb.Start(kind=kind), position=self._position
@@ -77,16 +77,16 @@ class GrpcDoor:
                 self._position = response.position or self._position
         except grpc.RpcError as error:
             raise _away(error) from error
-        raise DoorAwayError  # it was the broker that ended the stream
+        raise NoAnswerError  # the broker ended the stream
 
 
 def _away(error: grpc.RpcError) -> Exception:
-    return DoorAwayError() if error.code() in _AWAY else RefusedError(error.details())
+    return NoAnswerError() if error.code() in _AWAY else RefusedError(error.details())
 
 
 def main() -> None:
     url, first = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    Shop(GrpcDoor(url), GrpcDoor(url), Source.PARTNER, first).run()
+    Shop(GrpcShopClient(url), GrpcShopClient(url), OrderSource.PARTNER, first).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a worker makes of an order, and what became of all orders, counted from that. Pure."""
+"""The invoices that workers make, and the fate of all orders, counted from them. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from examples.demo.evidence import Sum, WorkFound
-from examples.demo.world import Source, cents, is_poisonous, order_name
+from examples.demo.world import OrderSource, cents, is_poisonous, order_name
 
 
 class Invoice(msgspec.Struct, frozen=True):
-    """What a worker makes of an order."""
+    """The invoice that a worker makes of an order."""
 
     order: str
     cents: int
     attempt: int  # the delivery that it was made in: 1, or more if it came again
 
 
-def order_numbers(sent: Mapping[Source, int]) -> dict[str, int]:
+def order_numbers(sent: Mapping[OrderSource, int]) -> dict[str, int]:
     """Every order by its name."""
     return {
         order_name(source.topic, number): number
@@ -29,7 +29,7 @@ def order_numbers(sent: Mapping[Source, int]) -> dict[str, int]:
 
 
 def count_work(
-    sent: Mapping[Source, int],
+    sent: Mapping[OrderSource, int],
     invoices: Iterable[bytes],
     dead: Iterable[tuple[str, int]],
     *,

@@ -1,4 +1,4 @@
-"""A screen as SVG, which refers to nothing outside itself."""
+"""A screen as an SVG without references to other files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _THEME: Final = TerminalTheme(
 
 
 def write_picture(recorded: Console, path: Path, title: str) -> None:
-    """Of everything that a console, made with `record=True`, has printed."""
+    """The SVG of everything that a console with `record=True` has printed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     svg = recorded.export_svg(
         title=title, theme=_THEME, code_format=_TEMPLATE, unique_id="runnel", clear=False

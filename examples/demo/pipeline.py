@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from examples.demo.evidence import PipelineReport
 from runnel import spark
 from runnel.errors import Unavailable
-from runnel.spark.pipelines.running import Progress
+from runnel.spark.pipelines.streaming_query import PipelineProgress
 
 WINDOW_S: Final = 5.0
 _EVERY_S: Final = 2.0
@@ -35,7 +35,7 @@ _CONF: Final = {"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone
 
 
 class Pipeline:
-    """Prints how far it is, as lines of JSON. Told `finish 17`, it archives 17 messages in all, counts, and ends."""
+    """Prints its progress as lines of JSON. On `finish 17` it archives 17 messages in all, counts, and ends."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self._url = url
@@ -60,7 +60,7 @@ class Pipeline:
         self._say("done")
 
     def _archive_on(self, session: SparkSession) -> None:
-        """Until it is stopped. A running query waits for a broker that is away; a new one does not."""
+        """Run until it is stopped. A running query waits for a broker that is down; a new one does not."""
         try:
             spark.archive(
                 session,
@@ -74,14 +74,14 @@ class Pipeline:
             self._is_over.wait(_RETRY_S)
         self._before = (self._report.archived, self._report.batches)
 
-    def _note(self, progress: Progress) -> None:
+    def _note(self, progress: PipelineProgress) -> None:
         rows, batches = self._before
         self._report.archived = rows + progress.rows
         self._report.batches = batches + progress.batches
         self._say("archiving")
 
     def _count(self, session: SparkSession) -> None:
-        """From the archive, so that both are put to the test."""
+        """Counted from the archive, so that the archive is tested, too."""
         self._say(_COUNTING)
         begin = time.perf_counter()
         messages = spark.read_archive(session, self._archive)
@@ -94,10 +94,10 @@ class Pipeline:
             word, _, messages = line.strip().partition(" ")
             if word == "finish":
                 self._finish(int(messages))
-        os._exit(1)  # whoever started it is gone; Java notices and goes, too
+        os._exit(1)  # its parent has ended; Java notices and ends, too
 
     def _finish(self, messages: int) -> None:
-        """What has not come into the table within some time never will: that shows when it is counted."""
+        """Wait for the table, but not for ever: the count shows what is missing."""
         ends_at = time.monotonic() + _REST_MAX_S
         while time.monotonic() < ends_at and self._rows() < messages:
             time.sleep(_LOOK_EVERY_S)
@@ -109,7 +109,7 @@ class Pipeline:
             time.sleep(_LOOK_EVERY_S)
 
     def _rows(self) -> int:
-        """As the table's own log says."""
+        """The number of rows, from the table's own log."""
         if not self._archive.exists():
             return 0
         return spark.archive_status(self._archive, url=self._url).rows
@@ -121,7 +121,7 @@ class Pipeline:
 
 
 def _leave(*_: object) -> None:
-    """Java was asked to end as well, and clears up first: whoever waits for this process waits for both."""
+    """Java was asked to end as well, and cleans up first: a wait for this process waits for both."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(-1, 0)
     os._exit(128 + signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The directory of the demo: made, or taken over from an earlier demo, and never anybody else's."""
+"""The directory of the demo: a new one, or that of an earlier demo; never another directory with files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PlaceError(Exception):
 
 @contextmanager
 def prepare(directory: Path) -> Iterator[None]:
-    """Empty but for a mark, and held against a second demo."""
+    """Empty except for a mark, and locked against a second demo."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         mark = directory / _MARK

@@ -7,11 +7,11 @@ from enum import Enum
 import msgspec
 
 from examples.demo.evidence import Evidence, ShopReport, total
-from examples.demo.world import GATEWAYS, INVOICES, STATIONS, Source, cents, many, payable
+from examples.demo.world import GATEWAYS, INVOICES, STATIONS, OrderSource, cents, many, payable
 
 
 class Chapter(Enum):
-    """What a claim is about."""
+    """The subject of a claim."""
 
     PUBLISHED = "published, and stored"
     DELIVERED = "delivered, in order, once"
@@ -22,7 +22,7 @@ class Chapter(Enum):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A number that must be another one, and what there is to say beside it."""
+    """A number, the number that it must be, and a remark."""
 
     chapter: Chapter
     what: str
@@ -36,7 +36,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def judge(evidence: Evidence) -> list[Claim]:
-    """All of them, in the order in which they are told."""
+    """All claims, in the order in which they are printed."""
     return [
         *_published(evidence),
         *_delivered(evidence),
@@ -56,12 +56,12 @@ def _published(evidence: Evidence) -> list[Claim]:
             sum(evidence.stored.get(topic, 0) for topic in evidence.readings),
             f"{GATEWAYS} named publishers; {evidence.times.waited:,} waited for the broker",
         ),
-        _orders("orders over REST", Source.WEB, evidence.web, evidence),
-        _orders("orders over gRPC", Source.PARTNER, evidence.partner, evidence),
+        _orders("orders over REST", OrderSource.WEB, evidence.web, evidence),
+        _orders("orders over gRPC", OrderSource.PARTNER, evidence.partner, evidence),
     ]
 
 
-def _orders(what: str, source: Source, shop: ShopReport, evidence: Evidence) -> Claim:
+def _orders(what: str, source: OrderSource, shop: ShopReport, evidence: Evidence) -> Claim:
     note = f"{shop.unanswered} unanswered, looked up: {shop.found_stored} stored"
     stored = evidence.stored.get(source.topic, 0)
     return Claim(Chapter.PUBLISHED, what, shop.sent.messages, stored, note)

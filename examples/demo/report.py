@@ -1,4 +1,4 @@
-"""The end: a table of claims, what they come to, and where to look further."""
+"""The end of a run: a table of claims, the verdict, and where to look further."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WIDE: Final = 100  # columns from which on a claim and what there is to say of 
 
 
 def print_claims(console: Console, claims: Sequence[Claim], evidence: Evidence) -> None:
-    """One line each, by chapter; what does not hold cannot be missed."""
+    """One line for each claim, by chapter; a broken claim stands out."""
     width = min(console.width, WIDTH_MAX)
     is_wide = width >= _WIDE
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, width=width)
@@ -68,7 +68,7 @@ def _cells(claim: Claim, *, is_wide: bool) -> list[Text]:
 
 
 def print_places(console: Console, directory: Path) -> None:
-    """Where everything lies, and three commands to look at it, as they can be pasted into a shell."""
+    """The folders, and three commands to look at them that can be pasted into a shell."""
     bin_directory = Path(sys.executable).parent
     runnel, python = (_shortest(bin_directory / name) for name in ("runnel", "python"))
     place = _shortest(directory)
@@ -88,10 +88,10 @@ def print_places(console: Console, directory: Path) -> None:
         console.print(f"  {words}", markup=False, highlight=False, soft_wrap=True)
 
 
-def print_doors(console: Console, doors: Sequence[str]) -> None:
-    """Where the broker can be reached while it stays."""
+def print_listeners(console: Console, listeners: Sequence[str]) -> None:
+    """The addresses of the broker while it stays up."""
     runnel = _shortest(Path(sys.executable).parent / "runnel")
-    native, http, grpc = doors
+    native, http, grpc = listeners
     console.print(
         f"\nThe world goes on, at {native}, {http}/docs and {grpc}, until Ctrl-C. From another terminal:"
     )
@@ -104,7 +104,7 @@ def print_doors(console: Console, doors: Sequence[str]) -> None:
 
 
 def _shortest(path: Path) -> str:
-    """As it is called from here."""
+    """The path as it is called from the current directory."""
     here = Path.cwd()
     short = path.relative_to(here) if path.is_relative_to(here) else path
     return shlex.quote(str(short))

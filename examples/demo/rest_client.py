@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from examples.demo.shop import DoorAwayError, RefusedError, Shop
-from examples.demo.world import Source
+from examples.demo.shop import NoAnswerError, RefusedError, Shop
+from examples.demo.world import OrderSource
 
 _ANSWER_MAX_S: Final = 10.0
 _SILENCE_MAX_S: Final = 40.0  # a stream says something every 15 seconds
 _RETRIABLE: Final = 500
 
 
-class RestDoor:
-    """One connection, which is opened anew when it was lost."""
+class RestShopClient:
+    """One connection, which is opened again after a loss."""
 
     def __init__(self, url: str) -> None:
         self._address = urlsplit(url).netloc
@@ -42,7 +42,7 @@ class RestDoor:
         return bool(answer.get("messages"))
 
     def follow(self, topic: str, *, from_now: bool) -> Iterator[int]:
-        """As EventSource in a browser does: the id of the last event says where to go on."""
+        """Like EventSource in a browser: it continues after the id of the last event."""
         start = "latest" if from_now else "earliest"
         headers = {} if self._event_id is None else {"Last-Event-ID": self._event_id}
         connection = http.client.HTTPConnection(self._address, timeout=_SILENCE_MAX_S)
@@ -63,10 +63,10 @@ class RestDoor:
                     yield int(json.loads(event["data"])["offset"])
                 event = {}
         except (OSError, http.client.HTTPException) as error:
-            raise DoorAwayError from error
+            raise NoAnswerError from error
         finally:
             connection.close()
-        raise DoorAwayError  # it was the broker that ended the stream
+        raise NoAnswerError  # the broker ended the stream
 
     def _ask(
         self,
@@ -90,20 +90,20 @@ class RestDoor:
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             self._connection = None
-            raise DoorAwayError from error
+            raise NoAnswerError from error
 
 
 def _check(status: int, answer: http.client.HTTPResponse) -> None:
     if status >= _RETRIABLE:
         answer.read()
-        raise DoorAwayError
+        raise NoAnswerError
     if status >= http.client.BAD_REQUEST:
         raise RefusedError(answer.read().decode())
 
 
 def main() -> None:
     url, first = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    Shop(RestDoor(url), RestDoor(url), Source.WEB, first).run()
+    Shop(RestShopClient(url), RestShopClient(url), OrderSource.WEB, first).run()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A client that sends orders and follows invoices, whichever door it uses: what both of them do alike.
+"""A client that sends orders and follows invoices: the part that the REST and the gRPC client share.
 
-It has no named publisher to lean on. When no answer comes to an order, it asks whether the order is stored before it
-sends it again: it alone writes its topic, so order 17 is at offset 17, or nowhere.
+It has no named publisher. When an order gets no answer, the client asks whether the order is stored before it sends it
+again: only this client writes its topic, so order 17 is at offset 17, or nowhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from examples.demo.world import INVOICES, Source, order
+from examples.demo.world import INVOICES, OrderSource, order
 
 ORDERS_PER_S: Final = 15
 _RETRY_S: Final = 0.1
@@ -24,25 +24,25 @@ _REPORT_EVERY_S: Final = 0.25
 _REST_MAX_S: Final = 20.0
 
 
-class DoorAwayError(Exception):
-    """No answer came: nobody knows whether what was asked for has happened."""
+class NoAnswerError(Exception):
+    """No answer came: the request may have been carried out or not."""
 
 
 class RefusedError(Exception):
-    """What was asked for is wrong: the same again would be refused again."""
+    """The request is wrong: the same request would be refused again."""
 
 
-class Door(Protocol):
-    """What a client needs of a door. Each method may raise DoorAwayError."""
+class ShopClient(Protocol):
+    """The requests that a shop makes, over one protocol. Each method may raise NoAnswerError."""
 
     def publish(self, topic: str, payload: bytes, event_time_ns: int) -> int:
-        """The offset at which it is stored."""
+        """Publish a message. Returns its offset."""
 
     def has(self, topic: str, offset: int) -> bool:
-        """Whether there is a message at that offset."""
+        """Whether there is a message at this offset."""
 
     def follow(self, topic: str, *, from_now: bool) -> Iterator[int]:
-        """Offsets of its messages, as they come. Called again, it goes on where it was."""
+        """Offsets of the topic's messages as they arrive. Called again, it continues where it was."""
 
 
 class Shop:
@@ -52,8 +52,10 @@ class Shop:
     at once.
     """
 
-    def __init__(self, publishing: Door, following: Door, source: Source, first: int) -> None:
-        """Two doors, because each does one thing at a time. `first`: the number of the first order."""
+    def __init__(
+        self, publishing: ShopClient, following: ShopClient, source: OrderSource, first: int
+    ) -> None:
+        """Two clients, because each does one thing at a time. `first` is the number of the first order."""
         self._publishing = publishing
         self._following = following
         self._source = source
@@ -101,7 +103,7 @@ class Shop:
                 offset = self._publishing.publish(topic, payload, event_time_ns)
                 self._counts["misplaced"] += offset != number
                 break
-            except DoorAwayError:
+            except NoAnswerError:
                 self._counts["unanswered"] += not is_unsure
                 is_unsure = True
                 time.sleep(_RETRY_S)
@@ -117,7 +119,7 @@ class Shop:
                     self._counts["resumed"] += was_away
                     was_away = False
                     self._see(offset)
-            except DoorAwayError:
+            except NoAnswerError:
                 was_away = True
                 time.sleep(_RETRY_S)
 
@@ -141,7 +143,7 @@ class Shop:
             elif word == "until":
                 self._until = int(number)
                 self._wake.set()
-        os._exit(0)  # whoever started it is gone
+        os._exit(0)  # its parent has ended
 
     def _report_often(self) -> None:
         while True:

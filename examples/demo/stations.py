@@ -1,4 +1,4 @@
-"""Weather stations: gateways with names publish their readings, whether or not the broker is there."""
+"""Weather stations: named publishers send their readings, whether or not the broker is up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAGS: Final = {"unit": "C"}
 
 
 class Stations:
-    """All of them. `sums` is what was published, by topic; all of it is stored once `run` has returned."""
+    """All gateways. `sums` has what was published, by topic; all of it is stored once `run` has returned."""
 
     def __init__(self, readings_per_s: int) -> None:
         self.sums = {station.topic: Sum() for station in STATIONS}
@@ -30,7 +30,7 @@ class Stations:
                 gateways.create_task(self._publish(number, bus, board, stop))
 
     async def _publish(self, gateway: int, bus: Bus, board: Board, stop: asyncio.Event) -> None:
-        """What was not acknowledged when the connection broke, a publisher with a name sends again; stored once."""
+        """A named publisher resends what was not acknowledged when the connection broke; it is stored once."""
         stations = stations_of(gateway)
         name = f"gateway-{gateway + 1}"
         due_s = time.monotonic()
@@ -50,7 +50,7 @@ class Stations:
                 await publisher.ready()
                 due_s = max(
                     due_s + TICK_S, time.monotonic() - 1
-                )  # late by a second: what is late stays so
+                )  # late by a second, and it stays late
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
 

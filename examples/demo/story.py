@@ -1,4 +1,4 @@
-"""What happens, in which order: a world, a worker that dies, a broker that is killed, and everything counted."""
+"""The order of events: publishers and readers start, a worker and the broker are killed, and all is counted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from examples.demo.dashboard import Dashboard
 from examples.demo.evidence import Evidence, Times, WorkFound
 from examples.demo.invoices import count_work
 from examples.demo.stations import PATIENCE_S, Stations
-from examples.demo.world import BILLING, INVOICES, ORDERS, STATIONS, Source, many
+from examples.demo.world import BILLING, INVOICES, ORDERS, STATIONS, OrderSource, many
 from runnel.client import Bus
 from runnel.formats.dead_letters import OFFSET_TAG, TOPIC_TAG
 
@@ -34,18 +34,18 @@ _LOOK_EVERY_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How much of it, and where."""
+class StoryPlan:
+    """The size of a run, and its directory."""
 
     directory: Path
-    seconds: float  # that the world lasts, at least: half of it before the kill
+    seconds: float  # the least duration; half of it is before the kill
     readings_per_s: int
-    stays: bool = False  # the broker and the world go on after everything is counted
+    stays: bool = False  # the broker and its clients stay up after the count
 
 
 @dataclass(frozen=True, slots=True)
 class Troubles:
-    """What went wrong on purpose."""
+    """The kills of a run."""
 
     worker_killed_at_s: float
     in_hand: int  # orders that the worker had
@@ -56,9 +56,9 @@ class Troubles:
 
 
 class Story:
-    """`run` tells it from the beginning to the end; when it returns, no process is left."""
+    """`run` plays it from beginning to end. When it returns, no process is left."""
 
-    def __init__(self, plan: Plan, board: Board) -> None:
+    def __init__(self, plan: StoryPlan, board: Board) -> None:
         self._plan = plan
         self._board = board
         self._stations = Stations(plan.readings_per_s)
@@ -66,7 +66,7 @@ class Story:
         self._cast: Cast
 
     async def run(self, when_proven: Callable[[Evidence], None]) -> None:
-        """DemoFailedError if somebody in it fails for good."""
+        """Run it. Raises DemoFailedError if a process fails for good."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._cast = Cast(self._plan.directory, self._board, tasks)
@@ -80,7 +80,9 @@ class Story:
     async def _tell(self, when_proven: Callable[[Evidence], None]) -> None:
         board, cast = self._board, self._cast
         seconds = await cast.start_broker()
-        board.say(f"the broker is up after {seconds:.1f} s, with all its defaults and three doors")
+        board.say(
+            f"the broker is up after {seconds:.1f} s, with all its defaults and three listeners"
+        )
         await cast.start_pipeline()
         url = cast.broker.native_url
         async with (
@@ -111,7 +113,7 @@ class Story:
     # --- The world, and its troubles ---
 
     async def _populate(self, bus: Bus) -> str:
-        """Shops and workers; the name of the worker who will not live long."""
+        """Start shops and workers. Returns the name of the worker that will be killed."""
         board, cast = self._board, self._cast
         board.phase = "the world is running"
         await bus.make_subscription(
@@ -123,8 +125,8 @@ class Story:
         )
         victim = await cast.hire()
         await cast.hire()
-        await cast.start_shop(Source.WEB, 1)
-        await cast.start_shop(Source.PARTNER, 1)
+        await cast.start_shop(OrderSource.WEB, 1)
+        await cast.start_shop(OrderSource.PARTNER, 1)
         await asyncio.sleep(_SWITCH_ON_S)
         board.say(
             f"{len(STATIONS)} stations, 2 shops and 2 workers are at it; a dashboard is switched on"
@@ -143,7 +145,7 @@ class Story:
         return Troubles(worker_killed_at_s, in_hand, broker_killed_at_s, archived, away_s, waited)
 
     async def _kill_worker(self, name: str) -> tuple[float, int]:
-        """When that was, and how many orders it had in hand."""
+        """Kill the worker. Returns when, and how many orders it had in hand."""
         board = self._board
         await self._until(
             lambda: board.workers[name].invoiced > 0, f"{name} to have done something"
@@ -157,7 +159,7 @@ class Story:
         return at_s, in_hand
 
     async def _wait_archive(self) -> None:
-        """Until Spark is at work, for it should be when the broker dies; but on a busy machine not for ever."""
+        """Wait until Spark works, because it should when the broker is killed; but not for ever on a busy machine."""
         board = self._board
         board.phase = "the world is running, Spark is getting ready"
         try:
@@ -170,7 +172,7 @@ class Story:
             board.say(f"Spark has archived its first {board.pipeline.archived:,} messages")
 
     async def _kill_broker(self) -> tuple[float, int]:
-        """For how long it was away, and how many readings waited for it to come back."""
+        """How long the broker was down, and how many readings waited for it."""
         board = self._board
         board.phase = "the broker is dead"
         killed_at = time.perf_counter()
@@ -185,10 +187,10 @@ class Story:
         board.phase = "the world is running on"
         return away_s, waited
 
-    # --- Coming to rest ---
+    # --- Completion ---
 
     async def _come_to_rest(self, bus: Bus) -> tuple[dict[str, int], int]:
-        """Everybody finishes; how many messages each topic has then, and how many orders are left undone."""
+        """Let all finish. Returns the messages of each topic, and the number of orders that are not done."""
         board, cast = self._board, self._cast
         board.phase = "the world comes to rest"
         for shop in cast.shops.values():
@@ -210,7 +212,7 @@ class Story:
         return stored, left
 
     async def _wait_work(self, bus: Bus) -> int:
-        """Until every order is acknowledged or a dead letter; how many are not, in the end."""
+        """Wait until every order is acknowledged or a dead letter. Returns how many are not, in the end."""
         ends_at = time.monotonic() + _WORK_MAX_S
         while True:
             state = await bus.subscription(BILLING)
@@ -242,14 +244,14 @@ class Story:
         publishing_s: float,
         exit_code: int | None,
     ) -> Evidence:
-        """What everybody says, and what Spark's tables have, counted anew."""
+        """The reports of all processes, and Spark's tables counted anew."""
         board, directory = self._board, self._plan.directory
         board.phase = "counting everything again"
         return Evidence(
             readings=self._stations.sums,
             stored=stored,
-            web=board.shops[Source.WEB],
-            partner=board.shops[Source.PARTNER],
+            web=board.shops[OrderSource.WEB],
+            partner=board.shops[OrderSource.PARTNER],
             dashboard=self._dashboard.found(self._stations.sums),
             work=work,
             pipeline=board.pipeline,
@@ -283,7 +285,7 @@ class Story:
     # --- Staying ---
 
     async def _stay(self, sending: Bus) -> None:
-        """The world goes on, without Spark and without accidents, until it is cancelled."""
+        """Keep all running, without Spark and without kills, until it is cancelled."""
         first = {source: shop.sent.messages + 1 for source, shop in self._board.shops.items()}
         for source, number in first.items():
             await self._cast.start_shop(source, number)
@@ -294,7 +296,7 @@ class Story:
 
 
 def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one that ended the others."""
+    """The exception that ended the others."""
     for error in several.exceptions:
         if isinstance(error, BaseExceptionGroup):
             return _first(error)

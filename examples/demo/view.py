@@ -1,4 +1,4 @@
-"""The board on a terminal, redrawn as it changes; or line by line, where there is none."""
+"""Shows the board on a terminal, redrawn as it changes; or line by line without a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from examples.demo.board import Board, Happening
 from examples.demo.evidence import ShopReport
-from examples.demo.world import GATEWAYS, STATIONS, Source, many
+from examples.demo.world import GATEWAYS, STATIONS, OrderSource, many
 
 WIDTH_MAX: Final = 108
 _FRAME_S: Final = 0.2
@@ -33,7 +33,7 @@ _ROWS_WITHOUT_HAPPENINGS: Final = 12
 
 @asynccontextmanager
 async def showing(console: Console, board: Board) -> AsyncIterator[None]:
-    """The board is shown until this is left."""
+    """Shows the board until the block ends."""
     is_alive = console.is_terminal and not console.is_dumb_terminal
     async with _beside(_draw(console, board) if is_alive else _tell(console, board)):
         yield
@@ -41,14 +41,14 @@ async def showing(console: Console, board: Board) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def recording(recorder: Console, board: Board) -> AsyncIterator[None]:
-    """One moment is drawn on another console as well: shortly after the broker has come back."""
+    """Also draws one moment on another console: shortly after the broker is back."""
 
     async def record() -> None:
         screen = Screen(board)
         was_down = False
         while not was_down or not board.is_broker_up:
             screen.sample()
-            was_down = was_down or (bool(board.doors) and not board.is_broker_up)
+            was_down = was_down or (bool(board.listeners) and not board.is_broker_up)
             await asyncio.sleep(_FRAME_S)
         for _ in range(_FRAMES_AFTER):
             screen.sample()
@@ -74,7 +74,7 @@ async def _beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 class Screen:
-    """What is seen at a moment, as wide and as high as there is room for."""
+    """The screen at one moment, as wide and as high as the terminal."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -112,7 +112,7 @@ class Screen:
         rows.add_column(style="bold", no_wrap=True)
         rows.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         state = "[green]up[/]" if board.is_broker_up else "[bold red]DOWN[/]"
-        rows.add_row("broker", f"{state}  {'  '.join(board.doors)}")
+        rows.add_row("broker", f"{state}  {'  '.join(board.listeners)}")
         waiting = board.sent - board.stored
         rows.add_row(
             f"{len(STATIONS)} weather stations",
@@ -122,8 +122,8 @@ class Screen:
         rows.add_row(
             "", "[dim]" + "   ".join(f"{k} {v:.1f}°" for k, v in sorted(board.celsius.items()))
         )
-        rows.add_row("web shop, REST", _shop(board.shops.get(Source.WEB)))
-        rows.add_row("partner, gRPC", _shop(board.shops.get(Source.PARTNER)))
+        rows.add_row("web shop, REST", _shop(board.shops.get(OrderSource.WEB)))
+        rows.add_row("partner, gRPC", _shop(board.shops.get(OrderSource.PARTNER)))
         rows.add_row(
             f"{len(board.workers)} workers",
             f"{many(work.invoiced, 'invoice')}, {many(work.in_hand, 'order')} in hand; "
@@ -136,7 +136,7 @@ class Screen:
         return rows
 
     def _bars(self) -> str:
-        """By the root: beside what comes at once after the broker was away, the usual would not be seen."""
+        """The square root of each value, because the burst after the broker's return would hide the usual rate."""
         top = max(self._rates, default=0) or 1
         steps = (math.ceil(math.sqrt(rate / top) * (len(_BARS) - 1)) for rate in self._rates)
         return "[cyan]" + "".join(_BARS[step] for step in steps)
@@ -163,11 +163,11 @@ async def _draw(console: Console, board: Board) -> None:
             await asyncio.sleep(_FRAME_S)
 
 
-# --- Without one ---
+# --- Without a terminal ---
 
 
 async def _tell(console: Console, board: Board) -> None:
-    """Every happening as a line, and now and then how far it is."""
+    """Prints every event as a line, and the progress at intervals."""
     told, due_s = 0, _LINE_EVERY_S
     try:
         while True:

@@ -33,16 +33,16 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class PrinterJammedError(Exception):
-    """Happens."""
+    """The printer is jammed."""
 
 
-class Worker:
+class InvoiceWorker:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self.report = WorkerReport()
 
     async def bill(self, work: runnel.Work) -> None:
-        """Raising gives the order back, to come again; after too many times it becomes a dead letter."""
+        """Make an invoice. An exception gives the order back for another attempt; then it is a dead letter."""
         self.report.in_hand += 1
         try:
             order = msgspec.json.decode(work.payload, type=Order)  # raises for a poisonous one
@@ -54,7 +54,7 @@ class Worker:
                 self.report.postponed += 1
                 return
             invoice = Invoice(order.order, order.cents, work.delivery_count)
-            # Stored before the order is acknowledged. Whoever dies in between leaves it to be made again.
+            # The invoice is stored before the order is acknowledged. A crash in between makes the invoice again.
             await self._bus.publish(INVOICES, msgspec.json.encode(invoice), key=work.key)
             self.report.invoiced += 1
         except Exception:
@@ -64,7 +64,7 @@ class Worker:
             self.report.in_hand -= 1
 
     async def tell(self) -> None:
-        """What it has done so far, as a line of JSON now and then."""
+        """Print its progress as a line of JSON at intervals."""
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
             self.say()
@@ -78,13 +78,13 @@ async def main(url: str, name: str) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    # Nobody says anything there: it ends with whoever started this, and then there may be no broker either.
+    # No commands come there: it ends with its parent, and then there may be no broker either.
     loop.add_reader(sys.stdin, os._exit, 1)
     async with (
         runnel.connect(url, name=name, deadline_s=_PATIENCE_S) as bus,
         bus.consume(BILLING, window_messages=2 * _CONCURRENCY) as consumer,
     ):
-        worker = Worker(bus)
+        worker = InvoiceWorker(bus)
         telling = asyncio.create_task(worker.tell())
         try:
             await consumer.process(worker.bill, concurrency=_CONCURRENCY, stop=stop)

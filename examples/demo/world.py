@@ -27,7 +27,7 @@ FAILS_AT_FIRST_EVERY: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """A weather station, which has a topic of its own."""
+    """A weather station, with its own topic."""
 
     region: str
     number: int
@@ -54,8 +54,8 @@ def stations_of(gateway: int) -> tuple[Station, ...]:
     return STATIONS[gateway::GATEWAYS]
 
 
-class Source(Enum):
-    """Where orders come from."""
+class OrderSource(Enum):
+    """The two shops that send orders."""
 
     WEB = "web"
     PARTNER = "partner"
@@ -66,22 +66,22 @@ class Source(Enum):
 
 
 def cents(number: int) -> int:
-    """What an order costs."""
+    """The price of an order."""
     return 100 + number * 37 % 9_900
 
 
 def is_poisonous(number: int) -> bool:
-    """Nobody can make an invoice of it: it becomes a dead letter."""
+    """No invoice can be made of it: it becomes a dead letter."""
     return number % POISONOUS_EVERY == 17
 
 
 def fails_at_first(number: int) -> bool:
-    """The first attempt goes wrong, a later one does not."""
+    """Its first attempt fails, a later one succeeds."""
     return number % FAILS_AT_FIRST_EVERY == 3
 
 
 def has_to_wait(number: int) -> bool:
-    """Is given back the first time, to come again a little later."""
+    """The worker gives it back the first time, for a later attempt."""
     return number % FAILS_AT_FIRST_EVERY == 6
 
 
@@ -94,12 +94,12 @@ def order_name(topic: str, number: int) -> str:
     return f"{topic.rpartition('/')[2]}-{number}"
 
 
-def order(source: Source, number: int) -> bytes:
+def order(source: OrderSource, number: int) -> bytes:
     """Orders are numbered 1, 2, 3 …, and so are the offsets of their topic."""
     price: object = "a fortune" if is_poisonous(number) else cents(number)
     return json.dumps({"order": order_name(source.topic, number), "cents": price}).encode()
 
 
 def payable(count: int) -> list[int]:
-    """Of so many orders, the numbers of those that can be billed."""
+    """The numbers of those orders that can be billed."""
     return [number for number in range(1, count + 1) if not is_poisonous(number)]

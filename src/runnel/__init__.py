@@ -9,9 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from runnel.client.api import connect, connect_blocking
-    from runnel.client.consumer import Consumer
-    from runnel.client.work import LateWork, Work, WorkBatch
+    from runnel.client import Consumer, LateWork, Work, WorkBatch, connect, connect_blocking
     from runnel.config import Settings
     from runnel.embedded import Broker
     from runnel.errors import (
@@ -50,13 +48,13 @@ _PLACES = {
     "ClientFault": "runnel.errors",
     "ClosedError": "runnel.errors",
     "ConnectionLostError": "runnel.errors",
-    "Consumer": "runnel.client.consumer",
+    "Consumer": "runnel.client",
     "CorruptionError": "runnel.errors",
     "DiskFullError": "runnel.errors",
     "HandshakeError": "runnel.errors",
     "InvalidNameError": "runnel.errors",
     "LateAckError": "runnel.errors",
-    "LateWork": "runnel.client.work",
+    "LateWork": "runnel.client",
     "LimitExceededError": "runnel.errors",
     "MemberReplacedError": "runnel.errors",
     "Message": "runnel.formats.message",
@@ -74,10 +72,10 @@ _PLACES = {
     "Unavailable": "runnel.errors",
     "UnknownSubscriptionError": "runnel.errors",
     "UnknownTopicError": "runnel.errors",
-    "Work": "runnel.client.work",
-    "WorkBatch": "runnel.client.work",
-    "connect": "runnel.client.api",
-    "connect_blocking": "runnel.client.api",
+    "Work": "runnel.client",
+    "WorkBatch": "runnel.client",
+    "connect": "runnel.client",
+    "connect_blocking": "runnel.client",
 }
 
 _PARTS = ("client", "config", "errors", "spark", "testing")

@@ -11,13 +11,13 @@ from typing import Any, Final
 import msgspec
 
 from runnel.broker.broker import Broker as BrokerCore
-from runnel.broker.events import Events
-from runnel.broker.housekeeping import Housekeeping
-from runnel.broker.store_statistics import StoreStatistics
-from runnel.client.api import Opening, open_bus
-from runnel.client.timers import Handle
+from runnel.broker.log_maintenance import LogMaintenance
+from runnel.broker.monitoring.events import Events
+from runnel.broker.monitoring.store_statistics import StoreStatistics
+from runnel.client import Opening, open_bus
+from runnel.client.connection import Handle
 from runnel.config import IN_MEMORY, Settings
-from runnel.log.disk_log import DiskLog
+from runnel.log.disk.disk_log import DiskLog
 from runnel.platform.clock import Clock, SystemClock
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
@@ -146,7 +146,7 @@ async def open_log(
             workers=workers,
         )
         statistics = StoreStatistics({"disk": log}, clock)
-        house = Housekeeping(settings, clock, {"disk": log}, statistics, Events(clock))
+        house = LogMaintenance(settings, clock, {"disk": log}, statistics, Events(clock))
         keeper: asyncio.Task[Any] = asyncio.get_running_loop().create_task(house.run())
         try:
             yield log

@@ -1,6 +1,6 @@
-"""Every failure that may cross a boundary, by whose fault it was and whether trying again helps.
+"""Every error that callers may meet, by whose fault it is and whether to retry.
 
-Doors turn these into their protocol's answers by `code`, so a code, once published, never changes its meaning.
+Listeners map these to their protocol's answers by `code`; a published code never changes its meaning.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 
 class RunnelError(Exception):
-    """The root: what went wrong in `str(error)`, a stable word for programs in `code`."""
+    """The base of all errors: `str(error)` says what went wrong, `code` is a stable word for programs."""
 
     code: ClassVar[str] = "internal"
     retriable: ClassVar[bool] = False
@@ -82,7 +82,7 @@ class MemberReplacedError(ClientFault):
 
 
 class LateAckError(ClientFault):
-    """Acknowledged after the lease had ended: the messages go, or went, to somebody again."""
+    """Acknowledged after the lease had ended: the messages are, or were, delivered again."""
 
     code = "late_ack"
 
@@ -104,7 +104,7 @@ class OffsetGoneError(ClientFault):
 
     @property
     def gap(self) -> int:
-        """How many messages lie between what was asked for and what there is."""
+        """How many messages are gone, from the offset asked for on."""
         return self.first_offset - self.offset
 
     def __reduce__(self) -> tuple[type[OffsetGoneError], tuple[str, int, int, int]]:
@@ -155,13 +155,13 @@ class HandshakeError(ClientFault):
 
 
 class UnauthenticatedError(ClientFault):
-    """No token was shown where one is needed, or one that is not known, or no longer."""
+    """A token is required and none was sent, or the token is unknown or revoked."""
 
     code = "unauthenticated"
 
 
 class ForbiddenError(ClientFault):
-    """The token is known, and has no right to this; the text says which right would be needed."""
+    """The token lacks the right to do this; the text says which right is needed."""
 
     code = "forbidden"
 
@@ -231,7 +231,7 @@ class SlowReaderError(Unavailable):
 
 
 class MovedError(Unavailable):
-    """Another node has it now; `routes` says which, as the door carried it."""
+    """Another node has it now; `routes` says which."""
 
     code = "moved"
 
@@ -268,12 +268,12 @@ class FormatVersionError(RunnelError):
 
 
 def details_of(error: RunnelError) -> dict[str, str | int]:
-    """What a door tells beside code and text, so that the other side can make the same error again."""
+    """The attributes that a listener sends with code and text, so that the client can rebuild the error."""
     return {name: getattr(error, name) for name in _DETAILS.get(type(error), ())}
 
 
 def from_details(code: str, text: str, details: Mapping[str, str | int]) -> RunnelError:
-    """The error that a door told of. An unknown code, of a newer broker, is a plain RunnelError."""
+    """The error that a listener sent. An unknown code, of a newer broker, becomes a plain RunnelError."""
     kind = _BY_CODE.get(code, RunnelError)
     names = _DETAILS.get(kind)
     if names is None:

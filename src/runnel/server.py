@@ -1,4 +1,4 @@
-"""The broker as a program: builds, starts, drains and stops everything. The only place where the parts are joined."""
+"""The broker as a program: builds, starts, drains and stops everything. Only this module wires the parts together."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from runnel.platform.diagnostics import get_logger
 from runnel.platform.disk import RealDisk
 from runnel.platform.extras import has_extra, how_to_install
 from runnel.platform.heap import Heap
-from runnel.platform.notifying import State, notify
+from runnel.platform.service_manager import ServiceState, notify
 from runnel.platform.tls import TlsFiles
 from runnel.platform.workers import ThreadWorkers
 from runnel.protocols.native.listener import Listener as NativeListener
-from runnel.reloading import Reloading, hangup_ends
 from runnel.security.gate import Gate
+from runnel.settings_reload import SettingsReload, hangup_ends
 
 logger = get_logger("runnel")
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-# Besides connections and the log's files: the catalogue, locks, the loop's own, and what libraries open.
+# Files besides connections and segments: the catalogue, locks, the event loop's own, those of libraries.
 _OTHER_FILES: Final = 256
-# How often it is looked whether memory can be given back; mostly that is one look at /proc.
+# How often the broker checks whether it can release memory; mostly that is one read of /proc.
 _HEAP_SECONDS: Final = 2.0
-# What is allowed to the group and to others, of a file's permissions.
+# Permissions of the group and of others.
 _OTHERS_BITS: Final = 0o077
-# A certificate is looked at so often; asking costs two looks at the file system.
+# How often certificates are checked; a check is two calls of stat.
 _CERTIFICATES_SECONDS: Final = 1.0
 
 
-class Listener(Protocol):
-    """A door that is open, whatever its protocol."""
+class ServerListener(Protocol):
+    """An open listener of any protocol: native, HTTP or gRPC."""
 
     @property
     def address(self) -> str: ...
@@ -59,65 +59,69 @@ class Listener(Protocol):
 
 
 class Server:
-    """An open broker and its doors, by name."""
+    """An open broker and its listeners, by name."""
 
     def __init__(
-        self, settings: Settings, broker: Broker, gate: Gate, doors: Mapping[str, Listener]
+        self,
+        settings: Settings,
+        broker: Broker,
+        gate: Gate,
+        listeners: Mapping[str, ServerListener],
     ) -> None:
         self.settings = settings
         self.broker = broker
-        self.doors = doors
+        self.listeners = listeners
         self._gate = gate
         self._stop_asked = asyncio.Event()
 
     @property
     def addresses(self) -> Mapping[str, str]:
-        """Where each door listens: `{"native": "127.0.0.1:7470", "http": …}`."""
-        return {name: door.address for name, door in self.doors.items()}
+        """Where each listener listens: `{"native": "127.0.0.1:7470", "http": …}`."""
+        return {name: listener.address for name, listener in self.listeners.items()}
 
     @property
     def connection_count(self) -> int:
-        return sum(door.connection_count for door in self.doors.values())
+        return sum(listener.connection_count for listener in self.listeners.values())
 
     def stop(self) -> None:
-        """Shut down in good order; called again: at once."""
+        """Begin a graceful shutdown; a second call ends it at once."""
         if self._stop_asked.is_set():
-            for door in self.doors.values():
-                door.hurry()
+            for listener in self.listeners.values():
+                listener.hurry()
         self._stop_asked.set()
 
     async def wait_stop(self) -> None:
-        """Until somebody calls `stop`."""
+        """Wait until `stop` is called."""
         await self._stop_asked.wait()
 
     async def drain(self) -> None:
-        """Take nothing new, finish what was accepted, tell the clients, store everything."""
+        """Refuse new requests, finish accepted ones, tell the clients, store everything."""
         logger.info("shutting down", connections=self.connection_count)
-        drained = await asyncio.gather(*(door.drain() for door in self.doors.values()))
+        drained = await asyncio.gather(*(listener.drain() for listener in self.listeners.values()))
         if not all(drained):
             logger.warning("not everything was finished in time", connections=self.connection_count)
         await self.broker.sync()
 
-    async def reload(self, reloading: Reloading) -> None:
-        """Read settings, tokens and certificates again, and take over what can be."""
-        self.settings = await reloading.reload(self.settings, self.broker, self._gate)
+    async def reload(self, settings_reload: SettingsReload) -> None:
+        """Read settings, tokens and certificates again, and apply those that can change at run time."""
+        self.settings = await settings_reload.reload(self.settings, self.broker, self._gate)
         self._reload_certificates()
 
     async def watch_certificates(self) -> None:
-        """Use new certificates as soon as their files are replaced, until cancelled."""
+        """Load new certificates when their files are replaced, until cancelled."""
         while True:
             await self.broker.clock.sleep(_CERTIFICATES_SECONDS)
             self._reload_certificates()
 
     def _reload_certificates(self) -> None:
-        for name, door in self.doors.items():
-            if door.tls is None:
+        for name, listener in self.listeners.items():
+            if listener.tls is None:
                 continue
             try:
-                if door.tls.reload():
-                    logger.info("a new certificate is in use", door=name)
+                if listener.tls.reload():
+                    logger.info("a new certificate is in use", listener=name)
             except SettingsError as error:
-                logger.error("the certificate was not changed", door=name, problem=str(error))  # noqa: TRY400
+                logger.error("the certificate was not changed", listener=name, problem=str(error))  # noqa: TRY400
 
 
 @asynccontextmanager
@@ -129,8 +133,8 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         opened.callback(workers.close)
         directory = None if settings.data == IN_MEMORY else settings.data
         gate = Gate.open(settings, clock)
-        # Most of the time that a start takes, and none of it is the loop's: the native door opens meanwhile.
-        importing = asyncio.get_running_loop().run_in_executor(None, _import_doors, settings)
+        # Imports take most of the start, in a thread: the native listener opens meanwhile.
+        importing = asyncio.get_running_loop().run_in_executor(None, _import_listeners, settings)
         opened.push_async_callback(asyncio.wait, {importing})
         broker = await Broker.open(
             settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
@@ -142,23 +146,23 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         gate.on_token_changed.append(broker.audit.token_changed)
         gate.start()
         opened.push_async_callback(gate.close)
-        doors: dict[str, Listener] = {}
+        listeners: dict[str, ServerListener] = {}
 
-        async def open_door(name: str, opening: OpenDoor) -> None:
-            doors[name] = await opening(broker, gate, settings)
-            opened.push_async_callback(doors[name].close)
-            _warn_of(name, doors[name], gate)
+        async def open_listener(name: str, opening: OpenListener) -> None:
+            listeners[name] = await opening(broker, gate, settings)
+            opened.push_async_callback(listeners[name].close)
+            _warn_of(name, listeners[name], gate)
 
-        await open_door("native", NativeListener.open)
+        await open_listener("native", NativeListener.open)
         for name, opening in await importing:
-            await open_door(name, opening)
-        server = Server(settings, broker, gate, doors)
-        _let_watch(server, gate)
+            await open_listener(name, opening)
+        server = Server(settings, broker, gate, listeners)
+        _register_gauges(server, gate)
         heap_worker = ThreadWorkers(1, name="runnel-heap")
         opened.callback(heap_worker.close)
         for watch in (
             server.watch_certificates(),
-            broker.watching.watch_disk(),
+            broker.monitor.watch_disk(),
             _give_back_memory(Heap(), heap_worker, clock),
         ):
             watching = asyncio.get_running_loop().create_task(watch)
@@ -167,37 +171,40 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
 
 
 async def _give_back_memory(heap: Heap, worker: ThreadWorkers, clock: SystemClock) -> None:
-    """Return memory that many or large requests took and left, until cancelled.
+    """Release memory that large requests no longer need, until cancelled.
 
-    In a thread of its own: releasing a GiB takes a tenth of a second.
+    A thread of its own does it: releasing a GiB takes a tenth of a second.
     """
     while heap.can_release:
         await clock.sleep(_HEAP_SECONDS)
         if released_bytes := await worker.submit(heap.look):
-            logger.info("memory that is not needed was given back", bytes=released_bytes)
+            logger.info("unused memory was released", bytes=released_bytes)
 
 
-def _warn_of(name: str, door: Listener, gate: Gate) -> None:
-    """What is allowed, and yet nobody should do without knowing."""
-    if is_loopback(door.address):
+def _warn_of(name: str, listener: ServerListener, gate: Gate) -> None:
+    """Warn of settings that are allowed but dangerous: no authentication, no TLS."""
+    if is_loopback(listener.address):
         return
     if not gate.asks:
         logger.warning(
-            "whoever reaches this address may read, write and delete everything: allow_remote is set, and nobody is "
-            "asked for a token",
-            door=name,
-            address=door.address,
+            "any client that reaches this address may read, write and delete everything: allow_remote is set, and no "
+            "token is required",
+            listener=name,
+            address=listener.address,
         )
-    elif door.tls is None:
+    elif listener.tls is None:
         logger.warning(
             "tokens and messages cross the network in the clear: set tls_certificate and tls_key",
-            door=name,
-            address=door.address,
+            listener=name,
+            address=listener.address,
         )
 
 
 def _warn_of_readers(directory: Path) -> None:
-    """A directory that the broker makes is private. One that was there may be shared on purpose, and stays as it is."""
+    """Warn if other users may enter the data directory.
+
+    A directory that existed before keeps its permissions: it may be shared on purpose.
+    """
     mode = stat.S_IMODE(directory.stat().st_mode)
     if mode & _OTHERS_BITS:
         logger.warning(
@@ -207,14 +214,16 @@ def _warn_of_readers(directory: Path) -> None:
         )
 
 
-def _let_watch(server: Server, gate: Gate) -> None:
-    """What only the whole knows becomes part of the metrics."""
+def _register_gauges(server: Server, gate: Gate) -> None:
+    """Register gauges that need the whole server: connections, tokens, limits of each listener."""
     metrics, settings = server.broker.metrics, server.settings
-    metrics.add_gauge("connections", "Connections at all doors.", lambda: server.connection_count)
-    metrics.add_gauge("tokens", "Tokens that are known.", lambda: gate.token_count)
+    metrics.add_gauge(
+        "connections", "Connections of all listeners.", lambda: server.connection_count
+    )
+    metrics.add_gauge("tokens", "Tokens in the file of tokens.", lambda: gate.token_count)
     metrics.add_counter(
         "tokens_refused",
-        "Times that a client showed a wrong token, or none.",
+        "Times that a client sent a wrong token, or none.",
         lambda: gate.refused_count,
     )
     limits = {
@@ -222,35 +231,35 @@ def _let_watch(server: Server, gate: Gate) -> None:
         "http": ("http.connections_max", settings.http.connections_max),
         "grpc": ("grpc.calls_max", settings.grpc.calls_max),
     }
-    for name, door in server.doors.items():
-        server.broker.watching.add_door(name, *limits[name], partial(_connections, door))
+    for name, listener in server.listeners.items():
+        server.broker.monitor.add_door(name, *limits[name], partial(_connections, listener))
 
 
-def _connections(door: Listener) -> int:
-    return door.connection_count
+def _connections(listener: ServerListener) -> int:
+    return listener.connection_count
 
 
-OpenDoor = Callable[[Broker, Gate, Settings], Awaitable[Listener]]
+OpenListener = Callable[[Broker, Gate, Settings], Awaitable[ServerListener]]
 
 
-def _import_doors(settings: Settings) -> list[tuple[str, OpenDoor]]:
-    """In a thread: the other doors that the settings open, but for those whose extra is not installed."""
-    return list(_other_doors(settings))
+def _import_listeners(settings: Settings) -> list[tuple[str, OpenListener]]:
+    """Import, in a thread, the other listeners that the settings open and whose extras are installed."""
+    return list(_other_listeners(settings))
 
 
-def _other_doors(settings: Settings) -> Iterator[tuple[str, OpenDoor]]:
+def _other_listeners(settings: Settings) -> Iterator[tuple[str, OpenListener]]:
     if settings.http.listen is not None:
         if not has_extra("http"):
-            logger.info("the HTTP door stays closed; to have it, " + how_to_install("http"))
+            logger.info("the HTTP listener stays closed; to open it, " + how_to_install("http"))
         else:
             from runnel.protocols.http.app import litestar_app
             from runnel.protocols.http.listener import HttpListener
 
-            litestar_app()  # remembered; making it takes as long as the import
+            litestar_app()  # cached; making it takes as long as the import
             yield "http", HttpListener.open
     if settings.grpc.listen is not None:
         if not has_extra("grpc"):
-            logger.info("the gRPC door stays closed; to have it, " + how_to_install("grpc"))
+            logger.info("the gRPC listener stays closed; to open it, " + how_to_install("grpc"))
         else:
             from runnel.protocols.grpc.listener import GrpcListener
 
@@ -266,11 +275,11 @@ async def serve(
     settings: Settings,
     *,
     ready: Callable[[Server], None] | None = None,
-    reloading: Reloading | None = None,
+    settings_reload: SettingsReload | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal does not wait for the clients.
 
-    SIGHUP drains too where it means that the terminal was closed; elsewhere the settings are read again.
+    SIGHUP reloads the settings. Where it means that the terminal was closed, it drains as SIGTERM does.
     """
     signals = 0
     opened: Server | None = None
@@ -283,39 +292,41 @@ async def serve(
             opened.stop()
 
     def on_hangup() -> None:
-        # A terminal that is closed may say so twice, by its kernel and its shell: that is no hurry.
+        # A closed terminal may send it twice, from kernel and shell: the second one must not hurry the drain.
         if not signals:
             on_signal()
 
-    is_end = reloading is None or hangup_ends()
+    is_end = settings_reload is None or hangup_ends()
     reactions: dict[int, Callable[[], object]] = dict.fromkeys(_SIGNALS, on_signal)
     reactions[signal.SIGHUP] = on_hangup if is_end else reload_asked.set
     with _signals(reactions):
         async with open_server(settings) as server:
             opened = server
-            for _ in range(signals):  # while it was opening: a recovery can take its time
+            for _ in range(signals):  # that came while it was opening: a recovery may take long
                 server.stop()
             if ready is not None:
                 ready(server)
-            notify(State.READY)
+            notify(ServiceState.READY)
             async with AsyncExitStack() as tasks:
-                if reloading is not None:
-                    watch = _reload_when_asked(server, reloading, reload_asked)
+                if settings_reload is not None:
+                    watch = _reload_when_asked(server, settings_reload, reload_asked)
                     watching = asyncio.get_running_loop().create_task(watch)
                     tasks.push_async_callback(_ended, watching)
                 await server.wait_stop()
-            notify(State.STOPPING)
+            notify(ServiceState.STOPPING)
             await server.drain()
 
 
-async def _reload_when_asked(server: Server, reloading: Reloading, asked: asyncio.Event) -> None:
+async def _reload_when_asked(
+    server: Server, settings_reload: SettingsReload, asked: asyncio.Event
+) -> None:
     while True:
         await asked.wait()
         asked.clear()
         try:
-            await server.reload(reloading)
+            await server.reload(settings_reload)
         except Exception:
-            # A bug: but the broker goes on serving with what it has.
+            # A bug, but the broker keeps serving with the settings it has.
             logger.exception("the settings could not be reloaded")
 
 
@@ -323,33 +334,33 @@ def run(
     settings: Settings,
     *,
     ready: Callable[[Server], None] | None = None,
-    reloading: Reloading | None = None,
+    settings_reload: SettingsReload | None = None,
 ) -> None:
-    """`serve`, on the quickest loop there is, in a process of its own."""
+    """Run `serve` as a process, on uvloop if it is installed."""
     _allow_files(settings)
     keep_freed_memory()
 
     def begin(server: Server) -> None:
-        # What is there now stays for good. Were it looked through again and again for what nobody needs any more,
-        # every such look would hold up all messages for tens of milliseconds.
+        # All objects of now live as long as the process. If the garbage collector kept visiting them, each visit would
+        # hold up all messages for tens of milliseconds.
         gc.collect()
         gc.freeze()
         gc.enable()
-        server.broker.topic_making.after_step = _keep_for_good
+        server.broker.topic_creator.after_step = _keep_for_good
         if ready is not None:
             ready(server)
 
-    _run_loop(serve(settings, ready=begin, reloading=reloading))
+    _run_loop(serve(settings, ready=begin, settings_reload=settings_reload))
 
 
 def _keep_for_good() -> None:
-    """Spare the garbage collector many new topics: looking through 120,000 of them held the loop for 260 ms."""
-    gc.collect(1)  # young garbage must not be kept
+    """Keep the garbage collector away from new topics: visiting 120,000 of them held the loop for 260 ms."""
+    gc.collect(1)  # or freezing would keep young garbage
     gc.freeze()
 
 
 def _allow_files(settings: Settings) -> None:
-    """Raise the process's limit of open files to what the settings allow clients and logs to open."""
+    """Raise the process's limit of open files to what the settings allow."""
     wanted = (
         settings.native.connections_max
         + settings.http.connections_max
@@ -381,7 +392,7 @@ def _run_loop(main: Coroutine[Any, Any, None]) -> None:
 
 @contextmanager
 def _signals(reactions: Mapping[int, Callable[[], object]]) -> Iterator[None]:
-    """Call these for their signals, instead of whatever was called before."""
+    """Install these signal handlers for the duration of the block."""
     loop = asyncio.get_running_loop()
     for number, react in reactions.items():
         loop.add_signal_handler(number, react)

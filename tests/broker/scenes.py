@@ -11,11 +11,11 @@ from random import Random
 import pytest
 
 from runnel.broker.access import Access
-from runnel.broker.broker import Broker, Delivery, Level, LiveSubscription
+from runnel.broker.broker import Broker, Level, LiveDelivery, LiveSubscription
+from runnel.broker.live.subscription import SubscribeRequest
 from runnel.config import BrokerSettings, Keep, LogSettings, Settings, TopicRule
 from runnel.errors import BusyError, RunnelError
-from runnel.formats import block
-from runnel.formats.batch import Batch
+from runnel.formats.batch import Batch, unpack_blocks
 from runnel.formats.message import Message
 from runnel.formats.wire import GapState, Start
 from tests.fakes.clock import VirtualClock
@@ -43,17 +43,14 @@ class Reader:
     messages: list[Message] = field(default_factory=list)
     gaps: list[GapState] = field(default_factory=list)
     error: RunnelError | None = None
-    deliveries: list[Delivery] = field(default_factory=list)
+    deliveries: list[LiveDelivery] = field(default_factory=list)
 
-    def deliver(self, subscription: int, delivery: Delivery) -> None:
+    def deliver(self, subscription: int, delivery: LiveDelivery) -> None:
         self.deliveries.append(delivery)
         data = b"".join(delivery.buffers)
-        position = 0
-        while position < len(data):
-            head, body, size = block.unpack(data, position)
-            self.messages += Batch(head, body).messages()
-            position += size
-        assert position == len(data) == delivery.size
+        for batch in unpack_blocks(data):
+            self.messages += batch.messages()
+        assert len(data) == delivery.size
 
     def gap(self, subscription: int, gap: GapState) -> None:
         self.gaps.append(gap)
@@ -100,7 +97,9 @@ class At:
     ) -> tuple[Reader, LiveSubscription]:
         reader = Reader()
         subscription = await self.broker.subscribe(
-            1, reader, patterns, start, credit_bytes=credit_bytes, overflow=overflow
+            SubscribeRequest(
+                1, reader, patterns, start, credit_bytes=credit_bytes, overflow=overflow
+            )
         )
         if is_started:
             subscription.start()

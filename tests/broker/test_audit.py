@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from runnel.broker.audit import AUDIT_TOPIC, Audit, AuditKind
+from runnel.broker.monitoring.audit import AUDIT_TOPIC, Audit, AuditKind
 from runnel.errors import ClosedError
 from runnel.security.gate import TokenChange
 from tests.fakes.clock import NS_PER_SECOND, VirtualClock

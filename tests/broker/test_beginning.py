@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from runnel.client.places import Places
+from runnel.broker.live.subscription import SubscribeRequest
+from runnel.client.consumer.subscription_position import SubscriptionPosition
 from runnel.config import Keep, LogSettings, Rotate, TopicRule
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
@@ -25,7 +26,9 @@ async def begin_beside_publishing(at: At, start: Start, pattern: str, turns: int
     topic = f"n{turns}"
     reader = Reader()
     beginning = asyncio.ensure_future(
-        at.broker.subscribe(1, reader, [*OLD, f"{topic}{pattern}"], start, credit_bytes=0)
+        at.broker.subscribe(
+            SubscribeRequest(1, reader, [*OLD, f"{topic}{pattern}"], start, credit_bytes=0)
+        )
     )
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -147,22 +150,22 @@ async def test_gap_of_purged_messages_counts_those_that_left_the_log_already(at:
 
 @scene(TopicRule(match="*", journal="j"))
 async def test_gap_is_not_told_again_to_a_reader_that_comes_back_behind_it(at: At) -> None:
-    places = Places(["m*"], Start("latest"))
+    position = SubscriptionPosition(["m*"], Start("latest"))
     _, subscription = await at.subscribe("m*")
-    places.begin(Subscribed(1, 1, subscription.partitions, subscription.shards))
+    position.begin(Subscribed(1, 1, subscription.partitions, subscription.shards))
     subscription.close()
     await at.broker.publish(Batch.from_messages([Message("m", b"1"), Message("n", b"1")]))
     await at.broker.purge_topic("m")
 
-    reader, subscription = await at.subscribe("m*", start=places.next_start())
+    reader, subscription = await at.subscribe("m*", start=position.next_start())
     await at.settle(subscription)
     assert [(gap.topic, gap.missed) for gap in reader.gaps] == [("m", 1)]
     [told] = reader.deliveries
     assert not told.buffers
-    places.delivered(Deliver(1, told.shard.journal, 0, told.epoch, told.next_entry), ())
+    position.delivered(Deliver(1, told.shard.journal, 0, told.epoch, told.next_entry), ())
     subscription.close()
 
-    reader, subscription = await at.subscribe("m*", start=places.next_start())
+    reader, subscription = await at.subscribe("m*", start=position.next_start())
     await at.publish("m", b"2")
     await at.settle(subscription)
     assert (reader.gaps, reader.offsets("m")) == ([], [2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runnel.broker.fetcher import FetchRequest
 from runnel.config import Keep, Retain, Rotate, TopicRule
 from runnel.config.settings import DAY_NS
 from runnel.errors import OffsetGoneError
@@ -20,7 +21,7 @@ async def test_rules_that_change_hold_for_topics_and_journals_that_exist(at: At)
     await at.publish("live/a", b"last")
     at.clock.advance(2 * DAY_NS)
     await at.publish("kept/a", b"new")
-    assert (await at.broker.fetch("kept/a", 0, offset=1)).next_offset == 3
+    assert (await at.broker.fetch(FetchRequest("kept/a", 0, offset=1))).next_offset == 3
     by_age = TopicRule(
         match="kept/*",
         journal="kept",
@@ -34,14 +35,14 @@ async def test_rules_that_change_hold_for_topics_and_journals_that_exist(at: At)
         ("kept/a", "partitions", "1", "2")
     ]
     with pytest.raises(OffsetGoneError):
-        await at.broker.fetch("kept/a", 0, offset=1)
+        await at.broker.fetch(FetchRequest("kept/a", 0, offset=1))
     reader, subscription = await at.subscribe("live/*", start=LAST)
     await at.settle(subscription)
     assert reader.payloads() == []
     # A new topic has what the rules say now, and with the old rules everything is as it was.
     await at.publish("kept/b", b"1", partition=1)
     assert await at.broker.follow_rules(Policies([KEPT, LIVE])) != []
-    assert (await at.broker.fetch("kept/a", 0, offset=1)).next_offset == 3
+    assert (await at.broker.fetch(FetchRequest("kept/a", 0, offset=1))).next_offset == 3
     await at.publish("live/a", b"again")
     late, subscription = await at.subscribe("live/*", start=LAST)
     await at.settle(subscription)

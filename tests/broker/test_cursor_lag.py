@@ -9,9 +9,9 @@ from runnel.config import Rotate, TopicRule
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace
-from runnel.log.counting import KEYS_PER_STEP
-from runnel.log.index import GrowingIndex
-from runnel.log.memory_batches import Row
+from runnel.log.match_count import KEYS_PER_STEP
+from runnel.log.memory.stored_batch import SortedQueue
+from runnel.log.segments.index import GrowingIndex
 from tests.broker.loop_probe import LoopProbe
 from tests.broker.scenes import At, Store, publish_batch, scene
 
@@ -20,13 +20,13 @@ SMALL_SEGMENTS = TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=1)
 
 
 async def lag(broker: Broker, name: str = "archive") -> int:
-    (cursor,) = await broker.cursors(name)
+    (cursor,) = await broker.cursors.list(name)
     return sum(place.lag for place in cursor.places)
 
 
 async def set_at(broker: Broker, entry: int, *patterns: str, row: int = 0) -> None:
     place = CursorPlace(journal="main", entry=entry, row=row, patterns=patterns)
-    await broker.set_cursor("archive", [place])
+    await broker.cursors.set("archive", [place])
 
 
 @scene(ONE_JOURNAL)
@@ -84,7 +84,7 @@ async def test_metric_of_an_idle_archive_stays_at_zero(at: At) -> None:
     await at.publish("sensors/a", b"1")
     await set_at(at.broker, 2, "sensors/*")
     await at.publish("orders/x", b"1")
-    await at.broker.watching.look()
+    await at.broker.monitor.look()
     families = {family.described.name: family for family in at.broker.metrics.families()}
     assert families["cursor_lag_messages"].rows == [(("archive",), 0)]
 
@@ -98,7 +98,7 @@ def test_counting_goes_in_steps(monkeypatch: pytest.MonkeyPatch, store: Store) -
         await set_at(at.broker, 1, "*")
         probe = LoopProbe(monkeypatch)
         probe.count(GrowingIndex, "first_run_from_block")
-        probe.count(Row, "number_from")
+        probe.count(SortedQueue, "number_from")
         async with probe:
             assert await lag(at.broker) == len(messages)
         assert probe.total >= len(messages)

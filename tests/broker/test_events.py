@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from runnel.broker.events import _LINES, EVENTS_TOPIC, EventKind, Events
+from runnel.broker.monitoring.events import _LINES, EVENTS_TOPIC, EventKind, Events
 from runnel.errors import BusyError
-from tests.broker.watching import Watcher
+from tests.broker.monitoring import Watcher
 from tests.fakes.clock import VirtualClock
 
 SECOND_NS = 1_000_000_000

@@ -14,24 +14,26 @@ import pytest
 from runnel.broker.access import Access
 from runnel.broker.broker import Broker
 from runnel.broker.connections import ReadRows
-from runnel.broker.consumer_groups.state import WorkState
-from runnel.broker.consumer_groups.telling import Telling
-from runnel.broker.cursors import Cursors
-from runnel.broker.live_topics import LiveTopics
+from runnel.broker.consumer_groups.ack_journals import AckJournals
+from runnel.broker.consumer_groups.group_stats import GroupStats
+from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
+from runnel.broker.cursors import CursorStore
+from runnel.broker.fetcher import FetchRequest
+from runnel.broker.live.ephemeral_topics import EphemeralTopics
+from runnel.broker.live.start_positions import SHARDS_PER_STEP
 from runnel.broker.loop_share import LoopShare
-from runnel.broker.metric_tables import ConnectionRow
+from runnel.broker.monitoring.metric_tables import ConnectionStats
+from runnel.broker.monitoring.topic_traffic import Flow
 from runnel.broker.pages import PAGE_MAX
-from runnel.broker.starting import SHARDS_PER_STEP
-from runnel.broker.topic_making import TOPICS_PER_STEP
-from runnel.broker.topic_traffic import Flow
-from runnel.broker.topics import Topics
+from runnel.broker.topic_creator import TOPICS_PER_STEP
+from runnel.broker.topics import TopicDirectory, TopicListRequest
 from runnel.config import Keep, TopicRule
 from runnel.errors import ForbiddenError, InvalidNameError, LimitExceededError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, Start
-from runnel.log.memory_log import MemoryLog
-from runnel.log.topic_table import TopicTable
+from runnel.log.memory import MemoryLog
+from runnel.log.metadata.topic_table import TopicTable
 from runnel.security.rights import Grant, Rights
 from runnel.topics.pattern_index import SLICE_COMPARISONS
 from runnel.topics.patterns import Pattern
@@ -183,7 +185,7 @@ def test_describing_topics_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(at: At) -> None:
         await publish(at.broker, names(PAGE_MAX))
         probe = LoopProbe(monkeypatch)
-        probe.count(Topics, "_state")
+        probe.count(TopicDirectory, "_state")
         access = Access(at.broker, None)
         async with probe:
             await asyncio.gather(*(access.topics("*") for _ in range(20)))
@@ -234,7 +236,7 @@ async def test_wide_batch_with_a_topic_that_cannot_be_made_is_refused_and_not_tr
     for _ in range(2):
         with pytest.raises(InvalidNameError, match="run 1000: "):
             await publish_batch(at.broker, wide)
-    found = await at.broker.fetch("t/00000")
+    found = await at.broker.fetch(FetchRequest("t/00000"))
     assert not found.batches
 
 
@@ -242,8 +244,8 @@ async def test_wide_batch_with_a_topic_that_cannot_be_made_is_refused_and_not_tr
 async def test_two_wide_batches_that_begin_with_the_same_topic_are_both_stored(at: At) -> None:
     batches = [["t/first", *names(500)], ["t/first", *names(500, "u")]]
     await asyncio.gather(*(publish(at.broker, topics) for topics in batches))
-    assert (await at.broker.describe_topic("t/first")).messages == 2
-    assert (await at.broker.describe_topic("u/00499")).messages == 1
+    assert (await at.broker.topics.describe("t/first")).messages == 2
+    assert (await at.broker.topics.describe("u/00499")).messages == 1
 
 
 @scene(LIVE)
@@ -263,7 +265,7 @@ async def test_wide_batch_of_new_topics_that_are_not_kept_reaches_its_readers_in
 @scene(LIVE)
 async def test_wide_batch_of_topics_that_nobody_reads_goes_nowhere(at: At) -> None:
     await publish(at.broker, names(12_000, "live"))
-    assert (await at.broker.topics("live/*"))[0] == []
+    assert (await at.broker.topics.list(TopicListRequest("live/*")))[0] == []
 
 
 def test_topics_that_are_not_kept_are_made_and_swept_in_steps(
@@ -274,14 +276,14 @@ def test_topics_that_are_not_kept_are_made_and_swept_in_steps(
         topics = names(3000, "live")
         _, subscription = await at.subscribe("live/*")
         probe = LoopProbe(monkeypatch)
-        probe.count(LiveTopics, "make")
-        probe.count(LiveTopics, "vanish")
+        probe.count(EphemeralTopics, "make")
+        probe.count(EphemeralTopics, "vanish")
         async with probe:
             await publish(at.broker, topics)
-            assert len((await at.broker.topics("live/*"))[0]) == PAGE_MAX
+            assert len((await at.broker.topics.list(TopicListRequest("live/*")))[0]) == PAGE_MAX
             subscription.close()
             await at.subscribe("live/0000?")  # waits for the sweep
-            assert (await at.broker.topics("live/*"))[0] == []
+            assert (await at.broker.topics.list(TopicListRequest("live/*")))[0] == []
         assert probe.total >= 2 * len(topics)
         assert probe.most <= 2 * TOPICS_PER_STEP
 
@@ -313,9 +315,11 @@ def test_subscriptions_over_many_topics_are_listed_in_steps(
     async def run(at: At) -> None:
         await publish(at.broker, names(3000))
         for name, pattern in (("mine", "t/0000*"), ("all", "t/*")):
-            await at.broker.work.make_subscription(name, [pattern], "shared", EARLIEST, None)
+            await at.broker.consumer_groups.make_subscription(
+                SubscriptionRequest(name, [pattern], "shared", EARLIEST)
+            )
         probe = LoopProbe(monkeypatch)
-        probe.count(WorkState, "find")
+        probe.count(AckJournals, "find")
         access = Access(at.broker, None)
         async with probe:
             listed = await asyncio.gather(*(access.subscriptions() for _ in range(10)))
@@ -338,7 +342,7 @@ async def make_cursors(at: At, count: int) -> list[str]:
     await publish(at.broker, ["t/0", "u/0"])
     known = [f"c{number:04}" for number in range(count)]
     for number, name in enumerate(known):
-        await at.broker.set_cursor(name, [CursorPlace("tu"[number % 2] + "/0", 0, 1)])
+        await at.broker.cursors.set(name, [CursorPlace("tu"[number % 2] + "/0", 0, 1)])
     return known
 
 
@@ -349,13 +353,13 @@ def test_cursors_are_listed_in_pages_and_in_steps(monkeypatch: pytest.MonkeyPatc
         visible = known[::2]
         access = Access(at.broker, token("some", "read:t/*"))
         probe = LoopProbe(monkeypatch)
-        probe.count(Cursors, "_lag")
+        probe.count(CursorStore, "_lag")
         probe.count(Access, "_sees_cursor")
         async with probe:
             first, is_complete = await access.cursors(limit=10_000)
         assert ([each.name for each in first], is_complete) == (visible[:PAGE_MAX], False)
         assert probe.most <= 64
-        await at.broker.remove_cursor(first[-1].name)  # the place that the next page begins behind
+        await at.broker.cursors.remove(first[-1].name)  # the place that the next page begins behind
         async with probe:
             rest, is_complete = await access.cursors(after=first[-1].name, limit=PAGE_MAX)
         assert ([each.name for each in rest], is_complete) == (visible[PAGE_MAX:], True)
@@ -372,15 +376,17 @@ def test_subscriptions_are_listed_in_pages_and_in_steps(monkeypatch: pytest.Monk
         known = [f"s{number:04}" for number in range(PAGE_MAX + 400)]
         for number, name in enumerate(known):
             pattern = "tu"[number % 2] + "/*"
-            await at.broker.work.make_subscription(name, [pattern], "shared", EARLIEST, None)
+            await at.broker.consumer_groups.make_subscription(
+                SubscriptionRequest(name, [pattern], "shared", EARLIEST)
+            )
         probe = LoopProbe(monkeypatch)
-        probe.count(Telling, "_state_of")
+        probe.count(GroupStats, "_state_of")
         probe.count(Access, "_sees_subscription")
         everything = Access(at.broker, None)
         async with probe:
             first, is_complete = await everything.subscriptions(limit=10_000)
             assert ([each.name for each in first], is_complete) == (known[:PAGE_MAX], False)
-            await at.broker.work.delete_subscription(first[-1].name)
+            await at.broker.consumer_groups.delete_subscription(first[-1].name)
             rest, is_complete = await everything.subscriptions(after=first[-1].name, limit=1000)
             assert ([each.name for each in rest], is_complete) == (known[PAGE_MAX:], True)
             some = Access(at.broker, token("some", "consume:t/*"))
@@ -401,8 +407,8 @@ def test_connections_are_listed_in_pages_and_read_in_steps(monkeypatch: pytest.M
         def rows(self) -> ReadRows:
             return {number: partial(self.read, number) for number in self._ids}
 
-        def read(self, number: int) -> ConnectionRow:
-            return ConnectionRow(number, "native", "peer", "", 0, number % 7, 0, Flow())
+        def read(self, number: int) -> ConnectionStats:
+            return ConnectionStats(number, "native", "peer", "", 0, number % 7, 0, Flow())
 
     @scene()
     async def run(at: At) -> None:
@@ -419,7 +425,7 @@ def test_connections_are_listed_in_pages_and_read_in_steps(monkeypatch: pytest.M
                 assert len(page) <= PAGE_MAX
                 found += [row.id for row in page]
             assert probe.total < 2 * 5000  # a page reads what it shows, not what lies behind it
-            await at.broker.watching.look()
+            await at.broker.monitor.look()
         assert found == list(range(1, 5001))
         assert probe.most <= 128
         limits = cast("dict[str, dict[str, object]]", at.broker.statistics()["limits"])
@@ -438,7 +444,7 @@ def test_answer_that_is_not_paged_is_whole_or_refused(monkeypatch: pytest.Monkey
         monkeypatch.setattr("runnel.broker.pages.PARTS_MAX", 20)
         listed, is_complete = await access.cursors()
         assert ([each.name for each in listed], is_complete) == (known, True)
-        await at.broker.set_cursor("d", [CursorPlace("t/0", 0, 1)])
+        await at.broker.cursors.set("d", [CursorPlace("t/0", 0, 1)])
         with pytest.raises(LimitExceededError, match=r"too many cursors for one answer.*in pages"):
             await access.cursors()
         page, is_complete = await access.cursors(limit=100)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from runnel.broker import metric_families as families
-from runnel.broker.histogram import Histogram
-from runnel.broker.metric_families import CURSORS_MAX, MEMBERS_MAX, CursorLag, JournalRoster
-from runnel.broker.metrics import AtLimit, Family, Metrics
-from runnel.broker.store_statistics import JournalStatistics
-from runnel.broker.topic_traffic import JOURNAL_TOTALS_MAX, Flow, TopicTraffic
+from runnel.broker.monitoring import metric_families as families
+from runnel.broker.monitoring.histogram import TimeHistogram
+from runnel.broker.monitoring.metric_families import (
+    CURSORS_MAX,
+    MEMBERS_MAX,
+    CursorLag,
+    JournalRoster,
+)
+from runnel.broker.monitoring.metrics import AtLimit, Family, Metrics
+from runnel.broker.monitoring.store_statistics import JournalStatistics
+from runnel.broker.monitoring.topic_traffic import JOURNAL_TOTALS_MAX, Flow, TopicTraffic
 from runnel.formats.wire import CursorPlace, CursorState
 from runnel.formats.work_heads import MemberState, SubscriptionState, WorkOptions
 
@@ -169,7 +174,7 @@ def test_door_that_is_opened_again_tells_of_its_limit_again() -> None:
 
 
 def test_counts_up_to_bounds_rise_and_leave_out_what_is_beyond() -> None:
-    histogram = Histogram()
+    histogram = TimeHistogram()
     for time_ns in (1, MS // 2, MS, 2 * MS, 50 * MS, 10**12):
         histogram.observe(time_ns)
     counts = histogram.total().counts_up_to((MS // 10, MS, 5 * MS, 100 * MS))

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnel.broker import topic_traffic
-from runnel.broker.histogram import Histogram, bucket_end, bucket_of
-from runnel.broker.metrics import Counters, MetricKind, Metrics, Unit
+from runnel.broker.monitoring import topic_traffic
+from runnel.broker.monitoring.histogram import TimeHistogram, bucket_end, bucket_of
+from runnel.broker.monitoring.metrics import BrokerCounters, MetricKind, Metrics, MetricUnit
+from runnel.broker.monitoring.topic_traffic import Flow, TopicTraffic
 from runnel.broker.throttled import Throttled
-from runnel.broker.topic_traffic import Flow, TopicTraffic
 from tests.fakes.clock import VirtualClock
 
 SECOND_NS = 1_000_000_000
@@ -29,13 +29,13 @@ def registry() -> Metrics:
 
 def test_every_counter_of_the_struct_is_a_described_metric() -> None:
     described = {item.name: item for item in registry().descriptions()}
-    for name in Counters.__struct_fields__:
+    for name in BrokerCounters.__struct_fields__:
         assert described[name].kind is MetricKind.COUNTER
         assert described[name].help.endswith(".")
-    assert described["bytes_in"].unit is Unit.BYTES
-    assert described["messages_in"].unit is Unit.COUNT
+    assert described["bytes_in"].unit is MetricUnit.BYTES
+    assert described["messages_in"].unit is MetricUnit.COUNT
     assert described["publish_time"].kind is MetricKind.HISTOGRAM
-    assert described["publish_time"].unit is Unit.NANOSECONDS
+    assert described["publish_time"].unit is MetricUnit.NANOSECONDS
 
 
 def test_names_can_be_those_of_an_exposition() -> None:
@@ -87,7 +87,7 @@ def test_a_bucket_holds_numbers_that_differ_by_an_eighth_at_most(value: int) -> 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=200))
 def test_quantiles_are_never_too_low_and_at_most_an_eighth_too_high(times_ns: list[int]) -> None:
-    histogram = Histogram()
+    histogram = TimeHistogram()
     for time_ns in times_ns:
         histogram.observe(time_ns)
     total = histogram.total()
@@ -101,7 +101,7 @@ def test_quantiles_are_never_too_low_and_at_most_an_eighth_too_high(times_ns: li
 
 
 def test_an_interval_has_only_what_came_in_it_and_the_total_has_all() -> None:
-    histogram = Histogram()
+    histogram = TimeHistogram()
     histogram.observe(8_000_000)
     assert histogram.end_interval().max_ns == 8_000_000
     histogram.observe(1000, times=99)
@@ -122,7 +122,7 @@ def test_an_interval_has_only_what_came_in_it_and_the_total_has_all() -> None:
 
 
 def test_times_beyond_the_ends_count_at_the_ends() -> None:
-    histogram = Histogram()
+    histogram = TimeHistogram()
     histogram.observe(-5)
     histogram.observe(2**70)
     assert list(histogram.total().buckets()) == [(0, 1), (2**63 - 1, 1)]

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from runnel.broker.metric_tables import ConnectionRow, SubscriptionRow
-from runnel.broker.metrics import Metrics
-from runnel.broker.reporter import Reporter
-from runnel.broker.store_statistics import StoreStatistics
-from runnel.broker.topic_traffic import Flow
+from runnel.broker.monitoring.metric_tables import ConnectionStats, LiveSubscriptionStats
+from runnel.broker.monitoring.metrics import Metrics
+from runnel.broker.monitoring.reporter import Reporter
+from runnel.broker.monitoring.store_statistics import StoreStatistics
+from runnel.broker.monitoring.topic_traffic import Flow
 from runnel.config import BrokerSettings, Keep, Settings, TopicRule
 from runnel.errors import LimitExceededError
-from runnel.log.log import ShardId, ShardStatistics, Statistics
-from runnel.log.memory_log import MemoryLog
+from runnel.log.log import LogStatistics, ShardId, ShardStatistics
+from runnel.log.memory import MemoryLog
 from runnel.topics.policies import Policies
-from tests.broker.watching import Watcher, settle
+from tests.broker.monitoring import Watcher, settle
 from tests.fakes.clock import VirtualClock
 from tests.log.samples import one
 
@@ -39,8 +39,8 @@ class FakeLog:
     def __init__(self) -> None:
         self.shards: list[ShardStatistics] = []
 
-    def statistics(self) -> Statistics:
-        return Statistics(topics=len(self.shards), shards=self.shards, open_files=3, damage=())
+    def statistics(self) -> LogStatistics:
+        return LogStatistics(topics=len(self.shards), shards=self.shards, open_files=3, damage=())
 
 
 class Watched:
@@ -57,8 +57,8 @@ class Watched:
         self.stores = StoreStatistics({"disk": self.log}, self.clock)
         self.stores.register(self.metrics)
         self.watcher = Watcher()
-        self.connections: list[ConnectionRow] = []
-        self.subscriptions: list[SubscriptionRow] = []
+        self.connections: list[ConnectionStats] = []
+        self.subscriptions: list[LiveSubscriptionStats] = []
         self.reporter = Reporter(
             self.settings,
             self.clock,
@@ -69,7 +69,7 @@ class Watched:
             subscriptions=lambda: self.subscriptions,
         )
 
-    async def read_connections(self) -> dict[int, ConnectionRow]:
+    async def read_connections(self) -> dict[int, ConnectionStats]:
         return {row.id: row for row in self.connections}
 
     def last(self, name: str) -> Any:
@@ -249,8 +249,8 @@ def test_journals_tell_traffic_storage_and_recent_sync_times() -> None:
     run(scenario)
 
 
-def connection(number: int, **values: int) -> ConnectionRow:
-    return ConnectionRow(
+def connection(number: int, **values: int) -> ConnectionStats:
+    return ConnectionStats(
         number, "native", f"10.0.0.1:{number}", "test", 7, 1, 0, flow=Flow(**values)
     )
 
@@ -286,8 +286,8 @@ def test_rates_of_a_new_connection_are_of_what_it_did_since() -> None:
 
 
 def test_most_behind_subscriptions_come_first() -> None:
-    def subscription(number: int, *, lag: int = 0, queued: int = 0) -> SubscriptionRow:
-        return SubscriptionRow(1, number, "peer", ["a", "b"] * 10, lag > 0, lag, queued, 0)
+    def subscription(number: int, *, lag: int = 0, queued: int = 0) -> LiveSubscriptionStats:
+        return LiveSubscriptionStats(1, number, "peer", ["a", "b"] * 10, lag > 0, lag, queued, 0)
 
     async def scenario(watched: Watched) -> None:
         watched.subscriptions = [subscription(number) for number in range(150)]

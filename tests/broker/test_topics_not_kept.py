@@ -7,6 +7,9 @@ import asyncio
 import pytest
 
 from runnel.broker.broker import Level
+from runnel.broker.fetcher import FetchRequest
+from runnel.broker.live.subscription import SubscribeRequest
+from runnel.broker.topics import TopicListRequest
 from runnel.config import BrokerSettings, Keep, TopicRule
 from runnel.errors import ClientFault, SlowReaderError, UnknownTopicError
 from runnel.formats.batch import Batch
@@ -19,7 +22,7 @@ SMALL_QUEUE = BrokerSettings(live_queue_bytes_max=2000)
 
 
 async def names(at: At, pattern: str = "*") -> list[str]:
-    topics, _ = await at.broker.topics(pattern)
+    topics, _ = await at.broker.topics.list(TopicListRequest(pattern))
     return [topic.name for topic in topics]
 
 
@@ -147,7 +150,7 @@ async def test_kept_and_not_kept_topics_do_not_share_a_batch(at: At) -> None:
 @scene(LIVE)
 async def test_there_is_nothing_to_fetch_of_a_topic_that_is_not_kept(at: At) -> None:
     with pytest.raises(ClientFault, match="subscribe"):
-        await at.broker.fetch("live/a", offset=1)
+        await at.broker.fetch(FetchRequest("live/a", offset=1))
     with pytest.raises(UnknownTopicError):
         await at.broker.delete_topic("live/a")
 
@@ -155,7 +158,9 @@ async def test_there_is_nothing_to_fetch_of_a_topic_that_is_not_kept(at: At) -> 
 @scene(LIVE)
 async def test_queue_of_a_slow_reader_keeps_nothing_alive_but_its_own_bytes(at: At) -> None:
     reader = Reader()
-    subscription = await at.broker.subscribe(1, reader, ["live/a"], LAST, credit_bytes=1)
+    subscription = await at.broker.subscribe(
+        SubscribeRequest(1, reader, ["live/a"], LAST, credit_bytes=1)
+    )
     subscription.start()
     subscription.pause()
     arrived = memoryview(bytearray(Batch.from_messages([Message("live/a", b"x")]).pack()))

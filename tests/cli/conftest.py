@@ -18,7 +18,7 @@ RULES = (
     '{ match = "memory/*", keep = "memory" }]'
 )
 LISTENING = "listening on "
-# Tests of the other doors open them at ports of their own.
+# Tests of the other listeners open them at ports of their own.
 ONLY_NATIVE = ("--http", "none", "--grpc", "none")
 START_SECONDS_MAX = 30.0
 

@@ -11,7 +11,7 @@ import msgspec
 from runnel.config import LogSettings, Rotate, Settings, TopicRule
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.log.disk_log import DiskLog
+from runnel.log.disk.disk_log import DiskLog
 from runnel.platform.clock import Clock
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runnel.cli.banner import banner_lines
+from runnel.cli.render.banner import banner_lines
 from runnel.config import Keep, Retain, Settings, TopicRule
 
 CLEAN: tuple[str, ...] = ()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runnel.cli.bench_payload import SIZE_MIN, Arrivals, PayloadMaker
-from runnel.cli.bench_plan import Received, Sent
-from runnel.cli.bench_report import Latency, Report, expected_of, lines, put_together
-from runnel.cli.latencies import Latencies
+from runnel.cli.bench.latencies import Latencies
+from runnel.cli.bench.payload import SIZE_MIN, PayloadMaker, RunCheck
+from runnel.cli.bench.plan import Received, Sent
+from runnel.cli.bench.report import BenchReport, Latency, expected_of, lines, put_together
 from runnel.formats.message import Message
 
 RUN = 7
@@ -24,13 +24,13 @@ def test_payload_has_the_size_that_was_asked_for() -> None:
 
 
 def test_messages_in_order_are_all_received() -> None:
-    arrivals = Arrivals(RUN)
+    arrivals = RunCheck(RUN)
     assert arrivals.take(made(3)) == [10, 11, 12]
     assert (arrivals.received, arrivals.bytes, arrivals.disordered) == (3, 300, 0)
 
 
 def test_order_is_that_of_each_client_and_topic() -> None:
-    arrivals = Arrivals(RUN)
+    arrivals = RunCheck(RUN)
     for parts in zip(made(3), made(3, client=1), made(3, topic=1), strict=True):
         arrivals.take(parts)
     assert (arrivals.received, arrivals.disordered) == (9, 0)
@@ -49,13 +49,13 @@ def test_overtaken_and_repeated_messages_are_disorder(
     order: list[int], received: int, disordered: int
 ) -> None:
     sent = made(4)
-    arrivals = Arrivals(RUN)
+    arrivals = RunCheck(RUN)
     arrivals.take([sent[row] for row in order])
     assert (arrivals.received, arrivals.disordered) == (received, disordered)
 
 
 def test_messages_of_others_are_set_apart() -> None:
-    arrivals = Arrivals(RUN)
+    arrivals = RunCheck(RUN)
     assert arrivals.take([*made(2, run=8), Message("a", b"hello")]) == []
     assert (arrivals.received, arrivals.foreign) == (0, 3)
 
@@ -75,7 +75,7 @@ def received(messages: int, *, disordered: int = 0, told: int = 0) -> Received:
     )
 
 
-def report(arrived: Received) -> Report:
+def report(arrived: Received) -> BenchReport:
     sent = [
         Sent({"a": 100, "b": 50}, 1_000_000_000, 2_500_000_000),
         Sent({"a": 100}, 1_500_000_000, 2_000_000_000),
@@ -109,7 +109,7 @@ def test_report_is_written_in_lines() -> None:
 def test_loss_and_disorder_are_counted_over_all_subscribers() -> None:
     found = report(received(390, disordered=3, told=8))
     assert not found.is_sound
-    assert lines(found)[-1] == "checked   10 LOST (8 of them told as gaps), 3 OUT OF ORDER"
+    assert lines(found)[-1] == "checked   10 LOST (8 of them reported as gaps), 3 OUT OF ORDER"
 
 
 def test_disorder_alone_is_not_sound() -> None:

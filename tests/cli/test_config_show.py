@@ -23,7 +23,7 @@ from runnel.config import (
     merge,
 )
 from runnel.config.layers import Layer, default_layer, file_layer
-from runnel.config.rendering import toml_lines
+from runnel.config.renderer import toml_lines
 
 FILE = """\
 data = "/var/lib/runnel"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnel.cli.latencies import Latencies
+from runnel.cli.bench.latencies import Latencies
 
 
 @given(

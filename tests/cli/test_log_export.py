@@ -18,7 +18,7 @@ import pytest
 
 from runnel.cli import export
 from runnel.cli.main import run
-from runnel.cli.times import format_time
+from runnel.cli.render.times import format_time
 from runnel.formats import ksuid
 from runnel.formats.message import Message
 from runnel.log.reading import OfflineLog

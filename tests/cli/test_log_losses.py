@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runnel.cli.main import run
-from runnel.cli.tables import Table
+from runnel.cli.render.tables import Table
 from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.log.reading import OfflineLog, Selection

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import runnel.cli.config
+import runnel.cli.commands.config
 from runnel.cli.main import COMMANDS, MEANT, exit_code_of, run
 from runnel.errors import (
     BusyError,
@@ -35,7 +35,7 @@ def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(**_: object) -> None:
         raise error
 
-    monkeypatch.setattr(runnel.cli.config, "load", load)
+    monkeypatch.setattr(runnel.cli.commands.config, "load", load)
 
 
 def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:

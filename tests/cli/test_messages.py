@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnel.cli.messages import Format, as_document, escaped, printer, text_line
+from runnel.cli.render.messages import MessageFormat, as_document, escaped, printer, text_line
 from runnel.formats import ksuid
 from runnel.formats.message import Message
 
@@ -53,7 +53,7 @@ def test_escaped_text_can_always_be_printed(text: str) -> None:
 
 
 def test_json_has_every_field_and_each_time_twice() -> None:
-    line = printer(Format.JSON, for_terminal=False)([FULL])
+    line = printer(MessageFormat.JSON, for_terminal=False)([FULL])
     assert line.endswith(b"\n")
     assert json.loads(line) == {
         "topic": "sensors/a",
@@ -84,12 +84,12 @@ def test_json_says_when_a_payload_is_base64() -> None:
 @given(st.text())
 def test_json_for_a_terminal_is_printable_and_says_the_same(text: str) -> None:
     message = Message("a", text.encode(errors="ignore"), tags={"t": "\u009b\U000e0001"})
-    shown = printer(Format.JSON, for_terminal=True)([message]).decode()
-    plain = printer(Format.JSON, for_terminal=False)([message]).decode()
+    shown = printer(MessageFormat.JSON, for_terminal=True)([message]).decode()
+    plain = printer(MessageFormat.JSON, for_terminal=False)([message]).decode()
     assert shown.removesuffix("\n").isprintable()
     assert json.loads(shown) == json.loads(plain)
 
 
 def test_raw_is_the_payloads_and_newlines_alone() -> None:
     messages = [Message("a", b"\xff\x1b"), Message("b", b""), Message("c", b"x\ny")]
-    assert printer(Format.RAW, for_terminal=True)(messages) == b"\xff\x1b\n\nx\ny\n"
+    assert printer(MessageFormat.RAW, for_terminal=True)(messages) == b"\xff\x1b\n\nx\ny\n"

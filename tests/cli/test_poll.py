@@ -47,7 +47,7 @@ def test_offset_that_is_gone_is_explained(url: str, capfd: pytest.CaptureFixture
     assert run(["poll", "poll/gone", "--from", "1"]) == 2
     assert capfd.readouterr().err == (
         "error: poll/gone[0] begins at offset 3: 2 messages from offset 1 on are gone; "
-        "go on with --from 3\n"
+        "continue with --from 3\n"
     )
     assert run(["poll", "poll/gone"]) == 0
     assert capfd.readouterr() == ("poll/gone[0]@3 3\n", "next offset: 4\n")

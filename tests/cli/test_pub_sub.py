@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runnel.cli.main import run
-from runnel.cli.printing import gap_text
+from runnel.cli.render.message_output import gap_text
 from runnel.formats.wire import GapState
 from tests.cli.conftest import environment, running, serving
 

@@ -100,14 +100,14 @@ def test_wrong_settings_are_refused_before_anything_begins(
 
 
 @pytest.mark.parametrize("words", [["--http", "127.0.0.1:0"], ["--set", "grpc.listen=127.0.0.1:0"]])
-def test_door_that_was_asked_for_needs_its_extra(
+def test_listener_that_was_asked_for_needs_its_extra(
     words: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("runnel.cli.serve.has_extra", lambda name: False)
+    monkeypatch.setattr("runnel.cli.commands.serve.has_extra", lambda name: False)
     assert run(["serve", *words]) == 2
     assert 'listen = "127.0.0.1:0"' in (told := capfd.readouterr().err)
     assert "install Runnel with its extra" in told

@@ -8,9 +8,9 @@ import re
 import msgspec
 import pytest
 
-from runnel.cli.dead_letters import letter_lines, letter_table
 from runnel.cli.main import run
-from runnel.cli.subscription_tables import (
+from runnel.cli.render.dead_letters import letter_lines, letter_table
+from runnel.cli.render.subscription_tables import (
     member_table,
     partition_table,
     subscription_lines,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnel.cli.times import format_time, parse_time
+from runnel.cli.render.times import format_time, parse_time
 from runnel.errors import ClientFault
 
 NOW_NS = 1_700_000_000 * 10**9

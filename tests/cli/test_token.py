@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from runnel.cli.commands.token import token_table
 from runnel.cli.main import run
-from runnel.cli.token import token_table
-from runnel.log.paths import FORMAT_FILE
+from runnel.log.segments.paths import FORMAT_FILE
 from runnel.security.tokens import Token
 from tests.cli.conftest import running, serving
 

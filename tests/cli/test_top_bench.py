@@ -14,8 +14,8 @@ import time
 import psutil
 import pytest
 
-import runnel.cli.bench
-from runnel.cli.bench_plan import Received, Sent
+import runnel.cli.commands.bench
+from runnel.cli.bench.plan import Received, Sent
 from runnel.cli.main import run
 from tests.cli.conftest import environment, running
 
@@ -122,7 +122,7 @@ def test_loss_is_told_and_fails(
         )
         return [Sent({"a": 10}, 0, 1)], [received], 10
 
-    monkeypatch.setattr(runnel.cli.bench, "run_load", lossy)
+    monkeypatch.setattr(runnel.cli.commands.bench, "run_load", lossy)
     assert run(["bench", *QUICK]) == 1
     assert capfd.readouterr().out.endswith("checked   1 LOST, 0 OUT OF ORDER\n")
 

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
+from runnel.cli.commands.topics import partition_table, topic_lines, topic_table
 from runnel.cli.main import run
-from runnel.cli.topics import partition_table, topic_lines, topic_table
 from runnel.formats.wire import Owner, PartitionState, TopicState
 from tests.cli.conftest import environment
 

@@ -68,7 +68,7 @@ class FakeServer:
         self.hold_answers = False  # to publishes; `release` gives them
         self._held: list[tuple[Peer, wire.Published]] = []
         self._reactions: dict[type[wire.Head], Callable[..., None]] = {}
-        self._listening: asyncio.Server | None = None
+        self._late_listeners: asyncio.Server | None = None
         self._port = 0
 
     # --- Being there ---
@@ -87,14 +87,14 @@ class FakeServer:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(lambda: Peer(self), "127.0.0.1", self._port)
-        self._port = self._listening.sockets[0].getsockname()[1]
+        self._late_listeners = await loop.create_server(lambda: Peer(self), "127.0.0.1", self._port)
+        self._port = self._late_listeners.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Refuse connections from here on, and drop those there are."""
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
+        if self._late_listeners is not None:
+            self._late_listeners.close()
+            self._late_listeners = None
         for _ in range(5):  # whoever was being let in is let in first
             await asyncio.sleep(0)
         while self.peers:

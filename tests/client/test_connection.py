@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from runnel.client.connection import Buffer, Connection
-from runnel.client.timers import LoopTimers
+from runnel.client.connection import BrokerConnection, LoopTimers
+from runnel.client.connection.connection import Buffer
 from runnel.errors import ConnectionLostError, LimitExceededError, RunnelError
 from runnel.formats import wire
 from tests.client.running import in_both_loops
@@ -35,11 +35,11 @@ class Paper(asyncio.Transport):
 class Nobody:
     def connection_writable(self) -> None: ...
 
-    def connection_lost(self, connection: Connection, error: ConnectionLostError) -> None: ...
+    def connection_lost(self, connection: BrokerConnection, error: ConnectionLostError) -> None: ...
 
 
-def connected() -> tuple[Connection, Paper]:
-    connection, paper = Connection("nowhere", LoopTimers(), Nobody()), Paper()
+def connected() -> tuple[BrokerConnection, Paper]:
+    connection, paper = BrokerConnection("nowhere", LoopTimers(), Nobody()), Paper()
     connection.connection_made(paper)
     return connection, paper
 

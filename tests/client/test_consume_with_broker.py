@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from runnel.client import BlockingWork, Bus, Consumer, Work
-from runnel.errors import LateAckError, SubscriptionDiffersError, UnknownSubscriptionError
-from runnel.formats.message import Message
+from runnel.errors import LateAckError
 from runnel.testing import BrokerThread, VirtualClock, open_broker
 from tests.client.running import in_both_loops, until
 
@@ -58,58 +57,6 @@ def test_everything_is_processed_once_and_nothing_is_left(mode: str) -> None:
             assert [(place.floor, place.in_flight) for place in state.partitions] == [(3001, 0)]
 
     scenario()
-
-
-@in_both_loops
-async def test_batches_are_acked_whole_and_two_consumers_share_the_work() -> None:
-    async with open_broker() as broker, broker.connect() as bus, broker.connect() as other:
-        async with bus.consume("s", "a") as one, other.consume("s", "a") as two:
-            received: list[int] = []
-
-            async def read(consumer: Consumer) -> None:
-                async for batch in consumer.batches():
-                    received.extend(message.offset for message in batch)
-                    await batch.ack()
-
-            tasks = [asyncio.create_task(read(consumer)) for consumer in (one, two)]
-            await publish(bus, "a", 5000)
-            await until(lambda: len(received) == 5000)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            await one.flush()
-            await two.flush()
-        assert sorted(received) == list(range(1, 5001))
-        assert (await bus.subscription("s")).members[0].backlog == 0
-
-
-@in_both_loops
-async def test_a_failed_message_comes_again_and_its_dead_letter_can_be_sent_back() -> None:
-    clock = VirtualClock()
-    async with (
-        open_broker(clock=clock) as broker,
-        broker.connect() as bus,
-        bus.consume("s", "a", deliveries_max=2, retry_delay_s=5) as consumer,
-    ):
-        await bus.publish("a", b"poison")
-        (work,) = await take(consumer, 1)
-        assert work.delivery_count == 1
-        await work.nack(reason="first")
-        again = asyncio.create_task(anext(consumer))
-        await advance_until(clock, again.done)
-        work = await again
-        assert (work.payload, work.delivery_count) == (b"poison", 2)
-        await work.nack(reason="second")
-        letters: list[Message] = []
-        while not letters:
-            letters = [letter async for letter in bus.dead_letters("s")]
-        assert letters[0].payload == b"poison"
-        assert "second" in letters[0].tags.values()
-        assert await bus.redrive("s", [letters[0].offset]) == 1
-        work = await anext(consumer)
-        assert (work.payload, work.failures) == (b"poison", 0)
-        await work.ack(stored=True)
-        assert await bus.drop_dead("s", "all") == 0
 
 
 @in_both_loops
@@ -185,54 +132,6 @@ async def test_keys_stay_in_order_through_failures_with_many_at_a_time() -> None
             assert offsets == sorted(offsets), key
         assert sum(map(len, done.values())) == 500
         assert (await bus.subscription("s")).members[0].backlog == 0
-
-
-@in_both_loops
-async def test_what_was_not_finished_goes_back_uncounted_when_the_consumer_leaves() -> None:
-    async with open_broker() as broker, broker.connect() as bus:
-        async with bus.consume("s", "a") as consumer:
-            await publish(bus, "a", 3)
-            await (await anext(consumer)).ack()
-            await anext(consumer)
-        async with bus.consume("s") as consumer:
-            works = await take(consumer, 2)
-            assert [(work.offset, work.failures) for work in works] == [(2, 0), (3, 0)]
-
-
-@in_both_loops
-async def test_subscriptions_are_made_listed_moved_paused_and_deleted() -> None:
-    async with open_broker() as broker, broker.connect() as bus:
-        await publish(bus, "a", 5)
-        await bus.make_subscription("s", "a", mode="shared", start="earliest", lease_s=10)
-        with pytest.raises(SubscriptionDiffersError):
-            await bus.consume("s", "a", mode="key_shared").open()
-        (listed,) = await bus.subscriptions()
-        assert (listed.name, listed.options.lease_ms) == ("s", 10_000)
-        await bus.move_subscription("s", {"a": 4})
-        await bus.pause_subscription("s")
-        assert (await bus.subscription("s")).is_paused
-        async with bus.consume("s") as consumer:
-            await bus.resume_subscription("s")
-            assert [work.offset for work in await take(consumer, 2)] == [4, 5]
-            await bus.delete_subscription("s")
-            with pytest.raises(UnknownSubscriptionError):
-                await anext(consumer)
-        with pytest.raises(UnknownSubscriptionError):
-            await bus.subscription("s")
-
-
-@in_both_loops
-async def test_each_member_of_a_multicast_gets_everything_until_it_is_removed() -> None:
-    async with open_broker() as broker, broker.connect() as bus:
-        async with (
-            bus.consume("s", "a", mode="multicast", member="x") as x,
-            bus.consume("s", "a", mode="multicast", member="y") as y,
-        ):
-            await publish(bus, "a", 3)
-            for consumer in (x, y):
-                assert [work.offset for work in await take(consumer, 3)] == [1, 2, 3]
-        await bus.remove_member("s", "x")
-        assert [member.name for member in (await bus.subscription("s")).members] == ["y"]
 
 
 def test_the_blocking_client_consumes_and_processes_in_threads() -> None:

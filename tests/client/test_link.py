@@ -8,9 +8,8 @@ import re
 import pytest
 
 from runnel.client import Bus, connect, connect_blocking
-from runnel.client.addresses import parse_host, parse_url
-from runnel.client.strangers import stranger_of
-from runnel.client.timers import Deadline
+from runnel.client.connection import Deadline, parse_host, parse_url
+from runnel.client.connection.connection import listener_kind
 from runnel.errors import (
     ClientFault,
     ClosedError,
@@ -98,12 +97,12 @@ async def test_a_broker_that_is_full_is_asked_again_within_the_time_to_connect()
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "this is an HTTP door, not the native one"),
-        (bytes.fromhex("000012 04 00 00000000 000500004000"), "this is a gRPC door, not the"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "this is an HTTP listener, not the native one"),
+        (bytes.fromhex("000012 04 00 00000000 000500004000"), "this is a gRPC listener, not the"),
     ],
 )
 @in_both_loops
-async def test_another_door_is_called_by_its_name_and_not_tried_again(
+async def test_another_listener_is_called_by_its_name_and_not_tried_again(
     answer: bytes, problem: str
 ) -> None:
     async with FakeServer() as server:
@@ -124,7 +123,7 @@ async def test_another_door_is_called_by_its_name_and_not_tried_again(
     ],
 )
 def test_what_no_door_begins_with_is_called_nothing(answer: bytes) -> None:
-    assert stranger_of(memoryview(answer)) is None
+    assert listener_kind(memoryview(answer)) is None
 
 
 @in_both_loops

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from runnel.client import Publisher, connect, line
+from runnel.client import Publisher, connect
+from runnel.client.producer import shard_sender
 from runnel.errors import (
     BusyError,
     ClientFault,
@@ -60,7 +61,7 @@ async def made_busy(publisher: Publisher, server: FakeServer) -> int:
     publisher.send(b"0")
     await publisher.flush()
     server.hold_answers = True
-    for count in range(2, 2 + line._UNDER_WAY_EAGER):
+    for count in range(2, 2 + shard_sender._IN_FLIGHT_EAGER):
         publisher.send(b"x")
         await until(lambda count=count: len(server.batches) == count)  # type: ignore[misc]
     return len(server.batches)
@@ -642,12 +643,12 @@ async def test_a_named_publisher_has_only_so_many_numbers_under_way_as_the_broke
             server.hold_answers = True
             for number in range(300):
                 publisher.send(b"%d" % number)
-            await until(lambda: len(server.batches) == line.NUMBERED_MAX)
+            await until(lambda: len(server.batches) == shard_sender.NUMBERED_MAX)
             for _ in range(20):
                 await bus.ping()
-            assert len(server.batches) == line.NUMBERED_MAX
+            assert len(server.batches) == shard_sender.NUMBERED_MAX
             server.release(10)
-            await until(lambda: len(server.batches) == line.NUMBERED_MAX + 10)
+            await until(lambda: len(server.batches) == shard_sender.NUMBERED_MAX + 10)
             server.hold_answers = False
             server.release()
             await publisher.flush()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from runnel.client import Gap, connect
-from runnel.client.places import StartAt, start_of
+from runnel.client.consumer import StartAt, start_of
 from runnel.errors import ClientFault, InvalidNameError, SlowReaderError, TimeoutExpiredError
 from runnel.formats import wire
 from tests.client.fake_server import FakeServer, Peer, refusing, silent, stored_batch

@@ -12,7 +12,7 @@ import pytest
 from runnel.broker.broker import Broker
 from runnel.client import Bus, connect, open_bus
 from runnel.config import GrpcSettings, HttpSettings, Keep, NativeSettings, Settings, TopicRule
-from runnel.errors import OffsetAheadError, ProducerFencedError, UnknownTopicError
+from runnel.errors import OffsetAheadError, UnknownTopicError
 from runnel.formats.message import Message
 from runnel.platform.clock import SystemClock
 from runnel.platform.disk import RealDisk
@@ -113,50 +113,6 @@ def test_messages_published_in_every_way_are_read_in_every_way(
                 await bus.fetch("sensors/none")
             async with bus.subscribe(topic, start="last") as subscription:
                 assert (await anext(subscription)).payload == b"2999"
-
-    scenario()
-
-
-@openings
-def test_topics_of_every_keeping_in_one_publisher(opening: Opening, tmp_path: Path) -> None:
-    @in_both_loops
-    async def scenario() -> None:
-        names = ["live/a", "memory/a", "parts/a", "disk/a"]
-        async with opening(own_directory(tmp_path)) as bus:
-            async with bus.subscribe("*") as subscription, bus.publisher() as publisher:
-                for number in range(400):
-                    publisher.send(b"%d" % number, topic=names[number % 4], key=b"%d" % number)
-                await publisher.flush()
-                received: dict[tuple[str, int], list[int]] = {}
-                for _ in range(400):
-                    message = await anext(subscription)
-                    place = (message.topic, message.partition)
-                    received.setdefault(place, []).append(int(message.payload))
-                assert {topic for topic, _ in received} == set(names)
-                assert len(received) == 3 + 4
-                assert all(numbers == sorted(numbers) for numbers in received.values())
-            assert (await bus.publish("live/a", b"nobody")).receivers == 0
-
-    scenario()
-
-
-@openings
-def test_a_name_that_is_opened_again_fences_its_predecessor(
-    opening: Opening, tmp_path: Path
-) -> None:
-    @in_both_loops
-    async def scenario() -> None:
-        async with opening(own_directory(tmp_path)) as bus:
-            first = await bus.publisher("a", name="p").__aenter__()
-            first.send(b"1")
-            await first.flush()
-            async with bus.publisher("a", name="p") as second:
-                second.send(b"2")
-                await second.flush()
-                first.send(b"3")
-                with pytest.raises(ProducerFencedError):
-                    await first.flush()
-            assert [m.payload for m in (await bus.fetch("a")).messages] == [b"1", b"2"]
 
     scenario()
 

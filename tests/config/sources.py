@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from runnel.config import Flag, Loaded, Settings, merge
+from runnel.config import Flag, LoadedSettings, Settings, merge
 from runnel.config.layers import default_layer, environment_layer, file_layer, flag_layer
 from runnel.errors import SettingsError
 
@@ -16,7 +16,7 @@ def merged(
     environment: Mapping[str, str] | None = None,
     assignments: Sequence[str] = (),
     defaults: Settings | None = None,
-) -> Loaded:
+) -> LoadedSettings:
     return merge(
         default_layer(defaults or Settings()),
         file_layer(toml, "runnel.toml"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from runnel.config.keys import ALL_KEYS, PLAIN_KEYS
 from runnel.config.layers import OTHER_VARIABLES, TOPICS_VARIABLE
-from runnel.config.rendering import reference_page
+from runnel.config.renderer import reference_page
 from runnel.config.settings import DESCRIPTIONS, Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"

@@ -1,4 +1,4 @@
-"""Makes tests of coroutines: each is run once at every door that can do what it needs."""
+"""Makes tests of coroutines: each runs once for every listener that has the abilities it needs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,29 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from runnel.client.bus import Bus
-from runnel.client.consumer import Consumer
-from runnel.client.subscription import Subscription
-from runnel.client.work import Work
+from runnel.client import Bus
+from runnel.client.consumer import Consumer, Subscription, Work
 from runnel.config import BrokerSettings, LogSettings, NativeSettings, Settings, TopicRule
 from runnel.formats.message import Message
 from runnel.testing import VirtualClock
-from tests.conformance.doors import DOORS, Ability, Connect, Door
+from tests.conformance.listeners import LISTENERS, Ability, Connect, ListenerSetup
 
 T = TypeVar("T")
 
 NS_PER_SECOND = 1_000_000_000
 DAY_S = 86_400
-# Far more than any of these tests takes: whoever waits longer waits in vain.
+# Far more than any of these tests takes.
 PATIENCE_S = 30.0
-# Tests let days pass within a moment; no connection is to be called idle for that.
+# Tests let days pass within a moment. No connection may be idle for that long.
 PATIENT = NativeSettings(idle_timeout_ns=10_000 * DAY_S * NS_PER_SECOND)
 LOG = LogSettings(allocate_bytes=0, disk_reserve_bytes=0)
 
 
 class Stage:
-    """What a test has in its hands: a broker behind a door, its clock, and clients of it."""
+    """The objects of a test: a broker behind a listener, its clock, and its clients."""
 
-    def __init__(self, door: Door, settings: Settings) -> None:
-        self.door = door
+    def __init__(self, listener: ListenerSetup, settings: Settings) -> None:
+        self.listener = listener
         self.settings = settings
         self.clock = VirtualClock()
         self.bus: Bus  # the first client
@@ -44,7 +42,7 @@ class Stage:
 
     async def open(self) -> None:
         self._connect = await self._opened.enter_async_context(
-            self.door.open(self.settings, self.clock)
+            self.listener.open(self.settings, self.clock)
         )
         self.bus = await self.connect()
 
@@ -52,11 +50,11 @@ class Stage:
         await self._opened.aclose()
 
     async def connect(self) -> Bus:
-        """One more client."""
+        """Open one more client."""
         return await self._opened.enter_async_context(self._connect())
 
     async def restart(self, *rules: TopicRule) -> None:
-        """The broker ends and begins again with what it has stored, and with other rules if some are given."""
+        """Close the broker and open it again on the same data, with other topic rules if any are given."""
         await self.close()
         if rules:
             self.settings = msgspec.structs.replace(self.settings, topics=rules)
@@ -66,12 +64,12 @@ class Stage:
         self.clock.advance(round(seconds * NS_PER_SECOND))
 
     async def publish(self, topic: str, *payloads: bytes) -> None:
-        """One message after the other."""
+        """Publish one message after the other."""
         for payload in payloads:
             await self.bus.publish(topic, payload)
 
     async def payloads(self, topic: str, partition: int | None = None) -> list[bytes]:
-        """All that a topic has, from the first message there is."""
+        """The payloads of all messages in a topic."""
         state = await self.bus.topic(topic)
         first = state.partitions[partition or 0].first_offset
         page = await self.bus.fetch(topic, first, partition=partition)
@@ -79,7 +77,7 @@ class Stage:
 
 
 async def take(subscription: Subscription, count: int) -> list[Message]:
-    """The next so many messages."""
+    """The next messages, so many."""
     messages: list[Message] = []
     while len(messages) < count:
         messages.append(await anext(subscription))
@@ -91,12 +89,12 @@ async def take_payloads(subscription: Subscription, count: int) -> list[bytes]:
 
 
 async def take_work(consumer: Consumer, count: int) -> list[Work]:
-    """The next so many messages that are leased to it."""
+    """The next leased messages, so many."""
     return [await anext(consumer) for _ in range(count)]
 
 
 async def until(look: Callable[[], Awaitable[T]], is_right: Callable[[T], bool]) -> T:
-    """Ask again and again until the answer is right. Every asking lets the broker work."""
+    """Ask until the answer is right. Each request lets the broker work."""
     while True:
         answer = await look()
         if is_right(answer):
@@ -104,7 +102,7 @@ async def until(look: Callable[[], Awaitable[T]], is_right: Callable[[T], bool])
 
 
 async def nothing_more(stage: Stage, reader: Subscription | Consumer) -> None:
-    """Whatever was under way has arrived, and it was nothing: the broker's answers come in order."""
+    """Fails if one more message arrives. The broker answers in order, so all that was under way has arrived."""
     waiting: asyncio.Future[object] = asyncio.ensure_future(_next_of(reader))
     for _ in range(3):
         await stage.bus.ping()
@@ -126,19 +124,19 @@ def verb(
     needs: Sequence[Ability] = (),
     settings: Settings | None = None,
     broker: BrokerSettings | None = None,
-) -> Callable[[Verb], Callable[[Door], None]]:
-    """Makes a test of a coroutine that takes a `Stage`."""
-    doors = [door for door in DOORS if door.can(frozenset(needs))]
+) -> Callable[[Verb], Callable[[ListenerSetup], None]]:
+    """Make a test of a coroutine that takes a `Stage`."""
+    listeners = [listener for listener in LISTENERS if listener.can(frozenset(needs))]
 
-    def decorate(run: Verb) -> Callable[[Door], None]:
-        @pytest.mark.parametrize("door", doors, ids=lambda door: door.name)
-        def test(door: Door) -> None:
+    def decorate(run: Verb) -> Callable[[ListenerSetup], None]:
+        @pytest.mark.parametrize("listener", listeners, ids=lambda listener: listener.name)
+        def test(listener: ListenerSetup) -> None:
             with tempfile.TemporaryDirectory(prefix="runnel-test-") as directory:
                 whole = settings or Settings(
                     topics=rules, log=LOG, native=PATIENT, broker=broker or BrokerSettings()
                 )
-                data = door.data(f"{directory}/data")
-                asyncio.run(_run(door, msgspec.structs.replace(whole, data=data), run))
+                data = listener.data(f"{directory}/data")
+                asyncio.run(_run(listener, msgspec.structs.replace(whole, data=data), run))
 
         test.__name__ = run.__name__
         test.__doc__ = run.__doc__
@@ -147,8 +145,8 @@ def verb(
     return decorate
 
 
-async def _run(door: Door, settings: Settings, run: Verb) -> None:
-    stage = Stage(door, settings)
+async def _run(listener: ListenerSetup, settings: Settings, run: Verb) -> None:
+    stage = Stage(listener, settings)
     async with asyncio.timeout(PATIENCE_S):
         try:
             await stage.open()

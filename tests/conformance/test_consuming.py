@@ -1,4 +1,4 @@
-"""Acknowledged work: consuming, acknowledging, giving back, and who gets what in each mode."""
+"""Acknowledged work: consuming, ack, nack, and which consumer gets which message in each mode."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from runnel.client.bus import Bus
-from runnel.client.consumer import Consumer
-from runnel.client.work import Work
+from runnel.client import Bus
+from runnel.client.consumer import Consumer, Work
 from runnel.config import Keep, TopicRule
 from runnel.errors import ClientFault, LateAckError, MemberReplacedError
-from tests.conformance.doors import Ability
+from tests.conformance.listeners import Ability
 from tests.conformance.stage import Stage, nothing_more, take, take_work, verb
 
 MEMORY = TopicRule(match="m/*", keep=Keep.MEMORY)
@@ -27,13 +26,13 @@ def offsets(works: Sequence[Work]) -> list[int]:
 
 
 async def publish_keys(bus: Bus, *keys: bytes) -> None:
-    """A message for each; its payload is its number."""
+    """Publish a message for each key. Its payload is its number."""
     for number, key in enumerate(keys, 1):
         await bus.publish("a", b"%d" % number, key=key)
 
 
 async def take_after(stage: Stage, seconds: float, consumer: Consumer) -> Work:
-    """The next message, once so much time has passed. What was said before is heard before."""
+    """The next message, after so much time. The broker handles all earlier requests first."""
     waiting = asyncio.ensure_future(anext(consumer))
     await stage.bus.ping()
     assert not waiting.done()
@@ -201,7 +200,7 @@ async def test_failed_message_comes_again_before_the_later_ones_of_its_key(stage
         first = await anext(consumer)
         assert first.key == b"x"
         await first.nack()
-        other = await anext(consumer)  # other keys go on
+        other = await anext(consumer)  # other keys continue
         assert other.key == b"y"
         await nothing_more(stage, consumer)
         again = [await take_after(stage, 5, consumer), *await take_work(consumer, 2)]
@@ -284,7 +283,7 @@ async def test_restart_delivers_again_what_was_not_acked_and_counts_only_failure
         assert (again.offset, again.failures) == (3, 1)
 
 
-# --- What cannot be ---
+# --- Errors ---
 
 
 @verb()

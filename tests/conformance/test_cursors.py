@@ -1,4 +1,4 @@
-"""Named cursors: positions that outlive their readers, and hold back retention for what they have not passed."""
+"""Named cursors: positions that outlive their readers, and hold back retention of messages after them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from runnel.client.bus import Bus
+from runnel.client import Bus
 from runnel.config import Keep, Pin, Retain, Rotate, TopicRule
 from runnel.errors import ClientFault, InvalidNameError, OffsetGoneError, UnknownTopicError
 from runnel.formats.wire import CursorPlace
-from tests.conformance.doors import Ability
+from tests.conformance.listeners import Ability
 from tests.conformance.stage import Stage, verb
 
 AGED = TopicRule(

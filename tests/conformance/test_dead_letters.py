@@ -1,4 +1,4 @@
-"""Dead letters: what failed too often, looked at, sent back and dropped."""
+"""Dead letters: messages that failed too often are listed, sent back and dropped."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pytest
 from runnel.client.consumer import Consumer
 from runnel.errors import ClientFault, UnknownSubscriptionError
 from runnel.formats.message import Message
-from tests.conformance.doors import Ability
+from tests.conformance.listeners import Ability
 from tests.conformance.stage import Stage, nothing_more, take_work, until, verb
 
 
 def consume(stage: Stage, mode: str = "shared") -> Consumer:
-    """Whatever is given back once is dead."""
+    """With these options, one nack makes a dead letter."""
     return stage.bus.consume("s", "a", mode=mode, deliveries_max=1)
 
 
@@ -24,7 +24,7 @@ async def letters(stage: Stage, count: int) -> list[Message]:
 
 
 async def bury(stage: Stage, *payloads: bytes) -> None:
-    """These are given up, and nobody consumes any more."""
+    """Make dead letters of these offsets, and close the consumer."""
     async with consume(stage) as consumer:
         await stage.publish("a", *payloads)
         for work in await take_work(consumer, len(payloads)):
@@ -88,7 +88,7 @@ async def test_letters_are_sent_back_to_their_subscription_alone(stage: Stage) -
         assert await stage.bus.redrive("s", "all") == 2
         assert [work.offset for work in await take_work(consumer, 2)] == [1, 3]
     assert (await stage.bus.subscription("other")).members[0].backlog == 3
-    assert await stage.bus.redrive("s", [2]) == 0  # it is settled
+    assert await stage.bus.redrive("s", [2]) == 0  # it was settled before
 
 
 @verb()

@@ -1,4 +1,4 @@
-"""Fetching: pages of one partition from an offset or a time on, and errors that say where there is something."""
+"""Fetch: pages of one partition from an offset or a time on, and errors that name the first existing offset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runnel.config import Keep, Retain, Rotate, TopicRule
 from runnel.errors import ClientFault, OffsetAheadError, OffsetGoneError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from tests.conformance.doors import Ability
+from tests.conformance.listeners import Ability
 from tests.conformance.stage import Stage, until, verb
 
 SPREAD = TopicRule(match="p/*", partitions=3)

@@ -1,16 +1,15 @@
-"""Named publishers: a batch that is repeated is stored once, a predecessor is fenced, a gap is refused."""
+"""Named publishers: a repeated batch is stored once, a predecessor is fenced, a gap is refused."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from runnel.client.bus import Bus
-from runnel.client.results import BatchReceipt
+from runnel.client import BatchReceipt, Bus
 from runnel.errors import ClientFault, ProducerFault, ProducerFencedError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from tests.conformance.doors import Ability
+from tests.conformance.listeners import Ability
 from tests.conformance.stage import Stage, verb
 
 

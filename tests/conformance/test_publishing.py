@@ -1,4 +1,4 @@
-"""Publishing: what a message carries, what the receipt says, and how batches are made and answered."""
+"""Publishing: the fields of a message, the receipt, and batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runnel.config import Keep, TopicRule
 from runnel.errors import ClientFault, LimitExceededError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from tests.conformance.doors import Ability
+from tests.conformance.listeners import Ability
 from tests.conformance.stage import Stage, take_payloads, until, verb
 
 LIVE = TopicRule(match="live/*", keep=Keep.NONE)
@@ -75,7 +75,7 @@ async def test_level_without_asking_is_stored_on_disk_and_received_elsewhere(sta
 async def test_level_none_is_not_answered_and_arrives(stage: Stage) -> None:
     for level in ("none", "received", "stored"):
         receipt = await stage.bus.publish("a", level.encode(), level=level)
-        assert receipt.level == level or not stage.door.is_on_disk
+        assert receipt.level == level or not stage.listener.is_on_disk
         assert bool(receipt.offset) == (level != "none")
     assert await stage.payloads("a") == [b"none", b"received", b"stored"]
 
@@ -217,7 +217,7 @@ async def test_batch_with_one_refused_run_is_refused_whole_and_names_it(stage: S
     assert not sum(topic.messages for topic in await stage.bus.topics())
 
 
-# --- Topics that are not kept ---
+# --- Ephemeral topics ---
 
 
 @verb(LIVE)

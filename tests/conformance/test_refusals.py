@@ -1,4 +1,4 @@
-"""Bad input of every kind: refused with an error that says what was wrong, and the connection goes on."""
+"""Bad input of every kind is refused with an error that says what was wrong, and the connection stays open."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from runnel.client.places import StartAt
-from runnel.client.timers import Deadline, LoopTimers
+from runnel.client.connection import Deadline, LoopTimers
+from runnel.client.consumer import StartAt
 from runnel.config import Keep, LimitSettings, Settings, TopicRule
 from runnel.errors import (
     ClientFault,
@@ -24,7 +24,7 @@ from runnel.errors import (
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, RouteList, Routes
-from tests.conformance.doors import Ability
+from tests.conformance.listeners import Ability
 from tests.conformance.stage import LOG, PATIENT, Stage, verb
 
 TIGHT = Settings(
@@ -47,11 +47,9 @@ TIGHT = Settings(
 ANSWER_TIMEOUT_S = 2.0
 SPREAD = TopicRule(match="p/*", partitions=3)
 
-# A number that the wire cannot carry is sent all the same, and ends the connection, where an error would do.
-
 
 async def refused(stage: Stage, kind: type[RunnelError], text: str, act: Awaitable[object]) -> None:
-    """It is refused at once in these words, is not worth a retry, and harms nothing else."""
+    """The broker refuses it at once, with this text and as not retriable, and the connection still works."""
     with pytest.raises(kind, match=text) as error:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             await act

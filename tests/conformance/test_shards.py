@@ -1,12 +1,12 @@
-"""Reading shards, as a pipeline does: everything that matches, in the order in which it was stored."""
+"""Reading shards, as a pipeline does: all matching messages in the order in which they were stored."""
 
 from __future__ import annotations
 
 import pytest
 
-from runnel.client.results import ShardPage
+from runnel.client import ShardPage
 from runnel.errors import OffsetAheadError, UnknownTopicError
-from tests.conformance.doors import Ability
+from tests.conformance.listeners import Ability
 from tests.conformance.stage import Stage, verb
 
 

@@ -1,4 +1,4 @@
-"""Readers that do not keep up: nothing of a kept topic is missed, and of others they are told what is."""
+"""Slow readers miss nothing of kept topics, and get a gap for what they miss of ephemeral ones."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 
 import pytest
 
-from runnel.client.subscription import Subscription
+from runnel.client.consumer import Subscription
 from runnel.config import BrokerSettings, Keep, Retain, TopicRule
 from runnel.errors import SlowReaderError
-from tests.conformance.doors import Ability
+from tests.conformance.listeners import Ability
 from tests.conformance.stage import Stage, nothing_more, take, take_payloads, until, verb
 
 LIVE = TopicRule(match="live/*", keep=Keep.NONE)
 MEMORY = TopicRule(match="m/*", keep=Keep.MEMORY)
 SMALL_QUEUE = BrokerSettings(live_queue_bytes_max=4000)
-SIZE = 500  # of a payload: a handful of them fill buffer and queue
-LARGE = 2**18  # some dozens of them are more than sockets and windows hold
+SIZE = 500  # bytes of a payload: a few of them fill buffer and queue
+LARGE = 2**18  # bytes: some dozens are more than sockets and windows hold
 
 
 def numbered(number: int) -> bytes:
@@ -92,7 +92,9 @@ async def test_slow_reader_is_seen_in_the_statistics(stage: Stage) -> None:
         told = await stage.bus.statistics()
         assert told["gauges"]["subscriptions_behind"] == 1
         await take(slow, 10)
-        waiting = asyncio.ensure_future(take_payloads(slow, 1))  # who waits has read the rest
+        waiting = asyncio.ensure_future(
+            take_payloads(slow, 1)
+        )  # a reader that waits has read the rest
         await until(stage.bus.statistics, lambda told: not told["gauges"]["subscriptions_behind"])
         await stage.bus.publish("a", b"live again")
         assert await waiting == [b"live again"]

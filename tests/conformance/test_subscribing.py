@@ -1,4 +1,4 @@
-"""Live subscriptions: where they begin, what they match, and that nothing is missed or repeated."""
+"""Live subscriptions: where they start, which topics they match, and that they miss and repeat nothing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from runnel.client.results import Gap
+from runnel.client import Gap
 from runnel.config import Keep, Retain, Rotate, TopicRule
 from runnel.errors import ClientFault, OffsetAheadError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from tests.conformance.doors import Ability
+from tests.conformance.listeners import Ability
 from tests.conformance.stage import Stage, nothing_more, take, take_payloads, verb
 
 SPREAD = TopicRule(match="p/*", partitions=3)
@@ -22,7 +22,7 @@ STATE = TopicRule(match="state/*", keep=Keep.NONE, last_value=True)
 KINDS = (TopicRule(match="m/*", keep=Keep.MEMORY), LIVE)
 
 
-# --- Where they begin ---
+# --- Start ---
 
 
 @verb()
@@ -129,7 +129,7 @@ async def test_offset_that_is_gone_is_a_gap_and_then_what_is_left(stage: Stage) 
     assert (gap.first_offset, gap.next_offset) == (2, 4)
 
 
-# --- What they match ---
+# --- Patterns ---
 
 
 @verb()
@@ -193,7 +193,7 @@ async def test_only_wanted_runs_of_a_batch_come(stage: Stage) -> None:
         await nothing_more(stage, subscription)
 
 
-# --- Reading them ---
+# --- Reading ---
 
 
 @verb()

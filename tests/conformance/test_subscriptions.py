@@ -1,4 +1,4 @@
-"""Acknowledged subscriptions: made, listed, paused, moved, deleted; and what they refuse."""
+"""Acknowledged subscriptions: make, list, pause, move and delete them, and their errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runnel.errors import (
     UnknownTopicError,
 )
 from runnel.formats.work_heads import MemberState
-from tests.conformance.doors import Ability
+from tests.conformance.listeners import Ability
 from tests.conformance.stage import (
     LOG,
     NS_PER_SECOND,

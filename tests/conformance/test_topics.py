@@ -1,4 +1,4 @@
-"""Topics: listed, described, deleted, purged, made again."""
+"""Topics: list, describe, delete, purge and create them again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from runnel.config import Keep, Retain, Settings, TopicRule
 from runnel.errors import InvalidNameError, OffsetGoneError, UnknownTopicError
-from tests.conformance.doors import Ability
+from tests.conformance.listeners import Ability
 from tests.conformance.stage import LOG, Stage, nothing_more, take_payloads, verb
 
 LIVE = TopicRule(match="live/*", keep=Keep.NONE)
@@ -48,7 +48,7 @@ async def test_long_lists_come_in_several_pages(stage: Stage) -> None:
 async def test_system_topics_are_listed_only_by_patterns_that_begin_with_their_mark(
     stage: Stage,
 ) -> None:
-    await stage.publish("a", b"x")  # an event tells of it
+    await stage.publish("a", b"x")  # the broker publishes an event about it
     assert await names(stage) == ["a"]
     assert "!system/events" in await names(stage, "!*")
 

@@ -1,4 +1,4 @@
-"""The clock that a test holds in its hand is part of what Runnel offers to the tests of others."""
+"""The clock that a test moves. It is public: `runnel.testing` offers it to other test suites."""
 
 from runnel.testing.clock import NS_PER_SECOND, VirtualClock
 

@@ -1,10 +1,7 @@
-"""A disk in memory that fails as real ones do, decided by a seed.
+"""A disk in memory that fails as real disks do. A seed decides how.
 
-It keeps only what `runnel.platform.disk` promises and is as unkind as it may be about the rest: see
-`inode` for content and `names` for directories. A `FakeDisk` is the disk as one process sees it:
-after `crash()` (power loss) or `kill()` (the process alone dies) it and its files are dead and
-raise PowerLoss, and `restart()` gives the disk that the next process finds. It is meant for one
-thread; with `SimulatedWorkers` a whole history repeats from its seed.
+It keeps what `runnel.platform.disk` promises, and nothing more: `inode` says what a crash does to content, `names` what
+it does to directories. The disk is for one thread; with `SimulatedWorkers` a whole history repeats from its seed.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from random import Random
 from typing import NamedTuple, NoReturn
 
 from runnel.errors import LockedError
-from runnel.platform.disk import Access, Buffer
+from runnel.platform.disk import Buffer, FileAccess
 from tests.fakes.inode import Allocate, Inode, Truncate, Write
 from tests.fakes.names import Tree, os_error
 from tests.fakes.power import PowerLoss
@@ -59,6 +56,8 @@ class Operation(NamedTuple):
 
 @dataclass(slots=True)
 class _Fault:
+    """Operations of one kind that fail, on some paths and for some times."""
+
     kind: Kind
     errno: int
     path: Callable[[str], bool]
@@ -68,7 +67,11 @@ class _Fault:
 
 
 class FakeDisk:
-    """See the module. `operations[k - 1]` is the one in which `crash_at(k)` loses the power."""
+    """The disk as one process sees it.
+
+    After `crash()` (power loss) or `kill()` (only the process dies) this disk and its files raise PowerLoss;
+    `restart()` returns the disk that the next process finds. `crash_at(k)` loses power in `operations[k - 1]`.
+    """
 
     def __init__(
         self,
@@ -81,7 +84,9 @@ class FakeDisk:
     ) -> None:
         self.random = Random(random) if isinstance(random, int) else random
         self.capacity_bytes = capacity_bytes
-        self.room_files: int | None = None  # a test may say; nothing keeps to it
+        self.room_files: int | None = (
+            None  # what `free_files` returns; the disk does not enforce it
+        )
         self.nowait_probability = nowait_probability
         self.process_id = process_id
         self.operations: builtins.list[Operation] = []
@@ -97,14 +102,14 @@ class FakeDisk:
 
     # --- The disk ---
 
-    def open(self, path: str, access: Access) -> FakeFile:
-        if access is Access.CREATE:
+    def open(self, path: str, access: FileAccess) -> FakeFile:
+        if access is FileAccess.CREATE:
             with self.changing(Operation(Kind.CREATE, path)):
                 inode = self._tree.create(path)
         else:
             self._looking(Kind.OPEN, path)
             inode = self._tree.file(path)
-        return FakeFile(self, path, inode, writable=access is not Access.READ)
+        return FakeFile(self, path, inode, writable=access is not FileAccess.READ)
 
     def list(self, directory: str) -> builtins.list[str]:
         self._looking(Kind.LIST, directory)
@@ -149,16 +154,16 @@ class FakeDisk:
             inode.change(Write(0, b"%d\n" % self.process_id))
         return FakeLock(self, inode)
 
-    # --- What may happen to it ---
+    # --- Power loss, kills and faults ---
 
     def crash(self) -> None:
-        """Lose power now: of what was not synced, the seed decides what is left."""
+        """Lose power now. The seed decides what is left of the changes that were not synced."""
         if self._end is None:
             self._die("the power is gone")
             self._tree.crash(self.random)
 
     def kill(self) -> None:
-        """End the process alone: the system keeps all it did, but nothing becomes durable by it."""
+        """End only the process: the system keeps all its changes, but none becomes durable by it."""
         if self._end is None:
             self._die("the process was killed")
 
@@ -175,12 +180,12 @@ class FakeDisk:
         )
 
     def crash_at(self, operation: int) -> None:
-        """Lose power in the middle of the changing operation of that number, the first being 1."""
+        """Lose power in the middle of the changing operation with that number; the first is 1."""
         self._crash_at = operation
         self._is_kill = False
 
     def kill_at(self, operation: int) -> None:
-        """End the process alone in the middle of that operation."""
+        """End only the process in the middle of that operation."""
         self._crash_at = operation
         self._is_kill = True
 
@@ -194,23 +199,23 @@ class FakeDisk:
         times: int | None = 1,
         probability: float = 1.0,
     ) -> None:
-        """Let operations of this kind fail, after `skip` of them, `times` times (None: always).
+        """Make operations of this kind fail, after `skip` of them, `times` times (None: always).
 
         A failing write or allocation does a random part of its work first. A failing sync loses
-        what was pending, except for a random part, and later syncs succeed without it. Faults of
-        SYNC strike writes with `sync=True` too.
+        what was pending, except for a random part and smaller sizes, and later syncs succeed
+        without it. Faults of SYNC also strike writes with `sync=True`.
         """
         self._faults.append(_Fault(kind, error_number, path, skip, times, probability))
 
     def heal(self) -> None:
-        """No more faults; what they did stays."""
+        """End all faults; their effects stay."""
         self._faults.clear()
 
     def flip_bit(self, path: str, position: int, bit: int) -> None:
-        """Damage one bit of a file, in memory and on the platter."""
+        """Flip one bit of a file, in memory and on the platter."""
         self._tree.file(path).flip_bit(position, bit)
 
-    # --- What a test may look at ---
+    # --- For tests ---
 
     @property
     def room_bytes(self) -> int:
@@ -242,7 +247,7 @@ class FakeDisk:
         return None
 
     def begin(self, operation: Operation) -> bool:
-        """Note a changing operation; whether the power goes in the middle of it."""
+        """Record a changing operation. Returns whether the power fails in the middle of it."""
         self.check_alive()
         self.operations.append(operation)
         return len(self.operations) == self._crash_at
@@ -269,7 +274,7 @@ class FakeDisk:
 
     @contextmanager
     def changing(self, operation: Operation) -> Iterator[None]:
-        """An operation that happens whole or not at all, even if the power goes."""
+        """An operation that happens completely or not at all, even if the power fails."""
         crashing = self.begin(operation)
         if crashing and self.random.random() < 0.5:
             self.lose_power()
@@ -343,7 +348,7 @@ class FakeFile:
         self._check(writing=False)
         disk, inode = self._disk, self._inode
         crashing = disk.begin(Operation(Kind.SYNC, self.path))
-        if crashing:  # how far the sync came is what a crash decides anyway
+        if crashing:  # a crash decides anyway how much the sync stored
             disk.lose_power()
         if (error := disk.fault(Kind.SYNC, self.path)) is not None:
             inode.fail_sync(disk.random)

@@ -1,9 +1,8 @@
 """A file's content on the fake disk: on the platter, in memory, and after a crash.
 
-Between two syncs a file has a history of changes, and each of its sectors reaches the platter
-whenever the system likes: after a crash every sector shows its state at some moment of that
-history, on its own, and so does the size. That is all it takes to lose writes, tear them, and let
-later ones survive earlier ones; what cannot happen is a sector that mixes moments.
+Between two syncs a file has a history of changes. The system writes each sector to the platter at any time, so after a
+crash every sector shows its state at some moment of that history, independently, and so does the size. Writes are lost
+and torn in this way, and later ones survive earlier ones. A sector never mixes moments.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ SECTOR_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes at a position. A pinned one was synced by itself, and survives whatever happens."""
+    """Bytes at a position. A pinned write was synced by itself, and survives every crash."""
 
     position: int
     data: bytes
@@ -51,7 +50,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """A size that the file has at least."""
+    """A minimal size of the file."""
 
     size: int
 
@@ -63,7 +62,7 @@ Change = Write | Truncate | Allocate
 
 
 class Inode:
-    """`content` is what the system sees; a crash leaves `durable` and some of `pending`."""
+    """A file: the system sees `content`; a crash leaves `durable` and some of `pending`."""
 
     def __init__(self) -> None:
         self.content = bytearray()
@@ -84,16 +83,24 @@ class Inode:
         self.pending.clear()
 
     def fail_sync(self, random: Random) -> None:
-        """Some of it got out; the rest is forgotten, though memory shows it until the crash."""
+        """A part of the changes reaches the platter; the rest is forgotten, though memory shows it until a crash.
+
+        A smaller size is not forgotten: file systems journal it, and the next sync stores it.
+        """
+        self._keep_survivors(random)
+        if len(self.durable) > len(self.content):
+            self.pending.append(Truncate(len(self.content)))
+
+    def crash(self, random: Random) -> None:
+        self._keep_survivors(random)
+        self.content = bytearray(self.durable)
+
+    def _keep_survivors(self, random: Random) -> None:
         self.durable = self._survivors(random)
         self.pending.clear()
 
-    def crash(self, random: Random) -> None:
-        self.fail_sync(random)
-        self.content = bytearray(self.durable)
-
     def flip_bit(self, position: int, bit: int) -> None:
-        """Damage one bit wherever it is held."""
+        """Flip one bit in memory, on the platter and in pending writes."""
         self.content[position] ^= 1 << bit
         if position < len(self.durable):
             self.durable[position] ^= 1 << bit
@@ -104,7 +111,7 @@ class Inode:
                 self.pending[index] = Write(change.position, bytes(data), change.pinned)
 
     def _survivors(self, random: Random) -> bytearray:
-        """The content a crash leaves. Moment 0 is the durable state, k the one after change k."""
+        """The content that a crash leaves. Moment 0 is the durable state, moment k the state after change k."""
         if not self.pending:
             return self.durable
         sector_moments = self._choose_sector_moments(random)
@@ -124,11 +131,11 @@ class Inode:
             if moment <= size_moment:
                 size = len(content)
                 if size < size_before:
-                    # What a surviving truncation cut off cannot come back by growing again.
+                    # Bytes that a surviving truncation removed do not come back when the file grows.
                     cut = range(size // SECTOR_BYTES, -(-size_before // SECTOR_BYTES))
                     captured += [s for s in cut if sector_moments.get(s, 0) < moment]
             elif isinstance(change, Write) and change.pinned:
-                # It needs a size that holds it, and nothing else of what happened to the size.
+                # The size has to hold this write; other changes of the size may be lost.
                 size = max(size, change.position + len(change.data))
             for sector in captured:
                 start = sector * SECTOR_BYTES
@@ -141,9 +148,9 @@ class Inode:
         return image
 
     def _choose_sector_moments(self, random: Random) -> dict[int, int]:
-        """The moment that each changed sector shows; those not named show the durable state."""
+        """The moment that each changed sector shows. The other sectors show the durable state."""
         moments: dict[int, int] = {}
-        # Often all or nothing survives: recovery has to be right about those too.
+        # Often everything or nothing survives: recovery has to handle that too.
         common_fate: Fate | None = random.choice((_lose_all, _keep_all, None, None))
         for moment, change in enumerate(self.pending, start=1):
             if not isinstance(change, Write):
@@ -154,7 +161,8 @@ class Inode:
         return moments
 
 
-Fate = Callable[[range, Random], Iterable[int]]  # which of a write's sectors reach the platter
+# Which sectors of a write reach the platter.
+Fate = Callable[[range, Random], Iterable[int]]
 
 
 def _lose_all(sectors: range, random: Random) -> range:

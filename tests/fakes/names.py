@@ -1,7 +1,7 @@
-"""The fake disk's directory tree: which names a crash leaves.
+"""The directory tree of the fake disk, and which names survive a crash.
 
-Creations, renames and removals wait until their directory is synced. A crash keeps any of them,
-each whole, provided that all earlier ones of the same name are kept too.
+Creations, renames and removals are pending until their directory is synced. A crash keeps any of them, each completely,
+if it also keeps all earlier changes of the same name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.fakes.inode import Inode
 
 
 class Directory:
-    """`entries` is what the running system sees; `durable` what the platter has."""
+    """A directory: the running system sees `entries`, the platter has `durable`."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Node] = {}
@@ -24,7 +24,7 @@ class Directory:
 
 Node = Inode | Directory
 Place = tuple[Directory, str]
-NameChange = dict[Place, Node | None]  # None: the name goes
+NameChange = dict[Place, Node | None]  # None: the name is removed
 
 
 def os_error(number: int, path: str) -> OSError:
@@ -32,7 +32,7 @@ def os_error(number: int, path: str) -> OSError:
 
 
 class Tree:
-    """Paths are taken from the root, whether they begin with a slash or not."""
+    """All directories and files. Paths begin at the root, with a slash or without."""
 
     def __init__(self) -> None:
         self.root = Directory()
@@ -71,13 +71,13 @@ class Tree:
         return inode
 
     def make_directory(self, path: str) -> None:
-        """Make this one, durably, inside a directory that is there; fine if it exists."""
+        """Make this directory durably; its parent has to exist. No error if it exists already."""
         directory, name = place = self._place(path)
         if isinstance(directory.entries.get(name), Inode):
             raise os_error(errno.EEXIST, path)
         if name not in directory.entries:
             self._change({place: Directory()})
-        # Only this entry: other names in there wait for a sync of their own.
+        # Only this entry: other names in the parent wait for a sync of their own.
         self._commit([change for change in self._pending if place in change])
 
     def rename(self, source: str, target: str) -> None:
@@ -109,7 +109,7 @@ class Tree:
         self._commit([c for c in self._pending if any(place[0] is synced for place in c)])
 
     def crash(self, random: Random) -> None:
-        """Keep some of the pending names; then let every file that is left crash too."""
+        """Keep some of the pending names; then crash every file that is left."""
         self._commit([change for change in self._pending if random.random() < 0.5])
         self._pending.clear()
         _forget_volatile(self.root)
@@ -117,7 +117,7 @@ class Tree:
             inode.crash(random)
 
     def inodes(self) -> Iterator[Inode]:
-        """All files that have a name, in an order that is the same every time."""
+        """All files that have a name, always in the same order."""
         directories = [self.root]
         while directories:
             for _, node in sorted(directories.pop().entries.items()):
@@ -127,7 +127,7 @@ class Tree:
                     yield node
 
     def missing(self, path: str) -> list[str]:
-        """Those of the directories above `path` that are not there, outermost first."""
+        """The directories above `path` that do not exist, outermost first."""
         parts = _parts(path)
         above = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
         return [directory for directory in above if self.find(directory) is None]
@@ -142,7 +142,7 @@ class Tree:
         self._pending.append(change)
 
     def _commit(self, chosen: list[NameChange]) -> None:
-        """Make them durable, with all that came before them under the same names."""
+        """Make these changes durable, with all earlier changes of the same names."""
         wanted = {id(change) for change in chosen}
         committed: list[NameChange] = []
         places: set[Place] = set()

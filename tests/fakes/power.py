@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PowerLoss(BaseException):
-    """The machine lost power, or the process was killed: no code of that process may go on.
+    """The machine lost power, or the process was killed: no code of that process may continue.
 
-    Not an Exception, so that nothing which handles errors can handle it.
+    Not an Exception, so that no error handler catches it.
     """

@@ -1,4 +1,4 @@
-"""Workers on the loop itself, whose timing a seed decides."""
+"""Workers that run on the event loop; a seed decides their timing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Ts = TypeVarTuple("Ts")
 class SimulatedWorkers:
     """Runs each function after a random number of turns of the loop, and answers some turns later.
 
-    Functions never overlap, but their order and that of their answers are as free as with
+    Functions never overlap, but their order and the order of their answers are as free as with
     threads, and the same for the same seed.
 
-    A function that raises PowerLoss ends the simulated process: `power_lost` holds it, nothing
-    more is run, and the function's future, those still unanswered and all later ones fail with
-    it. (Futures that never resolved would be nearer to the truth, but whoever waits for one while
-    being cancelled would hang the simulation.)
+    A function that raises PowerLoss ends the simulated process: `power_lost` holds the error, no
+    function runs any more, and the function's future, all unanswered futures and all later ones
+    fail with it. (Futures that never resolve would be closer to a real power loss, but a task
+    that waits for one while it is cancelled would hang the simulation.)
     """
 
     def __init__(self, random: Random, *, turns_max: int = 4) -> None:
@@ -33,7 +33,7 @@ class SimulatedWorkers:
         self._random = random
         self._turns_max = turns_max
         self._closed = False
-        # A dict for its order: a set's would differ from run to run.
+        # A dict keeps its order; the order of a set differs from run to run.
         self._waiting: dict[Callable[[], None], None] = {}
 
     def submit(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
@@ -69,11 +69,11 @@ class SimulatedWorkers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything waits for its turn. Answers may still be on their way."""
+        """Whether a function waits to run. Answers may still be pending."""
         return bool(self._waiting)
 
     def close(self) -> None:
-        """Run what still waits, in any order, right now; the answers come later all the same."""
+        """Run all waiting functions now, in any order. Their answers come later."""
         self._closed = True
         calls = list(self._waiting)
         self._random.shuffle(calls)
@@ -81,7 +81,7 @@ class SimulatedWorkers:
             call()
 
     def _succeed(self, future: asyncio.Future[T], result: T) -> None:
-        # Work done before the power went, heard of after it: nobody is there to hear.
+        # The function ran before the power loss, but no process is left to get its result.
         if self.power_lost is not None:
             self._fail(future, self.power_lost)
         elif not future.done():
@@ -91,7 +91,7 @@ class SimulatedWorkers:
         if not future.done():
             future.set_exception(self.power_lost or error)
             if self.power_lost is not None:
-                future.exception()  # so that asyncio does not complain when nobody asks any more
+                future.exception()  # asyncio does not report the error then
 
     def _later(self, loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
         turns = self._random.randint(0, self._turns_max)

@@ -211,7 +211,7 @@ def test_the_exchange_is_what_the_code_says_and_understands() -> None:
 
 def test_the_version_and_port_are_those_of_the_code() -> None:
     assert f"by default to port {wire.DEFAULT_PORT}" in NATIVE
-    assert f"of this protocol that you speak: {wire.VERSION}" in NATIVE
+    assert f"of this protocol that the client speaks: {wire.VERSION}" in NATIVE
 
 
 def test_the_limits_are_those_of_the_code() -> None:
@@ -236,7 +236,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         "| topics in one `routes` | 10,000 |",
         "| 10,000, unless `limits.cursor_places_max`",
         "| patterns of a cursor's place | 1,024; of all its places together 100,000 |",
-        "| what one fetch brings | 4 MiB,",
+        "| one fetch | 4 MiB,",
         "prepared at a time | 8;",
         "| 5 s, unless `native.handshake_timeout`",
         "| 60 s, unless `native.idle_timeout`",

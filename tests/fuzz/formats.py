@@ -1,6 +1,6 @@
-"""Fuzzing of everything that decodes bytes: whatever comes in, only the two errors may come out.
+"""Fuzzing of every decoder: whatever the input is, it may raise only the two errors.
 
-`run` mutates the test vectors from a seed, and lets atheris look too where that is installed. Alone:
+`run` mutates the test vectors from a seed, and also runs atheris where that is installed. Alone:
 
     python -m tests.fuzz.formats [libFuzzer's options] [FILE to try again]
 """
@@ -56,11 +56,11 @@ def seeds() -> list[bytes]:
     ]
 
 
-# --- What is tried with every input ---
+# --- Checks of every input ---
 
 
 def check(data: bytes) -> None:
-    """Give these bytes to every decoder. Any error but a refusal is a fault of ours."""
+    """Give these bytes to every decoder. Any error but a refusal is our bug."""
     _unpack_and_look(data)
     for repaired in _repaired(data):
         _unpack_and_look(repaired)
@@ -79,7 +79,7 @@ def _unpack_and_look(data: bytes) -> None:
         messages = batch.messages()
     except REFUSALS:
         return
-    # What was accepted must hold in every other form as well.
+    # Accepted bytes must survive every other form, too.
     assert len(messages) == len(batch) == sum(run.count for run in batch.runs())
     assert repr(batch)
     table = batch.to_arrow()
@@ -95,7 +95,7 @@ def _unpack_and_look(data: bytes) -> None:
 
 
 def _repaired(data: bytes) -> list[bytes]:
-    """The same envelope and body with right lengths and checksums, so that mutations get past them."""
+    """The same envelope and body with correct lengths and checksums, so that mutations get past these."""
     if len(data) < block.HEADER_BYTES:
         return []
     envelope_bytes = struct.unpack_from("<I", data, 4)[0] % (len(data) + 1)
@@ -136,7 +136,7 @@ def _frames(data: bytes, step: int) -> list[tuple[bytes, bytes]] | None:
 
 
 def mutate(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """A few random changes, of the kinds that parsers stumble over."""
+    """A few random changes of the kinds that break parsers."""
     changed = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
         position = chance.randrange(len(changed) + 1)
@@ -166,7 +166,7 @@ def mutate(chance: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def run(seconds: float, seed: int) -> int:
-    """Look for that long; returns how many inputs were tried. A fault raises, with the input.
+    """Try inputs for so long, and return their number. A bug raises an error with its input.
 
     Where atheris is installed it gets half of the time, in a process of its own that takes some
     seconds more to start.
@@ -184,7 +184,7 @@ def run(seconds: float, seed: int) -> int:
             data = mutate(chance, data, chance.choice(inputs))
         try:
             check(data)
-        except Exception as error:  # whatever it is, the input that led to it has to be told
+        except Exception as error:  # whatever it is, the error must contain the input
             raise AssertionError(f"seed {seed}, input {tried}: {data.hex()}") from error
         tried += 1
     return tried
@@ -200,13 +200,13 @@ def _run_atheris(seconds: int, seed: int) -> None:
         options = [f"-max_total_time={seconds}", f"-seed={seed % 2**31 or 1}"]
         limits = [f"-max_len={_INPUT_BYTES_MAX}", "-rss_limit_mb=1024", "-timeout=10"]
         command = [sys.executable, "-m", "tests.fuzz.formats", *options, *limits, folder]
-        # In a group of its own: Ctrl-C is for us, and whatever ends us ends it.
+        # In its own process group: Ctrl-C is for this process, which ends it in any case.
         subprocess.run(command, check=True, cwd=VECTORS.parents[1], process_group=0)
 
 
 def main() -> None:
     """Hand `check` to atheris, with the options of the command line."""
-    import atheris  # here only: everything else runs without it
+    import atheris  # here only: the rest runs without it
 
     atheris.instrument_all()
     atheris.Setup(sys.argv, check)

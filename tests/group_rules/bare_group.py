@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runnel.group_rules.ack_set import AckSet
-from runnel.group_rules.definition import Options
-from runnel.group_rules.effects import Delivery, Part, Want
+from runnel.group_rules.definition import SubscriptionOptions
+from runnel.group_rules.effects import LeasedDelivery, Part, Want
 from runnel.group_rules.group import Group
 from runnel.topics.names import TopicPartition
 
 SECOND = 1_000_000_000
 ORDERS: TopicPartition = ("orders", 0)
-PLAIN = Options(retry_delay_ns=SECOND, retry_delay_ns_max=10 * SECOND, lease_ns=30 * SECOND)
+PLAIN = SubscriptionOptions(
+    retry_delay_ns=SECOND, retry_delay_ns_max=10 * SECOND, lease_ns=30 * SECOND
+)
 
 
-def offsets(delivery: Delivery) -> list[int]:
+def offsets(delivery: LeasedDelivery) -> list[int]:
     return [
         delivery.base + bit for bit in range(delivery.mask.bit_length()) if delivery.mask >> bit & 1
     ]
 
 
-def part(delivery: Delivery, first: int, last: int | None = None) -> Part:
+def part(delivery: LeasedDelivery, first: int, last: int | None = None) -> Part:
     """From one offset of a delivery to another, that one included."""
     return Part(delivery.id, first, (first if last is None else last) + 1)
 
@@ -31,7 +33,7 @@ class BareGroup:
 
     def __init__(
         self,
-        options: Options = PLAIN,
+        options: SubscriptionOptions = PLAIN,
         *,
         is_keyed: bool = False,
         message_bytes: int = 10,
@@ -59,13 +61,13 @@ class BareGroup:
     def join(self, consumer: int, messages: int = 100, size_bytes: int = 1_000_000) -> None:
         self.group.join(consumer, window_messages=messages, window_bytes=size_bytes)
 
-    def read(self, want: Want) -> list[Delivery]:
+    def read(self, want: Want) -> list[LeasedDelivery]:
         """Offer exactly what was wanted."""
         self.wants.append(want)
         count = min(want.end - want.begin, max(want.messages_max, 1))
         return self.offer(want.begin, count, key=want.key)
 
-    def offer(self, base: int, count: int, *, key: TopicPartition = ORDERS) -> list[Delivery]:
+    def offer(self, base: int, count: int, *, key: TopicPartition = ORDERS) -> list[LeasedDelivery]:
         row_keys: Sequence[bytes | None] = self.keys[key][base : base + count]
         return self.group.offer(
             key,
@@ -76,9 +78,9 @@ class BareGroup:
             row_keys if self.is_keyed else None,
         )
 
-    def pump(self) -> list[Delivery]:
+    def pump(self) -> list[LeasedDelivery]:
         """Read and offer until nothing more is wanted."""
-        deliveries: list[Delivery] = []
+        deliveries: list[LeasedDelivery] = []
         for _ in range(1_000):
             want = self.group.next_want(self.now_ns)
             if want is None:
@@ -90,7 +92,7 @@ class BareGroup:
         """The same, as (consumer, offsets)."""
         return [(delivery.consumer, offsets(delivery)) for delivery in self.pump()]
 
-    def only(self) -> Delivery:
+    def only(self) -> LeasedDelivery:
         """The same, where one delivery is all that comes."""
         (delivery,) = self.pump()
         return delivery

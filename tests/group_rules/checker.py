@@ -9,6 +9,8 @@ What is promised, in all modes:
 - Nothing comes after its acknowledgement: after a restart, if the acknowledgement was stored; before, in any case.
 - A message is leased once at a time, until its deadline; only its consumer or an operator can end that earlier.
 - Failures count, and what counts as one is told: nack, lapsed lease, lost consumer. Nothing else counts.
+- What a consumer returns unbegun comes again at once, uncounted.
+- Each lease that ends by time is told to its consumer, and no other is.
 - A failed message does not come before its delay is over; one that failed too often comes no more: it is buried, once.
 - Nobody has more messages or bytes leased than its window allows, but for a single message that is larger.
 - An acknowledgement that comes too late is told so, and no other is.
@@ -28,12 +30,12 @@ from typing import Any
 from tests.group_rules import delivering, failing
 from tests.group_rules.delivering import named
 from tests.group_rules.facts import Consumer, GroupFacts, Lease, LogFacts, PartitionFacts, count_of
-from tests.group_rules.failing import Message, bury, end
+from tests.group_rules.failing import Message, bury, end, return_unbegun
 from tests.group_rules.history import (
     Acked,
     AckedUpTo,
     Began,
-    Buried,
+    DeadLetterSettled,
     Delivered,
     Event,
     Expired,
@@ -55,6 +57,7 @@ from tests.group_rules.history import (
     Resized,
     Restarted,
     Rested,
+    Returned,
     Rules,
     Stated,
     Stored,
@@ -63,7 +66,8 @@ from tests.group_rules.history import (
     offsets_text,
     place_text,
 )
-from tests.group_rules.telling import Expected, Violation, compare
+from tests.group_rules.telling import Expected, compare
+from tests.simulation.history import Violation
 
 # So often the same may be wanted in vain: each time, one consumer may turn out to have too little room.
 WANTS_MAX = 10
@@ -102,8 +106,9 @@ class Checker:
             Nacked: self._nacked,
             Renewed: self._renewed,
             GaveBack: self._gave_back,
+            Returned: self._returned,
             Expired: self._expired,
-            Buried: self._buried,
+            DeadLetterSettled: self._dead_letter_settled,
             Moved: self._moved,
             Reopened: self._reopened,
             Gone: self._gone,
@@ -211,8 +216,8 @@ class Checker:
         """It is done: nothing of it is owed."""
         if not partition.is_owed(offset):
             return
-        partition.burying.discard(offset)
-        partition.bury_again_ns.pop(offset, None)
+        partition.letters_under_way.discard(offset)
+        partition.letter_again_ns.pop(offset, None)
         partition.reopened.discard(offset)
         group.settle(partition, offset, how, self.number)
         expected.acked.add((partition.place, offset))
@@ -328,17 +333,31 @@ class Checker:
     def _nacked(self, event: Nacked) -> None:
         group = self.group(event.group)
         expected = Expected()
+        ended = self._released(group, event.consumer, event.parts, expected)
+        own = event.delay_ns
+        delay = self._rules.delay_ns if own is None else lambda failures: own
+        self._fail(group, ended, event.at_ns, expected, delay)
+        compare(event, expected)
+
+    def _released(
+        self, group: GroupFacts, consumer: int, parts: Sequence[Stretch], expected: Expected
+    ) -> list[Message]:
+        """The messages of these parts that the consumer had and that are still owed. It has them no more."""
         ended = []
-        for part in event.parts:
-            for offset in self._in_time(group, event.consumer, part, expected):
+        for part in parts:
+            for offset in self._in_time(group, consumer, part, expected):
                 lease = group.leases[part.delivery]
                 partition = group.partitions[lease.place]
                 group.release(lease, offset)
                 if partition.is_owed(offset):
                     ended.append((partition, offset))
-        own = event.delay_ns
-        delay = self._rules.delay_ns if own is None else lambda failures: own
-        self._fail(group, ended, event.at_ns, expected, delay)
+        return ended
+
+    def _returned(self, event: Returned) -> None:
+        group = self.group(event.group)
+        expected = Expected()
+        ended = self._released(group, event.consumer, event.parts, Expected())
+        return_unbegun(self._rules, group, ended, expected)
         compare(event, expected)
 
     def _renewed(self, event: Renewed) -> None:
@@ -367,10 +386,11 @@ class Checker:
         group.looked_ns = event.at_ns
         over = [lease for lease in group.leases.values() if lease.deadline_ns <= event.at_ns]
         expected = Expected()
+        expected.expired = {(lease.consumer, lease.delivery) for lease in over}
         self._fail(group, end(group, over), event.at_ns, expected)
-        told = {(burial.place, burial.offset) for burial in event.told.burials}
+        told = {(dead_letter.place, dead_letter.offset) for dead_letter in event.told.dead_letters}
         for partition in group.partitions.values():
-            for offset, due_ns in list(partition.bury_again_ns.items()):
+            for offset, due_ns in list(partition.letter_again_ns.items()):
                 # With keys, what failed before a restart is found when it is read, and that may take a while.
                 may_wait = due_ns == AT_SOME_TIME and self._rules.is_keyed
                 is_due = (partition.place, offset) in told if may_wait else due_ns <= event.at_ns
@@ -393,17 +413,17 @@ class Checker:
             if self._rules.is_dead(count.failures):
                 bury(partition, offset, expected)
 
-    def _buried(self, event: Buried) -> None:
+    def _dead_letter_settled(self, event: DeadLetterSettled) -> None:
         group = self.group(event.group)
         expected = Expected()
         partition = group.partitions.get(event.place)
-        if partition is not None and event.offset in partition.burying:
+        if partition is not None and event.offset in partition.letters_under_way:
             if event.is_stored:
-                self._settle(group, partition, event.offset, "buried", expected)
+                self._settle(group, partition, event.offset, "dead_letter_stored", expected)
             else:
-                partition.burying.remove(event.offset)
+                partition.letters_under_way.remove(event.offset)
                 again_ns = event.at_ns + self._rules.retry_delay_ns_max
-                partition.bury_again_ns[event.offset] = again_ns
+                partition.letter_again_ns[event.offset] = again_ns
         compare(event, expected)
 
     # --- The broker ---
@@ -429,7 +449,7 @@ class Checker:
         """What failed before is held back again, or has to be buried."""
         for offset, count in partition.counts.items():
             if self._rules.is_dead(count.failures):
-                partition.bury_again_ns[offset] = AT_SOME_TIME
+                partition.letter_again_ns[offset] = AT_SOME_TIME
             else:
                 partition.hold_key(offset, count.not_before_ns)
 

@@ -13,7 +13,7 @@ from tests.group_rules.history import (
     place_text,
     seconds,
 )
-from tests.group_rules.telling import Violation
+from tests.simulation.history import Violation
 
 
 def named(partition: PartitionFacts, offset: int) -> str:
@@ -73,7 +73,7 @@ def _check_message(rules: Rules, partition: PartitionFacts, offset: int, event: 
         )
     if (lease := partition.recalled.get(offset)) is not None:
         raise Violation(f"{what} though consumer {lease.consumer} has not given it back", about)
-    if offset in partition.burying or offset in partition.bury_again_ns:
+    if offset in partition.letters_under_way or offset in partition.letter_again_ns:
         raise Violation(f"{what} though it failed too often and is to be buried", about)
     count = partition.counts.get(offset)
     if count is not None and count.not_before_ns > event.at_ns:
@@ -88,10 +88,10 @@ def _check_message(rules: Rules, partition: PartitionFacts, offset: int, event: 
 
 def _check_order(partition: PartitionFacts, offset: int, event: Delivered) -> None:
     """All before it of its key are done or with the same consumer; none after it is with anybody."""
-    lane = partition.lane(offset)
+    queue = partition.queue(offset)
     what = f"{named(partition, offset)} was delivered to consumer {event.consumer}"
-    about = (partition.place, {offset, *lane})
-    for other in lane:
+    about = (partition.place, {offset, *queue})
+    for other in queue:
         if other == offset:
             continue
         held, recalled = partition.held.get(other), partition.recalled.get(other)
@@ -107,7 +107,7 @@ def _check_order(partition: PartitionFacts, offset: int, event: Delivered) -> No
         if not partition.is_owed(other):
             continue  # done, or gone while somebody has it
         if other < offset and held is None:
-            state = "is about to be buried" if other in partition.burying else "waits"
+            state = "is about to be buried" if other in partition.letters_under_way else "waits"
             raise Violation(f"{what} before @{other} of its key, which {state}", about)
         if other > offset and held is not None and offset not in partition.reopened:
             raise Violation(f"{what} while the later @{other} of its key was out", about)
@@ -191,13 +191,13 @@ def _could_go(
     key = partition.log.key(offset)
     if key is not None and partition.key_held_ns.get(key, 0) > looked_ns:
         return False
-    for other in partition.lane(offset):
+    for other in partition.queue(offset):
         held = partition.held.get(other)
         if other in partition.recalled or (held is not None and held.consumer != consumer):
             return False
         if other == offset or not partition.is_owed(other):
             continue
-        if other in partition.burying or other in partition.bury_again_ns:
+        if other in partition.letters_under_way or other in partition.letter_again_ns:
             return False  # whichever of a key is being buried, the others wait for it
         if (other < offset) != (held is not None):
             return False

@@ -21,7 +21,7 @@ class LogFacts:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.first = self.end = 1
-        self.lanes: dict[bytes, list[int]] = defaultdict(list)
+        self.queues: dict[bytes, list[int]] = defaultdict(list)
         self._bases: list[int] = []
         self._costs_bytes: list[int] = []
         self._keys: list[bytes | None] = []
@@ -36,7 +36,7 @@ class LogFacts:
         self.end = base + len(keys)
         for offset, key in enumerate(keys, base):
             if key is not None:
-                self.lanes[key].append(offset)
+                self.queues[key].append(offset)
 
     def key(self, offset: int) -> bytes | None:
         return self._keys[offset - self.first] if self.first <= offset < self.end else None
@@ -119,8 +119,8 @@ class PartitionFacts:
         self.counts: dict[int, Count] = {}
         self.held: dict[int, Lease] = {}
         self.recalled: dict[int, Lease] = {}
-        self.burying: set[int] = set()  # a dead letter is being stored
-        self.bury_again_ns: dict[int, int] = {}  # one has to be, at this time
+        self.letters_under_way: set[int] = set()  # a dead letter is being stored
+        self.letter_again_ns: dict[int, int] = {}  # one has to be, at this time
         self.first_delivery_ns: dict[int, int] = {}
         # Until when a delay holds a key, even if the message with the delay is gone.
         self.key_held_ns: dict[bytes, int] = {}
@@ -131,10 +131,10 @@ class PartitionFacts:
     def place(self) -> Place:
         return self.log.place
 
-    def lane(self, offset: int) -> Sequence[int]:
+    def queue(self, offset: int) -> Sequence[int]:
         """All messages of the same key, in order; none for one without a key."""
         key = self.log.key(offset)
-        return () if key is None else self.log.lanes[key]
+        return () if key is None else self.log.queues[key]
 
     def believe(self, floor: int, done: AbstractSet[int], failed: Mapping[int, Count]) -> None:
         """Of what is gone with a deleted topic, whatever is said."""
@@ -165,8 +165,8 @@ class PartitionFacts:
             self.is_owed(offset)
             and offset not in self.held
             and offset not in self.recalled
-            and offset not in self.burying
-            and offset not in self.bury_again_ns
+            and offset not in self.letters_under_way
+            and offset not in self.letter_again_ns
         )
 
     def is_due(self, offset: int, looked_ns: int) -> bool:
@@ -184,8 +184,8 @@ class PartitionFacts:
         """As after a restart: what was only in memory is gone."""
         self.held.clear()
         self.recalled.clear()
-        self.burying.clear()
-        self.bury_again_ns.clear()
+        self.letters_under_way.clear()
+        self.letter_again_ns.clear()
         self.first_delivery_ns.clear()
         self.key_held_ns.clear()
         self.reopened.clear()

@@ -58,10 +58,23 @@ def fail(
     return counted
 
 
+def return_unbegun(
+    rules: Rules, group: GroupFacts, ended: Sequence[Message], expected: Expected
+) -> None:
+    """Consumers returned these, and nothing counts. Later ones of their keys are recalled."""
+    seen: set[tuple[Place, bytes]] = set()
+    for partition, offset in sorted(ended, key=lambda message: message[1]):
+        key = partition.log.key(offset)
+        if rules.is_keyed and key is not None and (partition.place, key) not in seen:
+            seen.add((partition.place, key))
+            partition.reopened.discard(offset)
+            _recall_later(group, partition, offset, expected)
+
+
 def _recall_later(
     group: GroupFacts, partition: PartitionFacts, offset: int, expected: Expected
 ) -> None:
-    for later in partition.lane(offset):
+    for later in partition.queue(offset):
         lease = partition.held.get(later) if later > offset else None
         if lease is not None and partition.is_owed(later):  # not so if it is gone meanwhile
             group.recall(lease, later)
@@ -70,6 +83,6 @@ def _recall_later(
 
 def bury(partition: PartitionFacts, offset: int, expected: Expected) -> None:
     """A dead letter is to be stored from now on."""
-    partition.bury_again_ns.pop(offset, None)
-    partition.burying.add(offset)
-    expected.burials[partition.place, offset] = partition.counts[offset].failures
+    partition.letter_again_ns.pop(offset, None)
+    partition.letters_under_way.add(offset)
+    expected.dead_letters[partition.place, offset] = partition.counts[offset].failures

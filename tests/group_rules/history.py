@@ -82,7 +82,7 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     first_delivery_ns: int
 
 
-class Burial(msgspec.Struct, frozen=True, gc=False):
+class GivenUp(msgspec.Struct, frozen=True, gc=False):
     """A message that failed too often: its dead letter has to be stored."""
 
     place: Place
@@ -106,9 +106,11 @@ class Told(msgspec.Struct, frozen=True, gc=False):
 
     late: Sequence[Stretch] = ()
     recalls: Sequence[Recall] = ()
-    burials: Sequence[Burial] = ()
+    dead_letters: Sequence[GivenUp] = ()
     failed: Sequence[Failure] = ()
     acked: Sequence[tuple[Place, int, int]] = ()
+    expired: Sequence[tuple[int, int]] = ()
+    """Consumer and delivery of each lease that ended by time."""
 
     def __str__(self) -> str:
         acked = [f"{place_text(place)} {offsets_text(b, e)}" for place, b, e in self.acked]
@@ -118,8 +120,9 @@ class Told(msgspec.Struct, frozen=True, gc=False):
                 ("too late:", self.late),
                 ("recalled:", self.recalls),
                 ("failed:", _together(self.failed)),
-                ("to be buried:", _together(self.burials)),
+                ("to be buried:", _together(self.dead_letters)),
                 ("done:", acked),
+                ("expired:", [f"delivery {delivery}" for _, delivery in self.expired]),
             )
             if what
         )
@@ -335,6 +338,20 @@ class GaveBack(Event, frozen=True, kw_only=True):
         return self.told
 
 
+class Returned(Event, frozen=True, kw_only=True):
+    """A consumer returns messages on which it has not begun to work. That does not count as a failure."""
+
+    consumer: int
+    parts: Sequence[Stretch]
+    told: Told = NOTHING_TOLD
+
+    def what(self) -> str:
+        return f"consumer {self.consumer} returns {', '.join(map(str, self.parts))} unbegun"
+
+    def told_of(self) -> Told:
+        return self.told
+
+
 class Expired(Event, frozen=True, kw_only=True):
     """The group was told the time: leases whose deadline has come are over."""
 
@@ -347,7 +364,7 @@ class Expired(Event, frozen=True, kw_only=True):
         return self.told
 
 
-class Buried(Event, frozen=True, kw_only=True):
+class DeadLetterSettled(Event, frozen=True, kw_only=True):
     """The dead letter of a message was stored, or could not be."""
 
     place: Place
@@ -517,7 +534,7 @@ def _but(done: Sequence[tuple[int, int]]) -> str:
     return f" but for {' '.join(offsets_text(*span) for span in done)}" if done else ""
 
 
-def _together(failures: Iterable[Failure | Burial]) -> list[str]:
+def _together(failures: Iterable[Failure | GivenUp]) -> list[str]:
     """Neighbours that fared alike are told as one."""
     spans: list[tuple[Place, int, int, str]] = []
     for failure in failures:

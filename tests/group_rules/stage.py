@@ -13,8 +13,8 @@ from typing import Any
 
 from runnel.formats.work_heads import Part, Picked
 from runnel.group_rules.ack_set import AckSet
-from runnel.group_rules.definition import Options
-from runnel.group_rules.effects import Delivery, Effects, Failure, Want
+from runnel.group_rules.definition import SubscriptionOptions
+from runnel.group_rules.effects import Effects, Failure, LeasedDelivery, Want
 from runnel.group_rules.group import Group
 from runnel.group_rules.masks import runs
 from runnel.group_rules.records import (
@@ -22,7 +22,7 @@ from runnel.group_rules.records import (
     AtRecord,
     FailedRecord,
     ForgottenRecord,
-    PartitionState,
+    PartitionAcks,
     PickedRecord,
     Record,
     at_record,
@@ -44,7 +44,7 @@ class Stage:
 
     def __init__(
         self,
-        options: Options,
+        options: SubscriptionOptions,
         *,
         is_keyed: bool,
         waiting_max: int = 65_536,
@@ -70,7 +70,7 @@ class Stage:
         self.journal = ModelJournal()
         self.groups: dict[str, Group] = {}
         self.places: dict[str, list[Place]] = {}  # what each group covers
-        self.burials: list[tuple[str, Place, int]] = []  # dead letters to be stored
+        self.dead_letters: list[tuple[str, Place, int]] = []  # dead letters to be stored
         self.dead: set[tuple[str, Place, int]] = set()  # dead letters that are
         self.on_recall: Callable[[int, Stretch], None] = lambda consumer, part: None
         self.is_paused = False
@@ -108,13 +108,15 @@ class Stage:
         return self.checker.number
 
     def _told(self, name: str, effects: Effects, make: Callable[..., Any], **fields: Any) -> None:
-        """An event that a group answered. What it told is added to the journal, and burials begin."""
+        """An event that a group answered. What it told is added to the journal, and dead letters are begun."""
         told = Told(
             late=[_stretch(part) for part in effects.late],
             recalls=[
                 history.Recall(consumer, _stretch(part)) for consumer, part in effects.recalls
             ],
-            burials=[history.Burial(b.key, b.offset, b.failures) for b in effects.burials],
+            dead_letters=[
+                history.GivenUp(b.key, b.offset, b.failures) for b in effects.dead_letters
+            ],
             failed=[
                 history.Failure(
                     key,
@@ -127,12 +129,15 @@ class Stage:
                 if failures  # 0: owed again, which is for the journal
             ],
             acked=[*effects.acked, *_picked(effects)],
+            expired=effects.expired,
         )
         number = self._see(make(self.now_ns, name, told=told, **fields))
         records = self._records(name, effects)
         if records:
             self.journal.add(number, records)
-        self.burials += [(name, burial.key, burial.offset) for burial in effects.burials]
+        self.dead_letters += [
+            (name, dead_letter.key, dead_letter.offset) for dead_letter in effects.dead_letters
+        ]
         for recall in told.recalls:
             self.on_recall(recall.consumer, recall.stretch)
 
@@ -219,7 +224,9 @@ class Stage:
 
     def _remove_place(self, name: str, place: Place) -> None:
         self.places[name].remove(place)
-        self.burials = [burial for burial in self.burials if burial[:2] != (name, place)]
+        self.dead_letters = [
+            dead_letter for dead_letter in self.dead_letters if dead_letter[:2] != (name, place)
+        ]
         self.dead = {dead for dead in self.dead if dead[:2] != (name, place)}
         effects = self.groups[name].remove_partition(place)
         self._told(name, effects, history.Removed, place=place)
@@ -279,7 +286,7 @@ class Stage:
             self.gone(name, want.key, want.begin, begin)
         return run if run is not None and run.base < want.end else None
 
-    def offer(self, name: str, place: Place, run: Run) -> list[Delivery]:
+    def offer(self, name: str, place: Place, run: Run) -> list[LeasedDelivery]:
         deliveries = self.groups[name].offer(
             place,
             run.base,
@@ -358,6 +365,10 @@ class Stage:
         effects = self.groups[name].recalled(consumer, _parts(parts), self.group_ns)
         self._told(name, effects, history.GaveBack, consumer=consumer, parts=parts)
 
+    def return_unbegun(self, name: str, consumer: int, parts: Sequence[Stretch]) -> None:
+        effects = self.groups[name].give_back(consumer, _parts(parts), self.group_ns)
+        self._told(name, effects, history.Returned, consumer=consumer, parts=parts)
+
     # --- Time, dead letters ---
 
     def expire(self, name: str) -> None:
@@ -365,11 +376,18 @@ class Stage:
         self._told(name, effects, history.Expired)
 
     def bury(self, name: str, place: Place, offset: int, *, is_stored: bool) -> None:
-        self.burials.remove((name, place, offset))
+        self.dead_letters.remove((name, place, offset))
         group = self.groups[name]
-        settle = group.buried if is_stored else group.unburied
+        settle = group.dead_letter_stored if is_stored else group.dead_letter_failed
         effects = settle(place, offset, self.group_ns)
-        self._told(name, effects, history.Buried, place=place, offset=offset, is_stored=is_stored)
+        self._told(
+            name,
+            effects,
+            history.DeadLetterSettled,
+            place=place,
+            offset=offset,
+            is_stored=is_stored,
+        )
         if is_stored:
             self.dead.add((name, place, offset))
 
@@ -398,7 +416,7 @@ class Stage:
         # The machine may have started anew, and its clock with it.
         if random.random() < 0.5:
             self._booted_ns = self.now_ns - random.randint(1, NS_PER_SECOND)
-        self.burials.clear()
+        self.dead_letters.clear()
         for name, places in self.places.items():
             self.make_group(name)
             for place in places:
@@ -441,7 +459,7 @@ class Stage:
         self._see(history.Finished(self.now_ns))
 
 
-def offsets_of(delivery: Delivery) -> list[int]:
+def offsets_of(delivery: LeasedDelivery) -> list[int]:
     mask = delivery.mask
     return [delivery.base + bit for bit in range(mask.bit_length()) if mask >> bit & 1]
 
@@ -459,7 +477,7 @@ def stretches(delivery: int, offsets: Sequence[int]) -> list[Stretch]:
 
 def _begun(name: str, place: Place, floor: int) -> AtRecord:
     """Owed from there on, all of it."""
-    return at_record(SUBSCRIPTION, name, place, PartitionState(AckSet(floor), {}))
+    return at_record(SUBSCRIPTION, name, place, PartitionAcks(AckSet(floor), {}))
 
 
 def _picked(effects: Effects) -> list[tuple[Place, int, int]]:

@@ -19,30 +19,23 @@ from tests.group_rules.history import (
     offsets_text,
     seconds,
 )
+from tests.simulation.history import About, Violation
 
 Span = tuple[int, int]
-About = tuple[Place, AbstractSet[int]]
-
-
-class Violation(AssertionError):
-    """A promise was broken. `about` are the messages that it concerns."""
-
-    def __init__(self, text: str, about: About | None = None) -> None:
-        super().__init__(text)
-        self.about = about
 
 
 class Expected:
     """What a group has to answer, as the promises have it."""
 
-    __slots__ = ("acked", "burials", "failed", "late", "recalls")
+    __slots__ = ("acked", "dead_letters", "expired", "failed", "late", "recalls")
 
     def __init__(self) -> None:
         self.late: dict[int, list[Span]] = {}
         self.recalls: set[tuple[int, int, int]] = set()  # consumer, delivery, offset
-        self.burials: dict[tuple[Place, int], int] = {}
+        self.dead_letters: dict[tuple[Place, int], int] = {}
         self.failed: dict[tuple[Place, int], Count] = {}
         self.acked: set[tuple[Place, int]] = set()
+        self.expired: set[tuple[int, int]] = set()  # consumer, delivery
 
     def is_late(self, delivery: int, begin: int = 0, end: int = WHOLE_END) -> None:
         """These offsets of a delivery are; without any, all of it."""
@@ -55,19 +48,22 @@ def compare(event: Event, expected: Expected) -> None:
     told = event.told_of()
     _compare_acked(event, expected)
     _compare_failed(event, expected)
-    burials = {(burial.place, burial.offset): burial.failures for burial in told.burials}
-    for (place, offset), failures in burials.items():
-        if expected.burials.get((place, offset)) != failures:
+    dead_letters = {
+        (dead_letter.place, dead_letter.offset): dead_letter.failures
+        for dead_letter in told.dead_letters
+    }
+    for (place, offset), failures in dead_letters.items():
+        if expected.dead_letters.get((place, offset)) != failures:
             raise Violation(
                 f"{message_text(place, offset)} was to be buried after {failures} failures, out of turn",
                 (place, {offset}),
             )
-    for place, offset in expected.burials.keys() - burials.keys():
+    for place, offset in expected.dead_letters.keys() - dead_letters.keys():
         raise Violation(
             f"{message_text(place, offset)} failed too often, and was not to be buried",
             (place, {offset}),
         )
-    if len(burials) != len(told.burials):
+    if len(dead_letters) != len(told.dead_letters):
         raise Violation("a message was to be buried twice at once")
     recalls = {
         (recall.consumer, recall.stretch.delivery, offset)
@@ -83,6 +79,11 @@ def compare(event: Event, expected: Expected) -> None:
             f"@{offset} of delivery {delivery} was recalled from consumer {consumer} for no reason"
         )
     _compare_late(told.late, expected.late)
+    if sorted(told.expired) != sorted(expected.expired):
+        raise Violation(
+            f"leases of (consumer, delivery) {sorted(expected.expired)} have ended by time, "
+            f"and {sorted(told.expired)} was told"
+        )
 
 
 def _compare_acked(event: Event, expected: Expected) -> None:
@@ -207,7 +208,10 @@ def _concerns(
     told = event.told_of()
     if any(failed.place == place and failed.offset in offsets for failed in told.failed):
         return True
-    if any(burial.place == place and burial.offset in offsets for burial in told.burials):
+    if any(
+        dead_letter.place == place and dead_letter.offset in offsets
+        for dead_letter in told.dead_letters
+    ):
         return True
     if (event.group, getattr(event, "consumer", -1)) in consumers and not named:
         return True

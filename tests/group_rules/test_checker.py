@@ -11,14 +11,14 @@ from tests.group_rules.history import (
     AckedUpTo,
     Attempt,
     Began,
-    Burial,
-    Buried,
+    DeadLetterSettled,
     Delivered,
     Event,
     Expired,
     Failure,
     Finished,
     GaveBack,
+    GivenUp,
     Gone,
     Joined,
     Left,
@@ -37,7 +37,8 @@ from tests.group_rules.history import (
     Stretch,
     Told,
 )
-from tests.group_rules.telling import Violation, trail
+from tests.group_rules.telling import trail
+from tests.simulation.history import Violation
 
 SECOND = NS_PER_SECOND
 LEASE = 30 * SECOND
@@ -112,10 +113,10 @@ def nacked(
     at: int = 0,
     delay: int | None = 0,
     recalls: tuple[Recall, ...] = (),
-    burials: tuple[Burial, ...] = (),
+    dead_letters: tuple[GivenUp, ...] = (),
 ) -> Nacked:
     delay_ns = None if delay is None else delay * SECOND
-    told = Told(failed=[failed], recalls=recalls, burials=burials)
+    told = Told(failed=[failed], recalls=recalls, dead_letters=dead_letters)
     return Nacked(at * SECOND, consumer=consumer, parts=[part], delay_ns=delay_ns, told=told)
 
 
@@ -245,7 +246,7 @@ def test_ack_of_a_lease_that_ended_has_to_be_told_late() -> None:
     events = [
         *beginning(None),
         got(1, 1, 1),
-        Expired(LEASE, told=Told(failed=[failure(1, until=30)])),
+        Expired(LEASE, told=Told(failed=[failure(1, until=30)], expired=[(1, 1)])),
     ]
     assert_broken(
         SHARED,
@@ -390,14 +391,14 @@ def test_lost_consumer_that_does_not_count_is_found() -> None:
     )
 
 
-def _failing(times: int, burials: tuple[Burial, ...] = ()) -> list[Event]:
-    """A message that fails so often; `burials` is what the last failure leads to."""
+def _failing(times: int, dead_letters: tuple[GivenUp, ...] = ()) -> list[Event]:
+    """A message that fails so often; `dead_letters` is what the last failure leads to."""
     events = beginning(None)
     for count in range(1, times + 1):
         events.append(got(1, count, 1, failed=count - 1 or None))
         is_last = count == times
-        told = burials if is_last else ()
-        events.append(nacked(1, part(count, 1), failure(1, count), burials=told))
+        told = dead_letters if is_last else ()
+        events.append(nacked(1, part(count, 1), failure(1, count), dead_letters=told))
     return events
 
 
@@ -405,26 +406,30 @@ def test_message_that_failed_too_often_has_to_be_buried() -> None:
     assert_broken(SHARED, "orders[0]@1 failed too often, and was not to be buried", *_failing(3))
 
 
-def test_burial_before_its_time_is_found() -> None:
-    burial = Burial(ORDERS, 1, 2)
+def test_dead_letter_before_its_time_is_found() -> None:
+    dead_letter = GivenUp(ORDERS, 1, 2)
     assert_broken(
         SHARED,
         "orders[0]@1 was to be buried after 2 failures, out of turn",
-        *_failing(2, (burial,)),
+        *_failing(2, (dead_letter,)),
     )
 
 
 def test_message_that_is_done_before_it_is_buried_is_found() -> None:
-    *events, last = _failing(3, (Burial(ORDERS, 1, 3),))
+    *events, last = _failing(3, (GivenUp(ORDERS, 1, 3),))
     assert isinstance(last, Nacked)
-    told = Told(failed=last.told.failed, burials=last.told.burials, acked=[(ORDERS, 1, 2)])
+    told = Told(
+        failed=last.told.failed, dead_letters=last.told.dead_letters, acked=[(ORDERS, 1, 2)]
+    )
     hasty = Nacked(0, consumer=1, parts=last.parts, delay_ns=0, told=told)
     assert_broken(SHARED, "@1 was told to be done, and is not now", *events, hasty)
 
 
 def test_dead_letter_ends_what_is_owed() -> None:
-    buried = Buried(0, place=ORDERS, offset=1, is_stored=True, told=Told(acked=[(ORDERS, 1, 2)]))
-    check(SHARED, [*_failing(3, (Burial(ORDERS, 1, 3),)), buried, Finished(0)])
+    dead_letter_stored = DeadLetterSettled(
+        0, place=ORDERS, offset=1, is_stored=True, told=Told(acked=[(ORDERS, 1, 2)])
+    )
+    check(SHARED, [*_failing(3, (GivenUp(ORDERS, 1, 3),)), dead_letter_stored, Finished(0)])
 
 
 def test_idle_consumer_while_a_message_waits_is_found() -> None:
@@ -599,7 +604,7 @@ def test_key_waits_while_its_message_is_being_buried() -> None:
     events = [
         *beginning(A, A),
         got(1, 1, 1),
-        nacked(1, part(1, 1), failure(1), burials=(Burial(ORDERS, 1, 1),)),
+        nacked(1, part(1, 1), failure(1), dead_letters=(GivenUp(ORDERS, 1, 1),)),
     ]
     assert_broken(
         strict,

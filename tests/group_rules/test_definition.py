@@ -9,7 +9,14 @@ import pytest
 
 from runnel.errors import ClientFault, MalformedError
 from runnel.formats.work_heads import WorkOptions
-from runnel.group_rules.definition import Definition, MemberRecord, Mode, Options, decode, encode
+from runnel.group_rules.definition import (
+    Definition,
+    MemberRecord,
+    Mode,
+    SubscriptionOptions,
+    decode,
+    encode,
+)
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -17,7 +24,7 @@ SECOND = 1_000 * MS
 
 def refusal(**options: float) -> str:
     with pytest.raises(ClientFault) as caught:
-        Options(**options)  # type: ignore[arg-type]
+        SubscriptionOptions(**options)  # type: ignore[arg-type]
     return str(caught.value)
 
 
@@ -31,15 +38,17 @@ def test_another_mode_is_refused_with_the_three_there_are() -> None:
 
 
 def test_delays_grow_by_the_backoff_up_to_their_maximum() -> None:
-    options = Options(retry_delay_ns=SECOND, backoff=3.0, retry_delay_ns_max=20 * SECOND)
+    options = SubscriptionOptions(
+        retry_delay_ns=SECOND, backoff=3.0, retry_delay_ns_max=20 * SECOND
+    )
     delays = [options.delay_ns(failures) // SECOND for failures in (1, 2, 3, 4, 5)]
     assert delays == [1, 3, 9, 20, 20]
 
 
 def test_delays_stay_at_their_maximum_however_often_a_message_fails() -> None:
-    assert Options().delay_ns(10**9) == Options().retry_delay_ns_max
-    assert Options(retry_delay_ns=0).delay_ns(10**9) == 0
-    assert Options(backoff=1.0).delay_ns(10**9) == SECOND
+    assert SubscriptionOptions().delay_ns(10**9) == SubscriptionOptions().retry_delay_ns_max
+    assert SubscriptionOptions(retry_delay_ns=0).delay_ns(10**9) == 0
+    assert SubscriptionOptions(backoff=1.0).delay_ns(10**9) == SECOND
 
 
 @pytest.mark.parametrize(
@@ -70,27 +79,27 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, float], said:
 
 
 def test_what_a_client_leaves_out_is_the_default() -> None:
-    assert Options.of(None) == Options()
-    assert Options.of(WorkOptions()) == Options()
-    assert Options.of(WorkOptions(lease_ms=500, deliveries_max=0)) == Options(
-        lease_ns=500 * MS, deliveries_max=0
-    )
+    assert SubscriptionOptions.of(None) == SubscriptionOptions()
+    assert SubscriptionOptions.of(WorkOptions()) == SubscriptionOptions()
+    assert SubscriptionOptions.of(
+        WorkOptions(lease_ms=500, deliveries_max=0)
+    ) == SubscriptionOptions(lease_ns=500 * MS, deliveries_max=0)
 
 
 def test_a_ceiling_that_was_left_out_gives_way() -> None:
-    options = Options.of(WorkOptions(lease_ms=7_200_000, retry_delay_ms=600_000))
+    options = SubscriptionOptions.of(WorkOptions(lease_ms=7_200_000, retry_delay_ms=600_000))
     assert options.processing_ns_max == options.lease_ns == 7_200 * SECOND
     assert options.retry_delay_ns_max == options.retry_delay_ns == 600 * SECOND
 
 
 def test_a_ceiling_that_was_given_does_not() -> None:
     with pytest.raises(ClientFault, match="retry_delay_max of 1000 ms is shorter"):
-        Options.of(WorkOptions(retry_delay_ms=2_000, retry_delay_ms_max=1_000))
+        SubscriptionOptions.of(WorkOptions(retry_delay_ms=2_000, retry_delay_ms_max=1_000))
 
 
 def test_options_travel_to_the_client_and_back() -> None:
-    options = Options(lease_ns=SECOND, deliveries_max=3, backoff=1.5, absent_ns_max=0)
-    assert Options.of(options.to_wire()) == options
+    options = SubscriptionOptions(lease_ns=SECOND, deliveries_max=3, backoff=1.5, absent_ns_max=0)
+    assert SubscriptionOptions.of(options.to_wire()) == options
     assert None not in msgspec.structs.astuple(options.to_wire())
 
 
@@ -100,7 +109,7 @@ def test_a_definition_is_read_as_it_was_written() -> None:
         name="billing",
         patterns=("orders/*", "refunds"),
         mode=Mode.MULTICAST,
-        options=Options(deliveries_max=0),
+        options=SubscriptionOptions(deliveries_max=0),
         is_paused=True,
         made_ns=5,
         members=(MemberRecord("a", 1), MemberRecord("b", 2, absent_since_ns=3)),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from runnel.group_rules.ack_set import AckSet
-from runnel.group_rules.definition import Options
-from runnel.group_rules.effects import NOTHING, Burial, Delivery, Effects, Failure, Part
-from runnel.group_rules.keyed_work import KeyedWork
+from runnel.group_rules.definition import SubscriptionOptions
+from runnel.group_rules.effects import NOTHING, DeadLetter, Effects, Failure, LeasedDelivery, Part
+from runnel.group_rules.keyed_partition import KeyedPartition
 from tests.group_rules.bare_group import ORDERS, SECOND, BareGroup, offsets, part
 
 A, B, C = b"a", b"b", b"c"
@@ -15,7 +15,7 @@ LEASE = 30 * SECOND
 
 
 def keyed(*row_keys: bytes | None, deliveries_max: int = 8, waiting_max: int = 65_536) -> BareGroup:
-    options = Options(
+    options = SubscriptionOptions(
         lease_ns=LEASE,
         deliveries_max=deliveries_max,
         retry_delay_ns=SECOND,
@@ -26,7 +26,9 @@ def keyed(*row_keys: bytes | None, deliveries_max: int = 8, waiting_max: int = 6
     return group
 
 
-def nack(group: BareGroup, delivery: Delivery, offset: int, *, delay_ns: int | None = 0) -> Effects:
+def nack(
+    group: BareGroup, delivery: LeasedDelivery, offset: int, *, delay_ns: int | None = 0
+) -> Effects:
     return group.group.nack(
         delivery.consumer,
         [part(delivery, offset)],
@@ -36,16 +38,16 @@ def nack(group: BareGroup, delivery: Delivery, offset: int, *, delay_ns: int | N
     )
 
 
-def ack(group: BareGroup, delivery: Delivery, *named: int) -> Effects:
+def ack(group: BareGroup, delivery: LeasedDelivery, *named: int) -> Effects:
     parts = [part(delivery, offset) for offset in named]
     return group.group.ack(delivery.consumer, [], parts, group.now_ns)
 
 
 def is_empty(group: BareGroup) -> bool:
-    """Nothing is left of any lane."""
+    """Nothing is left of any queue."""
     work = group.group._works[ORDERS]
-    assert isinstance(work, KeyedWork)
-    return not (list(work._lanes) or work._held or work._lanes.waiting or work.due)
+    assert isinstance(work, KeyedPartition)
+    return not (list(work._key_queues) or work._held or work._key_queues.waiting or work.due)
 
 
 # --- One consumer at a time, in order ---
@@ -224,6 +226,32 @@ def test_a_failed_message_comes_again_with_the_later_ones_in_order() -> None:
     assert group.group.in_flight == 6
 
 
+def test_returned_message_brings_back_the_later_ones_of_its_key_uncounted() -> None:
+    group = keyed(A, B, A, A)
+    group.join(1)
+    delivery = group.only()
+    ack(group, delivery, 1)
+    effects = group.group.give_back(1, [part(delivery, 3)], 0)
+    assert (effects.recalls, effects.failed) == ([(1, part(delivery, 4))], [])
+    assert group.pump() == []  # until the consumer says that it does not work on the later one
+    group.group.recalled(1, [part(delivery, 4)], 0)
+    again = group.only()
+    assert offsets(again) == [3, 4]
+    assert [attempt[:2] for attempt in again.attempts] == [(3, 0), (4, 0)]
+
+
+def test_returned_last_message_of_a_key_waits_for_the_ones_before_it() -> None:
+    group = keyed(A, A)
+    group.join(1)
+    delivery = group.only()
+    group.group.resize(1, window_messages=0, window_bytes=0)
+    group.join(2)
+    assert not group.group.give_back(1, [part(delivery, 2)], 0)
+    assert group.pump() == []
+    ack(group, delivery, 1)
+    assert group.pumped() == [(2, [2])]
+
+
 def test_what_is_recalled_can_no_longer_be_acknowledged() -> None:
     group = keyed(A, A, A)
     group.join(1)
@@ -397,33 +425,33 @@ def test_a_holder_that_leaves_has_stopped_work_on_what_was_recalled() -> None:
 # --- Dead letters ---
 
 
-def test_a_key_waits_for_the_burial_of_its_message_and_goes_on() -> None:
+def test_a_key_waits_for_the_dead_letter_of_its_message_and_goes_on() -> None:
     group = keyed(A, B, A, deliveries_max=1)
     group.join(1)
     delivery = group.only()
     effects = nack(group, delivery, 1)
-    assert effects.burials == [Burial(ORDERS, 1, 1, "no such customer")]
+    assert effects.dead_letters == [DeadLetter(ORDERS, 1, 1, "no such customer")]
     assert effects.recalls == [(1, part(delivery, 3))]
     group.group.recalled(1, [part(delivery, 3)], 0)
     group.publish(A)
     assert group.pump() == []
-    assert group.group.buried(ORDERS, 1, 0).acked == [(ORDERS, 1, 2)]
+    assert group.group.dead_letter_stored(ORDERS, 1, 0).acked == [(ORDERS, 1, 2)]
     assert group.pumped() == [(1, [3, 4])]
 
 
-def test_a_burial_that_failed_goes_on_holding_its_key() -> None:
+def test_a_dead_letter_that_failed_goes_on_holding_its_key() -> None:
     group = keyed(A, A, deliveries_max=1)
     group.join(1)
     delivery = group.only()
-    burials = group.group.nack(
+    dead_letters = group.group.nack(
         1, [part(delivery, 1, 2)], group.now_ns, delay_ns=0, reason=""
-    ).burials
-    group.group.unburied(ORDERS, 1, group.now_ns)
+    ).dead_letters
+    group.group.dead_letter_failed(ORDERS, 1, group.now_ns)
     assert group.pump() == []
     group.now_ns += 10 * SECOND
-    assert group.group.expire(group.now_ns).burials == burials
+    assert group.group.expire(group.now_ns).dead_letters == dead_letters
     assert group.pump() == []
-    group.group.buried(ORDERS, 1, group.now_ns)
+    group.group.dead_letter_stored(ORDERS, 1, group.now_ns)
     assert group.pumped() == [(1, [2])]
 
 
@@ -432,7 +460,7 @@ def test_what_is_sent_back_comes_before_what_is_newer_of_its_key() -> None:
     group.join(1, messages=2)
     delivery = group.only()
     nack(group, delivery, 1)
-    group.group.buried(ORDERS, 1, 0)
+    group.group.dead_letter_stored(ORDERS, 1, 0)
     ack(group, delivery, 2)
     group.publish(A)
     assert group.group.reopen(ORDERS, 1).failed == [(ORDERS, 1, 0, 0, 0, "")]
@@ -446,7 +474,7 @@ def test_what_is_sent_back_without_a_key_goes_to_anybody() -> None:
     group = keyed(None, deliveries_max=1)
     group.join(1)
     nack(group, group.only(), 1)
-    group.group.buried(ORDERS, 1, 0)
+    group.group.dead_letter_stored(ORDERS, 1, 0)
     group.group.reopen(ORDERS, 1)
     assert group.pumped() == [(1, [1])]
 
@@ -455,7 +483,7 @@ def test_what_is_sent_back_without_a_key_goes_to_anybody() -> None:
 
 
 def recovered(failures: dict[int, Failure], *row_keys: bytes | None) -> BareGroup:
-    group = BareGroup(Options(deliveries_max=3), is_keyed=True)
+    group = BareGroup(SubscriptionOptions(deliveries_max=3), is_keyed=True)
     group.keys[ORDERS] = [None]
     group.group.add_partition(ORDERS, AckSet(), failures, now_ns=group.now_ns)
     group.publish(*row_keys)
@@ -472,13 +500,13 @@ def test_a_delay_of_before_a_restart_holds_its_whole_key() -> None:
     assert (offsets(again), again.attempts) == ([2, 3], [(2, 1, 7)])
 
 
-def test_a_burial_of_before_a_restart_is_asked_for_again_and_holds_its_key() -> None:
+def test_a_dead_letter_of_before_a_restart_is_asked_for_again_and_holds_its_key() -> None:
     group = recovered({1: Failure(3, 0, 7, "bad")}, A, A, B)
     assert group.pumped() == [(1, [3])]
     assert group.group.next_time_ns() == group.now_ns
-    assert group.group.expire(group.now_ns).burials == [Burial(ORDERS, 1, 3, "bad")]
+    assert group.group.expire(group.now_ns).dead_letters == [DeadLetter(ORDERS, 1, 3, "bad")]
     assert group.pump() == []
-    group.group.buried(ORDERS, 1, 0)
+    group.group.dead_letter_stored(ORDERS, 1, 0)
     assert group.pumped() == [(1, [2])]
 
 
@@ -486,7 +514,7 @@ def test_failures_of_before_a_restart_count_on() -> None:
     group = recovered({1: Failure(2, 0, 7, "bad"), 2: Failure(1, 9 * SECOND, 8, "")}, A, None)
     delivery = group.only()
     assert (offsets(delivery), delivery.attempts) == ([1], [(1, 2, 7)])
-    assert nack(group, delivery, 1).burials == [Burial(ORDERS, 1, 3, "no such customer")]
+    assert nack(group, delivery, 1).dead_letters == [DeadLetter(ORDERS, 1, 3, "no such customer")]
     group.group.expire(9 * SECOND)
     assert group.pumped() == [(1, [2])]
 
@@ -511,7 +539,7 @@ def test_what_is_gone_holds_no_key() -> None:
     group.group.gone(ORDERS, 1, 2)
     group.group.recalled(1, [part(delivery, 3)], 0)
     assert group.pumped() == [(1, [3])]
-    assert group.group.buried(ORDERS, 1, 0) is NOTHING
+    assert group.group.dead_letter_stored(ORDERS, 1, 0) is NOTHING
 
 
 def test_what_is_gone_while_it_is_recalled_is_confirmed_all_the_same() -> None:
@@ -526,7 +554,7 @@ def test_what_is_gone_while_it_is_recalled_is_confirmed_all_the_same() -> None:
     assert group.pumped() == [(1, [1, 3])]
 
 
-def test_a_move_ends_leases_and_lanes() -> None:
+def test_a_move_ends_leases_and_key_queues() -> None:
     group = keyed(A, A, B, A, A)
     group.join(1, messages=1)
     group.join(2, messages=1)

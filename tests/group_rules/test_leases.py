@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from runnel.group_rules.definition import Options
+from runnel.group_rules.definition import SubscriptionOptions
 from runnel.group_rules.effects import NOTHING, Part
 from runnel.group_rules.group import Group
 from tests.group_rules.bare_group import ORDERS, SECOND, BareGroup, offsets, part
 
 LEASE = 10 * SECOND
-OPTIONS = Options(lease_ns=LEASE, processing_ns_max=60 * SECOND)
+OPTIONS = SubscriptionOptions(lease_ns=LEASE, processing_ns_max=60 * SECOND)
 
 
 def leased(count: int = 3, messages: int = 100) -> BareGroup:

@@ -14,7 +14,7 @@ from runnel.group_rules.records import (
     FailedAt,
     FailedRecord,
     ForgottenRecord,
-    PartitionState,
+    PartitionAcks,
     Record,
     StateTable,
     decode,
@@ -45,7 +45,7 @@ def table(*records: Record) -> StateTable:
     return states
 
 
-def state(*records: Record) -> PartitionState:
+def state(*records: Record) -> PartitionAcks:
     found = table(*records).get(1, "", KEY)
     assert found is not None
     return found

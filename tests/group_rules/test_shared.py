@@ -6,7 +6,7 @@ import pytest
 
 from runnel.formats.work_heads import Picked
 from runnel.group_rules.ack_set import AckSet
-from runnel.group_rules.effects import NOTHING, Burial, Effects, Failure, Part
+from runnel.group_rules.effects import NOTHING, DeadLetter, Effects, Failure, Part
 from runnel.group_rules.group import Group
 from tests.group_rules.bare_group import ORDERS, PLAIN, SECOND, BareGroup, offsets, part
 
@@ -392,6 +392,57 @@ def test_a_consumer_that_leaves_in_order_gives_back_without_counting() -> None:
     assert state.failures == {}
 
 
+def test_returned_messages_come_again_at_once_uncounted_and_the_rest_stays_leased() -> None:
+    group = bare(4)
+    group.join(1, messages=4)
+    delivery = group.only()
+    group.group.resize(1, window_messages=0, window_bytes=0)
+    group.join(2)
+    assert group.group.give_back(1, [part(delivery, 2, 3)], 5) is NOTHING
+    assert group.group.leased(1) == (2, 20)
+    again = group.only()
+    assert (again.consumer, offsets(again)) == (2, [2, 3])
+    assert [attempt[:2] for attempt in again.attempts] == [(2, 0), (3, 0)]
+    assert group.group.ack(1, [delivery.id], [], 5).acked == [(ORDERS, 1, 2), (ORDERS, 4, 5)]
+
+
+def test_messages_that_a_consumer_does_not_have_cannot_be_returned() -> None:
+    group = bare(2)
+    group.join(1)
+    delivery = group.only()
+    group.group.ack(1, [], [part(delivery, 1)], 0)
+    assert group.group.give_back(2, [part(delivery, 2)], 0) is NOTHING
+    assert group.group.give_back(1, [part(delivery, 1), Part(9, 1, 2)], 0) is NOTHING
+    assert group.group.leased(1) == (1, 10)
+    assert group.group.leased(2) == (0, 0)
+    assert group.pump() == []
+
+
+def test_group_says_which_messages_a_consumer_does_not_have() -> None:
+    group = bare(6)
+    group.join(1)
+    delivery = group.only()
+    group.group.ack(1, [], [part(delivery, 3)], 0)
+    assert group.group.missing(1, [part(delivery, 2, 4)]) == [part(delivery, 3)]
+    assert group.group.missing(1, [part(delivery, 1, 9)]) == [
+        part(delivery, 3),
+        part(delivery, 7, 9),
+    ]
+    assert group.group.missing(2, [part(delivery, 1)]) == [part(delivery, 1)]
+
+
+def test_lease_that_ends_by_time_is_told_once_even_if_it_was_renewed_for_less_and_more() -> None:
+    group = bare(3)
+    group.join(1, messages=2)
+    group.join(2)
+    first, second = group.pump()
+    group.group.renew(1, [first.id], SECOND, lease_ns=SECOND)
+    group.group.renew(1, [first.id], SECOND)
+    assert group.group.expire(30 * SECOND).expired == []
+    assert group.group.expire(31 * SECOND).expired == [(1, first.id), (2, second.id)]
+    assert group.group.expire(100 * SECOND).expired == []
+
+
 def test_a_consumer_that_is_lost_counts_and_its_messages_come_at_once() -> None:
     group = bare(2)
     group.join(1)
@@ -408,27 +459,29 @@ def test_a_message_that_failed_too_often_is_to_be_buried_and_not_delivered() -> 
     for failures in (1, 2):
         delivery = group.only()
         effects = group.group.nack(1, [part(delivery, 1)], 0, delay_ns=0, reason=f"try {failures}")
-        assert effects.burials == ([Burial(ORDERS, 1, 2, "try 2")] if failures == 2 else [])
+        assert effects.dead_letters == (
+            [DeadLetter(ORDERS, 1, 2, "try 2")] if failures == 2 else []
+        )
     assert group.pump() == []
     assert not group.group.is_idle
     assert 1 not in group.acked()
-    assert group.group.buried(ORDERS, 1, 0).acked == [(ORDERS, 1, 2)]
-    assert group.group.buried(ORDERS, 1, 0) is NOTHING
+    assert group.group.dead_letter_stored(ORDERS, 1, 0).acked == [(ORDERS, 1, 2)]
+    assert group.group.dead_letter_stored(ORDERS, 1, 0) is NOTHING
     assert group.acked().floor == 2
 
 
-def test_a_burial_that_failed_is_asked_for_again() -> None:
+def test_a_dead_letter_that_failed_is_asked_for_again() -> None:
     group = bare(1, deliveries_max=1)
     group.join(1)
     delivery = group.only()
-    burials = group.group.nack(
+    dead_letters = group.group.nack(
         1, [part(delivery, 1)], group.now_ns, delay_ns=None, reason="x"
-    ).burials
-    group.group.unburied(ORDERS, 1, group.now_ns)
+    ).dead_letters
+    group.group.dead_letter_failed(ORDERS, 1, group.now_ns)
     assert group.group.next_time_ns() == group.now_ns + 10 * SECOND
     assert group.pump() == []
-    assert group.group.expire(group.now_ns + 10 * SECOND).burials == burials
-    assert group.group.buried(ORDERS, 1, 0).acked == [(ORDERS, 1, 2)]
+    assert group.group.expire(group.now_ns + 10 * SECOND).dead_letters == dead_letters
+    assert group.group.dead_letter_stored(ORDERS, 1, 0).acked == [(ORDERS, 1, 2)]
     assert group.group.is_idle
 
 
@@ -437,7 +490,7 @@ def test_without_a_limit_nothing_is_buried() -> None:
     group.join(1)
     for failures in range(1, 50):
         effects = group.group.nack(1, [part(group.only(), 1)], 0, delay_ns=0, reason="")
-        assert not effects.burials
+        assert not effects.dead_letters
         assert effects.failed[0][2] == failures
 
 
@@ -446,7 +499,7 @@ def test_a_dead_letter_that_is_sent_back_is_owed_as_if_it_were_new() -> None:
     group.join(1)
     delivery = group.only()
     group.group.nack(1, [part(delivery, 2)], 0, delay_ns=0, reason="x")
-    group.group.buried(ORDERS, 2, 0)
+    group.group.dead_letter_stored(ORDERS, 2, 0)
     group.group.ack(1, [delivery.id], [], 0)
     assert group.acked().floor == 4
     assert group.group.reopen(ORDERS, 2).failed == [(ORDERS, 2, 0, 0, 0, "")]
@@ -475,7 +528,7 @@ def test_failures_of_before_a_restart_count_on_and_wait_for_their_time() -> None
     assert offsets(delivery) == [1, 3, 4, 5, 7, 8]
     assert delivery.attempts == [(4, 1, 7)]
     assert group.group.next_time_ns() == group.now_ns
-    assert group.group.expire(group.now_ns).burials == [Burial(ORDERS, 6, 8, "hopeless")]
+    assert group.group.expire(group.now_ns).dead_letters == [DeadLetter(ORDERS, 6, 8, "hopeless")]
     group.group.expire(5 * SECOND)
     again = group.only()
     assert (offsets(again), again.attempts) == ([2], [(2, 3, 1)])

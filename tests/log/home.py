@@ -9,9 +9,9 @@ from random import Random
 import msgspec
 
 from runnel.config import LimitSettings, LogSettings, Settings, TopicRule
-from runnel.log import paths
-from runnel.log.disk_log import DiskLog
-from runnel.platform.disk import Access
+from runnel.log.disk.disk_log import DiskLog
+from runnel.log.segments import paths
+from runnel.platform.disk import FileAccess
 from runnel.topics.policies import Policies
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
@@ -77,7 +77,7 @@ class Home:
         return [f"{folder}/{name}" for name in self.disk.list(folder)]
 
     def content(self, path: str) -> bytes:
-        file = self.disk.open(path, Access.READ)
+        file = self.disk.open(path, FileAccess.READ)
         return file.read(0, file.size())
 
     def lose_segment_marks(self) -> None:
@@ -86,7 +86,7 @@ class Home:
         self.overwrite(path, without_segment_marks(self.content(path)))
 
     def overwrite(self, path: str, content: bytes) -> None:
-        file = self.disk.open(path, Access.WRITE)
+        file = self.disk.open(path, FileAccess.WRITE)
         file.truncate(0)
         file.write(0, [content], sync=True)
 

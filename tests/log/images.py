@@ -10,9 +10,9 @@ from typing import TypeVar
 from runnel.config import LogSettings, Retain, Rotate, Settings, TopicRule
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.log.disk_log import DiskLog
-from runnel.log.synced_marks import SLOT_BYTES, decode_slot
-from runnel.platform.disk import Access
+from runnel.log.disk.disk_log import DiskLog
+from runnel.log.segments.synced_marks import SLOT_BYTES, decode_slot
+from runnel.platform.disk import FileAccess
 from runnel.topics.policies import Policies
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
@@ -73,7 +73,7 @@ def disk_of(image: Image) -> FakeDisk:
     for path, content in image.items():
         folder = path.rpartition("/")[0]
         disk.make_directory(folder)
-        disk.open(path, Access.CREATE).write(0, [content], sync=True)
+        disk.open(path, FileAccess.CREATE).write(0, [content], sync=True)
         disk.sync_directory(folder)
     return disk
 

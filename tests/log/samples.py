@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.log.log import Log, Page, ShardPage
+from runnel.log.log import EntryPage, Log, PartitionPage
 
 
 def batch(
@@ -35,15 +35,15 @@ def numbered(
     return batch((topic, [payload]), producer=producer, term=term, number=number)
 
 
-def read_payloads(page: Page | ShardPage) -> list[bytes]:
+def read_payloads(page: PartitionPage | EntryPage) -> list[bytes]:
     return [message.payload for found in page.found for message in found.wanted()]
 
 
-def read_offsets(page: Page | ShardPage) -> list[int]:
+def read_offsets(page: PartitionPage | EntryPage) -> list[int]:
     return [message.offset for found in page.found for message in found.wanted()]
 
 
-def read_topics(page: Page | ShardPage) -> list[str]:
+def read_topics(page: PartitionPage | EntryPage) -> list[str]:
     return [message.topic for found in page.found for message in found.wanted()]
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from runnel.formats import block
 from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
-from runnel.log import paths
-from runnel.log.files import Files
 from runnel.log.log import ShardId
-from runnel.log.segment import SegmentHeader
-from runnel.log.segments import Opened, Segment, SegmentFolder
-from runnel.log.topic_table import Partition, number_runs
-from runnel.platform.disk import Access
+from runnel.log.metadata.topic_table import Partition, number_runs
+from runnel.log.segments import paths
+from runnel.log.segments.files import OpenFiles
+from runnel.log.segments.segment import SegmentHeader
+from runnel.log.segments.segments import OpenedSegment, Segment, SegmentFolder
+from runnel.platform.disk import FileAccess
 from runnel.topics.names import TopicPartition
 from tests.fakes.disk import FakeDisk
 
@@ -76,19 +76,19 @@ def segment_bytes(batches: Iterable[Batch], *, number: int = 1, group: int = 1) 
 def write_segment(disk: FakeDisk, content: bytes, *, number: int = 1) -> str:
     disk.make_directory(FOLDER)
     path = paths.segment_path(FOLDER, number, 0)
-    file = disk.open(path, Access.CREATE)
+    file = disk.open(path, FileAccess.CREATE)
     file.write(0, [content], sync=True)
     disk.sync_directory(FOLDER)
     return path
 
 
-def open_segments(disk: FakeDisk) -> tuple[SegmentFolder, Files, Sequence[Opened]]:
-    files = Files(disk, 64)
+def open_segments(disk: FakeDisk) -> tuple[SegmentFolder, OpenFiles, Sequence[OpenedSegment]]:
+    files = OpenFiles(disk, 64)
     folder = SegmentFolder(disk, files, FOLDER)
     return folder, files, folder.open_all()
 
 
-def sealed_segment(disk: FakeDisk, batches: Iterable[Batch]) -> tuple[Segment, Files]:
+def sealed_segment(disk: FakeDisk, batches: Iterable[Batch]) -> tuple[Segment, OpenFiles]:
     """One sealed segment with these batches."""
     write_segment(disk, segment_bytes(batches))
     folder, files, [opened] = open_segments(disk)

@@ -13,7 +13,7 @@ from pathlib import Path
 from runnel.config import LogSettings, Rotate, Settings, TopicRule
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.log.disk_log import DiskLog
+from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import Appended
 from runnel.platform.clock import SystemClock
 from runnel.platform.disk import RealDisk

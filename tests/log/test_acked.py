@@ -6,14 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnel.log import acked
-from runnel.log.acked import Left, Range, Span
-from runnel.log.cursors import CursorTable
-from runnel.log.index import RunTable
 from runnel.log.log import ShardId
-from runnel.log.pins import ShardPins
-from runnel.log.retention import Hold, Holds
-from tests.log.claims import Acknowledged, FakeClaims
+from runnel.log.metadata.cursors import CursorTable
+from runnel.log.retention import acked
+from runnel.log.retention.acked import PartitionSpan, Range, Remainder
+from runnel.log.retention.holds import Hold, Holds, ShardHolds
+from runnel.log.segments.index import RunTable
+from tests.log.fake_holds import Acknowledged, FakeHolds
 
 OFFSETS = st.sets(st.integers(1, 40))
 
@@ -106,21 +105,21 @@ def test_spans_tell_each_partition_and_its_holes() -> None:
         np.zeros(3, np.int64),
     )
     whole, single = acked.spans_of(table)
-    assert whole == Span(("a", 0), 1, 6, 5)
-    assert single == Span(("b", 1), 7, 8, 1)
+    assert whole == PartitionSpan(("a", 0), 1, 6, 5)
+    assert single == PartitionSpan(("b", 1), 7, 8, 1)
     assert not whole.has_holes
-    assert Span(("a", 0), 1, 7, 5).has_holes
+    assert PartitionSpan(("a", 0), 1, 7, 5).has_holes
 
 
 def test_half_a_segment_is_worth_rewriting_and_an_empty_one_is_not() -> None:
-    assert Left(5, 10, {}).is_sparse
-    assert not Left(6, 10, {}).is_sparse
-    assert Left(0, 10, {}).is_nothing
-    assert not Left(0, 0, {}).is_nothing
-    assert not Left(0, 0, {}).is_sparse
+    assert Remainder(5, 10, {}).is_sparse
+    assert not Remainder(6, 10, {}).is_sparse
+    assert Remainder(0, 10, {}).is_nothing
+    assert not Remainder(0, 0, {}).is_nothing
+    assert not Remainder(0, 0, {}).is_sparse
 
 
-def test_claims_are_found_by_partition_and_by_pattern() -> None:
+def test_holds_are_found_by_partition_and_by_pattern() -> None:
     holds = Holds(
         [
             Hold("one", ("a", 0), 5, 0, ()),
@@ -140,12 +139,12 @@ def test_claims_are_found_by_partition_and_by_pattern() -> None:
 
 
 def test_many_offsets_are_asked_about_in_parts_and_answered_as_one() -> None:
-    claims = FakeClaims(work=Acknowledged(("a", 0)))
-    pins = ShardPins(ShardId("main"), CursorTable(1, lambda _: None), lambda: claims)
-    claims.ack("work", ("a", 0), [1, 40_000])
-    owed = pins.owed(("a", 0), 1, 50_001)
-    assert claims.questions == 4
+    subscriptions = FakeHolds(work=Acknowledged(("a", 0)))
+    holds = ShardHolds(ShardId("main"), CursorTable(1, lambda _: None), lambda: subscriptions)
+    subscriptions.ack("work", ("a", 0), [1, 40_000])
+    owed = holds.owed(("a", 0), 1, 50_001)
+    assert subscriptions.questions == 4
     assert owed is not None
     assert offsets_in(owed) == set(range(2, 50_001)) - {40_000}
-    assert pins.owed(("b", 0), 1, 50_001) is None
-    assert pins.owed(("a", 0), 7, 7) == []
+    assert holds.owed(("b", 0), 1, 50_001) is None
+    assert holds.owed(("a", 0), 7, 7) == []

@@ -12,13 +12,14 @@ import pytest
 
 from runnel.config import Keep
 from runnel.errors import DiskFullError, ReadOnlyError
-from runnel.log.catalogue import (
+from runnel.log.log import Cursor, CursorPosition, Position, ShardId
+from runnel.log.metadata.catalogue import (
     Catalogue,
     Closed,
     CursorRemoved,
     CursorSet,
     LastValue,
-    Loaded,
+    LoadedCatalogue,
     Opened,
     PartitionAt,
     Record,
@@ -28,11 +29,10 @@ from runnel.log.catalogue import (
     TopicDeleted,
     TopicMade,
 )
-from runnel.log.log import Cursor, CursorPosition, Position, ShardId
-from runnel.log.producers import ProducerState
-from runnel.log.records import RecordFile
-from runnel.log.synced_marks import SyncedMarks
-from runnel.platform.disk import Access
+from runnel.log.metadata.producers import ProducerState
+from runnel.log.segments.records import RecordFile
+from runnel.log.segments.synced_marks import SyncedMarks
+from runnel.platform.disk import FileAccess
 from tests.fakes.disk import FakeDisk, Kind, PowerLoss
 from tests.fakes.workers import SimulatedWorkers
 from tests.log.home import run
@@ -77,7 +77,7 @@ class GroupState:
             snapshot=lambda: list(self.known),
         )
 
-    def open(self) -> Loaded:
+    def open(self) -> LoadedCatalogue:
         return self.catalogue.open()
 
     async def add(self, record: Record) -> None:
@@ -89,7 +89,7 @@ class GroupState:
         return f"{FOLDER}/{name}"
 
 
-def loaded_after(disk: FakeDisk) -> Loaded:
+def loaded_after(disk: FakeDisk) -> LoadedCatalogue:
     return GroupState(disk.restart()).open()
 
 
@@ -178,7 +178,7 @@ def test_grown_file_is_replaced_by_a_snapshot_of_what_is_known() -> None:
             await group_state.catalogue.add(CursorSet(Cursor("c", (), number)))
             group_state.known[1:] = [CursorSet(Cursor("c", (), number))]
         assert group_state.path() != first
-        assert disk.open(group_state.path(), Access.READ).size() < 1200
+        assert disk.open(group_state.path(), FileAccess.READ).size() < 1200
         records = list(loaded_after(disk).records)
         assert records[0] == TopicMade("kept", Keep.DISK, 1, "main")
         assert records[-1] == CursorSet(Cursor("c", (), 99))
@@ -218,7 +218,7 @@ def test_damaged_record_is_reported_and_the_others_are_read() -> None:
         ends = []
         for number in range(4):
             await group_state.add(Opened(number, 0))
-            ends.append(disk.open(group_state.path(), Access.READ).size())
+            ends.append(disk.open(group_state.path(), FileAccess.READ).size())
         disk.flip_bit(group_state.path(), ends[0] + 26, 1)
         loaded = loaded_after(disk)
         assert [record.epoch for record in loaded.records] == [0, 2, 3]  # type: ignore[union-attr]
@@ -315,7 +315,7 @@ def test_leftovers_of_a_crash_are_removed() -> None:
         group_state.open()
         await group_state.add(Opened(1, 0))
         for name in ("00000000000000000000", "00000000000000000002.new"):
-            disk.open(f"{FOLDER}/{name}", Access.CREATE)
+            disk.open(f"{FOLDER}/{name}", FileAccess.CREATE)
         assert list(loaded_after(disk).records) == [Opened(1, 0)]
 
     run(scenario)

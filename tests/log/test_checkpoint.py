@@ -11,8 +11,8 @@ import pytest
 
 from runnel.config import Retain, Rotate, Settings, TopicRule
 from runnel.errors import ClientFault, DiskFullError
-from runnel.log import checkpoint, copying
-from runnel.log.disk_log import DiskLog
+from runnel.log.backup import checkpoint, copies
+from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import Appended, CursorPosition, ShardId
 from runnel.log.reading import OfflineLog, verify
 from runnel.platform.disk import RealDisk
@@ -47,8 +47,8 @@ async def opened(directory: Path, clock: VirtualClock) -> AsyncIterator[DiskLog]
 
 def copy_of(path: str, target: Path) -> Path:
     source = Path(path)
-    with copying.new_copy(target) as unfinished:
-        copying.copy_files(source, unfinished, list(checkpoint.files_of(source)))
+    with copies.new_copy(target) as unfinished:
+        copies.copy_files(source, unfinished, list(checkpoint.files_of(source)))
     return target
 
 
@@ -129,19 +129,19 @@ def test_copy_is_refused_where_it_would_do_harm(tmp_path: Path) -> None:
         (tmp_path / "missing" / "copy", "is not a directory"),
     ):
         with pytest.raises(ClientFault, match=problem):
-            copying.check_target(target, beside=source)
+            copies.check_target(target, beside=source)
     (tmp_path / "copy.unfinished").mkdir()
     with pytest.raises(ClientFault, match="was not finished"):
-        copying.check_target(tmp_path / "copy", beside=source)
-    copying.check_target(tmp_path / "other", beside=source)
+        copies.check_target(tmp_path / "copy", beside=source)
+    copies.check_target(tmp_path / "other", beside=source)
     with pytest.raises(DiskFullError, match="bytes are needed"):
-        copying.check_room(tmp_path / "other", [("a", 2**60)])
+        copies.check_room(tmp_path / "other", [("a", 2**60)])
 
 
 def test_copy_that_fails_leaves_nothing(tmp_path: Path) -> None:
     def copy() -> None:
-        with copying.new_copy(tmp_path / "copy") as unfinished:
-            copying.copy_files(tmp_path / "data", unfinished, [("a", 1), ("gone", 1)])
+        with copies.new_copy(tmp_path / "copy") as unfinished:
+            copies.copy_files(tmp_path / "data", unfinished, [("a", 1), ("gone", 1)])
 
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a").write_bytes(b"1")
@@ -156,8 +156,8 @@ def test_restored_copy_goes_on_in_an_epoch_that_the_original_never_has(tmp_path:
         async with opened(data, VirtualClock()) as log:
             await log.append(one("a", b"1"))
             copy = copy_of((await log.checkpoint())[0], tmp_path / "copy")
-        epoch = copying.begin_epoch(RealDisk(), copy)
-        assert copying.begin_epoch(RealDisk(), copy) > epoch  # a copy of a copy
+        epoch = copies.begin_epoch(RealDisk(), copy)
+        assert copies.begin_epoch(RealDisk(), copy) > epoch  # a copy of a copy
         async with opened(data, VirtualClock()) as log:
             original = log.epoch
         async with opened(copy, VirtualClock()) as log:

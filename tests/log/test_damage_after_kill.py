@@ -16,13 +16,13 @@ from runnel.config import TopicRule
 from runnel.errors import OffsetGoneError
 from runnel.formats import block
 from runnel.formats.batch import Batch
-from runnel.log import paths
-from runnel.log.disk_log import DiskLog
+from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import Position, ShardId
-from runnel.log.losses import Loss, Remembered, ShardLosses, decode, without
+from runnel.log.losses.shard_losses import Loss, LossesFile, ShardLosses, decode, without
+from runnel.log.metadata.topic_table import Topic, TopicTable
 from runnel.log.reading import OfflineLog, verify
-from runnel.log.records import RecordFile
-from runnel.log.topic_table import Topic, TopicTable
+from runnel.log.segments import paths
+from runnel.log.segments.records import RecordFile
 from tests.fakes.disk import FakeDisk
 from tests.log.home import Home
 from tests.log.images import DIRECTORY, Image, batch, disk_of, flipped, image_of, open_log
@@ -368,8 +368,8 @@ def test_damaged_file_of_losses_is_told() -> None:
 
 def test_numbers_of_lost_segments_are_remembered_with_those_that_were_removed() -> None:
     loss = Loss(7, "x", 0, 0, "gone", 1, 2, 0)
-    assert Remembered(((1, 3), (5, 6)), 0, (loss,)).last_number == 7
-    assert [Remembered(((1, 3), (5, 6))).was_removed(n) for n in range(7)] == [
+    assert LossesFile(((1, 3), (5, 6)), 0, (loss,)).last_number == 7
+    assert [LossesFile(((1, 3), (5, 6))).was_removed(n) for n in range(7)] == [
         False, True, True, False, False, True, False
     ]  # fmt: skip
 

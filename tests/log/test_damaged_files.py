@@ -9,9 +9,9 @@ import pytest
 
 from runnel.errors import FormatVersionError
 from runnel.formats import block
-from runnel.log.disk_log import DiskLog
+from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import CursorPosition
-from runnel.log.segment import HEADER_BYTES
+from runnel.log.segments.segment import HEADER_BYTES
 from tests.fakes.disk import FakeDisk
 from tests.log.images import (
     Image,

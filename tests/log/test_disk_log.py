@@ -19,8 +19,8 @@ from runnel.errors import (
     UnknownTopicError,
 )
 from runnel.formats.block import HEADER_BYTES
-from runnel.log.disk_log import DiskLog
-from runnel.log.log import Bounds, CursorPosition, Level, Position, ShardId
+from runnel.log.disk.disk_log import DiskLog
+from runnel.log.log import CursorPosition, Level, OffsetBounds, Position, ShardId
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
 from runnel.topics.policies import Policies
@@ -78,9 +78,9 @@ def test_everything_acknowledged_is_there_when_it_is_opened_again(is_killed: boo
         assert not log.recovered.torn
         assert not log.recovered.damage
         assert sorted(topic.name for topic in log.topics()) == ["a", "b"]
-        assert await log.bounds("a", 0) == Bounds(1, 7)
-        assert await log.bounds("b", 0) == Bounds(1, 11)
-        assert log.entries(MAIN) == Bounds(1, 7)
+        assert await log.bounds("a", 0) == OffsetBounds(1, 7)
+        assert await log.bounds("b", 0) == OffsetBounds(1, 11)
+        assert log.entries(MAIN) == OffsetBounds(1, 7)
         after = await log.read_shard(MAIN, Position(0, 1))
         assert [bytes(found.block) for found in after.found] == [
             bytes(found.block) for found in before.found
@@ -158,7 +158,7 @@ def test_after_a_kill_only_the_last_segment_is_scanned() -> None:
         home.disk = home.disk.restart()
         log = await home.open()
         assert home.disk.read_bytes < 40_000
-        assert await log.bounds("a", 0) == Bounds(1, 23)
+        assert await log.bounds("a", 0) == OffsetBounds(1, 23)
         await log.close()
 
     run(scenario)
@@ -176,9 +176,9 @@ def test_purged_and_deleted_messages_stay_hidden(is_killed: bool) -> None:
         await log.delete_topic("again")
         await log.append(one("again", b"4"))
         log = await (home.kill() if is_killed else home.reopen(log))
-        assert await log.bounds("purged", 0) == Bounds(2, 2)
+        assert await log.bounds("purged", 0) == OffsetBounds(2, 2)
         assert await log.last("purged", 0) is None
-        assert await log.bounds("again", 0) == Bounds(2, 3)
+        assert await log.bounds("again", 0) == OffsetBounds(2, 3)
         assert sorted(topic.name for topic in log.topics()) == ["again", "purged"]
         with pytest.raises(UnknownTopicError):
             await log.read("deleted", 0, 1)
@@ -201,7 +201,7 @@ def test_messages_on_their_way_when_a_topic_is_deleted_stay_hidden_after_a_resta
         made = await log.append(one("a", b"new"))
         for _ in range(2):
             [first] = made.base_offsets
-            assert await log.bounds("a", 0) == Bounds(first, first + 1)
+            assert await log.bounds("a", 0) == OffsetBounds(first, first + 1)
             assert read_payloads(await log.read("a", 0, first)) == [b"new"]
             log = await home.kill()
         await log.close()
@@ -245,8 +245,8 @@ def test_numbers_go_on_when_retention_has_removed_all_segments(is_killed: bool) 
         await log.trim()
         assert home.shard_files(".segment") == []
         log = await (home.kill() if is_killed else home.reopen(log))
-        assert await log.bounds("a", 0) == Bounds(4, 4)
-        assert log.entries(MAIN) == Bounds(3, 3)
+        assert await log.bounds("a", 0) == OffsetBounds(4, 4)
+        assert log.entries(MAIN) == OffsetBounds(3, 3)
         with pytest.raises(OffsetGoneError):
             await log.read("a", 0, 1)
         again = await log.append(numbered("p", 0))

@@ -12,12 +12,12 @@ import pytest
 from runnel.config import LogSettings, Retain, Rotate, TopicRule
 from runnel.config.settings import DAY_NS
 from runnel.errors import DiskFullError, OffsetGoneError, ReadOnlyError
-from runnel.log.disk_log import DiskLog
-from runnel.log.index import Index
-from runnel.log.log import Bounds, CursorPosition, Level, Position, ShardId
-from runnel.log.reader import ShardReader
-from runnel.log.segments import Segment
-from runnel.platform.disk import Access
+from runnel.log.disk.disk_log import DiskLog
+from runnel.log.disk.reader import ShardReader
+from runnel.log.log import CursorPosition, Level, OffsetBounds, Position, ShardId
+from runnel.log.segments.index import Index
+from runnel.log.segments.segments import Segment
+from runnel.platform.disk import FileAccess
 from tests.fakes.disk import FakeDisk, Kind
 from tests.log.home import Home, run
 from tests.log.samples import batch, numbered, one, read_all, read_offsets, read_payloads
@@ -112,7 +112,7 @@ def test_failed_write_takes_along_what_is_queued_behind_it_and_numbers_go_back()
         results = await asyncio.gather(*futures, return_exceptions=True)
         assert {type(result) for result in results} == {DiskFullError}
         assert log.statistics().shards[0].failed_batches == 5
-        assert await log.bounds("a", 0) == Bounds(1, 2)
+        assert await log.bounds("a", 0) == OffsetBounds(1, 2)
         done = await log.append(numbered("p", 0))
         assert (done.base_offsets, done.entry, done.is_repeated) == ([2], 2, False)
         log = await home.kill()
@@ -349,7 +349,7 @@ def test_index_that_is_missing_or_wrong_is_made_anew(how: str) -> None:
                 home.overwrite(path, contents[number - 1])
 
         log = await home.open()
-        assert await log.bounds("a", 0) == Bounds(1, 7)
+        assert await log.bounds("a", 0) == OffsetBounds(1, 7)
         for offset in range(1, 7):
             assert read_payloads(await log.read("a", 0, offset))[0] == b"%d" % (offset - 1)
         assert len(await read_all(log, "b")) == 21
@@ -402,13 +402,13 @@ def test_topics_and_offsets_that_a_damaged_catalogue_lost_are_learned_from_the_s
         log = await home.open()
         assert any(line.startswith(f"{path}:") for line in log.recovered.damage)
         assert sorted(topic.name for topic in log.topics()) == ["a", "b"]
-        assert await log.bounds("a", 0) == Bounds(1, 5)
-        assert await log.bounds("b", 0) == Bounds(1, 9)
+        assert await log.bounds("a", 0) == OffsetBounds(1, 5)
+        assert await log.bounds("b", 0) == OffsetBounds(1, 9)
         done = await log.append(batch(("a", [b"new"]), ("b", [b"new"])))
         assert (done.base_offsets, done.entry) == ([5, 9], 5)
         log = await home.reopen(log)
         assert not log.recovered.damage  # told once
-        assert await log.bounds("a", 0) == Bounds(1, 6)
+        assert await log.bounds("a", 0) == OffsetBounds(1, 6)
         await log.close()
 
     run(scenario)
@@ -425,7 +425,7 @@ def test_lost_catalogue_does_not_lead_to_offsets_given_twice() -> None:
         for path in home.catalogue_files():
             home.disk.remove(path)
         log = await home.open()
-        assert await log.bounds("a", 0) == Bounds(1, 3)
+        assert await log.bounds("a", 0) == OffsetBounds(1, 3)
         done = await log.append(one("a", b"3"))
         assert (done.base_offsets, done.entry) == ([3], 3)
         await log.close()
@@ -651,7 +651,7 @@ def test_what_stays_of_a_segment_that_is_rewritten_is_not_taken_for_gone(turns: 
         while not trimming.done():
             looking = (log.bounds("a", 0), log.entry_at(MAIN, 0), log.read("a", 0, 1))
             bounds, entry, page = await asyncio.gather(*looking)
-            assert (bounds, entry) == (Bounds(1, 3), 1)
+            assert (bounds, entry) == (OffsetBounds(1, 3), 1)
             assert read_payloads(page) == [b"1", b"2"]
         assert (await trimming).segments_rewritten == 1
         await log.close()
@@ -669,7 +669,7 @@ def test_missing_and_shortened_segments_are_told_of_at_every_opening() -> None:
         await log.close()
         first, _, last = home.shard_files(".segment")
         home.disk.remove(first)
-        file = home.disk.open(last, Access.WRITE)
+        file = home.disk.open(last, FileAccess.WRITE)
         file.truncate(0)
         file.close()
         for _ in range(2):

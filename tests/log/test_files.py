@@ -6,18 +6,18 @@ from contextlib import ExitStack
 
 import pytest
 
-from runnel.log.files import Files
-from runnel.platform.disk import Access, File
+from runnel.log.segments.files import OpenFiles
+from runnel.platform.disk import File, FileAccess
 from tests.fakes.disk import FakeDisk
 
 
-def made(count: int, open_files_max: int) -> tuple[FakeDisk, Files]:
+def made(count: int, open_files_max: int) -> tuple[FakeDisk, OpenFiles]:
     disk = FakeDisk(1)
     for number in range(count):
-        file = disk.open(f"f{number}", Access.CREATE)
+        file = disk.open(f"f{number}", FileAccess.CREATE)
         file.write(0, [b"%d" % number], sync=True)
         file.close()
-    return disk, Files(disk, open_files_max)
+    return disk, OpenFiles(disk, open_files_max)
 
 
 def is_open(file: File) -> bool:

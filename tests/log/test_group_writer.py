@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runnel.log.group_writer import _step
+from runnel.log.disk.group_writer import _step
 
 KIB = 1024
 MIB = 1024 * KIB

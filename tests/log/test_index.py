@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runnel.errors import MalformedError
-from runnel.log.index import HEADER_BYTES, GrowingIndex, Index, RunPlace, SealedIndex
+from runnel.log.segments.index import HEADER_BYTES, GrowingIndex, Index, RunPlace, SealedIndex
 from runnel.topics.names import TopicPartition
 from tests.log.samples import batch
 from tests.log.segment_samples import Numbers, keys_of

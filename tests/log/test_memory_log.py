@@ -10,7 +10,7 @@ from runnel.config import Keep, LogSettings, Pin, Retain, Settings, TopicRule
 from runnel.errors import ClientFault, OffsetGoneError, UnknownTopicError
 from runnel.formats import block
 from runnel.log.log import CursorPosition, Level, Log, Position, ShardId
-from runnel.log.memory_log import MemoryLog
+from runnel.log.memory import MemoryLog
 from runnel.topics.policies import Policies
 from tests.fakes.clock import VirtualClock
 from tests.log.home import run
@@ -117,19 +117,19 @@ def test_batch_larger_than_the_bound_is_kept_until_the_next_comes() -> None:
     run(scenario)
 
 
-def test_pins_hold_more_than_retention_but_never_more_than_the_bound() -> None:
+def test_holds_keep_more_than_retention_but_never_more_than_the_bound() -> None:
     async def scenario() -> None:
         log = made(rule(Retain(bytes_max=5000), Pin(bytes_max=None)), bytes_max=20_000)
         await log.set_cursor("slow", [CursorPosition(topic="a", offset=1)])
         for _ in range(10):
             await log.append(one("a", b"x" * 1000))
-        assert list((await log.trim()).pins_passed) == []
+        assert list((await log.trim()).holds_passed) == []
         assert stored_bytes(log) > 10_000
         for _ in range(50):
             await log.append(one("a", b"x" * 1000))
             assert stored_bytes(log) <= 20_000
-        assert list((await log.trim()).pins_passed) == ["slow"]
-        assert (await log.trim()).pins_passed == []
+        assert list((await log.trim()).holds_passed) == ["slow"]
+        assert (await log.trim()).holds_passed == []
 
     run(scenario)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from runnel.config import Keep
-from runnel.group_rules.definition import Definition, Mode, Options
-from runnel.log.catalogue import Record, TopicMade
+from runnel.group_rules.definition import Definition, Mode, SubscriptionOptions
 from runnel.log.log import Cursor
+from runnel.log.metadata.catalogue import Record, TopicMade
 
 
 def test_records_of_earlier_versions_have_no_owner() -> None:
@@ -16,7 +16,7 @@ def test_records_of_earlier_versions_have_no_owner() -> None:
     assert made == TopicMade("a", Keep.DISK, 1, "main", "")
     cursor = msgspec.msgpack.encode({"name": "c", "positions": [], "updated_ns": 1})
     assert msgspec.msgpack.decode(cursor, type=Cursor).owner == ""
-    options = msgspec.to_builtins(Options())
+    options = msgspec.to_builtins(SubscriptionOptions())
     definition = msgspec.msgpack.encode([1, "s", ["*"], "shared", options, False, 0, []])
     assert msgspec.msgpack.decode(definition, type=Definition).owner == ""
 
@@ -31,5 +31,5 @@ class _OldTopicMade(msgspec.Struct, array_like=True, frozen=True, tag="topic"):
 def test_an_owner_is_passed_over_by_earlier_versions() -> None:
     new = msgspec.msgpack.encode(TopicMade("a", Keep.DISK, 1, "main", "gateway"))
     assert msgspec.msgpack.decode(new, type=_OldTopicMade).journal == "main"
-    owned = Definition(1, "s", ("*",), Mode.SHARED, Options(), owner="gateway")
+    owned = Definition(1, "s", ("*",), Mode.SHARED, SubscriptionOptions(), owner="gateway")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(owned), type=Definition) == owned

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runnel.log import reader
-from runnel.log.disk_log import DiskLog
+from runnel.log.disk import reader
+from runnel.log.disk.disk_log import DiskLog
+from runnel.log.disk.reader import ShardReader
 from runnel.log.log import Position, ShardId
-from runnel.log.reader import ShardReader
 from tests.fakes.disk import FakeDisk, FakeFile
 from tests.log.home import Home, run
 from tests.log.samples import one, read_payloads

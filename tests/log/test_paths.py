@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runnel.errors import InvalidNameError
-from runnel.log import paths
+from runnel.log.segments import paths
 from runnel.topics.names import Label, check_label
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runnel.errors import ProducerFault, ProducerFencedError, ProducerForgottenError
-from runnel.log.producers import WINDOW, ProducerTable, Repeated
+from runnel.log.metadata.producers import WINDOW, ProducerTable, Repeated
 
 
 def table(producers_max: int = 10, age_max_ns: int = 1000) -> ProducerTable:

@@ -16,10 +16,10 @@ from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
 from runnel.formats.checksum import crc32c
 from runnel.formats.message import Message
-from runnel.log import paths
-from runnel.log.disk_log import DiskLog
+from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import CursorPosition
 from runnel.log.reading import OfflineLog, Selection, offline_log
+from runnel.log.segments import paths
 from runnel.platform.lock_holder import LockHolder
 from runnel.topics.patterns import Pattern
 from tests.fakes.disk import FakeDisk

@@ -6,13 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from runnel.config import Keep, Pin, Retain
 from runnel.log.log import Cursor, CursorPosition, Position, ShardId
-from runnel.log.retention import (
+from runnel.log.retention.holds import Hold, Holds, holds_of_cursor
+from runnel.log.retention.rules import (
     Decision,
-    Hold,
-    Holds,
     SegmentFacts,
     decide,
-    holds_on,
     rotation_period,
     served_at,
     served_runs,
@@ -69,23 +67,23 @@ def test_held_segment_stays_and_is_named_and_those_behind_it_go() -> None:
     decision = decided(facts(1, 2, 3, held={2: {"c"}}), Retain(age_ns=100))
     assert decision.remove == [1, 3]
     assert decision.held == [2]
-    assert decision.pins_passed == frozenset()
+    assert decision.holds_passed == frozenset()
 
 
-def test_pin_is_passed_at_its_age() -> None:
+def test_hold_is_passed_at_its_age() -> None:
     segments = facts(100, 600, 880, held={1: {"a", "b"}, 2: {"b"}, 3: {"c"}})
     decision = decided(segments, Retain(age_ns=100), Pin(age_ns=500, bytes_max=None))
     assert decision.remove == [1]
     assert decision.held == [2, 3]
-    assert decision.pins_passed == {"a", "b"}
+    assert decision.holds_passed == {"a", "b"}
 
 
-def test_pin_is_passed_at_its_bytes() -> None:
+def test_hold_is_passed_at_its_bytes() -> None:
     segments = facts(1, 2, 3, 4, held={1: {"a"}, 2: {"a"}, 3: {"b"}})
     decision = decided(segments, Retain(bytes_max=100), Pin(age_ns=None, bytes_max=250))
     assert decision.remove == [1, 2, 4]
     assert decision.held == [3]
-    assert decision.pins_passed == {"a"}
+    assert decision.holds_passed == {"a"}
 
 
 def test_no_more_segments_are_looked_at_than_needed() -> None:
@@ -119,7 +117,7 @@ def test_cursor_over_patterns_holds_matching_topics_from_the_entry_on() -> None:
     assert not hold.holds(("z", 0), 1, 9)
 
 
-def test_cursor_claims_only_what_lies_in_the_shard() -> None:
+def test_cursor_holds_only_what_lies_in_the_shard() -> None:
     other = ShardId("other")
     cursor = Cursor(
         "c",
@@ -133,7 +131,7 @@ def test_cursor_claims_only_what_lies_in_the_shard() -> None:
         0,
     )
     shards = {"here": MAIN, "there": other}
-    assert holds_on(MAIN, cursor, lambda key: shards.get(key[0])) == [
+    assert holds_of_cursor(cursor, MAIN, lambda key: shards.get(key[0])) == [
         Hold("c", ("here", 0), 3, 0, ()),
         Hold("c", None, 0, 7, ("*",)),
     ]
@@ -156,7 +154,7 @@ def test_message_is_served_up_to_its_age() -> None:
     assert not is_served(("a", 0), 2, 899, 1)
 
 
-def test_held_message_is_served_up_to_the_ceiling_of_pins() -> None:
+def test_held_message_is_served_up_to_the_ceiling_of_holds() -> None:
     asked = 0
 
     def holds() -> Holds:
@@ -164,8 +162,8 @@ def test_held_message_is_served_up_to_the_ceiling_of_pins() -> None:
         asked += 1
         return Holds([Hold("c", ("a", 0), 5, 0, ())])
 
-    pinned = policy(Retain(age_ns=100), Pin(age_ns=500, bytes_max=None))
-    is_served = served_at(1000, pinned, floor_of=None, holds=holds)
+    holding = policy(Retain(age_ns=100), Pin(age_ns=500, bytes_max=None))
+    is_served = served_at(1000, holding, floor_of=None, holds=holds)
     assert is_served(("b", 0), 9, 950, 1)
     assert asked == 0  # only for what has passed its age
     assert is_served(("a", 0), 6, 500, 1)

@@ -8,9 +8,9 @@ import pytest
 
 from runnel.formats import block
 from runnel.formats.batch import Batch
-from runnel.log import segment
-from runnel.log.scan import Scanned, Window
-from runnel.log.segment import HEADER_BYTES
+from runnel.log.segments import segment
+from runnel.log.segments.scan import Scanned, ScanWindow
+from runnel.log.segments.segment import HEADER_BYTES
 from tests.log.samples import batch, one
 from tests.log.segment_samples import Numbers, segment_bytes
 
@@ -29,7 +29,7 @@ def scan(content: bytes, *, durable: int = 0) -> tuple[list[int], Scanned]:
         return content[position : position + size]
 
     scanner = segment.scanner(
-        PATH, Window(read, len(content)), search_bytes=1 << 20, durable=durable
+        PATH, ScanWindow(read, len(content)), search_bytes=1 << 20, durable=durable
     )
     entries = [unit.content.envelope.entry for unit in scanner if unit.content is not None]
     return entries, scanner.result()

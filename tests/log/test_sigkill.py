@@ -16,13 +16,13 @@ import pytest
 
 from runnel.errors import LockedError
 from runnel.formats.message import Message
-from runnel.log.disk_log import DiskLog
+from runnel.log.disk.disk_log import DiskLog
 from runnel.platform.workers import ThreadWorkers
 from tests.log import sigkill_writer as writer
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 20
+ROUNDS = 12
 
 
 @contextmanager

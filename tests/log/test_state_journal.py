@@ -13,11 +13,11 @@ import pytest
 from runnel.config import LogSettings
 from runnel.errors import DiskFullError, ReadOnlyError
 from runnel.log.log import ShardId
+from runnel.log.metadata.state_journal import StateJournal
 from runnel.log.reading.offline_log import OfflineLog
-from runnel.log.reading.verifying import verify
-from runnel.log.state_journal import StateJournal
-from runnel.log.synced_marks import SyncedMarks
-from runnel.platform.disk import Access
+from runnel.log.reading.verification import verify
+from runnel.log.segments.synced_marks import SyncedMarks
+from runnel.platform.disk import FileAccess
 from runnel.platform.workers import ThreadWorkers
 from tests.fakes.disk import FakeDisk, Kind, PowerLoss
 from tests.fakes.workers import SimulatedWorkers
@@ -141,7 +141,7 @@ def test_grown_file_is_replaced_by_what_is_known() -> None:
             await keeper.set(f"key {number % 3}", number)
         assert 5 < keeper.snapshots < 100
         await keeper.journal.close()
-        assert disk.open(the_file(disk), Access.READ).size() < 1000
+        assert disk.open(the_file(disk), FileAccess.READ).size() < 1000
         assert opened(disk).known == {"key 0": 297, "key 1": 298, "key 2": 299}
 
     run(scenario)
@@ -365,7 +365,7 @@ def test_damaged_content_is_reported_and_the_next_write_leaves_it_behind() -> No
         ends = []
         for number in range(4):
             await keeper.set(f"key {number}", number)
-            ends.append(disk.open(the_file(disk), Access.READ).size())
+            ends.append(disk.open(the_file(disk), FileAccess.READ).size())
         disk.flip_bit(the_file(disk), ends[0] + 26, 1)
         after = disk.restart()
         journal = journal_on(after)

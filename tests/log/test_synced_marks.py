@@ -9,11 +9,11 @@ from functools import cache
 
 import pytest
 
-from runnel.log.disk_log import DiskLog
+from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import CursorPosition, ShardId
 from runnel.log.reading import OfflineLog, verify
-from runnel.log.synced_marks import SLOT_BYTES, Mark, SyncedMarks, read_marks
-from runnel.platform.disk import Access
+from runnel.log.segments.synced_marks import SLOT_BYTES, Mark, SyncedMarks, read_marks
+from runnel.platform.disk import FileAccess
 from tests.fakes.disk import FakeDisk, Kind
 from tests.log.images import (
     DIRECTORY,
@@ -256,7 +256,7 @@ def test_slot_that_power_loss_took_is_used_again_and_nothing_is_told() -> None:
         marks.note(f"data/{name}", 1, 8)
     disk.kill()
     disk = disk.restart()
-    disk.open(MARKS, Access.WRITE).write(2 * SLOT_BYTES, [bytes(SLOT_BYTES)], sync=True)
+    disk.open(MARKS, FileAccess.WRITE).write(2 * SLOT_BYTES, [bytes(SLOT_BYTES)], sync=True)
     marks = SyncedMarks(disk, "data")
     found = marks.open()
     assert found.marks == {"x": Mark(1, 8), "z": Mark(1, 8)}

@@ -7,7 +7,7 @@ import pytest
 from runnel.config import TopicRule
 from runnel.errors import ClientFault, InvalidNameError, LimitExceededError, UnknownTopicError
 from runnel.log.log import ShardId
-from runnel.log.topic_table import Partition, Topic, TopicTable, number_runs
+from runnel.log.metadata.topic_table import Partition, Topic, TopicTable, number_runs
 from runnel.topics.policies import Policies
 from tests.log.samples import batch, one
 

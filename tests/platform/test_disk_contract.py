@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from runnel.errors import LockedError
-from runnel.platform.disk import IOV_MAX, Access, Disk, File, RealDisk
+from runnel.platform.disk import IOV_MAX, Disk, File, FileAccess, RealDisk
 from tests.fakes.disk import FakeDisk
 
 
@@ -26,7 +26,7 @@ def directory(disk: Disk, tmp_path: Path) -> str:
 
 @pytest.fixture
 def file(disk: Disk, directory: str) -> Iterator[File]:
-    file = disk.open(f"{directory}/file", Access.CREATE)
+    file = disk.open(f"{directory}/file", FileAccess.CREATE)
     yield file
     file.close()
 
@@ -103,12 +103,12 @@ def test_truncate_cuts_and_what_was_cut_comes_back_as_zeros(file: File) -> None:
 
 def test_create_refuses_an_existing_file(disk: Disk, directory: str, file: File) -> None:
     with pytest.raises(FileExistsError) as caught:
-        disk.open(file.path, Access.CREATE)
+        disk.open(file.path, FileAccess.CREATE)
     assert caught.value.filename == file.path
 
 
-@pytest.mark.parametrize("access", [Access.READ, Access.WRITE])
-def test_open_refuses_a_missing_file(disk: Disk, directory: str, access: Access) -> None:
+@pytest.mark.parametrize("access", [FileAccess.READ, FileAccess.WRITE])
+def test_open_refuses_a_missing_file(disk: Disk, directory: str, access: FileAccess) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         disk.open(f"{directory}/none", access)
     assert caught.value.filename == f"{directory}/none"
@@ -116,7 +116,7 @@ def test_open_refuses_a_missing_file(disk: Disk, directory: str, access: Access)
 
 def test_a_file_opened_for_reading_cannot_be_changed(disk: Disk, file: File) -> None:
     file.write(0, [b"abc"], sync=False)
-    reader = disk.open(file.path, Access.READ)
+    reader = disk.open(file.path, FileAccess.READ)
     assert reader.read(0, 3) == b"abc"
     with pytest.raises(OSError) as caught:
         reader.write(0, [b"x"], sync=False)
@@ -127,7 +127,7 @@ def test_a_file_opened_for_reading_cannot_be_changed(disk: Disk, file: File) -> 
 
 def test_a_file_opened_for_writing_keeps_its_content(disk: Disk, file: File) -> None:
     file.write(0, [b"abc"], sync=False)
-    again = disk.open(file.path, Access.WRITE)
+    again = disk.open(file.path, FileAccess.WRITE)
     again.write(1, [b"X"], sync=False)
     assert file.read(0, 3) == b"aXc"
     again.close()
@@ -144,7 +144,7 @@ def test_a_closed_file_raises_with_its_name_and_closes_again(file: File) -> None
 
 def test_list_is_sorted_and_empty_for_a_missing_directory(disk: Disk, directory: str) -> None:
     for name in ("b", "c", "a"):
-        disk.open(f"{directory}/{name}", Access.CREATE).close()
+        disk.open(f"{directory}/{name}", FileAccess.CREATE).close()
     assert disk.list(directory) == ["a", "b", "c"]
     assert disk.list(f"{directory}/none") == []
 
@@ -165,12 +165,12 @@ def test_rename_replaces_the_target_and_open_files_follow(
     disk: Disk, directory: str, file: File
 ) -> None:
     file.write(0, [b"new"], sync=True)
-    old = disk.open(f"{directory}/target", Access.CREATE)
+    old = disk.open(f"{directory}/target", FileAccess.CREATE)
     old.write(0, [b"old"], sync=True)
     disk.rename(file.path, old.path)
     disk.sync_directory(directory)
     assert disk.list(directory) == ["target"]
-    found = disk.open(f"{directory}/target", Access.READ)
+    found = disk.open(f"{directory}/target", FileAccess.READ)
     assert found.read(0, 10) == b"new"
     assert old.read(0, 10) == b"old"
     found.close()
@@ -187,14 +187,14 @@ def test_a_removed_file_is_gone_but_its_readers_go_on(disk: Disk, file: File) ->
     disk.remove(file.path)
     assert file.read(0, 3) == b"abc"
     with pytest.raises(FileNotFoundError):
-        disk.open(file.path, Access.READ)
+        disk.open(file.path, FileAccess.READ)
     with pytest.raises(FileNotFoundError):
         disk.remove(file.path)
 
 
 def test_only_an_empty_directory_is_removed(disk: Disk, directory: str) -> None:
     disk.make_directory(f"{directory}/inner")
-    disk.open(f"{directory}/inner/file", Access.CREATE).close()
+    disk.open(f"{directory}/inner/file", FileAccess.CREATE).close()
     with pytest.raises(OSError):
         disk.remove(f"{directory}/inner")
     disk.remove(f"{directory}/inner/file")

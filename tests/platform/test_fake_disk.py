@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from runnel.errors import LockedError
-from runnel.platform.disk import Access, Disk
+from runnel.platform.disk import Disk, FileAccess
 from tests.fakes.disk import FakeDisk, FakeFile, Kind, PowerLoss
 from tests.fakes.inode import SECTOR_BYTES
 
@@ -26,7 +26,7 @@ def new_disk(seed: int, capacity_bytes: int | None = None) -> FakeDisk:
 
 def durable_file(disk: FakeDisk, content: bytes = b"", name: str = "file") -> FakeFile:
     """A file whose name and content would survive."""
-    file = disk.open(f"/d/{name}", Access.CREATE)
+    file = disk.open(f"/d/{name}", FileAccess.CREATE)
     file.write(0, [content], sync=True)
     disk.sync_directory("/d")
     return file
@@ -34,7 +34,7 @@ def durable_file(disk: FakeDisk, content: bytes = b"", name: str = "file") -> Fa
 
 def content(disk: FakeDisk, path: str = "/d/file") -> Outcome:
     try:
-        return disk.open(path, Access.READ).read(0, 1 << 30)
+        return disk.open(path, FileAccess.READ).read(0, 1 << 30)
     except FileNotFoundError:
         return None
 
@@ -60,7 +60,7 @@ def test_it_is_a_disk() -> None:
 
 def test_synced_content_always_survives() -> None:
     def history(disk: FakeDisk) -> None:
-        file = disk.open("/d/file", Access.CREATE)
+        file = disk.open("/d/file", FileAccess.CREATE)
         file.write(0, [b"abc" * 1000], sync=False)
         file.truncate(2000)
         file.allocate(5000)
@@ -177,10 +177,10 @@ def test_what_a_surviving_truncation_cut_does_not_come_back() -> None:
 def test_a_crash_is_the_same_for_the_same_seed() -> None:
     def run(seed: int) -> tuple[Outcome, list[str]]:
         disk = new_disk(seed)
-        file = disk.open("/d/file", Access.CREATE)
+        file = disk.open("/d/file", FileAccess.CREATE)
         for number in range(50):
             file.write(number * 300, [b"%03d" % number * 100], sync=False)
-            disk.open(f"/d/{number}", Access.CREATE)
+            disk.open(f"/d/{number}", FileAccess.CREATE)
         disk.crash()
         after = disk.restart()
         return content(after), after.list("/d")
@@ -194,7 +194,7 @@ def test_a_crash_is_the_same_for_the_same_seed() -> None:
 
 def test_a_created_name_is_lost_or_kept_until_its_directory_is_synced() -> None:
     def history(disk: FakeDisk) -> None:
-        file = disk.open("/d/file", Access.CREATE)
+        file = disk.open("/d/file", FileAccess.CREATE)
         file.write(0, [b"abc"], sync=True)
 
     assert outcomes(history) == {None, b"abc"}
@@ -202,7 +202,7 @@ def test_a_created_name_is_lost_or_kept_until_its_directory_is_synced() -> None:
 
 def test_a_durable_name_does_not_make_the_content_durable() -> None:
     def history(disk: FakeDisk) -> None:
-        file = disk.open("/d/file", Access.CREATE)
+        file = disk.open("/d/file", FileAccess.CREATE)
         file.write(0, [b"abc"], sync=False)
         disk.sync_directory("/d")
 
@@ -255,7 +255,7 @@ def test_changes_of_different_names_survive_in_any_combination() -> None:
     for seed in SEEDS:
         disk = new_disk(seed)
         for name in "abc":
-            disk.open(f"/d/{name}", Access.CREATE)
+            disk.open(f"/d/{name}", FileAccess.CREATE)
         disk.crash()
         found.add("".join(disk.restart().list("/d")))
     assert found == {"", "a", "b", "c", "ab", "ac", "bc", "abc"}
@@ -265,7 +265,7 @@ def test_changes_of_one_name_survive_in_order() -> None:
     def history(disk: FakeDisk) -> None:
         durable_file(disk, b"1")
         disk.remove("/d/file")
-        file = disk.open("/d/file", Access.CREATE)
+        file = disk.open("/d/file", FileAccess.CREATE)
         file.write(0, [b"2"], sync=True)
 
     assert outcomes(history) == {b"1", None, b"2"}
@@ -274,7 +274,7 @@ def test_changes_of_one_name_survive_in_order() -> None:
 def test_syncing_one_directory_leaves_another_pending() -> None:
     def history(disk: FakeDisk) -> None:
         disk.make_directory("/e")
-        disk.open("/d/file", Access.CREATE)
+        disk.open("/d/file", FileAccess.CREATE)
         disk.sync_directory("/e")
 
     assert None in outcomes(history)
@@ -330,7 +330,7 @@ def test_a_dead_process_can_do_nothing_more(end: Callable[[FakeDisk], object]) -
         file.size,
         lambda: file.truncate(0),
         lambda: file.allocate(100),
-        lambda: disk.open("/d/file", Access.READ),
+        lambda: disk.open("/d/file", FileAccess.READ),
         lambda: disk.list("/d"),
         lambda: disk.remove("/d/file"),
         lambda: disk.lock("/d/LOCK2"),
@@ -357,7 +357,7 @@ def test_a_lock_ends_with_its_process() -> None:
 
 def saving(disk: FakeDisk) -> None:
     """The usual way to replace a file: a new one, synced, renamed over the old."""
-    file = disk.open("/d/new", Access.CREATE)
+    file = disk.open("/d/new", FileAccess.CREATE)
     file.write(0, [b"n" * 1500], sync=False)
     file.sync()
     disk.rename("/d/new", "/d/file")
@@ -392,7 +392,7 @@ def test_power_lost_in_every_operation_leaves_the_old_or_the_new() -> None:
 
 def test_a_forgotten_sync_is_found_by_losing_power_in_every_operation() -> None:
     def careless(disk: FakeDisk) -> None:
-        file = disk.open("/d/new", Access.CREATE)
+        file = disk.open("/d/new", FileAccess.CREATE)
         file.write(0, [b"n" * 1500], sync=False)
         disk.rename("/d/new", "/d/file")
         disk.sync_directory("/d")
@@ -473,6 +473,21 @@ def test_what_is_written_after_a_failed_sync_can_be_synced_again() -> None:
     assert outcomes(history) == {b"NEW"}
 
 
+def test_a_truncation_that_a_failed_sync_did_not_store_is_stored_by_the_next() -> None:
+    def history(disk: FakeDisk) -> None:
+        file = durable_file(disk, b"old")
+        disk.fail(Kind.SYNC, errno.EIO)
+        file.truncate(1)
+        failing(file.sync)
+
+    def and_sync(disk: FakeDisk) -> None:
+        history(disk)
+        disk.open("/d/file", FileAccess.WRITE).sync()
+
+    assert outcomes(history) == {b"old", b"o"}
+    assert outcomes(and_sync) == {b"o"}
+
+
 @pytest.mark.parametrize("nowait_probability", [0.0, 1.0])
 def test_reads_fail_where_told(nowait_probability: float) -> None:
     disk = new_disk(1)
@@ -492,10 +507,10 @@ def test_reads_fail_where_told(nowait_probability: float) -> None:
 def test_faults_come_after_some_and_end_after_some() -> None:
     disk = new_disk(1)
     disk.fail(Kind.CREATE, errno.ENOSPC, skip=1, times=2)
-    disk.open("/d/1", Access.CREATE)
+    disk.open("/d/1", FileAccess.CREATE)
     for name in ("2", "3"):
-        assert failing(partial(disk.open, f"/d/{name}", Access.CREATE)).errno == errno.ENOSPC
-    disk.open("/d/4", Access.CREATE)
+        assert failing(partial(disk.open, f"/d/{name}", FileAccess.CREATE)).errno == errno.ENOSPC
+    disk.open("/d/4", FileAccess.CREATE)
     assert disk.list("/d") == ["1", "4"]
 
 
@@ -518,8 +533,8 @@ def test_faults_may_come_by_chance() -> None:
         (Kind.RENAME, lambda disk: disk.rename("/d/file", "/d/other")),
         (Kind.REMOVE, lambda disk: disk.remove("/d/file")),
         (Kind.MAKE_DIRECTORY, lambda disk: disk.make_directory("/d/inner")),
-        (Kind.TRUNCATE, lambda disk: disk.open("/d/file", Access.WRITE).truncate(0)),
-        (Kind.OPEN, lambda disk: disk.open("/d/file", Access.WRITE)),
+        (Kind.TRUNCATE, lambda disk: disk.open("/d/file", FileAccess.WRITE).truncate(0)),
+        (Kind.OPEN, lambda disk: disk.open("/d/file", FileAccess.WRITE)),
         (Kind.LOCK, lambda disk: disk.lock("/d/LOCK")),
     ],
 )
@@ -581,7 +596,7 @@ def test_a_flipped_bit_is_seen_now_and_after_a_crash() -> None:
 def test_operations_and_reads_are_counted() -> None:
     disk = FakeDisk(1)
     disk.make_directory("/x/y")
-    file = disk.open("/x/y/file", Access.CREATE)
+    file = disk.open("/x/y/file", FileAccess.CREATE)
     file.write(10, [b"abc", b"de"], sync=True)
     file.write(0, [], sync=True)
     file.sync()

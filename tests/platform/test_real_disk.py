@@ -16,7 +16,7 @@ import pytest
 
 from runnel.errors import LockedError
 from runnel.platform import disk as disk_module
-from runnel.platform.disk import IOV_MAX, Access, Buffer, File, RealDisk
+from runnel.platform.disk import IOV_MAX, Buffer, File, FileAccess, RealDisk
 
 real_pwritev = os.pwritev
 real_pread = os.pread
@@ -24,7 +24,7 @@ real_pread = os.pread
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[File]:
-    file = RealDisk().open(str(tmp_path / "file"), Access.CREATE)
+    file = RealDisk().open(str(tmp_path / "file"), FileAccess.CREATE)
     yield file
     file.close()
 
@@ -122,7 +122,7 @@ def test_a_read_goes_on_where_the_system_stopped(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("sync", [False, True])
 def test_a_full_disk_is_an_error_that_names_the_file(sync: bool) -> None:
-    full = RealDisk().open("/dev/full", Access.WRITE)
+    full = RealDisk().open("/dev/full", FileAccess.WRITE)
     with pytest.raises(OSError) as caught:
         full.write(0, [b"abc"], sync=sync)
     assert caught.value.errno == errno.ENOSPC

@@ -14,7 +14,7 @@ import msgspec
 
 import runnel
 from runnel.broker.quotas import Quotas
-from runnel.client.bus import Bus
+from runnel.client import Bus
 from runnel.config import (
     Authentication,
     GrpcSettings,

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from runnel.client.bus import Bus
+from runnel.client import Bus
 from runnel.errors import ForbiddenError
 from tests.protocols.guarded import DOORS, EVERYTHING, Guarded, run_guarded
 from tests.protocols.test_rights import set_the_scene

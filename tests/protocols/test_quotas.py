@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runnel.client.bus import Bus
+from runnel.client import Bus
 from runnel.config import SecuritySettings, TopicRule
 from runnel.errors import RunnelError
 from runnel.formats.batch import Batch

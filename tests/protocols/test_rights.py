@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from runnel.client.bus import Bus
+from runnel.client import Bus
 from runnel.errors import ForbiddenError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
@@ -79,7 +79,7 @@ async def publish_many(bus: Bus) -> None:
 
 async def publish_outside_a_stream(bus: Any) -> None:
     message = pb.Message(topic="open/a", payload=b"x")
-    await bus.line.ask(pb.PublishRequest(messages=[message]), pb.PublishResponse)
+    await bus.transport.ask(pb.PublishRequest(messages=[message]), pb.PublishResponse)
 
 
 async def take_a_name(bus: Bus) -> None:
@@ -119,7 +119,7 @@ async def ask_for_routes(bus: Bus) -> None:
 
 
 async def ask_for_a_policy(bus: Any) -> None:
-    assert await bus.line.ask("GET", "/v1/policies", {"topic": "open/a"})
+    assert await bus.transport.ask("GET", "/v1/policies", {"topic": "open/a"})
 
 
 async def describe_a_topic(bus: Bus) -> None:
@@ -205,11 +205,11 @@ async def ask_for_statistics(bus: Bus) -> None:
 
 
 async def list_connections(bus: Any) -> None:
-    assert await bus.line.ask("GET", "/v1/connections")
+    assert await bus.transport.ask("GET", "/v1/connections")
 
 
 async def ask_for_metrics(bus: Any) -> None:
-    answer = await bus.line.listen("/metrics", ())
+    answer = await bus.transport.listen("/metrics", ())
     await answer.aclose()
 
 

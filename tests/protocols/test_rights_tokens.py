@@ -11,7 +11,7 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from runnel.client.bus import Bus
+from runnel.client import Bus
 from runnel.config import HttpSettings
 from runnel.errors import LimitExceededError, UnauthenticatedError, Unavailable
 from tests.conformance.clients.grpc_bus import GrpcBus
@@ -94,13 +94,15 @@ def test_token_is_taken_from_the_header_alone_but_for_streams() -> None:
                 {"cookie": f"access_token={token}"},
             ):
                 with pytest.raises(UnauthenticatedError):
-                    await bus.line.ask("GET", "/v1/topics", headers=headers)
+                    await bus.transport.ask("GET", "/v1/topics", headers=headers)
             with pytest.raises(UnauthenticatedError):
-                await bus.line.ask("GET", "/v1/topics", {"access_token": token})
-            answer = await bus.line.listen("/v1/stream", {"pattern": "a", "access_token": token})
+                await bus.transport.ask("GET", "/v1/topics", {"access_token": token})
+            answer = await bus.transport.listen(
+                "/v1/stream", {"pattern": "a", "access_token": token}
+            )
             await answer.aclose()
             with pytest.raises(UnauthenticatedError):
-                await bus.line.listen("/v1/stream", {"pattern": "a"})
+                await bus.transport.listen("/v1/stream", {"pattern": "a"})
 
     run_guarded(scenario, "http")
 
@@ -115,7 +117,7 @@ def test_token_is_taken_from_the_metadata_authorization_alone() -> None:
             ("x-authorization", f"Bearer {token}"),
         ):
             bus = GrpcBus(guarded.addresses["grpc"], None, guarded.clock.time_ns)
-            bus.line._metadata = (metadata,)
+            bus.transport._metadata = (metadata,)
             async with bus:
                 with pytest.raises(UnauthenticatedError):
                     await bus.topics()
@@ -130,12 +132,12 @@ def test_health_and_what_the_door_can_do_are_told_without_a_token() -> None:
     async def scenario(guarded: Guarded) -> None:
         async with HttpBus(guarded.addresses["http"], None, guarded.clock.time_ns) as bus:
             for path in ("/healthz", "/readyz", "/openapi.json", "/docs"):
-                answer = await bus.line.listen(path, ())
+                answer = await bus.transport.listen(path, ())
                 assert answer.status_code == 200, path
                 await answer.aclose()
             for path in ("/metrics", "/v1/topics", "/v1/statistics", "/v1/nowhere", "/nowhere"):
                 with pytest.raises(UnauthenticatedError):
-                    await bus.line.listen(path, ())
+                    await bus.transport.listen(path, ())
 
     run_guarded(scenario, "http")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runnel.client.bus import Bus
-from runnel.client.places import Places
+from runnel.client import Bus
+from runnel.client.consumer.subscription_position import SubscriptionPosition
 from runnel.config import TopicRule
 from runnel.errors import ClientFault, ForbiddenError
 from runnel.formats import wire
@@ -280,7 +280,7 @@ async def position_of(bus: Any, *patterns: str) -> Any:
     """Where a subscription stands that has read something, as its door tells it."""
     async with bus.subscribe(*patterns, start="earliest") as subscription:
         await anext(subscription)
-        return subscription.last_id if hasattr(subscription, "last_id") else subscription.position
+        return subscription.position
 
 
 @pytest.mark.parametrize("door", ["http", "grpc"])
@@ -289,13 +289,12 @@ def test_position_of_others_opens_nothing(door: str) -> None:
         root: Any = await guarded.client(door, *EVERYTHING)
         await set_the_scene(await guarded.client("native", *EVERYTHING))
         bus: Any = await guarded.client(door, "read:open/*")
-        word = "last_id" if door == "http" else "position"
         for patterns in (("*",), ("closed/*",), ("open/*", "closed/*"), ("closed/a",)):
             place = await position_of(root, *patterns)
             with pytest.raises(ForbiddenError):
-                await bus.subscribe(*patterns, **{word: place}).open()
+                await bus.subscribe(*patterns, position=place).open()
             # With allowed patterns it is refused as another's, or leads to allowed topics alone.
-            subscription = bus.subscribe("open/*", **{word: place})
+            subscription = bus.subscribe("open/*", position=place)
             try:
                 await subscription.open()
             except ClientFault:
@@ -324,7 +323,7 @@ def test_resuming_at_a_shard_or_partition_of_others_gives_only_what_the_patterns
             (("open/a",), wire.Start("resume_last", partitions, 0, shards)),
         ):
             subscription = bus.subscribe(*patterns)
-            subscription._places = Places(patterns, start)
+            subscription._position = SubscriptionPosition(patterns, start)
             try:
                 await subscription.open()
             except ClientFault:

@@ -1,4 +1,4 @@
-"""Plays scenarios of a whole broker: messages in segments on a disk, subscriptions, retention, crashes."""
+"""Plays scenarios with a whole broker: messages in segments on a disk, subscriptions, retention, crashes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from random import Random
 
 from runnel.broker.broker import Broker
 from runnel.broker.consumer_groups import WorkConsumer, WorkDelivery
+from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
+from runnel.broker.fetcher import FetchRequest
 from runnel.config import LogSettings, Retain, Rotate, Settings, TopicRule, Until
 from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
@@ -19,20 +21,20 @@ from tests.fakes.disk import FakeDisk
 from tests.fakes.workers import SimulatedWorkers
 from tests.group_rules.history import offsets_text
 
-# More turns of the loop than anything takes here.
+# More turns of the event loop than any command takes.
 TURNS = 300
-# Each batch has a segment of its own, and what everybody acknowledged goes.
+# Each batch has its own segment, and messages that all subscriptions acknowledged are removed.
 RULE = TopicRule(match="*", rotate=Rotate(bytes_max=1), retain=Retain(until=Until.ACKED))
 
 
 class _Worker:
-    """The consumer of a subscription, and what it has not answered, by offset."""
+    """The consumer of a subscription, and the messages that it has not settled, by offset."""
 
     def __init__(self, number: int) -> None:
         self.connection_id = number
         self.peer = "a scenario"
         self.consumer: WorkConsumer
-        self.has: dict[int, int] = {}  # the delivery that each came by
+        self.has: dict[int, int] = {}  # the delivery of each
         self.new: list[int] = []
 
     def deliver_work(self, consumer: int, deliveries: Sequence[WorkDelivery]) -> None:
@@ -47,12 +49,15 @@ class _Worker:
     def late(self, consumer: int, parts: Sequence[Part]) -> None:
         """Nothing is late here."""
 
+    def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:
+        """No lease ends here."""
+
     def consumer_ended(self, consumer: int, error: RunnelError) -> None:
         """Nobody is ended here."""
 
 
 class BrokerPlayer:
-    """One topic, whose messages go once everybody has acknowledged them.
+    """One topic, whose messages are removed once all subscriptions have acknowledged them.
 
     broker TOPIC                  publish PAYLOAD …     (one batch, and so one segment)
     subscribe NAME                join NAME             ack NAME 1-3 7 …      (stored when it is done)
@@ -116,15 +121,17 @@ class BrokerPlayer:
         return [f"stored {offsets_text(base, base + len(words))}"]
 
     async def _subscribe(self, words: list[str]) -> Iterable[str]:
-        await self._broker.work.make_subscription(
-            words[0], [self._topic], "shared", Start("earliest"), None
+        await self._broker.consumer_groups.make_subscription(
+            SubscriptionRequest(words[0], [self._topic], "shared", Start("earliest"))
         )
         return []
 
     async def _join(self, words: list[str]) -> Iterable[str]:
         worker = self._hands[words[0]] = _Worker(len(self._hands) + 1)
         request = Consume(1, worker.connection_id, words[0])
-        worker.consumer = await self._broker.work.consume(worker.connection_id, worker, request)
+        worker.consumer = await self._broker.consumer_groups.consume(
+            worker.connection_id, worker, request
+        )
         worker.consumer.start()
         return []
 
@@ -147,7 +154,7 @@ class BrokerPlayer:
         bounds = await log.bounds(self._topic, 0)
         offset = bounds.first_offset
         while offset < bounds.next_offset:
-            fetched = await self._broker.fetch(self._topic, offset=offset)
+            fetched = await self._broker.fetch(FetchRequest(self._topic, offset=offset))
             left += [message.offset for batch in fetched.batches for message in batch]
             offset = fetched.next_offset
         segments = sum(each.segments for each in log.statistics().shards if each.shard == shard)
@@ -168,7 +175,7 @@ class BrokerPlayer:
 
 
 def _offsets(offsets: Sequence[int]) -> str:
-    """Neighbours are told as one."""
+    """Ranges of offsets; neighbours are shown as one."""
     spans: list[list[int]] = []
     for offset in offsets:
         if spans and spans[-1][1] == offset:
@@ -179,7 +186,7 @@ def _offsets(offsets: Sequence[int]) -> str:
 
 
 async def _end_others() -> None:
-    """A process that dies takes all of its tasks along."""
+    """End all tasks, as the death of the process does."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

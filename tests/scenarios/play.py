@@ -1,12 +1,12 @@
-"""Plays scenarios: text files that say what happens, each line followed by what comes of it.
+"""Plays scenarios: text files of commands, each followed by its effects.
 
-    # What does not begin with a blank is done; what does is what happened, and is compared.
+    # A line that does not begin with a blank is a command; the others are its effects, which the test compares.
     publish orders[0] a b
         0.000  published orders[0] @1 b'a', @2 b'b' (1 bytes each)
 
-`python -m tests.scenarios.play FILE…` writes down what happens now; read the difference before you keep it.
-The first line that is done says who plays the file: `subscription` begins one of acknowledged work, `broker` a whole
-broker on a disk (broker_player.py).
+`python -m tests.scenarios.play FILE…` writes the effects anew; read the difference before you keep it. The first
+command chooses the player: `subscription` plays the rules of acknowledged work, `broker` a whole broker on a disk
+(broker_player.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from random import Random
 from typing import Protocol
 
 from runnel.config.units import parse_duration
-from runnel.group_rules.definition import Mode, Options
+from runnel.group_rules.definition import Mode, SubscriptionOptions
 from tests.group_rules.history import Event, Place, Restarted, Stored, Stretch, Wanted, seconds
 from tests.group_rules.stage import Stage
 from tests.scenarios.broker_player import BrokerPlayer
@@ -27,17 +27,17 @@ FOLDER = Path(__file__).parent
 
 
 class Player(Protocol):
-    """Does what the lines of a file say."""
+    """Runs the commands of a file."""
 
     def do(self, words: list[str]) -> Iterable[str]:
-        """What came of it, line by line."""
+        """Run a command. Returns its effects, line by line."""
 
     def close(self) -> None:
-        """The file is at its end."""
+        """End: the file has no more commands."""
 
 
 class SubscriptionPlayer:
-    """Acknowledged work: groups of consumers on a stage, and the checker sees all of it.
+    """Plays the rules of a consumer group. The checker sees every event.
 
     subscription MODE [OPTION=VALUE …]      publish orders[0] KEY …         ("-": none)
     join CONSUMER [MESSAGES [BYTES]]        window CONSUMER MESSAGES        leave | lose CONSUMER
@@ -88,7 +88,7 @@ class SubscriptionPlayer:
         return [_told(event) for event in events if not isinstance(event, Wanted)]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """It has nothing to close."""
 
     def _publish(self, words: list[str]) -> None:
         place = _place(words[0])
@@ -103,7 +103,7 @@ class SubscriptionPlayer:
         return int(words[0]), messages, int(words[2]) if len(words) > 2 else 1_000_000
 
     def _deliver(self, words: list[str]) -> None:
-        """Until the group wants nothing more."""
+        """Deliver until the group wants nothing more."""
         self._stage.extend("")
         while (want := self._stage.want("")) is not None:
             run = self._stage.read("", want)
@@ -128,7 +128,7 @@ class SubscriptionPlayer:
 
 
 class _Loser(Random):
-    """The worst crash: nothing that was not stored is kept, and the clock begins anew."""
+    """The worst crash: everything that was not stored is lost, and the clock starts at zero."""
 
     def randint(self, a: int, b: int) -> int:
         return a
@@ -144,7 +144,7 @@ PLAYERS: dict[str, Callable[[list[str]], Player]] = {
 
 
 def play(text: str) -> str:
-    """A scenario's text, with what happens now."""
+    """The text of a scenario with its current effects."""
     player: Player | None = None
     lines: list[str] = []
     for line in text.splitlines():
@@ -169,7 +169,7 @@ def play(text: str) -> str:
 
 
 def _told(event: Event) -> str:
-    # Lines have no numbers here; a crash is always the worst one.
+    # Without line numbers, and every crash is the worst one.
     if isinstance(event, Stored):
         return f"{seconds(event.at_ns)}  what was told so far is stored"
     if isinstance(event, Restarted):
@@ -180,7 +180,7 @@ def _told(event: Event) -> str:
 # --- Words ---
 
 
-def _options(given: dict[str, str]) -> Options:
+def _options(given: dict[str, str]) -> SubscriptionOptions:
     durations = {
         f"{name}_ns"
         if not name.endswith("_max")
@@ -188,7 +188,7 @@ def _options(given: dict[str, str]) -> Options:
         for name, value in given.items()
         if name in ("lease", "retry_delay", "retry_delay_max")
     }
-    return Options(
+    return SubscriptionOptions(
         deliveries_max=int(given.get("deliveries_max", "8")),
         backoff=float(given.get("backoff", "2")),
         **durations,

@@ -10,9 +10,13 @@ import msgspec
 import pytest
 
 from runnel.broker.access import Access
-from runnel.broker.broker import Broker, Delivery
+from runnel.broker.broker import Broker, LiveDelivery
 from runnel.broker.consumer_groups import WorkDelivery
-from runnel.client.subscription import unpack_blocks
+from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
+from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
+from runnel.broker.fetcher import FetchRequest
+from runnel.broker.live.subscription import SubscribeRequest
+from runnel.broker.shard_fetcher import ShardFetchRequest
 from runnel.config import LogSettings, Settings
 from runnel.errors import (
     ForbiddenError,
@@ -20,7 +24,7 @@ from runnel.errors import (
     UnknownSubscriptionError,
     UnknownTopicError,
 )
-from runnel.formats.batch import Batch
+from runnel.formats.batch import Batch, unpack_blocks
 from runnel.formats.dead_letters import TOPIC_TAG
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, GapState, PartitionPlace, ShardPlace, Start
@@ -46,7 +50,7 @@ class Ear:
         self.topics: list[str] = []
         self.ends: list[RunnelError] = []
 
-    def deliver(self, subscription: int, delivery: Delivery) -> None:
+    def deliver(self, subscription: int, delivery: LiveDelivery) -> None:
         self.topics += topics_in(delivery.buffers)
 
     def gap(self, subscription: int, gap: GapState) -> None:
@@ -62,6 +66,8 @@ class Ear:
     def recall(self, consumer: int, parts: Sequence[Part]) -> None: ...
 
     def late(self, consumer: int, parts: Sequence[Part]) -> None: ...
+
+    def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None: ...
 
     def consumer_ended(self, consumer: int, error: RunnelError) -> None:
         self.ends.append(error)
@@ -175,11 +181,16 @@ VERBS: dict[str, tuple[Verb, tuple[str, ...]]] = {
     "publish": (_publish, ("publish",)),
     "send": (_send, ("publish",)),
     "new_term": (_new_term, ("publish",)),
-    "fetch": (lambda access: access.fetch("a/1", offset=1), ("read",)),
+    "fetch": (lambda access: access.fetch(FetchRequest("a/1", offset=1)), ("read",)),
     "shards": (lambda access: access.shards(["a/*"]), ("read",)),
-    "fetch_shard": (lambda access: access.fetch_shard(MAIN, 1, patterns=["a/*"]), ("read",)),
+    "fetch_shard": (
+        lambda access: access.fetch_shard(ShardFetchRequest(MAIN, 1, patterns=["a/*"])),
+        ("read",),
+    ),
     "subscribe": (
-        lambda access: access.subscribe(1, Ear(), ["a/*"], Start("latest"), credit_bytes=1),
+        lambda access: access.subscribe(
+            SubscribeRequest(1, Ear(), ["a/*"], Start("latest"), credit_bytes=1)
+        ),
         ("read",),
     ),
     "routes": (_routes, RIGHTS),
@@ -191,7 +202,7 @@ VERBS: dict[str, tuple[Verb, tuple[str, ...]]] = {
     "consume": (_consume, ("consume",)),
     "consume what is there": (lambda access: joined(access, "work"), ("consume",)),
     "make_subscription": (
-        lambda access: access.make_subscription("new", ["a/*"], "shared", None, None),
+        lambda access: access.make_subscription(SubscriptionRequest("new", ["a/*"], "shared")),
         ("consume",),
     ),
     "delete_subscription": (lambda access: access.delete_subscription("work"), ("admin",)),
@@ -206,7 +217,7 @@ VERBS: dict[str, tuple[Verb, tuple[str, ...]]] = {
     "subscriptions": (lambda access: access.subscription("work"), ("consume", "admin")),
     "dead_letters": (lambda access: access.dead_letters("work", 1, 10), ("consume", "admin")),
     "settle_dead": (
-        lambda access: access.settle_dead("work", [], is_all=True, is_redriven=True),
+        lambda access: access.settle_dead(SettleRequest("work", [], is_all=True, is_redriven=True)),
         ("admin",),
     ),
 }
@@ -217,7 +228,7 @@ def test_each_verb_needs_its_right_and_no_other(name: str) -> None:
     verb, needed = VERBS[name]
 
     async def scenario(scene: Scene) -> None:
-        await scene.all.make_subscription("work", ["a/*"], "shared", None, None)
+        await scene.all.make_subscription(SubscriptionRequest("work", ["a/*"], "shared"))
         for right in RIGHTS:
             elsewhere = (f"{other}:*" for other in RIGHTS if other not in needed)
             if right not in needed:
@@ -245,11 +256,11 @@ def test_statistics_need_to_be_read_by_name(right: str) -> None:
 
 def test_every_verb_of_the_broker_is_one_of_access() -> None:
     """A verb that were added to the broker alone would be one that doors are tempted to use directly."""
-    from runnel.broker.consumer_groups import Work
+    from runnel.broker.consumer_groups import ConsumerGroups
 
     own = {name for name in vars(Access) if not name.startswith("_")}
     of_broker = {name for name in vars(Broker) if not name.startswith(("_", "on_"))}
-    of_work = {name for name in vars(Work) if not name.startswith(("_", "on_"))}
+    of_work = {name for name in vars(ConsumerGroups) if not name.startswith(("_", "on_"))}
     not_for_callers = {
         "open",
         "recovered",
@@ -279,7 +290,7 @@ def test_one_topic_that_is_not_allowed_refuses_the_batch() -> None:
             access.publish(batch("a/1", "b/1"))
         with pytest.raises(ForbiddenError, match="topic '!dead/work'"):
             access.publish(batch("!dead/work"))
-        assert (await scene.all.fetch("a/1", offset=1)).end_offset == 2
+        assert (await scene.all.fetch(FetchRequest("a/1", offset=1))).end_offset == 2
 
     run(scenario)
 
@@ -301,7 +312,7 @@ def test_what_matches_later_is_read_only_within_the_rights() -> None:
     async def scenario(scene: Scene) -> None:
         ear = Ear()
         subscription = await scene.access("read:a/*").subscribe(
-            1, ear, ["a/*"], Start("earliest"), credit_bytes=2**20
+            SubscribeRequest(1, ear, ["a/*"], Start("earliest"), credit_bytes=2**20)
         )
         subscription.start()
         await scene.publish("!dead/a")
@@ -327,7 +338,7 @@ def test_resume_positions_read_no_more_than_the_patterns(start: Start) -> None:
     async def scenario(scene: Scene) -> None:
         ear = Ear()
         subscription = await scene.access("read:a/*").subscribe(
-            1, ear, ["a/*"], start, credit_bytes=2**20
+            SubscribeRequest(1, ear, ["a/*"], start, credit_bytes=2**20)
         )
         subscription.start()
         await scene.publish("a/3", "b/1")
@@ -341,12 +352,16 @@ def test_resume_positions_read_no_more_than_the_patterns(start: Start) -> None:
 def test_a_shard_is_read_only_as_far_as_the_patterns_go() -> None:
     async def scenario(scene: Scene) -> None:
         access = scene.access("read:a/*")
-        fetched = await access.fetch_shard(MAIN, 1, patterns=["a/*"])
+        fetched = await access.fetch_shard(ShardFetchRequest(MAIN, 1, patterns=["a/*"]))
         assert fetched.messages == 2
         for tricky in ((), ("*",), ("?/1",), ("a/*", "b/1"), ("[ab]/1",), ("!*",)):
-            await refused(access.fetch_shard(MAIN, 1, patterns=tricky))
+            await refused(access.fetch_shard(ShardFetchRequest(MAIN, 1, patterns=tricky)))
             await refused(access.shards(tricky))
-            await refused(access.subscribe(1, Ear(), tricky, Start("earliest"), credit_bytes=2**20))
+            await refused(
+                access.subscribe(
+                    SubscribeRequest(1, Ear(), tricky, Start("earliest"), credit_bytes=2**20)
+                )
+            )
 
     run(scenario)
 
@@ -386,7 +401,13 @@ def test_a_list_goes_on_over_pages_of_what_is_not_shown(monkeypatch: pytest.Monk
 def test_a_topic_without_rights_is_refused_whether_it_exists_or_not() -> None:
     async def scenario(scene: Scene) -> None:
         access = scene.access("read:a/*", "admin:a/*")
-        for verb in (access.describe_topic, access.delete_topic, access.purge_topic, access.fetch):
+        verbs: Sequence[Callable[[str], Awaitable[object]]] = (
+            access.describe_topic,
+            access.delete_topic,
+            access.purge_topic,
+            lambda topic: access.fetch(FetchRequest(topic)),
+        )
+        for verb in verbs:
             there, missing = await refused(verb("b/1")), await refused(verb("b/9"))
             assert there.replace("b/1", "b/9") == missing
 
@@ -425,11 +446,11 @@ def test_cursors_of_others_are_neither_seen_nor_moved_nor_removed() -> None:
 
 def test_a_subscription_over_more_than_the_rights_is_not_joined_by_its_name() -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.all.make_subscription("work", ["a/*", "b/*"], "shared", None, None)
+        await scene.all.make_subscription(SubscriptionRequest("work", ["a/*", "b/*"], "shared"))
         access = scene.access("consume:a/*", "admin:a/*")
         for patterns in ((), ("a/*",), ("a/*", "b/*")):
             await refused(access.consume(1, Ear(), consume("work", *patterns)))
-        await refused(access.make_subscription("work", ["a/*"], "shared", None, None))
+        await refused(access.make_subscription(SubscriptionRequest("work", ["a/*"], "shared")))
         await refused(access.delete_subscription("work"))
         await refused(access.dead_letters("work", 1, 10))
         assert await access.subscriptions() == ([], True)
@@ -442,7 +463,7 @@ def test_a_subscription_over_more_than_the_rights_is_not_joined_by_its_name() ->
 
 def test_whether_a_subscription_or_cursor_of_others_exists_cannot_be_told() -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.all.make_subscription("theirs", ["b/*"], "shared", None, None)
+        await scene.all.make_subscription(SubscriptionRequest("theirs", ["b/*"], "shared"))
         await scene.all.set_cursor("theirs", [CursorPlace("b/1", 0, 1)])
         access = scene.access("admin:a/*", "consume:a/*", "read:a/*")
         verbs: list[Callable[[str], Awaitable[object]]] = [
@@ -452,7 +473,7 @@ def test_whether_a_subscription_or_cursor_of_others_exists_cannot_be_told() -> N
             lambda name: access.move_subscription(name, Start("earliest")),
             lambda name: access.remove_member(name, "m"),
             lambda name: access.dead_letters(name, 1, 10),
-            lambda name: access.settle_dead(name, (), is_all=True, is_redriven=True),
+            lambda name: access.settle_dead(SettleRequest(name, (), is_all=True, is_redriven=True)),
             lambda name: access.consume(1, Ear(), consume(name)),
             access.remove_cursor,
         ]
@@ -479,11 +500,11 @@ def test_who_has_a_right_to_all_topics_is_told_that_something_does_not_exist() -
 
 def test_one_made_anew_over_other_topics_while_it_is_joined_delivers_nothing() -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.all.make_subscription("work", ["a/*"], "shared", None, None)
+        await scene.all.make_subscription(SubscriptionRequest("work", ["a/*"], "shared"))
         ear = Ear()
         deleting = asyncio.ensure_future(scene.all.delete_subscription("work"))
         making = asyncio.ensure_future(
-            scene.all.make_subscription("work", ["b/*"], "shared", None, None)
+            scene.all.make_subscription(SubscriptionRequest("work", ["b/*"], "shared"))
         )
         joining = asyncio.ensure_future(
             scene.access("consume:a/*").consume(1, ear, consume("work"))
@@ -510,7 +531,7 @@ def test_topics_made_later_come_only_within_the_patterns() -> None:
 
 def test_acknowledging_what_the_subscription_does_not_cover_changes_nothing() -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.all.make_subscription("theirs", ["b/*"], "shared", None, None)
+        await scene.all.make_subscription(SubscriptionRequest("theirs", ["b/*"], "shared"))
         consumer = await scene.access("consume:a/*").consume(1, Ear(), consume("mine", "a/*"))
         consumer.ack_up_to("b/1", 0, 2)
         ear = await joined(scene.all, "theirs")
@@ -528,7 +549,7 @@ def test_dead_letters_of_a_namesake_are_not_shown() -> None:
         await scene.publish("!dead/work", tags={TOPIC_TAG: "a/1"})
         await scene.publish("!dead/work")
         access = scene.access("consume:a/*")
-        await access.make_subscription("work", ["a/*"], "shared", None, None)
+        await access.make_subscription(SubscriptionRequest("work", ["a/*"], "shared"))
 
         async def shown(by: Access) -> list[str]:
             batches, _ = await by.dead_letters("work", 1, 10)
@@ -545,7 +566,7 @@ def test_dead_letters_of_a_namesake_are_not_shown() -> None:
 
 def test_options_of_a_subscription_are_changed_by_those_who_may_consume_it() -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.all.make_subscription("work", ["a/*"], "shared", None, None)
+        await scene.all.make_subscription(SubscriptionRequest("work", ["a/*"], "shared"))
         wanted = msgspec.structs.replace(
             consume("work"), options=WorkOptions(deliveries_max=7), patterns=("a/*",)
         )

@@ -1,1 +1,1 @@
-"""Real server processes: killed, ended, started again, out of room, and spoken to by those who mean no good."""
+"""Tests with real server processes: kills, shutdowns, restarts, full disks and hostile clients."""

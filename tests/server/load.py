@@ -1,4 +1,4 @@
-"""Clients that publish and read while their server comes and goes, and remember what they were told."""
+"""Clients that publish and read while their server is restarted, and record every answer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from random import Random
 from typing import Final, NamedTuple
 
 from runnel.client import Bus, connect
-from runnel.client.publisher import Publisher
+from runnel.client.consumer import Subscription
+from runnel.client.producer import Publisher
 from runnel.client.results import Receipt
-from runnel.client.subscription import Subscription
 from runnel.errors import RunnelError, Unavailable
 
 RULES: Final = (
@@ -21,7 +21,7 @@ RULES: Final = (
     ' { match = "own/*", journal = "{topic}", rotate = { bytes = "64KiB" } },'
     ' { match = "*", journal = "rest", rotate = { bytes = "256KiB" } }]'
 )
-# Little files and snapshots, so that a kill meets rotation and the catalogue too.
+# Small files and snapshots, so that kills also hit rotation and the catalogue.
 SMALL: Final = (
     RULES,
     "log.allocate_bytes=64KiB",
@@ -31,59 +31,64 @@ SMALL: Final = (
 )
 TOPICS: Final = ("a", "b", "own/x", "own/y", "parts/p", "parts/q")
 
-# No client gives up while the server is away: a busy machine may take its time to start one.
+# No client gives up while the server is down: a busy machine may need long to start one.
 DEADLINE_S: Final = 90.0
 _BURST_MESSAGES_MAX: Final = 40
 _BUFFER_BYTES: Final = 64 * 1024
 
 
-class Place(NamedTuple):
+class TopicPartition(NamedTuple):
     topic: str
     partition: int
 
 
-class Found(NamedTuple):
-    """A message as a reader has it."""
+StoredAt = tuple[TopicPartition, int]  # and the offset
+
+
+class FoundMessage(NamedTuple):
+    """A message that a reader found."""
 
     offset: int
     payload: bytes
 
 
 @dataclass
-class Reading:
-    """What one reader was given, by partition, in the order in which it came."""
+class ReaderRecord:
+    """The messages that one reader received, by partition and in their order."""
 
     name: str
-    covers: Callable[[Place], bool]
-    found: dict[Place, list[Found]] = field(default_factory=lambda: defaultdict(list))
+    covers: Callable[[TopicPartition], bool]
+    found: dict[TopicPartition, list[FoundMessage]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     count: int = 0
 
     def take(self, topic: str, partition: int, offset: int, payload: bytes) -> None:
-        self.found[Place(topic, partition)].append(Found(offset, payload))
+        self.found[TopicPartition(topic, partition)].append(FoundMessage(offset, payload))
         self.count += 1
 
 
 @dataclass
-class Ledger:
-    """What publishers were promised: payload to where it is stored."""
+class PublishLedger:
+    """The answers to publishers: where each payload is stored, and which failed."""
 
-    acknowledged: dict[bytes, tuple[Place, int]] = field(default_factory=dict)
+    acknowledged: dict[bytes, StoredAt] = field(default_factory=dict)
     failures: list[RunnelError] = field(default_factory=list)
 
     def note(self, payload: bytes, receipt: Receipt) -> None:
-        place = (Place(receipt.topic, receipt.partition), receipt.offset)
+        place = (TopicPartition(receipt.topic, receipt.partition), receipt.offset)
         assert receipt.level == "stored"
         assert payload not in self.acknowledged, f"{payload!r} was acknowledged twice"
         self.acknowledged[payload] = place
 
 
-class Load:
-    """Publishers and readers in this loop. `end_publishing` before `end_reading`."""
+class ClientLoad:
+    """Publishers and readers in this event loop. Call `end_publishing` before `end_reading`."""
 
     def __init__(self, url: str, seed: int) -> None:
-        self.named = Ledger()
-        self.unnamed = Ledger()
-        self.readings: list[Reading] = []
+        self.named = PublishLedger()
+        self.unnamed = PublishLedger()
+        self.readings: list[ReaderRecord] = []
         self._url = url
         self._random = Random(seed)
         self._is_ending = False
@@ -97,13 +102,13 @@ class Load:
         return len(self.named.acknowledged) + len(self.unnamed.acknowledged)
 
     def check_running(self) -> None:
-        """A publisher or reader that failed tells why, now rather than at the end."""
+        """Raises the error of a publisher or reader that has failed."""
         for task in (*self._publishing, *self._reading):
             if task.done() and not task.cancelled():
                 task.result()
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Let everybody work until something has come about."""
+        """Wait until the condition holds, or a client has failed."""
         async with asyncio.timeout(DEADLINE_S):
             while not condition():
                 self.check_running()
@@ -117,7 +122,7 @@ class Load:
         return bus
 
     async def publish_named(self, name: str) -> None:
-        """A publisher with a name: not one of its messages may fail."""
+        """A named publisher: none of its messages may fail."""
         publisher = (await self._bus()).publisher(
             name=name, batch_messages_max=16, buffer_bytes_max=_BUFFER_BYTES
         )
@@ -125,14 +130,14 @@ class Load:
         self._start_publisher(name, publisher, self.named)
 
     async def publish_unnamed(self, name: str) -> None:
-        """One without: what is under way when the server goes may be lost, and it is told so."""
+        """A publisher without a name: messages under way when the server dies may fail."""
         publisher = (await self._bus()).publisher(
             batch_messages_max=16, buffer_bytes_max=_BUFFER_BYTES
         )
         self._start_publisher(name, publisher, self.unnamed)
 
     async def publish_singly(self, name: str) -> None:
-        """One message after the other, each awaited."""
+        """Publishes one message at a time, and waits for each receipt."""
         bus = await self._bus()
         random = self._new_random()
 
@@ -150,7 +155,7 @@ class Load:
 
         self._publishing.append(asyncio.create_task(run(), name=name))
 
-    def _start_publisher(self, name: str, publisher: Publisher, ledger: Ledger) -> None:
+    def _start_publisher(self, name: str, publisher: Publisher, ledger: PublishLedger) -> None:
         random = self._new_random()
         sent: deque[tuple[bytes, asyncio.Future[Receipt]]] = deque()
 
@@ -181,7 +186,7 @@ class Load:
         self._publishing.append(asyncio.create_task(run(), name=name))
 
     async def end_publishing(self) -> None:
-        """Until everything that was sent is answered."""
+        """Stop, and wait for the answers to all messages that were sent."""
         self._is_ending = True
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*self._publishing)
@@ -192,8 +197,8 @@ class Load:
     # --- Reading ---
 
     async def subscribe(self, *patterns: str) -> None:
-        """A reader that stays subscribed, whatever becomes of the server."""
-        reading = Reading(
+        """A reader that stays subscribed while the server is restarted."""
+        reading = ReaderRecord(
             f"subscription to {' '.join(patterns)}",
             lambda place: any(fnmatchcase(place.topic, pattern) for pattern in patterns),
         )
@@ -209,13 +214,13 @@ class Load:
         self._reading.append(asyncio.create_task(run(), name=reading.name))
 
     async def fetch(self, topic: str, partition: int) -> None:
-        """A reader that holds its own position."""
-        reading = Reading(
+        """A reader that keeps its own offset."""
+        reading = ReaderRecord(
             f"fetches of {topic}/{partition}", lambda place: place == (topic, partition)
         )
         self.readings.append(reading)
         bus = await self._bus()
-        await bus.publish(topic, b"first", partition=partition)  # reading a topic does not make it
+        await bus.publish(topic, b"first", partition=partition)  # reading does not create a topic
 
         async def run() -> None:
             offset = 1
@@ -228,8 +233,8 @@ class Load:
 
         self._reading.append(asyncio.create_task(run(), name=reading.name))
 
-    async def end_reading(self, stored: dict[Place, list[Found]]) -> None:
-        """Until every reader has read as much as there is for it, and what came too much has come too."""
+    async def end_reading(self, stored: dict[TopicPartition, list[FoundMessage]]) -> None:
+        """Wait until every reader has read all that is stored for it, and any surplus has arrived, too."""
         for reading in self.readings:
             expected = sum(len(found) for place, found in stored.items() if reading.covers(place))
             await self.wait_for(lambda: reading.count >= expected)  # noqa: B023 - called here only
@@ -246,16 +251,20 @@ class Load:
             await bus.close(is_flushing=False)
 
 
-async def read_stored(bus: Bus, topics: Sequence[str] = TOPICS) -> dict[Place, list[Found]]:
-    """Everything that the server has, as fetches bring it."""
-    stored: dict[Place, list[Found]] = {}
+async def read_stored(
+    bus: Bus, topics: Sequence[str] = TOPICS
+) -> dict[TopicPartition, list[FoundMessage]]:
+    """All messages that the server has stored, read by `fetch`."""
+    stored: dict[TopicPartition, list[FoundMessage]] = {}
     for topic in topics:
         state = await bus.topic(topic)
         for partition, bounds in enumerate(state.partitions):
-            found = stored[Place(topic, partition)] = []
+            found = stored[TopicPartition(topic, partition)] = []
             offset = 1
             while offset < bounds.next_offset:
                 page = await bus.fetch(topic, offset, partition=partition)
-                found += [Found(message.offset, message.payload) for message in page.messages]
+                found += [
+                    FoundMessage(message.offset, message.payload) for message in page.messages
+                ]
                 offset = page.next_offset
     return stored

@@ -1,9 +1,9 @@
-"""Copies of a data directory, made as docs/howto/backup-and-restore.md says, while everybody publishes and works.
+"""Copies of a data directory, made as docs/howto/backup-and-restore.md says, while clients publish and consume.
 
 `runnel backup` asks the broker for a checkpoint and copies that.
 
-A process that is stopped (SIGSTOP) leaves what one that is killed in that moment would leave; so a copy made meanwhile
-is as good as the directory of a broker that was killed.
+A process that is stopped (SIGSTOP) leaves the same files as one that is killed at that moment. So a copy made meanwhile
+is as good as the directory of a killed broker.
 """
 
 from __future__ import annotations
@@ -23,13 +23,20 @@ import pytest
 
 from runnel.client import Bus, connect
 from runnel.errors import ClientFault
-from tests.server.load import DEADLINE_S, SMALL, Ledger, Load, Place, read_stored
-from tests.server.serving import Server, held_port, serving
+from tests.server.load import (
+    DEADLINE_S,
+    SMALL,
+    ClientLoad,
+    PublishLedger,
+    StoredAt,
+    TopicPartition,
+    read_stored,
+)
+from tests.server.server_process import ServerProcess, held_port, running_server
 from tests.server.test_sigkill import check_order, check_places, check_promises
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-Where = tuple[Place, int]
 
 _WORK: Final = "work"
 _WORK_TOPICS: Final = ("a", "parts/p", "parts/q")
@@ -37,18 +44,21 @@ _CURSOR: Final = "reader"
 SETTINGS: Final = (*SMALL, "log.state_log_bytes_max=8KiB")
 
 
-class Worked:
-    """Work, by the place of its message: whose acknowledgement has left, and whose was answered as stored."""
+class AckedWork:
+    """The messages whose acknowledgement was sent, and those whose acknowledgement was answered as stored."""
 
     def __init__(self) -> None:
-        self.acked: set[Where] = set()
-        self.stored: set[Where] = set()
+        self.acked: set[StoredAt] = set()
+        self.stored: set[StoredAt] = set()
 
 
-async def work(bus: Bus, worked: Worked) -> None:
+async def work(bus: Bus, worked: AckedWork) -> None:
     async with bus.consume(_WORK, *_WORK_TOPICS) as consumer:
         async for batch in consumer.batches():
-            places = [(Place(each.topic, each.partition), each.offset) for each in batch.messages()]
+            places = [
+                (TopicPartition(each.topic, each.partition), each.offset)
+                for each in batch.messages()
+            ]
             worked.acked.update(places)
             await batch.ack(stored=True)
             worked.stored.update(places)
@@ -59,14 +69,14 @@ def copy_whole(source: Path, target: Path) -> None:
 
 
 def mirror(source: Path, target: Path) -> None:
-    """As rsync -a --delete --modify-window=-1: what differs in size or time comes, what is gone goes."""
+    """Like rsync -a --delete --modify-window=-1: copies files that differ in size or time, deletes others."""
     target.mkdir(exist_ok=True)
     here = {child.name: child for child in source.iterdir()}
     for there in list(target.iterdir()):
         if there.name not in here:
             shutil.rmtree(there) if there.is_dir() else there.unlink()
     for name, child in here.items():
-        # Beside a broker that runs, what was listed may be gone by now: the second pass sees to it.
+        # The broker runs: a listed file may be gone by now. The second pass corrects that.
         with suppress(FileNotFoundError):
             if child.is_dir():
                 mirror(child, target / name)
@@ -82,7 +92,7 @@ def _is_same(source: Path, target: Path) -> bool:
 
 
 def runnel(*words: str) -> str:
-    """What a command says that succeeds."""
+    """The output of a command that must succeed."""
     ended = subprocess.run(
         [sys.executable, "-m", "runnel", *words], capture_output=True, text=True, check=False
     )
@@ -94,32 +104,33 @@ def verify(data: Path) -> None:
     runnel("log", "verify", str(data))
 
 
-def pause(data: Path, server: Server) -> int:
+def pause(data: Path, server: ServerProcess) -> int:
     pid = int((data / "lock").read_text())
     assert pid == server.process.pid
     os.kill(pid, signal.SIGSTOP)
     return pid
 
 
-async def work_off(bus: Bus, owed: set[Where]) -> set[Where]:
-    """Work until everything that is owed for certain has come; all that came."""
-    came: set[Where] = set()
+async def work_off(bus: Bus, owed: set[StoredAt]) -> set[StoredAt]:
+    """Consume until all that is certainly owed has arrived. Returns all that arrived."""
+    came: set[StoredAt] = set()
     async with asyncio.timeout(DEADLINE_S), bus.consume(_WORK) as consumer:
         batches = consumer.batches()
         while not owed <= came:
             batch = await anext(batches)
             came.update(
-                (Place(each.topic, each.partition), each.offset) for each in batch.messages()
+                (TopicPartition(each.topic, each.partition), each.offset)
+                for each in batch.messages()
             )
             await batch.ack()
     return came
 
 
-async def check_restored(directory: Path, promised: Ledger, worked: Worked) -> None:
-    """A broker on the copy keeps what the original had promised until then."""
+async def check_restored(directory: Path, promised: PublishLedger, worked: AckedWork) -> None:
+    """A broker on the copy keeps all that the original had promised by then."""
     verify(directory / "data")
     with held_port() as port:
-        server = Server(directory, port, SETTINGS)
+        server = ServerProcess(directory, port, SETTINGS)
         try:
             await server.start()
             async with connect(server.url, deadline_s=DEADLINE_S) as bus:
@@ -134,9 +145,9 @@ async def check_restored(directory: Path, promised: Ledger, worked: Worked) -> N
                 came = await work_off(bus, there - worked.acked)
                 assert not came & worked.stored, "acknowledged work comes again"
                 receipt = await bus.publish("a", b"after")
-                assert receipt.offset == len(stored[Place("a", 0)]) + 1
+                assert receipt.offset == len(stored[TopicPartition("a", 0)]) + 1
             await server.stop()
-            assert "Traceback" not in server.told, server.told
+            assert "Traceback" not in server.stderr, server.stderr
         finally:
             server.discard()
 
@@ -151,10 +162,10 @@ def test_a_copy_of_a_paused_broker_keeps_everything_that_was_promised(
     restored.mkdir()
 
     async def scenario() -> None:
-        promised, worked = Ledger(), Worked()
-        until_then = Worked()
-        async with serving(original, *SETTINGS) as server:
-            load = Load(server.url, seed=passes)
+        promised, worked = PublishLedger(), AckedWork()
+        until_then = AckedWork()
+        async with running_server(original, *SETTINGS) as server:
+            load = ClientLoad(server.url, seed=passes)
             async with connect(server.url, deadline_s=DEADLINE_S) as bus:
                 working = asyncio.create_task(work(bus, worked))
                 try:
@@ -175,7 +186,7 @@ def test_a_copy_of_a_paused_broker_keeps_everything_that_was_promised(
                         await asyncio.to_thread(mirror if passes == 2 else copy_whole, data, copied)
                     finally:
                         os.kill(pid, signal.SIGCONT)
-                    # Nobody has noticed more than a pause.
+                    # The clients noticed no more than a pause.
                     wanted = load.acknowledged + 500
                     await load.wait_for(lambda: load.acknowledged > wanted)
                     await load.end_publishing()
@@ -199,9 +210,9 @@ def test_a_backup_of_a_broker_at_work_keeps_everything_that_was_promised(tmp_pat
     restored.mkdir()
 
     async def scenario() -> None:
-        promised, worked, until_then = Ledger(), Worked(), Worked()
-        async with serving(original, *SETTINGS) as server:
-            load = Load(server.url, seed=3)
+        promised, worked, until_then = PublishLedger(), AckedWork(), AckedWork()
+        async with running_server(original, *SETTINGS) as server:
+            load = ClientLoad(server.url, seed=3)
             async with connect(server.url, deadline_s=DEADLINE_S) as bus:
                 working = asyncio.create_task(work(bus, worked))
                 try:
@@ -218,7 +229,7 @@ def test_a_backup_of_a_broker_at_work_keeps_everything_that_was_promised(tmp_pat
                     backup = str(tmp_path / "backup")
                     told = await asyncio.to_thread(runnel, "backup", backup, "--url", server.url)
                     assert "verified" in told
-                    # Whatever was acknowledged while the copy was made may be in it or not.
+                    # Acknowledgements that came during the copy may be in it or not.
                     until_then.acked = set(worked.acked)
                     await wait_until(lambda: not (original / "data" / "checkpoint").exists())
                     wanted = load.acknowledged + 500
@@ -252,7 +263,7 @@ def test_a_broker_that_is_killed_during_a_backup_leaves_no_half_copy_and_loses_n
     target = tmp_path / "backup"
 
     async def scenario() -> None:
-        async with serving(tmp_path, *SMALL) as server:
+        async with running_server(tmp_path, *SMALL) as server:
             async with connect(server.url, deadline_s=DEADLINE_S) as bus:
                 for number in range(200):
                     await bus.publish("a", str(number).encode() * 100)
@@ -261,7 +272,7 @@ def test_a_broker_that_is_killed_during_a_backup_leaves_no_half_copy_and_loses_n
             await wait_until(lambda: checkpoint.exists() or copying.returncode is not None)
             server.kill()
             _, told = await copying.communicate()
-            # Either it was copied by then, or nothing has the name of a whole copy.
+            # Either the copy was complete by then, or nothing has the name of a complete copy.
             assert target.exists() == (copying.returncode == 0), told
             assert b"Traceback" not in told
             await server.start()
@@ -279,7 +290,7 @@ def test_files_of_a_backup_whose_client_vanishes_are_removed(tmp_path: Path) -> 
     checkpoint = tmp_path / "data" / "checkpoint"
 
     async def scenario() -> None:
-        async with serving(tmp_path) as server:
+        async with running_server(tmp_path) as server:
             async with connect(server.url) as bus:
                 await bus.publish("a", b"1")
                 path, _ = await bus.checkpoint()

@@ -1,4 +1,4 @@
-"""A real broker, killed, a bit flipped in what it stored: every kind of reader is told which message is missing."""
+"""A real broker is killed and a stored bit is flipped: every kind of reader learns which message is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runnel.client import Bus, connect
-from tests.server.serving import Server, serving
+from tests.server.server_process import ServerProcess, running_server
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -25,20 +25,20 @@ def text(number: int) -> bytes:
     return b"<message %d>" % number
 
 
-def flip(server: Server) -> None:
+def flip(server: ServerProcess) -> None:
     [path] = (server.directory / "data/journals/main/0").glob("*.segment")
     content = bytearray(path.read_bytes())
     content[content.index(text(LOST))] ^= 1
     path.write_bytes(content)
 
 
-def get(server: Server, path: str) -> Any:
+def get(server: ServerProcess, path: str) -> Any:
     with urllib.request.urlopen(f"http://{server.addresses['http']}{path}") as answer:
         body = answer.read().decode()
     return body if path == "/metrics" else json.loads(body)
 
 
-async def check_fetch(server: Server, bus: Bus) -> None:
+async def check_fetch(server: ServerProcess, bus: Bus) -> None:
     page = await bus.fetch("a", LOST)
     assert [(gap.reason, gap.first_offset, gap.next_offset) for gap in page.gaps] == [
         ("damage", LOST, LOST + 1)
@@ -48,7 +48,7 @@ async def check_fetch(server: Server, bus: Bus) -> None:
     assert [(gap["reason"], gap["first_offset"]) for gap in over_http["gaps"]] == [("damage", LOST)]
     for told in (page.gaps[0].text, over_http["gaps"][0]["text"]):
         assert ".segment:" in told
-        assert "/" not in told  # where the directory is, is none of a reader's business
+        assert "/" not in told  # readers must not learn where the directory is
 
 
 async def check_live(bus: Bus, pattern: str) -> None:
@@ -59,7 +59,7 @@ async def check_live(bus: Bus, pattern: str) -> None:
     assert (gap.reason, gap.topic, gap.first_offset, gap.missed) == ("damage", "a", LOST, 1)
 
 
-async def check_work(server: Server, bus: Bus, name: str) -> None:
+async def check_work(server: ServerProcess, bus: Bus, name: str) -> None:
     async with bus.consume(name) as consumer:
         done = set()
         for _ in OTHERS:
@@ -72,11 +72,11 @@ async def check_work(server: Server, bus: Bus, name: str) -> None:
     async with asyncio.timeout(30):
         while True:
             state = await bus.subscription(name)
-            if not state.members[0].backlog and event in server.told:
+            if not state.members[0].backlog and event in server.stderr:
                 return
 
 
-def check_watched(server: Server) -> None:
+def check_watched(server: ServerProcess) -> None:
     [damage] = [
         line for line in get(server, "/metrics").splitlines() if line.startswith("runnel_damage ")
     ]
@@ -84,7 +84,7 @@ def check_watched(server: Server) -> None:
     assert get(server, "/readyz")["warnings"]
 
 
-def check_offline(server: Server) -> None:
+def check_offline(server: ServerProcess) -> None:
     data = str(server.directory / "data")
     for words in (["verify", data], ["export", data, "--to", "-"]):
         done = subprocess.run(
@@ -96,7 +96,7 @@ def check_offline(server: Server) -> None:
 
 def test_flipped_bit_after_a_kill_is_told_to_every_reader_on_every_start(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path, doors=("http",)) as server:
+        async with running_server(tmp_path, listeners=("http",)) as server:
             async with connect(server.url) as bus:
                 for mode in ("shared", "key_shared"):
                     await bus.make_subscription(mode, "a", mode=mode)

@@ -1,4 +1,4 @@
-"""What a broker's data directory is to others on the machine: who may read it, and how much room a little takes."""
+"""The data directory as other users of the machine see it: its permissions, and the disk space of a small one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import runnel
-from tests.server.serving import serving
+from tests.server.server_process import running_server
 
 _SHARED = "other users of this machine may enter the data directory"
 _OWN_JOURNALS = 'topics=[{ match = "own/*", journal = "{topic}" }]'
@@ -38,14 +38,14 @@ def test_what_the_broker_stores_is_for_its_user_alone(tmp_path: Path) -> None:
     data = tmp_path / "data"
 
     async def scenario() -> None:
-        async with serving(tmp_path, _OWN_JOURNALS) as server:
+        async with running_server(tmp_path, _OWN_JOURNALS) as server:
             async with await runnel.connect(server.url) as bus:
                 await bus.publish("own/a", b"1")
                 await bus.publish("b", b"1")
                 await bus.set_cursor("c", {"b": 1})
             _command("token", "add", "t", "--allow", "read:*", "--data", str(data))
             await server.stop()
-            assert _SHARED not in server.told
+            assert _SHARED not in server.stderr
 
     asyncio.run(scenario())
     export = tmp_path / "export.jsonl"
@@ -66,12 +66,12 @@ def test_a_directory_that_was_there_keeps_its_permissions_and_is_warned_of(tmp_p
     data.mkdir(0o755)
 
     async def scenario() -> None:
-        async with serving(tmp_path) as server:
+        async with running_server(tmp_path) as server:
             async with await runnel.connect(server.url) as bus:
                 await bus.publish("b", b"1")
             await server.stop()
-            assert server.told.count(_SHARED) == 1
-            assert '"mode": "0755"' in server.told
+            assert server.stderr.count(_SHARED) == 1
+            assert '"mode": "0755"' in server.stderr
 
     asyncio.run(scenario())
     modes = _modes(data)
@@ -81,7 +81,7 @@ def test_a_directory_that_was_there_keeps_its_permissions_and_is_warned_of(tmp_p
 
 def test_a_journal_with_a_small_message_takes_little_room(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path, _OWN_JOURNALS) as server:
+        async with running_server(tmp_path, _OWN_JOURNALS) as server:
             async with await runnel.connect(server.url) as bus:
                 for number in range(10):
                     await bus.publish(f"own/{number}", b"1")

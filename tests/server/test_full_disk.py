@@ -1,7 +1,7 @@
-"""A real server that runs out of room and gets it back, under clients that go on.
+"""A real server whose disk is full for a while, under clients that continue.
 
-The room is a limit on the size of its files, which the system answers as it answers a full disk and which can be
-moved while the server runs.
+The test limits the size of the server's files: the system answers as for a full disk, and the limit can change while
+the server runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from runnel.client import Bus, connect
 from runnel.errors import ClosedError, DiskFullError, TimeoutExpiredError
-from tests.server.serving import Server, serving
+from tests.server.server_process import ServerProcess, running_server
 
 pytestmark = pytest.mark.slow
 
@@ -23,13 +23,13 @@ SMALL_FILES = ("log.allocate_bytes=0", "log.disk_reserve_bytes=0")
 PAYLOAD = b"." * 1000
 
 
-def allow_files_of(server: Server, size: int) -> None:
+def allow_files_of(server: ServerProcess, size: int) -> None:
     _, hard = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (size, hard))
 
 
 async def fill(bus: Bus, topic: str = "a", *, deadline_s: float) -> None:
-    """Publish until that is refused. What the deadline finds under way may be stored or not."""
+    """Publish until it is refused. Messages under way at the deadline may be stored or not."""
     publisher = bus.publisher(topic, deadline_s=deadline_s)
     try:
         while True:
@@ -45,16 +45,16 @@ def test_full_disk_is_a_retriable_error_and_publishing_goes_on_when_there_is_roo
 ) -> None:
     async def scenario() -> None:
         async with (
-            serving(tmp_path, *SMALL_FILES) as server,
+            running_server(tmp_path, *SMALL_FILES) as server,
             connect(server.url) as bus,
             bus.subscribe("a") as subscription,
         ):
             await bus.publish("a", b"before")
             allow_files_of(server, 64 * 1024)
-            with pytest.raises(DiskFullError) as refused:  # tried again until its deadline
+            with pytest.raises(DiskFullError) as refused:  # retried until its deadline
                 await fill(bus, deadline_s=0.5)
             assert refused.value.retriable
-            # Reading goes on, and whoever sends without waiting waits for room.
+            # Reads still work, and a publisher that does not wait for receipts waits for room.
             assert (await bus.fetch("a", 1)).messages[0].payload == b"before"
             async with (
                 bus.publisher("a", name="named") as named,
@@ -63,7 +63,7 @@ def test_full_disk_is_a_retriable_error_and_publishing_goes_on_when_there_is_roo
                 for number in range(50):
                     named.send(b"named:%d" % number + PAYLOAD)
                     unnamed.send(b"unnamed:%d" % number + PAYLOAD)
-                with pytest.raises(DiskFullError):  # while others wait, too
+                with pytest.raises(DiskFullError):  # also while others wait
                     await fill(bus, deadline_s=0.5)
                 assert named.buffered_bytes > 0
                 assert unnamed.buffered_bytes > 0
@@ -86,18 +86,18 @@ def test_server_started_without_its_reserve_reads_and_refuses_until_it_has_it(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path) as server, connect(server.url) as bus:
+        async with running_server(tmp_path) as server, connect(server.url) as bus:
             await bus.publish("a", b"1")
             await server.stop()
         async with (
-            serving(tmp_path, "log.disk_reserve_bytes=1000000TiB") as server,
+            running_server(tmp_path, "log.disk_reserve_bytes=1000000TiB") as server,
             connect(server.url) as bus,
         ):
             with pytest.raises(DiskFullError, match="disk_reserve_bytes"):
                 await fill(bus, deadline_s=0.5)
             assert (await bus.fetch("a", 1)).messages[0].payload == b"1"
             await server.stop()
-        async with serving(tmp_path) as server, connect(server.url) as bus:
+        async with running_server(tmp_path) as server, connect(server.url) as bus:
             assert (await bus.publish("a", b"2")).offset == 2
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""What clients that send most of a large frame, and never the rest, cost a broker before and after their hello."""
+"""The memory that clients cost which send most of a large frame and never the rest, before and after their hello."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runnel.formats import wire
-from tests.server.serving import Server, serving
+from tests.server.server_process import ServerProcess, running_server
 
 _MIB = 2**20
 _FRAME_BYTES = 16 * _MIB
@@ -21,15 +21,15 @@ _HELLO = wire.encode(wire.Hello(1, 1, (), "a test"))
 _MEMORY_SECONDS_MAX = 30.0
 
 
-def _resident_bytes(server: Server) -> int:
+def _resident_bytes(server: ServerProcess) -> int:
     return int(server.process.memory_info().rss)
 
 
 async def _send_most_of_a_frame(
-    server: Server, beginning: bytes
+    server: ServerProcess, beginning: bytes
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    with suppress(ConnectionError):  # thrown out in the middle of it
+    with suppress(ConnectionError):  # the server closed the connection
         writer.write(beginning + struct.pack("<II", _FRAME_BYTES, 100))
         for _ in range(15):
             writer.write(bytes(_MIB))
@@ -37,7 +37,7 @@ async def _send_most_of_a_frame(
     return reader, writer
 
 
-async def _all(server: Server, beginning: bytes) -> list[asyncio.StreamWriter]:
+async def _all(server: ServerProcess, beginning: bytes) -> list[asyncio.StreamWriter]:
     sending = (_send_most_of_a_frame(server, beginning) for _ in range(_CLIENTS))
     return [writer for _, writer in await asyncio.gather(*sending)]
 
@@ -51,7 +51,7 @@ async def _close(writers: list[asyncio.StreamWriter]) -> None:
 
 def test_a_client_that_is_not_admitted_costs_no_memory(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path) as server:
+        async with running_server(tmp_path) as server:
             before = _resident_bytes(server)
             writers = await _all(server, b"")
             assert _resident_bytes(server) - before < 16 * _MIB
@@ -64,7 +64,7 @@ def test_a_client_that_is_not_admitted_costs_no_memory(tmp_path: Path) -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators do as they like")
 def test_memory_that_clients_took_is_given_back(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path) as server:
+        async with running_server(tmp_path) as server:
             before = _resident_bytes(server)
             writers = await _all(server, _HELLO)
             ends_at = time.monotonic() + _MEMORY_SECONDS_MAX

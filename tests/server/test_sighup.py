@@ -19,7 +19,7 @@ import pytest
 from runnel.client import connect
 from runnel.config import Settings
 from runnel.embedded import open_log
-from tests.server.serving import SECONDS_MAX, Server, serving
+from tests.server.server_process import SECONDS_MAX, ServerProcess, running_server
 
 pytestmark = pytest.mark.slow
 
@@ -32,17 +32,17 @@ last_value = {last_value}
 """
 
 
-def lines_of(server: Server) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in server.told.splitlines()]
+def lines_of(server: ServerProcess) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.stderr.splitlines()]
 
 
-async def hang_up(server: Server, event: str) -> list[dict[str, Any]]:
-    """Send SIGHUP, wait until this was told, and return what was told since."""
+async def hang_up(server: ServerProcess, event: str) -> list[dict[str, Any]]:
+    """Send SIGHUP, wait until this was logged, and return the log since then."""
     before = len(lines_of(server))
     server.send_signal(signal.SIGHUP)
     async with asyncio.timeout(SECONDS_MAX):
         while event not in [line["event"] for line in lines_of(server)[before:]]:
-            assert server.process.status() != "zombie", server.told
+            assert server.process.status() != "zombie", server.stderr
             await asyncio.sleep(0.02)
     return lines_of(server)[before:]
 
@@ -57,7 +57,7 @@ def test_changed_rules_and_levels_hold_after_sighup_and_the_rest_is_told(tmp_pat
 
     async def scenario() -> None:
         async with (
-            serving(tmp_path, options=("--config", str(file))) as server,
+            running_server(tmp_path, options=("--config", str(file))) as server,
             connect(server.url) as bus,
         ):
             for _ in range(4):
@@ -91,7 +91,7 @@ def test_changed_rules_and_levels_hold_after_sighup_and_the_rest_is_told(tmp_pat
             ]
             (stays,) = [line for line in told if line["event"] == "a topic stays as it was made"]
             assert "'sensors/a' stays with keep = disk" in stays["text"]
-            # Small segments from now on: by a rule of its journal that says keep = "disk".
+            # Small segments from now on, by a rule of its journal with keep = "disk".
             file.write_text(RULES.format(rotate="16KiB", last_value="true"))
             await hang_up(server, "settings reloaded")
             for _ in range(4):
@@ -120,7 +120,7 @@ def test_broken_settings_leave_everything_as_it_was(
 
     async def scenario() -> None:
         async with (
-            serving(tmp_path, options=("--config", str(file))) as server,
+            running_server(tmp_path, options=("--config", str(file))) as server,
             connect(server.url) as bus,
         ):
             if content in {None, "a pipe"}:
@@ -141,7 +141,7 @@ def test_broken_settings_leave_everything_as_it_was(
     asyncio.run(scenario())
 
 
-# The session's leader opens the terminal, which makes it the one that its session hangs on.
+# The session's leader opens the terminal: that makes it the session's controlling terminal.
 _ON_TERMINAL = """
 import os, sys
 terminal = os.open(sys.argv[1], os.O_RDWR)
@@ -169,7 +169,7 @@ def test_closing_the_terminal_drains_the_broker(tmp_path: Path) -> None:
             assert select.select([master], [], [], max(0.0, ends_at - time.monotonic()))[0], said
             said += os.read(master, 4096)
         os.close(slave)
-        os.close(master)  # what a terminal's window does when it is closed
+        os.close(master)  # as a terminal window does when it is closed
         assert process.wait(SECONDS_MAX) == 0
     finally:
         process.kill()

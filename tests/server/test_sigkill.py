@@ -1,4 +1,4 @@
-"""A real server that is killed again and again, under clients that stay."""
+"""A real server that is killed again and again under its clients."""
 
 from __future__ import annotations
 
@@ -10,20 +10,29 @@ from random import Random
 import pytest
 
 from runnel.client import connect
-from tests.server.load import SMALL, TOPICS, Found, Ledger, Load, Place, read_stored
-from tests.server.serving import Server, serving
+from tests.server.load import (
+    SMALL,
+    TOPICS,
+    ClientLoad,
+    FoundMessage,
+    PublishLedger,
+    StoredAt,
+    TopicPartition,
+    read_stored,
+)
+from tests.server.server_process import ServerProcess, running_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 KILLS = 5
-# Between a start and the next kill, messages of all publishers together.
+# Acknowledged messages of all publishers between a start and the next kill.
 ACKNOWLEDGED_MIN, ACKNOWLEDGED_MAX = 200, 2500
-# At this part of the starts the server is killed once before it listens: recovery is met as well.
+# The part of the starts at which the server is killed before it listens, so that kills also hit recovery.
 EARLY_KILLS = 0.4
 
 
-async def kill_and_restart(server: Server, load: Load, random: Random) -> None:
-    """At a moment that nothing in particular happens at, or everything."""
+async def kill_and_restart(server: ServerProcess, load: ClientLoad, random: Random) -> None:
+    """Kill the server at a random moment, and start it again."""
     wanted = load.acknowledged + random.randint(ACKNOWLEDGED_MIN, ACKNOWLEDGED_MAX)
     await load.wait_for(lambda: load.acknowledged >= wanted)
     for _ in range(random.randrange(200)):
@@ -31,15 +40,15 @@ async def kill_and_restart(server: Server, load: Load, random: Random) -> None:
     server.kill()
     if random.random() < EARLY_KILLS:
         server.spawn()
-        with pytest.raises(subprocess.TimeoutExpired):  # a moment of its start, and not its end
+        with pytest.raises(subprocess.TimeoutExpired):  # it is still starting
             await asyncio.to_thread(server.wait_some, random.uniform(0.05, 0.6))
         server.kill()
     await server.start()
 
 
-def check_places(stored: dict[Place, list[Found]]) -> dict[bytes, tuple[Place, int]]:
-    """Offsets have no holes, and nothing is there twice; where each payload is."""
-    places: dict[bytes, tuple[Place, int]] = {}
+def check_places(stored: dict[TopicPartition, list[FoundMessage]]) -> dict[bytes, StoredAt]:
+    """Offsets have no holes, and no payload is stored twice. Returns where each is."""
+    places: dict[bytes, StoredAt] = {}
     for place, found in stored.items():
         assert [offset for offset, _ in found] == list(range(1, len(found) + 1)), place
         for offset, payload in found:
@@ -49,8 +58,8 @@ def check_places(stored: dict[Place, list[Found]]) -> dict[bytes, tuple[Place, i
     return places
 
 
-def check_order(stored: dict[Place, list[Found]]) -> None:
-    """Each publisher's messages in the order in which it sent them."""
+def check_order(stored: dict[TopicPartition, list[FoundMessage]]) -> None:
+    """Each publisher's messages are stored in the order in which it sent them."""
     for place, found in stored.items():
         last: dict[bytes, int] = {}
         for _, payload in found:
@@ -60,8 +69,8 @@ def check_order(stored: dict[Place, list[Found]]) -> None:
                 last[name] = int(number)
 
 
-def check_promises(ledger: Ledger, places: dict[bytes, tuple[Place, int]]) -> None:
-    """Everything that was acknowledged is where it was said to be."""
+def check_promises(ledger: PublishLedger, places: dict[bytes, StoredAt]) -> None:
+    """Every acknowledged message is stored where its receipt says."""
     broken = [
         (payload, promised, places.get(payload))
         for payload, promised in ledger.acknowledged.items()
@@ -74,8 +83,8 @@ def check_promises(ledger: Ledger, places: dict[bytes, tuple[Place, int]]) -> No
 def test_killed_server_loses_repeats_and_reorders_nothing(tmp_path: Path, seed: int) -> None:
     async def scenario() -> None:
         random = Random(seed)
-        async with serving(tmp_path, *SMALL) as server:
-            load = Load(server.url, seed)
+        async with running_server(tmp_path, *SMALL) as server:
+            load = ClientLoad(server.url, seed)
             try:
                 await load.subscribe("a")
                 await load.subscribe("parts/p", "own/x")
@@ -108,6 +117,6 @@ def test_killed_server_loses_repeats_and_reorders_nothing(tmp_path: Path, seed: 
             finally:
                 await load.close()
             await server.stop()
-        assert "Traceback" not in server.told, server.told
+        assert "Traceback" not in server.stderr, server.stderr
 
     asyncio.run(scenario())

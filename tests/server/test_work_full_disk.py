@@ -1,7 +1,7 @@
-"""Acknowledged work at a real server that runs out of room and gets it back.
+"""Acknowledged work on a real server whose disk is full for a while.
 
-Publishing leaves `log.disk_reserve_bytes` free, and acknowledgements are written there; only when somebody else has
-taken that too do they have to wait. The room is a limit on the size of the server's files.
+Publishing leaves `log.disk_reserve_bytes` free, and acknowledgements are written there; they
+wait only if other programs have taken that space, too. The space is a limit on the size of the server's files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from runnel.client import Bus, Consumer, Work, connect
 from runnel.errors import DiskFullError
-from tests.server.serving import Server, serving
+from tests.server.server_process import ServerProcess, running_server
 from tests.server.test_full_disk import SMALL_FILES, allow_files_of, fill
 
 pytestmark = pytest.mark.slow
@@ -35,24 +35,27 @@ async def take(consumer: Consumer, count: int) -> list[Work]:
     return [await anext(consumer) for _ in range(count)]
 
 
-def stop_growth(server: Server) -> None:
+def stop_growth(server: ServerProcess) -> None:
     """No file of the server may be larger than its state journal is now."""
     (state,) = (server.directory / "data").glob("**/state/*")
     allow_files_of(server, state.stat().st_size)
 
 
 async def ack_one_by_one(works: Sequence[Work]) -> None:
-    """Each of them is stored, in a record of its own."""
+    """Acknowledge each with its own record, and wait until it is stored."""
     for work in works:
         await work.ack(stored=True)
 
 
 def test_acknowledging_goes_on_while_there_is_no_room_to_publish(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path) as server, connect(server.url) as bus:
+        async with running_server(tmp_path) as server, connect(server.url) as bus:
             await publish(bus, 3)
             await server.stop()
-        async with serving(tmp_path, NO_ROOM_TO_PUBLISH) as server, connect(server.url) as bus:
+        async with (
+            running_server(tmp_path, NO_ROOM_TO_PUBLISH) as server,
+            connect(server.url) as bus,
+        ):
             with pytest.raises(DiskFullError, match="disk_reserve_bytes"):
                 await fill(bus, deadline_s=0.5)
             async with bus.consume("s", "a", deliveries_max=1) as consumer:
@@ -61,10 +64,8 @@ def test_acknowledging_goes_on_while_there_is_no_room_to_publish(tmp_path: Path)
                 await consumer.flush()
                 await second.nack(reason="its dead letter cannot be stored")
             await server.stop()
-        async with serving(tmp_path) as server, connect(server.url) as bus:
-            async with bus.consume(
-                "s"
-            ):  # the only one that is owed is buried, now that there is room
+        async with running_server(tmp_path) as server, connect(server.url) as bus:
+            async with bus.consume("s"):  # now there is room for the dead letter
                 while (await bus.subscription("s")).members[0].backlog:
                     await bus.ping()
             letters = [letter.payload async for letter in bus.dead_letters("s")]
@@ -77,7 +78,7 @@ def test_acknowledging_goes_on_while_there_is_no_room_to_publish(tmp_path: Path)
 def test_acks_that_find_no_room_at_all_are_told_so_and_stored_later(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
-            serving(tmp_path, *SMALL_FILES) as server,
+            running_server(tmp_path, *SMALL_FILES) as server,
             connect(server.url) as bus,
             bus.consume("s", "a", window_messages=MESSAGES) as consumer,
         ):
@@ -91,14 +92,14 @@ def test_acks_that_find_no_room_at_all_are_told_so_and_stored_later(tmp_path: Pa
             await consumer.ack(*works[51:200])  # does not wait
             with pytest.raises(DiskFullError):
                 await consumer.flush()
-            with pytest.raises(DiskFullError):  # and says so as often as it is asked
+            with pytest.raises(DiskFullError):  # each flush fails again
                 await consumer.flush()
             with pytest.raises(DiskFullError):
                 await fill(bus, "b", deadline_s=0.2)
-            works += await take(consumer, 50)  # delivering goes on: what is acked makes room
+            works += await take(consumer, 50)  # deliveries continue: acks make room in the window
             allow_files_of(server, resource.RLIM_INFINITY)
             await consumer.flush()
-            server.kill()  # so much for what is stored
+            server.kill()  # only stored acks survive
             await server.start()
             again = await take(consumer, len(works) - 200)
             assert [work.offset for work in again] == [work.offset for work in works[200:]]
@@ -113,7 +114,7 @@ def test_server_without_room_for_acks_ends_in_time_and_delivers_again_what_it_co
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path, *SMALL_FILES) as server, connect(server.url) as bus:
+        async with running_server(tmp_path, *SMALL_FILES) as server, connect(server.url) as bus:
             async with bus.consume("s", "a", window_messages=MESSAGES) as consumer:
                 await publish(bus, MESSAGES)
                 works = await take(consumer, MESSAGES)
@@ -123,7 +124,7 @@ def test_server_without_room_for_acks_ends_in_time_and_delivers_again_what_it_co
                 with pytest.raises(DiskFullError):
                     await consumer.flush()
                 server.send_signal(signal.SIGTERM)
-                assert await server.wait_end() == 0, server.told
+                assert await server.wait_end() == 0, server.stderr
             await server.start()
             async with bus.consume("s", window_messages=MESSAGES) as consumer:
                 again = await take(consumer, MESSAGES - 50)

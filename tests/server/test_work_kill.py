@@ -1,4 +1,4 @@
-"""Consumers in processes of their own, killed again and again under load, and the broker too."""
+"""Consumer processes and the broker are killed again and again under load."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from runnel.client import connect
 from tests.server.load import SMALL
-from tests.server.notes import now_ns
-from tests.server.serving import Server, serving
+from tests.server.server_process import ServerProcess, running_server
 from tests.server.worker import SUBSCRIPTION
-from tests.server.workforce import (
+from tests.server.worker_events import now_ns
+from tests.server.worker_processes import (
     STYLES,
-    Feed,
     Outage,
-    Workforce,
+    WorkerProcesses,
+    WorkPublisher,
     check_everything_was_done,
     check_failures_are_counted,
     check_keys_are_in_order,
@@ -28,12 +28,12 @@ from tests.server.workforce import (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SETTINGS = (*SMALL, "log.state_log_bytes_max=8KiB")
-# Messages that are processed, by all together, between one death and the next.
+# Messages that all workers together process between two kills.
 DONE_MIN, DONE_MAX = 100, 500
 FAILING = 0.02
 
 
-async def kill_broker(server: Server) -> Outage:
+async def kill_broker(server: ServerProcess) -> Outage:
     begin_ns = now_ns()
     server.kill()
     await server.start()
@@ -41,7 +41,7 @@ async def kill_broker(server: Server) -> Outage:
 
 
 async def all_settled(url: str) -> None:
-    """Until nothing is owed any more."""
+    """Wait until the subscription owes nothing."""
     async with asyncio.timeout(60), connect(url) as bus:
         while True:
             state = await bus.subscription(SUBSCRIPTION)
@@ -59,41 +59,41 @@ def test_killed_consumers_and_brokers_lose_nothing_and_stored_acks_hold(
     async def scenario() -> None:
         random = Random(f"{mode} {seed}")
         outages: list[Outage] = []
-        async with serving(tmp_path, *SETTINGS) as server:
-            workforce = Workforce(server.url, mode, seed, failing=FAILING)
-            feed = Feed(server.url, seed, workforce)
+        async with running_server(tmp_path, *SETTINGS) as server:
+            workers = WorkerProcesses(server.url, mode, seed, failing=FAILING)
+            publisher = WorkPublisher(server.url, seed, workers)
             try:
                 for style in STYLES:
-                    await workforce.start(style)
-                feed.start()
+                    await workers.start(style)
+                publisher.start()
                 rounds = ["worker", "broker", "worker", "both", "broker"]
                 random.shuffle(rounds)
                 for victim in rounds:
-                    await workforce.work_on(random.randint(DONE_MIN, DONE_MAX))
+                    await workers.work_on(random.randint(DONE_MIN, DONE_MAX))
                     for _ in range(random.randrange(50)):
                         await asyncio.sleep(0)
-                    worker = random.choice(workforce.running)
+                    worker = random.choice(workers.running)
                     if victim != "broker":
-                        await workforce.kill(worker)
+                        await workers.kill(worker)
                     if victim != "worker":
                         outages.append(await kill_broker(server))
-                    if victim != "broker":  # another of its kind takes its place
-                        await workforce.start(worker.style)
-                await workforce.work_on(DONE_MIN)
-                await feed.end()
-                await workforce.wait_for(lambda: workforce.done >= feed.stored.keys())
+                    if victim != "broker":  # another worker of its style replaces it
+                        await workers.start(worker.style)
+                await workers.work_on(DONE_MIN)
+                await publisher.end()
+                await workers.wait_for(lambda: workers.done >= publisher.stored.keys())
                 await all_settled(server.url)
-                await workforce.stop()
+                await workers.stop()
             finally:
-                await feed.discard()
-                await workforce.discard()
+                await publisher.discard()
+                await workers.discard()
             await server.stop()
-        assert "Traceback" not in server.told, server.told
-        check_everything_was_done(workforce, feed.stored)
-        check_stored_acks_hold(workforce.workers)
-        check_failures_are_counted(workforce)
+        assert "Traceback" not in server.stderr, server.stderr
+        check_everything_was_done(workers, publisher.stored)
+        check_stored_acks_hold(workers.all)
+        check_failures_are_counted(workers)
         if mode == "key_shared":
-            check_keys_are_in_order(workforce.workers)
-            check_keys_are_with_one_at_a_time(workforce.workers, outages)
+            check_keys_are_in_order(workers.all)
+            check_keys_are_with_one_at_a_time(workers.all, outages)
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""A real server that is told to end while consumers are at work."""
+"""A real server that gets SIGTERM while consumers work."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 
 from runnel.client import connect
 from tests.server.load import SMALL
-from tests.server.notes import Begun, now_ns
-from tests.server.serving import serving
+from tests.server.server_process import running_server
 from tests.server.test_sigterm import DRAINING, end_in_time
 from tests.server.test_work_kill import all_settled
-from tests.server.workforce import (
+from tests.server.worker_events import WorkBegun, now_ns
+from tests.server.worker_processes import (
     STYLES,
-    Feed,
     Outage,
-    Workforce,
+    WorkerProcesses,
+    WorkPublisher,
     check_everything_was_done,
     check_keys_are_in_order,
     check_keys_are_with_one_at_a_time,
@@ -32,34 +32,34 @@ MESSAGES = 2000
 def test_sigterm_under_consumers_loses_nothing_and_counts_nothing_as_failed(tmp_path: Path) -> None:
     async def scenario() -> None:
         outages: list[Outage] = []
-        async with serving(tmp_path, *SMALL, DRAINING) as server:
-            workforce = Workforce(server.url, "key_shared", seed=7)
-            feed = Feed(server.url, 7, workforce)
+        async with running_server(tmp_path, *SMALL, DRAINING) as server:
+            workers = WorkerProcesses(server.url, "key_shared", seed=7)
+            publisher = WorkPublisher(server.url, 7, workers)
             try:
                 for style in STYLES:
-                    await workforce.start(style)
-                feed.start()
+                    await workers.start(style)
+                publisher.start()
                 for messages in (300, 600):
-                    await workforce.work_on(messages)
+                    await workers.work_on(messages)
                     begin_ns = now_ns()
                     await end_in_time(server)
                     await server.start()
                     outages.append(Outage(begin_ns, now_ns()))
-                await feed.end()
-                await workforce.wait_for(lambda: workforce.done >= feed.stored.keys())
+                await publisher.end()
+                await workers.wait_for(lambda: workers.done >= publisher.stored.keys())
                 await all_settled(server.url)
-                await workforce.stop()
+                await workers.stop()
             finally:
-                await feed.discard()
-                await workforce.discard()
+                await publisher.discard()
+                await workers.discard()
             await server.stop()
-        assert "Traceback" not in server.told, server.told
-        check_everything_was_done(workforce, feed.stored)
-        check_stored_acks_hold(workforce.workers)
-        check_keys_are_in_order(workforce.workers)
-        check_keys_are_with_one_at_a_time(workforce.workers, outages)
-        begun = [note for worker in workforce.workers for note in worker.notes]
-        assert not [note for note in begun if isinstance(note, Begun) and note.failures]
+        assert "Traceback" not in server.stderr, server.stderr
+        check_everything_was_done(workers, publisher.stored)
+        check_stored_acks_hold(workers.all)
+        check_keys_are_in_order(workers.all)
+        check_keys_are_with_one_at_a_time(workers.all, outages)
+        begun = [event for worker in workers.all for event in worker.events]
+        assert not [event for event in begun if isinstance(event, WorkBegun) and event.failures]
 
     asyncio.run(scenario())
 
@@ -67,7 +67,7 @@ def test_sigterm_under_consumers_loses_nothing_and_counts_nothing_as_failed(tmp_
 def test_sigterm_stores_the_acks_that_have_come_and_consumers_go_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
-            serving(tmp_path, DRAINING) as server,
+            running_server(tmp_path, DRAINING) as server,
             connect(server.url) as bus,
             bus.consume("s", "a", window_messages=MESSAGES) as consumer,
         ):
@@ -77,7 +77,7 @@ def test_sigterm_stores_the_acks_that_have_come_and_consumers_go_on(tmp_path: Pa
             works = [await anext(consumer) for _ in range(MESSAGES)]
             for work in works[::2]:
                 await work.ack()
-            await bus.ping()  # they have come, and are not waited for
+            await bus.ping()  # the broker has the acks, and nothing waits for them
             await end_in_time(server)
             await server.start()
             again = [await anext(consumer) for _ in range(MESSAGES // 2)]

@@ -1,1 +1,1 @@
-"""Looking for faults for as long as one likes: `python -m tests.soak`, or `bin/soak`."""
+"""Searches for bugs with random seeds, for as long as you like: `bin/soak`, or `python -m tests.soak`."""

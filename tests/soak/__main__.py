@@ -1,4 +1,4 @@
-"""The command line of `bin/soak`: one way of looking for faults, or all of them, until time is up."""
+"""The command line of `bin/soak`: searches for bugs in one way, or in all ways, until time is up."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from random import SystemRandom
 from typing import Any
 
 from tests.soak.damage import soak_damage
-from tests.soak.door import DOORS, soak_door
 from tests.soak.everything import NAMES, soak_everything
 from tests.soak.histories import HISTORIES, replay_history, soak_histories
+from tests.soak.listeners import VANDALS, soak_listeners
 
 DESCRIPTION = """\
-Look for faults. Every run begins at a new place; what it finds can be replayed from the seed it prints.
-The exit code is 0 if nothing was found, 1 if something was, 2 if the arguments are wrong, 130 if it was interrupted."""
+Search for bugs. Every run begins with a new seed and prints it; the same seed finds the same bug again.
+The exit code is 0 if no bug was found, 1 if one was, 2 if the arguments are wrong, 130 if it was interrupted."""
 
 EXAMPLES = """\
 examples:
-  bin/soak all --minutes 10               everything below in turns, with one table at the end
+  bin/soak all --minutes 10               all of the following, with one table at the end
   bin/soak log --seconds 600 --jobs 2     histories of the log on a disk that fails, for ten minutes
   bin/soak log --seed 4711                one history again, with its transcript
   bin/soak broker --seconds 600           histories of the broker: readers, restarts, retention
-  bin/soak subscriptions --seconds 600    histories of acknowledged work: consumers that crash, stall and nack
+  bin/soak subscriptions --seconds 600    histories of acknowledged work: consumers crash, stall and nack
   bin/soak formats --seconds 60           mutated bytes for every decoder
   bin/soak damage --seconds 60            damaged files in a data directory
-  bin/soak door --seconds 300             rubbish, dawdlers and storms at the doors of a real server
-  bin/soak door --doors http --tls        at one of them, which speaks TLS
+  bin/soak listeners --seconds 300        attacks on the listeners of a real server
+  bin/soak listeners --only http --tls    on one of them, with TLS
   bin/soak spark --seconds 600            the memory of Spark's Python workers, in a stream from topics to a topic"""
 
 
@@ -43,12 +43,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command",
         required=True,
-        metavar="{all,log,broker,subscriptions,formats,damage,door,spark}",
+        metavar="{all,log,broker,subscriptions,formats,damage,listeners,spark}",
     )
-    everything = commands.add_parser("all", help="every soak there is, sharing the time")
+    everything = commands.add_parser("all", help="all soaks, which share the time")
     everything.add_argument("--minutes", type=float, default=10.0, help="in all (%(default)s)")
     everything.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="some of them")
-    everything.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
+    everything.add_argument("--seed", type=int, help="the first seed; random without it")
     for kind in HISTORIES:
         histories = commands.add_parser(
             kind, help=f"simulated histories of the {kind} against a model"
@@ -62,18 +62,27 @@ def _parser() -> argparse.ArgumentParser:
         )
     formats = commands.add_parser("formats", help="hostile bytes for the formats' decoders")
     formats.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
-    formats.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
-    door = commands.add_parser("door", help="vandals at the doors of a real server")
-    door.add_argument("--doors", nargs="+", choices=DOORS, default=tuple(DOORS), help="which (all)")
-    door.add_argument("--tls", action="store_true", help="doors that speak TLS, and vandals, too")
-    door.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
-    door.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
+    formats.add_argument("--seed", type=int, help="the first seed; random without it")
+    listeners = commands.add_parser(
+        "listeners", aliases=["door"], help="attacks on the listeners of a real server"
+    )
+    listeners.add_argument(
+        "--only",
+        "--doors",
+        nargs="+",
+        choices=VANDALS,
+        default=tuple(VANDALS),
+        help="some of them",
+    )
+    listeners.add_argument("--tls", action="store_true", help="listeners that speak TLS")
+    listeners.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
+    listeners.add_argument("--seed", type=int, help="the first seed; random without it")
     damage = commands.add_parser("damage", help="damaged files in a data directory")
     damage.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
-    damage.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
+    damage.add_argument("--seed", type=int, help="the first seed; random without it")
     spark = commands.add_parser("spark", help="a stream through Spark that must not grow")
     spark.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
-    spark.add_argument("--seed", type=int, help="where to begin; without it, anywhere")
+    spark.add_argument("--seed", type=int, help="the first seed; random without it")
     return parser
 
 
@@ -90,12 +99,12 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--seconds {chosen.seconds:g} leaves no time; at least a fraction is needed")
     if chosen.command == "formats":
         return _soak_formats(chosen)
-    if chosen.command == "door":
-        return soak_door(chosen.seconds, _seed(chosen), chosen.doors, with_tls=chosen.tls)
+    if chosen.command in ("listeners", "door"):  # its former name
+        return soak_listeners(chosen.seconds, _seed(chosen), chosen.only, with_tls=chosen.tls)
     if chosen.command == "damage":
         return soak_damage(chosen.seconds, _seed(chosen))
     if chosen.command == "spark":
-        # Here only: the others do without pyspark.
+        # Imported here, because only this soak needs pyspark.
         return int(
             importlib.import_module("tests.soak.spark").soak_spark(chosen.seconds, _seed(chosen))
         )
@@ -108,7 +117,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _soak_formats(chosen: Any) -> int:
-    # Here only: it needs the packages of the fuzz set. What it finds, it raises with the input.
+    # Imported here, because only this soak needs the packages of the fuzz set. A bug raises an error with its input.
     formats = importlib.import_module("tests.fuzz.formats")
     seed = _seed(chosen)
     print(
@@ -123,7 +132,7 @@ def _seed(chosen: Any) -> int:
 
 
 if __name__ == "__main__":
-    # As an exception, so that processes are ended and folders removed.
+    # SIGTERM raises an exception, so that processes are ended and folders removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         sys.exit(main(sys.argv[1:]))

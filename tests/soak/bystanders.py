@@ -1,43 +1,45 @@
-"""Well-behaved clients beside the vandals, one at each door: they must not notice anything."""
+"""Well-behaved clients, one of each listener, that must not notice the attacks beside them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 from runnel.client import connect
 from tests.conformance.clients.grpc_bus import connect_grpc
 from tests.conformance.clients.http_bus import connect_http
-from tests.server.serving import Server
+from tests.server.server_process import ServerProcess
 
-# However busy the door, a well-behaved client waits less than this for one answer.
+# A well-behaved client waits less than this for an answer, however busy the listener is.
 PATIENCE_MAX_S: Final = 20.0
 _PAUSE_S: Final = 0.002
 
+Connector = Callable[[], AbstractAsyncContextManager[Any]]
+
 
 class Irregularity(AssertionError):
-    """Something that a client could tell, and should not."""
+    """A well-behaved client noticed something of the attacks."""
 
 
 class Bystander:
-    """Publishes, reads back and works through, on a topic that is kept and one that is not, and minds everything."""
+    """Publishes, subscribes and consumes, on a kept and on an ephemeral topic, and checks every answer."""
 
-    def __init__(self, door: str, bus: Any) -> None:
+    def __init__(self, listener: str, bus: Any) -> None:
         self.messages = 0
         self.slowest_s = 0.0
-        self.is_ending = False  # after what is under way
-        self._door = door
+        self.is_ending = False  # after the current message
+        self._listener = listener
         self._bus = bus
 
     async def run(self) -> None:
-        bus, kept_topic, live_topic = self._bus, f"kept/{self._door}", f"live/{self._door}"
+        bus, kept_topic, live_topic = self._bus, f"kept/{self._listener}", f"live/{self._listener}"
         async with (
             bus.subscribe(kept_topic) as kept,
             bus.subscribe(live_topic) as live,
-            bus.consume(f"honest-{self._door}", kept_topic) as consumer,
+            bus.consume(f"honest-{self._listener}", kept_topic) as consumer,
         ):
             while not self.is_ending:
                 self.messages += 1
@@ -56,27 +58,27 @@ class Bystander:
                     await work.ack(stored=True)
                 self.slowest_s = max(self.slowest_s, time.monotonic() - begin)
                 if kept.gaps or live.gaps:
-                    raise Irregularity(f"{self._door}: gaps: {kept.gaps} {live.gaps}")
+                    raise Irregularity(f"{self._listener}: gaps: {kept.gaps} {live.gaps}")
                 await asyncio.sleep(_PAUSE_S)
 
     def _compare(self, what: str, offset: int, found: object, expected: object) -> None:
         if (offset, found) != (self.messages, expected):
             raise Irregularity(
-                f"{self._door}: {what} has {found!r} at {offset}; expected was "
+                f"{self._listener}: {what} has {found!r} at {offset}; expected is "
                 f"{expected!r} at {self.messages}"
             )
 
 
-def ways_in(
-    server: Server, doors: Mapping[str, int], authority: str | None
-) -> dict[str, Callable[[], AbstractAsyncContextManager[Any]]]:
-    """How each of them connects. With TLS there is one at the native door alone, whose client can do it."""
+def connectors(
+    server: ServerProcess, listeners: Sequence[str], authority: str | None
+) -> dict[str, Connector]:
+    """Opens a client of each listener. With TLS there is only a native one: the test clients of the others lack it."""
     if authority is not None:
         url = f"runnels://127.0.0.1:{server.port}?ca={authority}"
         return {"native": lambda: connect(url)}
-    ways: dict[str, Callable[[], AbstractAsyncContextManager[Any]]] = {
+    all_connectors: dict[str, Connector] = {
         "native": lambda: connect(server.url),
         "http": lambda: connect_http(server.addresses["http"]),
         "grpc": lambda: connect_grpc(server.addresses["grpc"]),
     }
-    return {door: ways[door] for door in doors}
+    return {name: all_connectors[name] for name in listeners}

@@ -1,4 +1,4 @@
-"""Data directories whose files were damaged by hand: what the offline reader and a broker make of them.
+"""Data directories with damaged files, and how the offline reader and a broker deal with them.
 
 Half of the time goes to single files on a fake disk (`damage_trials`), half to several at once in a real directory.
 
@@ -38,13 +38,13 @@ SETTINGS: Final = Settings(
 )
 TOPICS: Final = ("main/a", "main/b", "own/c")
 MESSAGES: Final = 60
-# Nothing here takes longer, not even on a busy machine.
+# Far more than a round takes, also on a busy machine.
 PATIENCE_S: Final = 60.0
 _FAILURES_SHOWN_MAX: Final = 20
-# What a broker that refuses may have written all the same: whose directory it is.
+# A broker that refuses a directory may still write its lock file.
 _WRITTEN_ANYWAY: Final = frozenset({"lock"})
 
-# An error of the operating system names its file, too: where a folder lies in a file's place, there is no other.
+# Errors of the operating system name their file, too: a folder in place of a file causes nothing else.
 REFUSALS: Final = (RunnelError, OSError)
 
 Place = tuple[str, int]
@@ -52,21 +52,21 @@ Stored = dict[Place, bytes]
 
 
 class DamageFault(AssertionError):
-    """A damaged directory was not dealt with as promised."""
+    """A broker or reader broke a promise about damaged directories."""
 
 
-class Outcome(NamedTuple):
+class DamageReport(NamedTuple):
     rounds: int
     refused: int
     served: int
     ways: Counter[str]
 
 
-# --- A directory with something of everything ---
+# --- A directory with all kinds of data ---
 
 
 async def _fill(directory: Path, copy_to: Path) -> Stored:
-    """Messages, a cursor, a named publisher, work that is done and that is dead; copied while it is open."""
+    """Store messages, a cursor, a named publisher, acknowledged work and dead letters; copy it while it is open."""
     stored: Stored = {}
     async with Broker.open(directory, settings=SETTINGS) as broker, broker.connect() as bus:
         for number in range(MESSAGES):
@@ -138,7 +138,7 @@ def _make_folder(path: Path, _: Random) -> None:
 
 
 def _leave_strangers(path: Path, random: Random) -> None:
-    """Files that are none of Runnel's."""
+    """Add files that are not Runnel's."""
     names = ("core", ".DS_Store", "lost+found", "backup.tar", "x.segment", "0.tmp", "ä ö", "99")
     for name in random.sample(names, 3):
         stranger = path.parent / name
@@ -151,7 +151,7 @@ def _leave_strangers(path: Path, random: Random) -> None:
 
 
 def _copy_beside(path: Path, random: Random) -> None:
-    """Another's content, or one's own under another's name."""
+    """Copy another file's content over the file, or to a new name beside it."""
     others = [each for each in path.parent.iterdir() if each.is_file()]
     shutil.copyfile(random.choice(others), path.parent / f"{path.name}.bak")
     with suppress(shutil.SameFileError):
@@ -172,7 +172,7 @@ WAYS: Final[tuple[Callable[[Path, Random], None], ...]] = (
 )
 
 
-# --- What must hold afterwards ---
+# --- Checks ---
 
 
 def _content(directory: Path) -> dict[str, bytes | None]:
@@ -204,7 +204,7 @@ def _compare(who: str, message: Any, stored: Stored) -> None:
 
 
 async def _try(directory: Path, stored: Stored) -> int | None:
-    """How many messages a broker served; None if it refused the directory."""
+    """Open a broker. Returns the number of messages it served; None if it refused the directory."""
     before = _content(directory)
     try:
         async with Broker.open(directory, settings=SETTINGS) as broker, broker.connect() as bus:
@@ -252,8 +252,8 @@ async def _publish_more(bus: Bus) -> list[tuple[str, int, bytes]]:
     return added
 
 
-async def damage_directories(seconds: float, seed: int) -> Outcome:
-    """Damage copies of two directories, one closed and one that was open, for so long."""
+async def damage_directories(seconds: float, seed: int) -> DamageReport:
+    """For so long, damage copies of two directories: one closed, the other copied while it was open."""
     with tempfile.TemporaryDirectory(prefix="runnel-damage-") as folder:
         closed, left_open = Path(folder, "closed"), Path(folder, "open")
         stored = await _fill(closed, left_open)
@@ -271,13 +271,13 @@ async def damage_directories(seconds: float, seed: int) -> Outcome:
                     _read_offline(copy, stored)
                     found = await _try(copy, stored)
             except Exception as error:
-                told = ", ".join(f"{way[1:]} {path}" for way, path in done)
-                raise DamageFault(f"round {rounds} ({told}): {error!r}") from error
+                ways_shown = ", ".join(f"{way[1:]} {path}" for way, path in done)
+                raise DamageFault(f"round {rounds} ({ways_shown}): {error!r}") from error
             refused += found is None
             served += found or 0
             rounds += 1
             shutil.rmtree(copy)
-        return Outcome(rounds, refused, served, ways)
+        return DamageReport(rounds, refused, served, ways)
 
 
 def _damage(directory: Path, random: Random) -> list[tuple[str, str]]:
@@ -291,9 +291,9 @@ def _damage(directory: Path, random: Random) -> list[tuple[str, str]]:
 
 
 def soak_damage(seconds: float, seed: int) -> int:
-    """The command: tells what it does, and returns its exit code."""
+    """The command: prints what it does, and returns its exit code."""
     print(f"damaged data directories from seed {seed} on, for {seconds:g} s", flush=True)
-    logging.getLogger("runnel").setLevel(logging.CRITICAL)  # every trial has something to tell
+    logging.getLogger("runnel").setLevel(logging.CRITICAL)  # every trial logs warnings
     tried = try_for(seconds / 2, seed)
     print(f"{tried.trials:,} damaged files, {tried.refused:,} of them refused", flush=True)
     if tried.failures:

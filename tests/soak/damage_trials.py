@@ -1,12 +1,12 @@
-"""One file of a data directory damaged, and what every kind of reader makes of it.
+"""One damaged file of a data directory, and how every kind of reader deals with it.
 
 The directory lies on a fake disk and is opened by a broker within the test. It was closed in good order, or its broker
 was killed. A trial damages one of its files: a flipped bit, a cut, zeros at the end, nothing left in it, or no file.
 Then it holds that
 
-- every message that was stored is served as it was, or told as missing: by fetch, to live readers, to consumers of
+- every message that was stored is served as it was, or reported missing: by fetch, to live readers, to consumers of
   acknowledged work, by an export; at the next start too;
-- acknowledgements, cursors and subscriptions are what they were, or the start has told that something is damaged;
+- acknowledgements, cursors and subscriptions are what they were, or the start has reported damage;
 - no offset is given again;
 - or the broker refuses the directory, and names the file.
 """
@@ -22,7 +22,10 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from runnel.broker.broker import Broker
-from runnel.broker.events import EventKind
+from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
+from runnel.broker.fetcher import FetchRequest
+from runnel.broker.live.subscription import SubscribeRequest
+from runnel.broker.monitoring.events import EventKind
 from runnel.config import LogSettings, Rotate, Settings, TopicRule
 from runnel.errors import OffsetGoneError, RunnelError, UnknownTopicError
 from runnel.formats.batch import Batch
@@ -72,7 +75,7 @@ STORED: Final = frozenset((topic, offset) for topic in TOPICS for offset in rang
 
 
 class Trial(NamedTuple):
-    """A directory, and one of its files with other content (None: without it, or without all files of a folder)."""
+    """A directory with one changed file. Without content the file is missing, or all files of the folder."""
 
     was_closed: bool
     path: str
@@ -93,7 +96,7 @@ class Trial(NamedTuple):
         return disk_of(rest if self.content is None else rest | {self.path: self.content})
 
 
-class Outcome(NamedTuple):
+class TrialResult(NamedTuple):
     is_refused: bool
     violations: Sequence[str]  # each begins with its kind and a colon
 
@@ -120,14 +123,16 @@ def images() -> dict[bool, Image]:
 async def _fill() -> dict[bool, Image]:
     disk = disk_of({})
     broker = await open_broker(disk)
-    await broker.work.make_subscription(SUBSCRIPTION, TOPICS, "shared", Start("earliest"), None)
+    await broker.consumer_groups.make_subscription(
+        SubscriptionRequest(SUBSCRIPTION, TOPICS, "shared", Start("earliest"))
+    )
     for offset in range(1, MESSAGES + 1):
         for topic in TOPICS:
             message = Message(topic, payload_of((topic, offset)))
             [stored] = (await broker.publish(Batch.from_messages([message]))).base_offsets
             assert stored == offset
     for number in range(CURSORS):
-        await broker.set_cursor(f"cursor{number}", [CursorPlace("a", 0, number + 3)])
+        await broker.cursors.set(f"cursor{number}", [CursorPlace("a", 0, number + 3)])
     worker = await _consume(broker)
     await _turn(lambda: len(worker.parts) == len(STORED))
     for topic, offset in sorted(ACKED):
@@ -141,7 +146,7 @@ async def _fill() -> dict[bool, Image]:
 async def _consume(broker: Broker) -> Worker:
     worker = Worker()
     request = Consume(1, 1, SUBSCRIPTION, (), "", 1000, 2**24, "", None, None)
-    worker.consumer = await broker.work.consume(1, worker, request)
+    worker.consumer = await broker.consumer_groups.consume(1, worker, request)
     worker.consumer.start()
     return worker
 
@@ -158,7 +163,7 @@ async def _turn(is_done: Any) -> None:
 
 
 def trials(random: Random, *, flips: int, cuts: int) -> Iterator[Trial]:
-    """Of every file of both directories: so many flips and cuts (all, if it is small), and all other ways."""
+    """For every file of both directories: so many flips and cuts (all of them for a small file), and all other ways."""
     for was_closed, image in images().items():
         for folder in _FOLDERS:
             yield Trial(was_closed, f"{DIRECTORY}/{folder}/", "folder missing", None)
@@ -188,18 +193,18 @@ def _chosen(places: range, count: int, random: Random) -> Iterable[int]:
     return places if len(places) <= count else sorted(random.sample(places, count))
 
 
-# --- What must hold afterwards ---
+# --- Checks ---
 
 
-class _Told:
-    """What a reader got, and what it was told that it does not get."""
+class _ReaderRecord:
+    """The messages that a reader got, and those that were reported missing to it."""
 
     def __init__(self, reader: str, violations: list[str]) -> None:
         self.reader = reader
         self._violations = violations
         self.served: set[Place] = set()
         self._missing: list[tuple[str, int, int]] = []
-        self.is_all_told = False
+        self.is_all_missing = False
 
     def serve(self, messages: Iterable[Any]) -> None:
         for message in messages:
@@ -213,11 +218,11 @@ class _Told:
 
     def miss(self, topic: str, begin: int, end: int) -> None:
         self._missing.append((topic, begin, end))
-        self.is_all_told |= not topic  # a stretch of a whole shard
+        self.is_all_missing |= not topic  # a stretch of a whole shard
 
     def silent(self, expected: Iterable[Place] = STORED) -> list[Place]:
-        """What was neither served nor told."""
-        if self.is_all_told:
+        """The messages that were neither served nor reported missing."""
+        if self.is_all_missing:
             return []
         return sorted(
             place
@@ -238,14 +243,14 @@ def _shown(places: Sequence[Place]) -> str:
     )
 
 
-def run_trial(trial: Trial) -> Outcome:
+def run_trial(trial: Trial) -> TrialResult:
     try:
         return asyncio.run(_run(trial))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the trial found
-        return Outcome(is_refused=False, violations=[f"crash: {error!r}"])
+        return TrialResult(is_refused=False, violations=[f"crash: {error!r}"])
 
 
-async def _run(trial: Trial) -> Outcome:
+async def _run(trial: Trial) -> TrialResult:
     violations: list[str] = []
     disk = trial.disk()
     try:
@@ -256,23 +261,23 @@ async def _run(trial: Trial) -> Outcome:
         broker = await open_broker(disk)
     except (RunnelError, OSError) as error:
         _check_refusal(error, violations)
-        return Outcome(is_refused=True, violations=violations)
-    told = [line for line in broker.recovered if line.startswith(("damaged:", "torn"))]
-    await _check_state(broker, told, violations)
+        return TrialResult(is_refused=True, violations=violations)
+    reported = [line for line in broker.recovered if line.startswith(("damaged:", "torn"))]
+    await _check_state(broker, reported, violations)
     known = await _check_readers(broker, violations)
-    await _check_work(broker, known, told, violations)
+    await _check_work(broker, known, reported, violations)
     added = await _publish(broker, violations)
     await broker.close()
     broker = await open_broker(disk)
     second: list[str] = []
     await _check_readers(broker, second)
     for topic, offset in added:
-        page = await broker.fetch(topic, 0, offset=offset, messages_max=1)
+        page = await broker.fetch(FetchRequest(topic, 0, offset=offset, messages_max=1))
         if [message.payload for batch in page.batches for message in batch.messages()] != [b"new"]:
             second.append(f"new message is lost: {topic}@{offset}")
     violations += [f"second start: {violation}" for violation in second]
     await broker.close()
-    return Outcome(is_refused=False, violations=violations)
+    return TrialResult(is_refused=False, violations=violations)
 
 
 def _nobody(_: str) -> None:
@@ -285,40 +290,43 @@ def _check_refusal(error: Exception, violations: list[str]) -> None:
 
 
 def _read_offline(disk: FakeDisk, violations: list[str]) -> None:
-    told = _Told("export", violations)
+    record = _ReaderRecord("export", violations)
     log = OfflineLog(DIRECTORY, disk=disk, find_holder=_nobody)
     for batch in log.scan():
-        told.serve(batch.messages())
-    if (silent := told.silent()) and not log.report.damage:
+        record.serve(batch.messages())
+    if (silent := record.silent()) and not log.report.damage:
         violations.append(f"export skips: {_shown(silent)}")
     found = verify(OfflineLog(DIRECTORY, disk=disk, find_holder=_nobody))
     if silent and not found.damage:
         violations.append(f"verify says nothing: {_shown(silent)}")
 
 
-async def _check_state(broker: Broker, told: Sequence[str], violations: list[str]) -> None:
+async def _check_state(broker: Broker, reported: Sequence[str], violations: list[str]) -> None:
     cursors = {
-        cursor.name: [place.offset for place in cursor.places] for cursor in await broker.cursors()
+        cursor.name: [place.offset for place in cursor.places]
+        for cursor in await broker.cursors.list()
     }
     expected = {f"cursor{number}": [number + 3] for number in range(CURSORS)}
-    if cursors != expected and not told:
+    if cursors != expected and not reported:
         violations.append(f"cursors lost: {cursors}")
-    is_damaged = any(line.startswith("damaged:") for line in told)
+    is_damaged = any(line.startswith("damaged:") for line in reported)
     if bool(broker.metrics.gauges()["damage"]) != is_damaged:
-        violations.append(f"gauge contradicts what was told: {told}")
-    if bool(broker.watching.warnings()) != is_damaged:
-        violations.append(f"readiness contradicts what was told: {told}")
+        violations.append(f"gauge contradicts the report: {reported}")
+    if bool(broker.monitor.warnings()) != is_damaged:
+        violations.append(f"readiness contradicts the report: {reported}")
 
 
 async def _check_readers(broker: Broker, violations: list[str]) -> set[Place]:
-    """Returns what was stored of topics that are still known: a fetch of others is refused."""
-    fetch = _Told("fetch", violations)
+    """Returns the stored messages of topics that are still known: a fetch of others is refused."""
+    fetch = _ReaderRecord("fetch", violations)
     topics = [topic for topic in TOPICS if await _fetch_all(broker, topic, fetch)]
     fetch.check()
     known = {place for place in STORED if place[0] in topics}
-    live = _Told("live", violations)
+    live = _ReaderRecord("live", violations)
     reader = Reader()
-    subscription = await broker.subscribe(1, reader, TOPICS, Start("earliest"), credit_bytes=PLENTY)
+    subscription = await broker.subscribe(
+        SubscribeRequest(1, reader, TOPICS, Start("earliest"), credit_bytes=PLENTY)
+    )
     subscription.start()
     await _turn(lambda: not subscription.is_behind)
     live.serve(reader.messages)
@@ -331,43 +339,45 @@ async def _check_readers(broker: Broker, violations: list[str]) -> set[Place]:
 
 
 async def _check_last_values(broker: Broker, known: set[Place], violations: list[str]) -> None:
-    """A reader that begins with the last messages gets each of them, or is told that it is damaged."""
+    """A reader that starts with the last values gets each of them, or a gap for it."""
     reader = Reader()
-    subscription = await broker.subscribe(2, reader, TOPICS, Start("last"), credit_bytes=PLENTY)
+    subscription = await broker.subscribe(
+        SubscribeRequest(2, reader, TOPICS, Start("last"), credit_bytes=PLENTY)
+    )
     subscription.start()
     await _turn(lambda: not subscription.is_behind)
     subscription.close()
-    told = {message.topic for message in reader.messages} | {gap.topic for gap in reader.gaps}
-    silent = {topic for topic, _ in known} - told
+    reported = {message.topic for message in reader.messages} | {gap.topic for gap in reader.gaps}
+    silent = {topic for topic, _ in known} - reported
     violations += [f"last value is passed over: {topic}" for topic in silent]
 
 
-async def _fetch_all(broker: Broker, topic: str, told: _Told) -> bool:
-    """Whether there is such a topic."""
+async def _fetch_all(broker: Broker, topic: str, record: _ReaderRecord) -> bool:
+    """Fetch all of a topic. Returns whether it exists."""
     offset, next_offset = 0, 1
     while next_offset != offset:
         offset = next_offset
         try:
-            page = await broker.fetch(topic, 0, offset=offset)
+            page = await broker.fetch(FetchRequest(topic, 0, offset=offset))
         except OffsetGoneError as error:
             next_offset = error.first_offset
-            told.miss(topic, offset, next_offset)
+            record.miss(topic, offset, next_offset)
         except UnknownTopicError:
-            told.miss(topic, 1, PLENTY)
+            record.miss(topic, 1, PLENTY)
             return False
         else:
             for batch in page.batches:
-                told.serve(batch.messages())
+                record.serve(batch.messages())
             for gap in page.gaps:
-                told.miss(topic, gap.first_offset, gap.next_offset)
+                record.miss(topic, gap.first_offset, gap.next_offset)
             next_offset = page.next_offset
     return True
 
 
 async def _check_work(
-    broker: Broker, known: set[Place], told: Sequence[str], violations: list[str]
+    broker: Broker, known: set[Place], reported: Sequence[str], violations: list[str]
 ) -> None:
-    work = _Told("work", violations)
+    work = _ReaderRecord("work", violations)
     tell = broker.events.tell
 
     def listen(kind: EventKind, subject: str, /, **fields: Any) -> None:
@@ -379,13 +389,13 @@ async def _check_work(
     try:
         worker = await _consume(broker)
     except RunnelError as error:
-        if not told:
+        if not reported:
             violations.append(f"subscription lost: {error}")
         return
     await _turn(lambda: not work.silent(known - ACKED - set(worker.parts)))
     work.serve(worker.messages)
     work.check(known - ACKED)
-    if (again := work.served & ACKED) and not told:
+    if (again := work.served & ACKED) and not reported:
         violations.append(f"acknowledgements lost: {_shown(sorted(again))}")
     worker.consumer.close(is_clean=True)
 
@@ -403,7 +413,7 @@ async def _publish(broker: Broker, violations: list[str]) -> list[Place]:
 
 
 class Summary:
-    """How many trials there were, and what they found."""
+    """The number of trials, and the violations they found."""
 
     def __init__(self) -> None:
         self.trials = 0
@@ -411,7 +421,7 @@ class Summary:
         self.kinds: Counter[str] = Counter()
         self.failures: list[str] = []
 
-    def add(self, trial: Trial, outcome: Outcome) -> None:
+    def add(self, trial: Trial, outcome: TrialResult) -> None:
         self.trials += 1
         self.refused += outcome.is_refused
         self.kinds.update({_kind(violation) for violation in outcome.violations})
@@ -420,7 +430,7 @@ class Summary:
 
 
 def try_for(seconds: float, seed: int) -> Summary:
-    """Trials in a random order, for so long."""
+    """Run trials in random order, for so long."""
     summary = Summary()
     ends_at = time.monotonic() + seconds
     while not summary.trials or time.monotonic() < ends_at:

@@ -1,4 +1,4 @@
-"""All soaks in one run that share the time, two at a time; in the end one table, and what was found in files."""
+"""Runs all soaks, two at a time, in the given time. Prints a table, and saves the output of failed soaks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from random import Random
 from typing import Final, NamedTuple
 
 FINDINGS: Final = Path("soak-findings")
-# For starting and ending, beside the time that a soak was given. Whatever takes longer hangs.
+# For start and end, besides a soak's own time. A soak that takes longer hangs.
 _MORE_SECONDS_MAX: Final = 180.0
-# Below that a soak has not begun to find anything.
+# In less time, a soak would not even begin.
 _SECONDS_MIN: Final = 1.0
 _TABLE: Final = "{:<14} {:>8} {:>11}  {:<8} {}"
 
 
 class Soak(NamedTuple):
-    """One of them: the words of its command, its part of the time, and the package it cannot do without."""
+    """One soak: its command, its share of the time, and the package it needs."""
 
     name: str
     words: tuple[str, ...]
@@ -32,12 +32,12 @@ class Soak(NamedTuple):
     needs: str = ""
 
 
-# Each lane is run from top to bottom, the lanes beside each other. Those of the first keep a server, or Spark, and its
-# clients busy; those of the second are one process each.
+# The lanes run at the same time, the soaks of a lane one after the other. Those of the first lane keep a server, or
+# Spark, and its clients busy; those of the second are one process each.
 LANES: Final[tuple[tuple[Soak, ...], ...]] = (
     (
-        Soak("doors", ("door",), 5),
-        Soak("doors-tls", ("door", "--tls"), 3),
+        Soak("listeners", ("listeners",), 5),
+        Soak("listeners-tls", ("listeners", "--tls"), 3),
         Soak("spark", ("spark",), 2, needs="pyspark"),
     ),
     (
@@ -51,15 +51,15 @@ LANES: Final[tuple[tuple[Soak, ...], ...]] = (
 NAMES: Final = tuple(soak.name for lane in LANES for soak in lane)
 
 
-class Ended(NamedTuple):
-    """How a soak ended: 0 found nothing, 1 found something, anything else broke off."""
+class FinishedSoak(NamedTuple):
+    """The end of a soak. Code 0: no bug found; 1: a bug found; other codes: it broke off."""
 
     soak: Soak
     command: str
     seed: int
     seconds: float
     code: int
-    told: str
+    output: str
 
     @property
     def outcome(self) -> str:
@@ -67,12 +67,12 @@ class Ended(NamedTuple):
 
     @property
     def last_line(self) -> str:
-        lines = [line.strip() for line in self.told.splitlines() if line.strip()]
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
 
 def planned(seconds: float, chosen: Sequence[str]) -> list[list[tuple[Soak, float]]]:
-    """Which soaks run in each lane, and for how long each; without those whose package is missing."""
+    """The soaks of each lane and their seconds, without those whose package is missing."""
     plan = []
     for lane in LANES:
         soaks = [
@@ -91,29 +91,29 @@ def planned(seconds: float, chosen: Sequence[str]) -> list[list[tuple[Soak, floa
 def soak_everything(
     seconds: float, seed: int, chosen: Sequence[str] = NAMES, findings: Path = FINDINGS
 ) -> int:
-    """The command: tells what it does, and returns its exit code."""
+    """The command: prints what it does, and returns its exit code."""
     print(f"all soaks from seed {seed} on, for {seconds:g} s, in {len(LANES)} lanes", flush=True)
     ended = asyncio.run(_run(planned(seconds, chosen), seed, findings))
     _print_table(ended)
     found = [each for each in ended if each.code != 0]
     for each in found:
         path = _path(each, findings)
-        print(f"{each.soak.name}: again with {each.command}\n  all that it said: {path}")
+        print(f"{each.soak.name}: again with {each.command}\n  its output: {path}")
     missing = [name for name in chosen if name not in {each.soak.name for each in ended}]
     if missing:
-        print(f"not run, for want of a package: {', '.join(missing)}")
+        print(f"not run, because a package is missing: {', '.join(missing)}")
     return 1 if found else 0
 
 
 async def _run(
     plan: Sequence[Sequence[tuple[Soak, float]]], seed: int, findings: Path
-) -> list[Ended]:
-    async def run_lane(lane: Sequence[tuple[Soak, float]]) -> list[Ended]:
+) -> list[FinishedSoak]:
+    async def run_lane(lane: Sequence[tuple[Soak, float]]) -> list[FinishedSoak]:
         all_ended = []
         for soak, seconds in lane:
             ended = await _run_one(soak, seconds, seed)
             print(f"  {soak.name}: {ended.outcome} after {ended.seconds:.0f} s", flush=True)
-            if ended.code != 0:  # at once: nobody need wait for the others to look at it
+            if ended.code != 0:  # saved at once, while the others run
                 _save(ended, findings)
             all_ended.append(ended)
         return all_ended
@@ -121,14 +121,14 @@ async def _run(
     lanes = [asyncio.create_task(run_lane(lane)) for lane in plan]
     try:
         return [each for lane in await asyncio.gather(*lanes) for each in lane]
-    finally:  # interrupted: what is under way is ended by its own task
+    finally:  # interrupted: each task ends its own soak
         for lane_task in lanes:
             lane_task.cancel()
         await asyncio.wait(lanes)
 
 
-async def _run_one(soak: Soak, seconds: float, seed: int) -> Ended:
-    """In a process of its own, and a group of its own: whatever it has started ends with it."""
+async def _run_one(soak: Soak, seconds: float, seed: int) -> FinishedSoak:
+    """Run it in its own process group, so that all its processes end with it."""
     own_seed = Random(f"{seed} {soak.name}").randrange(1 << 31)
     words = [*soak.words, "--seconds", f"{seconds:.0f}", "--seed", str(own_seed)]
     begin = time.monotonic()
@@ -142,20 +142,20 @@ async def _run_one(soak: Soak, seconds: float, seed: int) -> Ended:
     )
     try:
         async with asyncio.timeout(seconds + _MORE_SECONDS_MAX):
-            told, _ = await process.communicate()
+            output, _ = await process.communicate()
         code = process.returncode or 0
     except TimeoutError:
-        told, code = b"it did not end in time\n", -signal.SIGKILL
+        output, code = b"it did not end in time\n", -signal.SIGKILL
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
     command = shlex.join(["bin/soak", *words])
     spent = time.monotonic() - begin
-    return Ended(soak, command, own_seed, spent, code, told.decode(errors="replace"))
+    return FinishedSoak(soak, command, own_seed, spent, code, output.decode(errors="replace"))
 
 
-def _print_table(ended: Sequence[Ended]) -> None:
+def _print_table(ended: Sequence[FinishedSoak]) -> None:
     print("\n" + _TABLE.format("soak", "seconds", "seed", "outcome", "what it did").rstrip())
     for each in ended:
         row = (each.soak.name, f"{each.seconds:.0f}", each.seed, each.outcome, each.last_line)
@@ -163,11 +163,11 @@ def _print_table(ended: Sequence[Ended]) -> None:
     print()
 
 
-def _save(ended: Ended, findings: Path) -> None:
+def _save(ended: FinishedSoak, findings: Path) -> None:
     findings.mkdir(parents=True, exist_ok=True)
-    text = f"{ended.command}\n\n{ended.told}"
+    text = f"{ended.command}\n\n{ended.output}"
     _path(ended, findings).write_text(text, encoding="utf-8")
 
 
-def _path(ended: Ended, findings: Path) -> Path:
+def _path(ended: FinishedSoak, findings: Path) -> Path:
     return findings / f"{ended.soak.name}-{ended.seed}.txt"

@@ -1,4 +1,4 @@
-"""Histories of log, broker or subscriptions in several processes, from one seed on, until time is up or one fails."""
+"""Random histories of log, broker or subscriptions, in several processes, until time is up or a history fails."""
 
 from __future__ import annotations
 
@@ -7,107 +7,64 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from itertools import count
 from typing import Final
 
-from tests.broker.consumer_groups.simulation import history as work
+from tests.broker.consumer_groups.simulation import history as consumer_groups
 from tests.broker.simulation import history as broker
-from tests.group_rules.simulation import history as subscriptions
+from tests.group_rules.simulation import history as group_rules
 from tests.log.simulation import history as log
+from tests.simulation.history import HistoryFailed, Outcome
 
-# Enough that handing them over costs nothing, few enough that progress moves.
+# Histories that a process runs at once: enough that starting them costs little, few enough that progress shows.
 CHUNK = 10
 
-
-# What was done, by the words that tell it.
+# How much was done, by name: histories, messages and so on.
 Tally = Counter[str]
 
-
-def _log_history(seed: int) -> tuple[Tally, tuple[str, ...]]:
-    outcome = log.run_history(seed)
-    tally = Tally(
-        {
-            "histories": 1,
-            "disk operations": outcome.disk_operations,
-            "recoveries": outcome.recoveries,
-            "messages": outcome.messages,
-        }
-    )
-    return tally, outcome.transcript
-
-
-def _broker_history(seed: int) -> tuple[Tally, tuple[str, ...]]:
-    outcome = broker.run_history(seed)
-    tally = Tally(
-        {
-            "histories": 1,
-            "messages": outcome.messages,
-            "deliveries": outcome.delivered,
-            "restarts": outcome.restarts,
-        }
-    )
-    return tally, outcome.transcript
-
-
-def _subscriptions_history(seed: int) -> tuple[Tally, tuple[str, ...]]:
-    """The rules alone, and then a whole broker with a disk: a seed has one history of each."""
-    rules, broker = subscriptions.run_history(seed), work.run_history(seed)
-    tally = Tally(
-        {
-            "histories": 2,
-            "messages": rules.messages + broker.messages,
-            "deliveries": rules.deliveries + broker.deliveries,
-            "restarts": rules.restarts + broker.restarts,
-        }
-    )
-    return tally, (*rules.transcript, "and the same seed for a broker:", *broker.transcript)
-
-
-HISTORIES: Final[Mapping[str, Callable[[int], tuple[Tally, tuple[str, ...]]]]] = {
-    "log": _log_history,
-    "broker": _broker_history,
-    "subscriptions": _subscriptions_history,
+# Each seed has a history of every simulator of a soak.
+HISTORIES: Final[Mapping[str, Sequence[Callable[[int], Outcome]]]] = {
+    "log": (log.run_history,),
+    "broker": (broker.run_history,),
+    "subscriptions": (group_rules.run_history, consumer_groups.run_history),
 }
-FAILURES: Final = (
-    log.HistoryFailed,
-    broker.HistoryFailed,
-    subscriptions.HistoryFailed,
-    work.HistoryFailed,
-)
 
 
 def replay_history(kind: str, seed: int) -> int:
-    """One history with everything that it did."""
-    try:
-        tally, transcript = HISTORIES[kind](seed)
-    except FAILURES as failure:
-        print(failure)
-        return 1
-    for line in transcript:
-        print(f"  {line}")
-    print(f"history {seed}: {_told(tally)}; nothing broken")
+    """Run one seed again and print everything that it did."""
+    total = Tally()
+    for run_history in HISTORIES[kind]:
+        try:
+            outcome = run_history(seed)
+        except HistoryFailed as failure:
+            print(failure)
+            return 1
+        for line in outcome.transcript:
+            print(f"  {line}")
+        total.update({"histories": 1, **outcome.counts})
+    print(f"history {seed}: {_text(total)}; nothing broken")
     return 0
 
 
 def soak_histories(kind: str, seconds: float, seed: int, jobs: int) -> int:
-    """Until time is up, or a history fails: then its seed and transcript, and 1."""
+    """Run histories until time is up, or one fails: then print its transcript, and return 1."""
     print(f"histories of the {kind} from seed {seed} on, {jobs} at a time, for {seconds:g} s")
     started = time.monotonic()
     total = Tally()
-    # Spawned: a fork would take over whatever this process has open.
+    # Spawned: a fork would inherit everything that this process has open.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         try:
             for tally in _run(pool, kind, jobs, seed, started + seconds):
                 total.update(tally)
                 _show(total, time.monotonic() - started)
-        except FAILURES as failure:
+        except HistoryFailed as failure:
             pool.shutdown(cancel_futures=True)
             print(f"\n{failure}")
             return 1
         except BaseException as ending:
-            # Interrupted, or told to end: nobody waits for what is under way.
+            # Interrupted or terminated: do not wait for the histories that are under way.
             for process in multiprocessing.active_children():
                 process.kill()
             if isinstance(ending, KeyboardInterrupt):
@@ -120,14 +77,14 @@ def soak_histories(kind: str, seconds: float, seed: int, jobs: int) -> int:
 def _summarize(total: Tally, elapsed: float) -> None:
     rate = total["histories"] / elapsed
     print(
-        f"\n{_told(total)} in {elapsed:.1f} s ({rate:.0f} histories/s); nothing broken", flush=True
+        f"\n{_text(total)} in {elapsed:.1f} s ({rate:.0f} histories/s); nothing broken", flush=True
     )
 
 
 def _run(
     pool: ProcessPoolExecutor, kind: str, jobs: int, seed: int, ends_at: float
 ) -> Iterator[Tally]:
-    """The tallies of chunks, one for each process and one more in waiting, until time is up."""
+    """The tallies of chunks until time is up. One chunk more than there are processes is queued."""
     running: set[Future[Tally]] = set()
     for first in count(seed, CHUNK):
         if time.monotonic() >= ends_at:
@@ -140,7 +97,7 @@ def _run(
 
 
 def _submit(pool: ProcessPoolExecutor, kind: str, first: int) -> Future[Tally]:
-    """May start a process, which ignores Ctrl-C from its first moment: it inherits that."""
+    """May start a process. It inherits that Ctrl-C is ignored, so it does so from its first moment."""
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return pool.submit(_run_chunk, kind, first)
@@ -151,15 +108,15 @@ def _submit(pool: ProcessPoolExecutor, kind: str, first: int) -> Future[Tally]:
 def _run_chunk(kind: str, first: int) -> Tally:
     total = Tally()
     for seed in range(first, first + CHUNK):
-        tally, _ = HISTORIES[kind](seed)
-        total.update(tally)
+        for run_history in HISTORIES[kind]:
+            total.update({"histories": 1, **run_history(seed).counts})
     return total
 
 
-def _told(tally: Tally) -> str:
+def _text(tally: Tally) -> str:
     return ", ".join(f"{number:,} {what}" for what, number in tally.items())
 
 
 def _show(tally: Tally, elapsed: float) -> None:
     if sys.stdout.isatty():
-        print(f"\r{elapsed:6.0f} s  {_told(tally)} ", end="", flush=True)
+        print(f"\r{elapsed:6.0f} s  {_text(tally)} ", end="", flush=True)

@@ -1,4 +1,4 @@
-"""A stream from topics to a topic for as long as you like: its Python workers must not grow, nor lose a row."""
+"""A Spark stream from topics to a topic, for as long as you like: its Python workers must not grow or lose a row."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import psutil
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus
 from runnel.config import Retain, Rotate, TopicRule
-from runnel.spark.session import session
-from tests.spark.serving import DiskBroker
+from runnel.spark.runtime.session import session
+from tests.spark.brokers import DiskBroker
 
-# What is read and written goes again, so that hours fit on a disk; a cursor holds back what the query has not read.
+# Retention removes old messages, so that hours fit on a disk. A cursor holds what the query has not read.
 RULES: Final = (
     TopicRule(match="*", rotate=Rotate(bytes_max=8 * 2**20), retain=Retain(bytes_max=64 * 2**20)),
 )
@@ -36,25 +36,25 @@ GROWTH_BYTES_MAX: Final = 24 * 2**20
 
 
 class StreamFault(AssertionError):
-    """Something grew, or was lost."""
+    """A worker grew, or rows were lost."""
 
 
-class Worker(NamedTuple):
-    """A Python process of Spark's: the median of its memory in the first and in the last third of the time."""
+class PythonWorker(NamedTuple):
+    """A Python process of Spark: the median of its memory in the first and in the last third of the time."""
 
     pid: int
     first_bytes: int
     last_bytes: int
 
 
-class Outcome(NamedTuple):
+class StreamReport(NamedTuple):
     rows: int
     batches: int
-    workers: list[Worker]
+    workers: list[PythonWorker]
 
 
 class _Feeder:
-    """Publishes messages of all kinds from a seed, at about one rate, in a thread of its own."""
+    """Publishes messages of all kinds from a seed, at a steady rate, in its own thread."""
 
     def __init__(self, bus: BlockingBus, seed: int) -> None:
         self._bus = bus
@@ -86,8 +86,8 @@ class _Feeder:
                     self.sent += 1
 
 
-def watch_stream(spark: SparkSession, folder: Path, seconds: float, seed: int) -> Outcome:
-    """Let a stream run so long. Raises StreamFault if its workers grow or rows are missing in the end."""
+def watch_stream(spark: SparkSession, folder: Path, seconds: float, seed: int) -> StreamReport:
+    """Run a stream for so long. Raises StreamFault if its workers grow or rows are missing in the end."""
     with DiskBroker(folder / "data", RULES) as broker, broker.connect() as bus:
         for topic in SOURCES:
             bus.publish(topic, b"")
@@ -109,12 +109,12 @@ def watch_stream(spark: SparkSession, folder: Path, seconds: float, seed: int) -
             try:
                 rows = feeder.sent + len(SOURCES)
                 stored = _wait_for_rows(query, bus, rows)
-                query.processAllAvailable()  # the micro-batch that brought the last ones is told of, too
+                query.processAllAvailable()  # the progress of the last micro-batch is reported, too
             finally:
                 query.stop()
         if stored != rows:
             raise StreamFault(f"{rows:,} messages were published, {stored:,} came through")
-    return Outcome(rows, _batches(query), _judged(looks))
+    return StreamReport(rows, _batches(query), _judged(looks))
 
 
 def _batches(query: StreamingQuery) -> int:
@@ -129,7 +129,7 @@ def _wait_for_batches(query: StreamingQuery, count: int) -> None:
 
 
 def _wait_for_rows(query: StreamingQuery, bus: BlockingBus, rows: int) -> int:
-    """How many are there, once all are or time is up."""
+    """The number of rows in the target, when all are there or time is up."""
     ends_at_s = time.monotonic() + CATCH_UP_SECONDS_MAX
     while (stored := bus.topic(TARGET).partitions[0].next_offset - 1) < rows:
         _check(query)
@@ -145,7 +145,7 @@ def _check(query: StreamingQuery) -> None:
 
 
 def _look(query: StreamingQuery, seconds: float) -> list[dict[int, int]]:
-    """The memory of each worker, every now and then."""
+    """Record the memory of each worker at intervals."""
     looks = []
     ends_at_s = time.monotonic() + seconds
     while time.monotonic() < ends_at_s:
@@ -156,7 +156,7 @@ def _look(query: StreamingQuery, seconds: float) -> list[dict[int, int]]:
 
 
 def _memory_bytes() -> dict[int, int]:
-    """Of the Python processes that Spark has started: those that plan, those that work, and who forks them."""
+    """The memory of Spark's Python processes: planners, workers, and the daemon that forks them."""
     found = {}
     for process in psutil.Process().children(recursive=True):
         try:
@@ -167,13 +167,13 @@ def _memory_bytes() -> dict[int, int]:
     return found
 
 
-def _judged(looks: list[dict[int, int]]) -> list[Worker]:
-    """Processes that were there all the time; there must be some, and no more at the end than at the beginning."""
+def _judged(looks: list[dict[int, int]]) -> list[PythonWorker]:
+    """The processes that ran all the time. There must be some, and no more at the end than at the beginning."""
     third = max(1, len(looks) // 3)
     first, last = looks[:third], looks[-third:]
     stayed = set.intersection(*(set(look) for look in looks))
     workers = [
-        Worker(
+        PythonWorker(
             pid,
             int(median(look[pid] for look in first)),
             int(median(look[pid] for look in last)),
@@ -195,7 +195,7 @@ def _judged(looks: list[dict[int, int]]) -> list[Worker]:
 
 
 def soak_spark(seconds: float, seed: int) -> int:
-    """The command: tells what it does, and returns its exit code."""
+    """The command: prints what it does, and returns its exit code."""
     print(f"a stream from topics to a topic from seed {seed} on, for {seconds:g} s", flush=True)
     spark = session("soak", "local[2]", {"spark.sql.shuffle.partitions": "2"})
     try:

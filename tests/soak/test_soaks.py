@@ -34,7 +34,7 @@ def test_a_soak_whose_package_is_missing_is_left_out(
         everything, "LANES", ((Soak("odd", ("odd",), 1, needs="no_such_package"),),)
     )
     assert soak_everything(1, 1, ["odd"], tmp_path) == 0
-    assert "not run, for want of a package: odd" in capsys.readouterr().out
+    assert "not run, because a package is missing: odd" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from pyspark.find_spark_home import _find_spark_home
 
-from runnel.spark.java import find_java
+from runnel.spark.runtime.java import find_java
 
 # Far more than it takes, also on a machine that is busy with other tests.
 _BEGIN_S: Final = 120.0

@@ -11,12 +11,12 @@ import pytest
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
-from runnel.client.blocking import BlockingBus
-from runnel.spark.page_line import close_page_lines
-from runnel.spark.session import session
+from runnel.client import BlockingBus
+from runnel.spark.read.page_connection import close_page_connections
+from runnel.spark.runtime.session import session
 from tests.conftest import running_children
-from tests.spark.serving import DiskBroker
-from tests.spark.writing import ROWS
+from tests.spark.brokers import DiskBroker
+from tests.spark.row_batches import ROWS
 
 # For every Java that these tests start. They are over before its better compiler and its other threads pay.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -85,7 +85,7 @@ def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 def no_line_stays_open() -> Iterator[None]:
     """Where a test does what tasks do, in its own process."""
     yield
-    close_page_lines()
+    close_page_connections()
 
 
 @pytest.fixture

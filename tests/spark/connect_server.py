@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from runnel.spark.pipelines.project import catalogue_settings, server_settings
-from runnel.spark.session import session
+from runnel.spark.runtime.session import session
 
 
 def main(port: int, token: str, directory: Path) -> None:

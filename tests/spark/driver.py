@@ -24,9 +24,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from runnel.spark.pipelines.running import reason_of
-from runnel.spark.session import session
-from runnel.spark.writer import BatchWriter, StreamWriter
+from runnel.spark.pipelines.streaming_query import reason_of
+from runnel.spark.runtime.session import session
+from runnel.spark.write.writer import BatchWriter, StreamWriter
 
 ROWS = 25_000  # two chunks for each of two tasks
 

@@ -9,11 +9,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus
 from runnel.config import Keep, TopicRule
 from runnel.formats.message import Message
-from tests.spark.reading import assert_same, publish, sensor_messages, stored
-from tests.spark.serving import DiskBroker
+from tests.spark.brokers import DiskBroker
+from tests.spark.read_results import assert_same, publish, sensor_messages, stored
 
 RULES = (TopicRule(match="sensors/*", partitions=2), TopicRule(match="live/*", keep=Keep.NONE))
 TOPICS = ("sensors/a", "sensors/b")

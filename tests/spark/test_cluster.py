@@ -16,14 +16,14 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus
 from runnel.testing import BrokerThread
 from tests.spark import driver
+from tests.spark.brokers import DiskBroker
 from tests.spark.cluster import Cluster, environment_without_java
-from tests.spark.driving import Driver, DriverFailedError
-from tests.spark.reading import publish, sensor_messages, stored
-from tests.spark.serving import DiskBroker
-from tests.spark.writing import check_each_once, repeated, run_stream
+from tests.spark.driver_process import Driver, DriverFailedError
+from tests.spark.read_results import publish, sensor_messages, stored
+from tests.spark.row_batches import check_each_once, repeated, run_stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import pytest
 from deltalake import DeltaTable
 
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus
 from runnel.spark.pipelines.project import init_project, run_project
-from runnel.spark.pipelines.running import PipelineFailedError
+from runnel.spark.pipelines.streaming_query import PipelineFailedError
 from tests.spark import connect_client, connect_server
-from tests.spark.reading import stored
-from tests.spark.serving import DiskBroker
+from tests.spark.brokers import DiskBroker
+from tests.spark.read_results import stored
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

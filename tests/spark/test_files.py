@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from runnel.config import Rotate, TopicRule
 from runnel.formats.message import Message
-from tests.spark.reading import assert_same, publish, sensor_messages, stored
-from tests.spark.serving import DiskBroker
+from tests.spark.brokers import DiskBroker
+from tests.spark.read_results import assert_same, publish, sensor_messages, stored
 
 RULES = (TopicRule(match="sensors/*", partitions=2, rotate=Rotate(bytes_max=16_384)),)
 

@@ -9,8 +9,8 @@ from runnel.spark.options import (
     BYTES_PER_PARTITION,
     EARLIEST,
     LATEST,
-    Place,
-    PlaceKind,
+    BoundKind,
+    ReadBound,
     ReadOptions,
     batch_options,
     literal,
@@ -42,7 +42,7 @@ def test_defaults_read_everything_there_is() -> None:
 def test_a_stream_begins_with_what_comes_unless_told_otherwise() -> None:
     assert stream().starting.default == LATEST
     assert stream(startingOffsets="earliest").starting.default == EARLIEST
-    assert stream(startingTime=str(NOON_NS)).starting.default == Place(PlaceKind.TIME, NOON_NS)
+    assert stream(startingTime=str(NOON_NS)).starting.default == ReadBound(BoundKind.TIME, NOON_NS)
 
 
 def test_names_of_options_have_no_case() -> None:
@@ -56,16 +56,16 @@ def test_names_of_options_have_no_case() -> None:
 
 def test_places_are_chosen_by_partition_then_topic_then_for_all() -> None:
     places = batch(topics="a,b", startingOffsets='{"a": {"1": 17, "0": "latest"}, "b": 5}').starting
-    assert places.of("a", 1) == Place(PlaceKind.OFFSET, 17)
+    assert places.of("a", 1) == ReadBound(BoundKind.OFFSET, 17)
     assert places.of("a", 0) == LATEST
     assert places.of("a", 2) == EARLIEST
-    assert places.of("b", 3) == Place(PlaceKind.OFFSET, 5)
+    assert places.of("b", 3) == ReadBound(BoundKind.OFFSET, 5)
 
 
 def test_times_are_chosen_by_topic() -> None:
     places = batch(endingTime=f'{{"a": "2025-01-31T12:00:00Z", "b": {NOON_NS + 1}}}', topics="a,b")
-    assert places.ending.of("a", 0) == Place(PlaceKind.TIME, NOON_NS)
-    assert places.ending.of("b", 0) == Place(PlaceKind.TIME, NOON_NS + 1)
+    assert places.ending.of("a", 0) == ReadBound(BoundKind.TIME, NOON_NS)
+    assert places.ending.of("b", 0) == ReadBound(BoundKind.TIME, NOON_NS + 1)
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,17 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus
 from runnel.config import Pin, Retain, Rotate, TopicRule
 from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.spark.batch_reader import BatchReader
 from runnel.spark.connections import close_connections
 from runnel.spark.options import batch_options
-from runnel.spark.schema import SPARK_SCHEMA, arrow_schema
-from runnel.spark.stream_reader import StreamReader
-from tests.spark.serving import LOG, DiskBroker
+from runnel.spark.read.batch_reader import BatchReader
+from runnel.spark.read.schema import SPARK_SCHEMA, arrow_schema
+from runnel.spark.read.stream_reader import StreamReader
+from tests.spark.brokers import LOG, DiskBroker
 from tests.spark.test_stream_read import reader_of
 
 SEGMENT_BYTES: Final = 8 * 1024

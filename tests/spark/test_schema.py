@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.spark.schema import ROWS_PER_RECORD_BATCH, SPARK_SCHEMA, arrow_schema, rows
+from runnel.spark.read.schema import ROWS_PER_RECORD_BATCH, SPARK_SCHEMA, arrow_schema, rows
 
 ALL = arrow_schema(SPARK_SCHEMA)
 

@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from runnel.errors import ClientFault
-from runnel.spark import home, java
-from runnel.spark.session import is_local, session
-from runnel.spark.shipping import pack
+from runnel.spark.runtime import home, java
+from runnel.spark.runtime.executor_package import pack
+from runnel.spark.runtime.session import is_local, session
 
 LOCAL_CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 
@@ -140,7 +140,7 @@ def test_a_cache_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
 
 SHOW_WORKERS = """
 import os, pyspark
-from runnel.spark.session import session
+from runnel.spark.runtime.session import session
 spark = session(master="local[1]")
 def found(rows):
     import pyspark
@@ -186,7 +186,7 @@ def test_a_home_of_links_is_made_once_and_is_for_what_is_installed_alone(
 
 
 SHOW_SETTINGS = """
-from runnel.spark.session import _defaults, said_elsewhere
+from runnel.spark.runtime.session import _defaults, said_elsewhere
 print(sorted({*said_elsewhere()}))
 print(sorted(_defaults("local[*]")))
 """
@@ -220,7 +220,7 @@ def test_what_is_sent_to_executors_can_be_imported_there(tmp_path: Path) -> None
     archive = pack(tmp_path)
     environment = {"PYTHONPATH": os.pathsep.join([str(archive), sysconfig.get_path("purelib")])}
     script = (
-        "import pyspark_runnel, runnel.client.api, runnel.spark.writer\n"
+        "import pyspark_runnel, runnel.client.api, runnel.spark.write.writer\n"
         "print(runnel.__file__, runnel.client.api._client_text(None))"
     )
     # Without `site`, an editable installation of Runnel is not seen.

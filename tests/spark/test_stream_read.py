@@ -17,20 +17,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark.sql.streaming.query import StreamingQuery
 
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus
 from runnel.config import TopicRule
 from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.spark import query_cursor, stream_offset
 from runnel.spark.connections import close_connections
 from runnel.spark.options import stream_options
-from runnel.spark.schema import SPARK_SCHEMA, arrow_schema
-from runnel.spark.stream_offset import Offset, ShardKey, ShardPlace
-from runnel.spark.stream_reader import StreamReader
+from runnel.spark.read import query_cursor, stream_offset
+from runnel.spark.read.schema import SPARK_SCHEMA, arrow_schema
+from runnel.spark.read.stream_offset import Offset, ShardReadPosition, StreamShard
+from runnel.spark.read.stream_reader import StreamReader
 from runnel.testing import BrokerThread
-from tests.spark.reading import publish
-from tests.spark.serving import DiskBroker
+from tests.spark.brokers import DiskBroker
+from tests.spark.read_results import publish
 
 RULES = (TopicRule(match="own/*", journal="{topic}"),)
 
@@ -111,9 +111,9 @@ def store(bus: BlockingBus, topic: str, first: int, end: int, per_entry: int = 1
 
 def test_an_offset_is_small_and_its_keys_are_in_order() -> None:
     places = {
-        ShardKey("sensors/x", 1): ShardPlace(3, 7, 9),
-        ShardKey("main", 10): ShardPlace(3, 7, 7),
-        ShardKey("main", 2): ShardPlace(3, 5),
+        StreamShard("sensors/x", 1): ShardReadPosition(3, 7, 9),
+        StreamShard("main", 10): ShardReadPosition(3, 7, 7),
+        StreamShard("main", 2): ShardReadPosition(3, 5),
     }
     offset = stream_offset.encode(places)
     assert list(offset.items()) == [

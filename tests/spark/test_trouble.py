@@ -17,15 +17,14 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from runnel.client.api import connect_blocking
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus, connect_blocking
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.spark.connections import Address, close_connections, connection
-from runnel.spark.pipelines.running import reason_of
-from tests.server.serving import Server, held_port
-from tests.spark.reading import stored
-from tests.spark.serving import DiskBroker
+from runnel.spark.connections import BrokerLogin, close_connections, connection
+from runnel.spark.pipelines.streaming_query import reason_of
+from tests.server.server_process import ServerProcess, held_port
+from tests.spark.brokers import DiskBroker
+from tests.spark.read_results import stored
 from tests.spark.test_stream_read import Query, reader_of
 
 # Far more than it takes, also on a machine that is busy with other tests.
@@ -33,10 +32,10 @@ SECONDS_MAX: Final = 120
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
     """A broker that can be killed and started again."""
     with held_port() as port:
-        made = Server(tmp_path, port, ())
+        made = ServerProcess(tmp_path, port, ())
         try:
             asyncio.run(made.start())
             yield made
@@ -94,7 +93,7 @@ def wait_for_batches(query: StreamingQuery, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_broker_killed_or_stopped_under_streams_gets_each_message_once(
-    spark: SparkSession, server: Server, tmp_path: Path
+    spark: SparkSession, server: ServerProcess, tmp_path: Path
 ) -> None:
     frame = (
         spark.readStream.format("runnel")
@@ -126,9 +125,11 @@ def test_a_broker_killed_or_stopped_under_streams_gets_each_message_once(
 
 
 @pytest.mark.slow
-def test_a_task_waits_for_a_broker_that_is_starting(spark: SparkSession, server: Server) -> None:
+def test_a_task_waits_for_a_broker_that_is_starting(
+    spark: SparkSession, server: ServerProcess
+) -> None:
     server.kill()
-    address = Address(server.url)
+    address = BrokerLogin(server.url)
     server.spawn()
     seconds = spark.sparkContext.parallelize([0], 1).map(lambda _: connection(address).ping())
     assert seconds.first() < SECONDS_MAX

@@ -10,12 +10,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus
 from runnel.config import TopicRule
-from runnel.spark.writer import StreamWriter
+from runnel.spark.write.writer import StreamWriter
 from runnel.topics.partitions import partition_of_key
-from tests.spark.serving import DiskBroker
-from tests.spark.writing import ROWS, all_messages, check_each_once, repeated, run_stream
+from tests.spark.brokers import DiskBroker
+from tests.spark.row_batches import ROWS, all_messages, check_each_once, repeated, run_stream
 
 UID = bytes(range(20))
 

@@ -1,4 +1,4 @@
-"""The test vectors of the native protocol's heads: at least one of each, in full, shortened and lengthened."""
+"""Test vectors of the native protocol's heads: at least one of each, complete, shortened and lengthened."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ Told = tuple[Head, bytes]  # a head and the tail of its frame
 
 T0 = 1_700_000_000_000_000_000
 UID = bytes.fromhex("0669F7EFB5A1CD34B5F99D1154FB6853345C9735")
-EXACT_MAX = 2**53  # above, readers of JSON round
+EXACT_MAX = 2**53  # JSON readers round larger numbers
 OPTIONS = WorkOptions(30_000, 3_600_000, 8, 1_000, 300_000, 2.0, 3_600_000)
 
 
@@ -159,7 +159,7 @@ def _in_full(name: str, about: str, sender: str, told: Sequence[Told]) -> Vector
     return _vector(name, about, sender, told, [msgspec.msgpack.encode(head) for head, _ in told])
 
 
-# --- What is said ---
+# --- Examples of each head ---
 
 
 def _block() -> bytes:
@@ -384,7 +384,7 @@ def _longer() -> list[tuple[Head, list[object]]]:
 
 
 def vectors(stored: bytes) -> list[Vector]:
-    """`stored` is a block as a broker hands it out."""
+    """`stored` is a block as a broker sends it."""
     short, longer = _short(), _longer()
     return [
         _in_full(

@@ -1,6 +1,6 @@
-"""Writes the test vectors beside this file: `python -m tests.vectors.make`. Always the same ones.
+"""Writes the test vectors next to this file: `python -m tests.vectors.make`. The output is always the same.
 
-The meaning of each is written from the values that went in, not read back from the bytes.
+The meaning of each vector is written from its input values, not read back from its bytes.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def _changed(data: bytes, position: int, byte: int) -> bytes:
 
 
 def _with_body(change: Callable[[bytes], bytes], **fields: Any) -> bytes:
-    """A block with another body, whose checksums are right nevertheless."""
+    """A block with another body and correct checksums."""
     body = change(bytes(_BASE.body))
     head = msgspec.structs.replace(
         _BASE.envelope, **({"body_bytes": len(body), "body_crc": crc32c(body)} | fields)
@@ -373,7 +373,7 @@ def _malformed_ones() -> list[Vector]:
 
 
 def vectors() -> list[Vector]:
-    """All of them, in the order of the README."""
+    """All vectors, in the order of the README."""
     stored = _stored_batches()
     return [
         *_published_batches(),

@@ -1,4 +1,4 @@
-"""Write every generated page of the documentation anew, and say which have changed."""
+"""Write all generated pages of the documentation, and print which have changed."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def command_line_page() -> str:
 def _commands(name: str) -> Iterator[tuple[str, Any]]:
     """A command, or all commands of a group, by the words that call them."""
     # Typer keeps the types of what it makes private.
-    command: Any = typer.main.get_command(import_module(f"runnel.cli.{name}").app)
+    command: Any = typer.main.get_command(import_module(f"runnel.cli.commands.{name}").app)
     yield from _within(f"runnel {name}", command)
 
 

@@ -1,4 +1,4 @@
-"""The few shapes that every generated page is made of."""
+"""The elements of every generated page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def head(title: str, *paragraphs: str) -> list[str]:
 
 
 def prose(text: str) -> list[str]:
-    """Paragraphs of a docstring or a help text; what is indented or a list in them stays as it is."""
+    """The paragraphs of a docstring or a help text. Indented text and lists stay as they are."""
     lines: list[str] = []
     for paragraph in re.split(r"\n\s*\n", textwrap.dedent(text).strip()):
         if not paragraph.strip():
@@ -35,7 +35,7 @@ def prose(text: str) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table and the line behind it; nothing, without rows."""
+    """A table and the line after it; nothing, if it has no rows."""
     found = list(rows)
     if not found:
         return []
@@ -53,7 +53,7 @@ def cell(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Without what Markdown would take for emphasis or a tag; what stands between backticks stays."""
+    """Escapes what Markdown takes for emphasis or a tag, except between backticks."""
     parts = text.split("`")
     for place in range(0, len(parts), 2):
         parts[place] = parts[place].replace("*", r"\*").replace("<", "&lt;")
@@ -70,7 +70,7 @@ def page(lines: Iterable[str]) -> str:
 
 
 def anchor(heading: str) -> str:
-    """As those who render Markdown make it of a heading."""
+    """The anchor that renderers of Markdown make of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

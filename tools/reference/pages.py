@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from runnel.config.rendering import reference_page as settings_page
+from runnel.config.renderer import reference_page as settings_page
 from tools.reference.command_line import command_line_page
 from tools.reference.python_api import python_page
 from tools.reference.rest import rest_page

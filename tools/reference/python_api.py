@@ -1,4 +1,4 @@
-"""docs/reference/python.md: what programs import, from signatures, docstrings and the comments beside fields."""
+"""docs/reference/python.md: the public Python API, from signatures, docstrings and the comments beside fields."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ import runnel.client
 import runnel.spark
 import runnel.testing
 from runnel import errors
-from runnel.client.api import Opening
-from runnel.client.results import ShardPage
+from runnel.client import Opening, ShardPage
 from runnel.formats import wire, work_heads
 from runnel.log import reading
 from tools.reference.markdown import code, head, page, prose, table
@@ -40,7 +39,7 @@ class Shown(NamedTuple):
     twin: type | None = None
 
 
-class Part(NamedTuple):
+class ApiPart(NamedTuple):
     title: str
     text: str
     shown: Sequence[Shown]
@@ -61,7 +60,7 @@ _WORK_BATCH: Final = ("topic", "partition", "works", "ack", "nack", "extend")
 _BATCH: Final = ("messages", "to_arrow", "from_messages")
 
 PARTS: Final = (
-    Part(
+    ApiPart(
         "Connecting",
         "`runnel.connect` for asyncio, `runnel.connect_blocking` without `await`. Both are also in `runnel.client`.",
         (
@@ -70,12 +69,12 @@ PARTS: Final = (
             Shown(Opening, "Opening", ()),
         ),
     ),
-    Part(
+    ApiPart(
         "The bus",
         "What `connect` gives. Every verb of the broker is one of its methods.",
         (Shown(runnel.client.Bus, "runnel.client.Bus"),),
     ),
-    Part(
+    ApiPart(
         "Publishing, reading, working",
         "What the verbs of the bus give.",
         (
@@ -88,7 +87,7 @@ PARTS: Final = (
             Shown(runnel.client.ConsumerStatistics, "runnel.client.ConsumerStatistics"),
         ),
     ),
-    Part(
+    ApiPart(
         "Messages and answers",
         "Values that are handed out; none of them can be changed.",
         (
@@ -97,7 +96,7 @@ PARTS: Final = (
             Shown(runnel.client.Receipt, "runnel.client.Receipt"),
             Shown(runnel.client.BatchReceipt, "runnel.client.BatchReceipt"),
             Shown(runnel.client.Page, "runnel.client.Page"),
-            Shown(ShardPage, "runnel.client.results.ShardPage"),
+            Shown(ShardPage, "runnel.client.ShardPage"),
             Shown(runnel.client.Gap, "runnel.client.Gap"),
             Shown(runnel.client.DeadLetterPage, "runnel.client.DeadLetterPage"),
             Shown(wire.Welcome, "runnel.formats.wire.Welcome"),
@@ -112,7 +111,7 @@ PARTS: Final = (
             Shown(work_heads.PartitionWork, "runnel.formats.work_heads.PartitionWork"),
         ),
     ),
-    Part(
+    ApiPart(
         "Without await",
         "The same verbs; each call returns when it is done.",
         (
@@ -141,7 +140,7 @@ PARTS: Final = (
             ),
         ),
     ),
-    Part(
+    ApiPart(
         "A broker in the program, and in a test",
         "Where Runnel is installed, pytest has the fixtures `runnel_broker` and `runnel_settings` by itself.",
         (
@@ -151,12 +150,12 @@ PARTS: Final = (
             Shown(runnel.testing.VirtualClock, "runnel.testing.VirtualClock"),
         ),
     ),
-    Part(
+    ApiPart(
         "Data directories without a broker",
         "`runnel.log.reading` only reads, takes no lock, and may be used beside a broker.",
         (Shown(reading.OfflineLog, "runnel.log.reading.OfflineLog"),),
     ),
-    Part(
+    ApiPart(
         "Spark",
         "`pip install '.[spark]'`. The format `runnel` of `spark.read`, `readStream`, `write` and `writeStream`, and "
         "its options, are in [pipeline.md](../pipeline.md).",
@@ -237,7 +236,7 @@ def _is_alike(one: Any, other: Any) -> bool:
 
 
 def public_members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Methods and properties that are ours and not private, those of the class itself first."""
+    """Our own public methods and properties, those of the class itself first."""
     seen = set(getattr(cls, "__struct_fields__", ()))
     for owner in cls.__mro__:
         if not owner.__module__.startswith("runnel"):
@@ -261,7 +260,7 @@ def _words(member: Any) -> str:
 
 
 def _own_words(cls: type) -> str:
-    """Its docstring; msgspec and others make one up where there is none."""
+    """Its own docstring. msgspec and others invent one where there is none."""
     return inspect.cleandoc(vars(cls).get("__doc__") or "")
 
 
@@ -271,7 +270,7 @@ def _returned(function: Callable[..., Any] | None) -> str:
 
 
 def _signature(name: str, function: Callable[..., Any], owner: Any = None) -> list[str]:
-    """As a stub; a long one in a block that is only looked at, for its types are nobody's names here."""
+    """The signature as a stub. A long one is in a block that tests do not run: its types are not defined there."""
     signature = inspect.signature(function)
     parameters = [
         _parameter(each)
@@ -309,7 +308,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def _default(value: object) -> str:
-    # What has no literal form, such as a function or a mapping that cannot be changed, is not the reader's business.
+    # Defaults without a literal form, such as functions, are shown as `...`.
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -336,7 +335,7 @@ _FIELD: Final = re.compile(r"^    (\w+): [^#\n]*?(?:  # ?(.*))?$", re.MULTILINE)
 
 
 def _fields(cls: type) -> list[tuple[str, str, str]]:
-    """Of a struct: name, type with its default, and the comment beside it."""
+    """The fields of a struct: name, type with default, and the comment beside it."""
     if not issubclass(cls, msgspec.Struct):
         return []
     comments: dict[str, str] = {}
@@ -348,7 +347,7 @@ def _fields(cls: type) -> list[tuple[str, str, str]]:
     for owner_field in msgspec.structs.fields(cls):
         name = owner_field.name
         kind = _annotation(cls, name)
-        if kind == "Id":  # of a frame, and nobody's business
+        if kind == "Id":  # of a frame, and not public
             continue
         if owner_field.default is not msgspec.NODEFAULT:
             kind += f" = {_default(owner_field.default)}"
@@ -367,7 +366,7 @@ def _errors() -> list[str]:
     lines = ["## Errors", ""]
     lines += prose(
         "All of them are in `runnel.errors`, those that programs meet most also in `runnel`. `error.code` is stable, "
-        "and the same at every door; `error.retriable` says whether the same request may succeed later."
+        "and the same over every protocol; `error.retriable` says whether the same request may succeed later."
     )
     rows = [
         (

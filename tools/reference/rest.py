@@ -1,4 +1,4 @@
-"""docs/reference/http.md: every resource of the HTTP door, from the OpenAPI document that it serves."""
+"""docs/reference/http.md: every resource of the HTTP listener, from its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from runnel.protocols.http.app import HANDLERS
-from runnel.protocols.http.openapi import openapi_document
+from runnel.protocols.http.resources.openapi import openapi_document
 from tools.reference.markdown import anchor, code, head, page, prose, table
 
 Json = dict[str, Any]
@@ -22,7 +22,7 @@ def rest_page() -> str:
     operations = list(_operations(document))
     lines = head(
         "REST",
-        "Every resource of the HTTP door with its parameters, bodies and answers. [http.md](../http.md) explains "
+        "Every resource of the HTTP listener with its parameters, bodies and answers. [http.md](../http.md) explains "
         "them with examples that are run; a broker serves the same as `/openapi.json`, and at `/docs` as a page to "
         "try them on.",
         "Errors are problem details (RFC 9457, `application/problem+json`) with a stable `code`: [their "

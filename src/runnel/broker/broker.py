@@ -10,36 +10,38 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final
 
-from runnel.broker.audit import Audit
-from runnel.broker.checking import check_batch, check_message
 from runnel.broker.connections import Connections
-from runnel.broker.consumer_groups import Work
-from runnel.broker.cursors import Cursors
-from runnel.broker.events import EventKind, Events
-from runnel.broker.feeds import KeptLog
-from runnel.broker.fetching import Fetched, Fetching
-from runnel.broker.gathering import Gatherings, Published
-from runnel.broker.housekeeping import Housekeeping, tell_recovered
-from runnel.broker.live_publishing import LivePublishing
-from runnel.broker.live_reading import LiveReading
-from runnel.broker.live_subscription import Delivery, LiveSubscription, Sink
-from runnel.broker.live_topics import LIVE_SHARD, LiveTopic, LiveTopics
+from runnel.broker.consumer_groups import ConsumerGroups
+from runnel.broker.cursors import CursorStore
+from runnel.broker.fetcher import Fetcher, FetchRequest, FetchResult
+from runnel.broker.live.ephemeral_publisher import EphemeralPublisher
+from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
+from runnel.broker.live.subscription import (
+    LiveDelivery,
+    LiveSink,
+    LiveSubscription,
+    SubscribeRequest,
+)
+from runnel.broker.live.subscriptions import LiveSubscriptions
+from runnel.broker.log_maintenance import LogMaintenance, tell_recovered
 from runnel.broker.loop_share import LoopShare
-from runnel.broker.metric_tables import ConnectionRow, SubscriptionRow
-from runnel.broker.metrics import Metrics
-from runnel.broker.pages import PAGE_MAX, Listed
+from runnel.broker.message_batcher import MessageBatcher, Published
+from runnel.broker.monitoring.audit import Audit
+from runnel.broker.monitoring.events import EventKind, Events
+from runnel.broker.monitoring.metric_tables import ConnectionStats, LiveSubscriptionStats
+from runnel.broker.monitoring.metrics import Metrics
+from runnel.broker.monitoring.monitor import DiskRoom, Monitor, MonitoredParts
+from runnel.broker.monitoring.reporter import Reporter
+from runnel.broker.monitoring.store_statistics import StoreStatistics
+from runnel.broker.producer_terms import ProducerTerms
 from runnel.broker.quotas import Account, Quota, Quotas
-from runnel.broker.reporter import Reporter
-from runnel.broker.shard_reading import ShardFetched, ShardReading
-from runnel.broker.store_statistics import StoreStatistics
-from runnel.broker.stores import Stores
-from runnel.broker.terms import Terms
-from runnel.broker.topic_making import TOPICS_PER_STEP, TopicMaking
-from runnel.broker.topics import Topics
-from runnel.broker.watching import DiskRoom, Watched, Watching
+from runnel.broker.shard_fetcher import ShardFetcher, ShardFetchRequest, ShardFetchResult
+from runnel.broker.stores import LIVE_SHARD, KeptLog, Stores
+from runnel.broker.topic_creator import TOPICS_PER_STEP, TopicCreator
+from runnel.broker.topics import TopicDirectory, TopicListRequest
+from runnel.broker.validation import check_batch, check_message
 from runnel.config import Settings
 from runnel.errors import (
     BusyError,
@@ -51,10 +53,10 @@ from runnel.errors import (
 )
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, Start, TopicState
-from runnel.log.disk_log import DiskLog
-from runnel.log.log import Appended, Level, ShardId, Stored, TopicInfo
-from runnel.log.topic_table import ManyTopicsError
+from runnel.formats.wire import Route, ShardState
+from runnel.log.disk.disk_log import DiskLog
+from runnel.log.log import Appended, Level, LogTopic, ShardId, VisibleBatch
+from runnel.log.metadata.topic_table import ManyTopicsError
 from runnel.platform.clock import Clock
 from runnel.platform.diagnostics import get_logger
 from runnel.platform.disk import Disk
@@ -69,21 +71,20 @@ from runnel.topics.names import (
 )
 from runnel.topics.partitions import partition_of_key
 from runnel.topics.pattern_index import PatternIndex
-from runnel.topics.patterns import Pattern
 from runnel.topics.policies import Difference, Policies
 
 logger = get_logger("runnel")
 
 __all__ = [
     "Broker",
-    "ConnectionRow",
-    "Delivery",
-    "Fetched",
+    "ConnectionStats",
+    "FetchResult",
     "Level",
+    "LiveDelivery",
+    "LiveSink",
     "LiveSubscription",
     "Published",
     "ShardId",
-    "Sink",
 ]
 
 # What one fetch brings, about: whoever wants more asks again.
@@ -114,22 +115,22 @@ class Broker:
         self.quotas = Quotas(settings.security, clock, self.metrics.counters, self.events)
         self._workers = workers
         self._index: PatternIndex[LiveSubscription] = PatternIndex()
-        self._gatherings = Gatherings(self._publish_now, self.wait_room, settings.broker)
-        self._terms = Terms(clock)
+        self._batcher = MessageBatcher(self._publish_now, self.wait_room, settings.broker)
+        self._terms = ProducerTerms(clock)
         self._keepers: list[asyncio.Task[None]] = []
         self._is_open = False
         # Made by `open`, once there are logs.
         self._stores: Stores
-        self._reading: LiveReading
-        self._live: LivePublishing
-        self._fetching: Fetching
-        self._shard_reading: ShardReading
-        self.topic_making: TopicMaking
-        self._topics: Topics
-        self._cursors: Cursors
+        self._live_subscriptions: LiveSubscriptions
+        self._ephemeral_publisher: EphemeralPublisher
+        self._fetcher: Fetcher
+        self._shard_fetcher: ShardFetcher
+        self.topic_creator: TopicCreator
+        self.topics: TopicDirectory
+        self.cursors: CursorStore
         self._reporter: Reporter
-        self.watching: Watching  # what whoever watches it has to know
-        self.work: Work  # its verbs of acknowledged work
+        self.monitor: Monitor  # what whoever watches it has to know
+        self.consumer_groups: ConsumerGroups  # its verbs of acknowledged work
 
     @classmethod
     async def open(
@@ -158,19 +159,20 @@ class Broker:
     def _begin(self, stores: Stores, room: Callable[[], DiskRoom] | None) -> None:
         settings, clock = self.settings, self.clock
         self._stores = stores
-        stores.live = LiveTopics(
+        self._ephemeral = stores.ephemeral = EphemeralTopics(
             stores.policies,
             settings.limits.topics_max,
             clock.time_ns(),
             on_known=self._index.add_topic,
             on_forgotten=self._index.remove_topic,
-            on_made=self._on_live_topic_made,
+            on_made=self._on_ephemeral_topic_made,
         )
         for log in stores.kept:
             for info in log.topics():
                 self._index.add_topic(info.name)
-        self._reading = LiveReading(
+        self._live_subscriptions = LiveSubscriptions(
             stores,
+            self._ephemeral,
             self._index,
             settings.broker,
             self._workers,
@@ -178,9 +180,9 @@ class Broker:
             self.events,
             self.share,
         )
-        self._live = LivePublishing(
-            stores.live,
-            self._reading,
+        self._ephemeral_publisher = EphemeralPublisher(
+            self._ephemeral,
+            self._live_subscriptions,
             clock,
             self._workers,
             self.share,
@@ -188,14 +190,16 @@ class Broker:
             count_in=self._count_in,
         )
         page_bytes_max = min(settings.native.frame_bytes_max // 2, _PAGE_BYTES_MAX)
-        self._fetching = Fetching(stores, settings.broker, clock, self._workers, page_bytes_max)
-        self._shard_reading = ShardReading(
+        self._fetcher = Fetcher(stores, settings.broker, clock, self._workers, page_bytes_max)
+        self._shard_fetcher = ShardFetcher(
             stores, self._index, self._workers, self.share, page_bytes_max
         )
-        self.topic_making = TopicMaking(self.share, self._reading.look_up)
-        self._topics = Topics(stores, self._index, self._reading, self.share)
-        self._cursors = Cursors(stores, settings.limits, self.share)
-        self.work = Work(
+        self.topic_creator = TopicCreator(self.share, self._live_subscriptions.look_up)
+        self.topics = TopicDirectory(
+            stores, self._ephemeral, self._index, self._live_subscriptions, self.share
+        )
+        self.cursors = CursorStore(stores, settings.limits, self.share)
+        self.consumer_groups = ConsumerGroups(
             settings,
             stores,
             self._index,
@@ -209,12 +213,12 @@ class Broker:
         )
         self.quotas.counts = {
             Quota.TOPICS: lambda name: sum(log.topics_owned_by(name) for log in stores.kept),
-            Quota.CURSORS: self._cursors.owned_by,
-            Quota.SUBSCRIPTIONS: self.work.owned_by,
+            Quota.CURSORS: self.cursors.owned_by,
+            Quota.SUBSCRIPTIONS: self.consumer_groups.owned_by,
         }
         logs = {"disk": stores.disk, "memory": stores.memory}
         statistics = StoreStatistics(logs, clock)
-        self.watching = self._watching(statistics, room)
+        self.monitor = self._new_monitor(statistics, room)
         self._reporter = Reporter(
             settings,
             clock,
@@ -223,40 +227,40 @@ class Broker:
             self._publish_document,
             connections=self.connections.report,
             subscriptions=self._subscription_rows,
-            work=self.watching.look,
+            work=self.monitor.look,
         )
-        house = Housekeeping(settings, clock, logs, statistics, self.events)
+        maintenance = LogMaintenance(settings, clock, logs, statistics, self.events)
         loop = asyncio.get_running_loop()
         self._keepers = [
             loop.create_task(self._reporter.run(), name="runnel-metrics"),
-            loop.create_task(house.run(), name="runnel-housekeeping"),
+            loop.create_task(maintenance.run(), name="runnel-housekeeping"),
         ]
-        self.work.start()
+        self.consumer_groups.start()
         self._is_open = True
         if isinstance(stores.disk, DiskLog):
             tell_recovered(self.events, "disk", stores.disk.recovered)
             if stores.disk.recovered.damage:
-                self.work.tell_lost()
+                self.consumer_groups.tell_lost()
 
-    def _watching(
+    def _new_monitor(
         self, statistics: StoreStatistics, room: Callable[[], DiskRoom] | None
-    ) -> Watching:
-        watched = Watched(
-            live=self._reading.subscriptions,
-            live_topics=lambda: len(self._stores.live),
-            fetches_waiting=lambda: self._fetching.waiting_count,
-            cursors=self.cursors,
+    ) -> Monitor:
+        parts = MonitoredParts(
+            live=self._live_subscriptions.subscriptions,
+            ephemeral_topics=lambda: len(self._ephemeral),
+            fetches_waiting=lambda: self._fetcher.waiting_count,
+            cursors=self.cursors.list,
             connections=self.connections.report,
-            subscriptions=self.work.report,
+            subscriptions=self.consumer_groups.report,
             disk_room=None if room is None else lambda: self._workers.submit(room),
         )
-        return Watching(
+        return Monitor(
             self.settings,
             self.clock,
             self.metrics,
             self.events,
             statistics,
-            watched,
+            parts,
             in_memory=("memory",) if room is not None else ("disk", "memory"),
         )
 
@@ -294,7 +298,7 @@ class Broker:
         when the level is reached; without one that is `stored` on disk, `received` elsewhere. Topics that it makes
         are on the account.
         """
-        self._gatherings.leave()
+        self._batcher.leave()
         topics = batch.envelope.topics
         if len(topics) == 1 or SYSTEM_MARK in {topic[:1] for topic in topics}:
             for topic in filter(is_reserved, topics):
@@ -312,7 +316,7 @@ class Broker:
             head = batch.envelope
             log = self._stores.log_for(head.topics[0])
             if log is None:
-                return self._live.publish(batch, level)
+                return self._ephemeral_publisher.publish(batch, level)
             if head.producer is not None:
                 self._terms.check(head.producer, head.term)
             level = Level.STORED if level is None else level
@@ -332,14 +336,14 @@ class Broker:
         try:
             return log.append(batch, level, account, topics_made_max=TOPICS_PER_STEP)
         except ManyTopicsError:
-            self.topic_making.begin(log, batch.envelope, account)
+            self.topic_creator.begin(log, batch.envelope, account)
             raise
 
     def _on_published(self, done: asyncio.Future[Appended], began_ns: int) -> None:
         if done.cancelled() or done.exception() is not None:
             self.metrics.counters.publishes_failed += 1
             if not done.cancelled() and isinstance(done.exception(), DiskFullError):
-                self.watching.on_no_room()
+                self.monitor.on_no_room()
         else:
             self.metrics.publish_time.observe(self.clock.monotonic_ns() - began_ns)
             if done.result().is_repeated:
@@ -394,7 +398,7 @@ class Broker:
         )
         if account is not None and self._is_made_by(message.topic):
             return self.publish(Batch.from_messages([placed]), level, account)
-        return self._gatherings.add(ShardId(owner.journal, owner.shard), placed, level)
+        return self._batcher.add(ShardId(owner.journal, owner.shard), placed, level)
 
     def _is_made_by(self, topic: str) -> bool:
         """Whether a message makes this topic: gathered with others, it would be on nobody's account."""
@@ -402,10 +406,10 @@ class Broker:
 
     async def wait_room(self, topic: str) -> None:
         """Until a batch of this topic can be taken."""
-        await self.topic_making.wait(topic)
+        await self.topic_creator.wait(topic)
         log = self._stores.log_for(topic)
         if log is None:
-            await self._live.wait_room(topic)
+            await self._ephemeral_publisher.wait_room(topic)
         else:
             owner = self._stores.routes([topic])[0].owners[0]
             await log.wait_room(ShardId(owner.journal, owner.shard))
@@ -423,22 +427,22 @@ class Broker:
 
     # --- What the logs tell ---
 
-    def on_stored(self, shard: ShardId, batches: Sequence[Stored]) -> None:
+    def on_stored(self, shard: ShardId, batches: Sequence[VisibleBatch]) -> None:
         for stored in batches:
-            if self._reading.spread_kept(shard, stored):
+            if self._live_subscriptions.spread_kept(shard, stored):
                 received_ns = int.from_bytes(stored.envelope.receive_times[-8:], "little")
                 now_ns = self.clock.time_ns()
                 self.metrics.delivery_time.observe(now_ns - received_ns)
-                self._reading.observe_age(stored, now_ns)
-            self._fetching.on_stored(stored.envelope)
-            self.work.on_stored(stored)
+                self._live_subscriptions.observe_age(stored, now_ns)
+            self._fetcher.on_stored(stored.envelope)
+            self.consumer_groups.on_stored(stored)
 
     def on_synced(self, shard: ShardId, took_ns: int) -> None:  # noqa: ARG002 - all shards together
         self.metrics.sync_time.observe(took_ns)
 
-    def on_topic_made(self, topic: TopicInfo) -> None:
+    def on_topic_made(self, topic: LogTopic) -> None:
         self._index.add_topic(topic.name)
-        self.work.on_topic_made(topic)
+        self.consumer_groups.on_topic_made(topic)
         self.metrics.counters.topics_made += 1
         self.events.tell(
             EventKind.TOPIC_MADE,
@@ -450,11 +454,11 @@ class Broker:
 
     def on_topic_deleted(self, name: str) -> None:
         self._index.remove_topic(name)
-        self.work.on_topic_deleted(name)
+        self.consumer_groups.on_topic_deleted(name)
         self.metrics.counters.topics_removed += 1
         self.events.tell(EventKind.TOPIC_DELETED, name)
 
-    def _on_live_topic_made(self, topic: LiveTopic) -> None:
+    def _on_ephemeral_topic_made(self, topic: EphemeralTopic) -> None:
         self.metrics.counters.topics_made += 1
         if not topic.name.startswith("!"):
             self.events.tell(
@@ -463,39 +467,16 @@ class Broker:
 
     # --- Reading ---
 
-    async def fetch(
-        self,
-        topic: str,
-        partition: int | None = None,
-        *,
-        offset: int | None = None,
-        time_ns: int | None = None,
-        messages_max: int = 0,
-        bytes_max: int = 2**20,
-        wait_ns: int = 0,
-        while_waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
-    ) -> Fetched:
-        """Messages of one partition from an offset or a time on; without either, from the first there is.
-
-        If none is there and it waits for one, it holds nothing meanwhile, and does so within `while_waiting`.
-        """
+    async def fetch(self, request: FetchRequest) -> FetchResult:
+        """Read stored messages of one partition."""
         self._check_open()
-        fetched = await self._fetching.fetch(
-            topic,
-            partition,
-            offset=offset,
-            time_ns=time_ns,
-            messages_max=messages_max,
-            bytes_max=bytes_max,
-            wait_ns=wait_ns,
-            while_waiting=while_waiting,
-        )
+        fetched = await self._fetcher.fetch(request)
         counters, size = self.metrics.counters, sum(len(batch.body) for batch in fetched.batches)
         counters.fetches += 1
         counters.messages_out += fetched.messages
         counters.bytes_out += size
         if fetched.batches:
-            self.metrics.traffic.count_out(topic, fetched.messages, size)
+            self.metrics.traffic.count_out(request.topic, fetched.messages, size)
         return fetched
 
     async def shards(
@@ -503,136 +484,51 @@ class Broker:
     ) -> list[ShardState]:
         """The shards in which any topic lies that matches, and the entries they have."""
         self._check_open()
-        return await self._shard_reading.shards(patterns, time_ns, owner)
+        return await self._shard_fetcher.shards(patterns, time_ns, owner)
 
-    async def fetch_shard(
-        self,
-        shard: ShardId,
-        entry: int,
-        *,
-        end_entry: int = 0,
-        patterns: Sequence[str] = ("*",),
-        epoch: int = 0,
-        bytes_max: int = 2**20,
-    ) -> ShardFetched:
-        """What matches of a shard, in the order in which it was stored, from an entry on."""
+    async def fetch_shard(self, request: ShardFetchRequest) -> ShardFetchResult:
+        """Read stored messages of a shard, in the order in which they were stored."""
         self._check_open()
-        fetched = await self._shard_reading.fetch(
-            shard,
-            entry,
-            end_entry=end_entry,
-            patterns=patterns,
-            epoch=epoch,
-            bytes_max=bytes_max,
-        )
+        fetched = await self._shard_fetcher.fetch(request)
         counters, size = self.metrics.counters, sum(map(len, fetched.blocks))
         counters.fetches += 1
         counters.messages_out += fetched.messages
         counters.bytes_out += size
-        self.metrics.traffic.count_journal_out(shard.journal, fetched.messages, size)
+        self.metrics.traffic.count_journal_out(request.shard.journal, fetched.messages, size)
         return fetched
 
-    async def subscribe(
-        self,
-        number: int,
-        sink: Sink,
-        patterns: Sequence[str],
-        start: Start,
-        *,
-        credit_bytes: int,
-        overflow: str = "drop_oldest",
-    ) -> LiveSubscription:
+    async def subscribe(self, request: SubscribeRequest) -> LiveSubscription:
         """Begin a live subscription. Nothing is delivered before its `start` is called."""
         self._check_open()
-        subscription = await self._reading.subscribe(
-            number, sink, patterns, start, credit_bytes=credit_bytes, overflow=overflow
-        )
+        subscription = await self._live_subscriptions.subscribe(request)
         self.metrics.counters.subscriptions_opened += 1
         return subscription
 
-    # --- Topics and cursors ---
+    # --- Topics ---
 
     def routes(self, topics: Sequence[str]) -> list[Route]:
         """Where the messages of these topics go, whether they exist or not."""
         return self._stores.routes(topics)
 
-    async def topics(
-        self,
-        pattern: str = "*",
-        *,
-        after: str = "",
-        limit: int = PAGE_MAX,
-        visible: Sequence[Pattern] | None = None,
-        owner: Hashable = None,
-    ) -> tuple[list[TopicState], bool]:
-        """Topics in order of their names, and whether these were the last of them: a page at most.
-
-        `visible`: only those that one of these patterns matches. `owner`: in whose turns the topics are walked.
-        """
-        return await self._topics.list(
-            pattern, after=after, limit=limit, visible=visible, owner=owner
-        )
-
     async def warn_of_habits(self, where: str, patterns: Iterable[str]) -> None:
         """Log each pattern that is one of MQTT or NATS and matches no topic, with the glob that was meant."""
         suspects = [each for each in patterns if glob_meant(each) is not None]
         for pattern in suspects[:_HINTS_MAX]:
-            found, is_complete = await self.topics(pattern, limit=1)
+            found, is_complete = await self.topics.list(TopicListRequest(pattern, limit=1))
             if is_complete and not found and (glob := glob_meant(pattern)) is not None:
                 logger.warning(glob_hint(pattern, glob), where=where, pattern=pattern)
-
-    async def describe_topic(self, name: str, *, owner: Hashable = None) -> TopicState:
-        return await self._topics.describe(name, asker=owner)
 
     async def delete_topic(self, name: str) -> None:
         """Hide a topic and its messages; made again, it goes on after its last offset."""
         self._check_open()
-        await self._topics.delete(name)
+        await self.topics.delete(name)
 
     async def purge_topic(self, name: str) -> None:
         """Hide all messages that a topic has now."""
         self._check_open()
-        await self._topics.purge(name)
-        self.work.on_topic_purged(name)
+        await self.topics.purge(name)
+        self.consumer_groups.on_topic_purged(name)
         self.events.tell(EventKind.TOPIC_PURGED, name)
-
-    async def set_cursor(
-        self, name: str, places: Sequence[CursorPlace], account: Account | None = None
-    ) -> None:
-        """Store a named position, which holds retention back for what it has not passed."""
-        self._check_open()
-        await self._cursors.set(name, places, account)
-
-    async def remove_cursor(self, name: str) -> None:
-        self._check_open()
-        await self._cursors.remove(name)
-
-    def known_cursors(self, name: str) -> list[CursorState]:
-        """The cursor of this name, if there is one, without its lag."""
-        return self._cursors.known(name)
-
-    async def cursors(
-        self,
-        name: str | None = None,
-        *,
-        is_visible: Callable[[CursorState], bool] | None = None,
-        owner: Hashable = None,
-    ) -> list[CursorState]:
-        """Named cursors with their lag. `owner`: in whose turns they are walked and messages are counted."""
-        return await self._cursors.list(name, is_visible=is_visible, owner=owner)
-
-    async def cursor_page(
-        self,
-        *,
-        after: str,
-        limit: int,
-        is_visible: Callable[[CursorState], bool] | None,
-        owner: Hashable,
-    ) -> Listed[CursorState]:
-        """Those behind the name `after`, and whether these are all. A limit of 0: all, or LimitExceededError."""
-        return await self._cursors.page(
-            after=after, limit=limit, is_visible=is_visible, owner=owner
-        )
 
     # --- Telling ---
 
@@ -644,13 +540,13 @@ class Broker:
         log = self._stores.log_of(topic)
         if log is not None:
             return log.policy(topic).journal
-        if self._stores.live.knows(topic):
+        if self._ephemeral.knows(topic):
             return LIVE_SHARD.journal
         return self._stores.policies.for_topic(topic).journal
 
-    def _subscription_rows(self) -> list[SubscriptionRow]:
+    def _subscription_rows(self) -> list[LiveSubscriptionStats]:
         return [
-            SubscriptionRow(
+            LiveSubscriptionStats(
                 each.sink.connection_id,
                 each.number,
                 each.sink.peer,
@@ -660,7 +556,7 @@ class Broker:
                 each.queued_bytes,
                 each.messages_missed,
             )
-            for each in self._reading.subscriptions()
+            for each in self._live_subscriptions.subscriptions()
         ]
 
     def _publish_document(self, topic: str, payload: bytes) -> None:
@@ -688,7 +584,7 @@ class Broker:
 
     async def sync(self) -> None:
         """Until everything published so far is stored."""
-        self._gatherings.leave()
+        self._batcher.leave()
         await self._stores.disk.sync()
 
     async def checkpoint(self) -> tuple[str, str]:
@@ -708,19 +604,19 @@ class Broker:
         """End all subscriptions, store what is queued, close the logs."""
         if not self._is_open:
             return
-        self._gatherings.leave()
+        self._batcher.leave()
         self._is_open = False
-        self.watching.close()
+        self.monitor.close()
         for keeper in self._keepers:
             keeper.cancel()
         if self._keepers:
             await asyncio.wait(self._keepers)
         await self.quotas.close()
-        await self._reading.close()
-        await self.work.close()
-        await self._live.tasks.wait()
-        await self.topic_making.tasks.wait()
-        await self._gatherings.tasks.wait()
+        await self._live_subscriptions.close()
+        await self.consumer_groups.close()
+        await self._ephemeral_publisher.tasks.finish()
+        await self.topic_creator.tasks.finish()
+        await self._batcher.tasks.finish()
         await self._stores.close()
 
 

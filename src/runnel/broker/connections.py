@@ -6,13 +6,13 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Final, TypeAlias
 
 from runnel.broker.loop_share import LoopShare
-from runnel.broker.metric_tables import ConnectionRow
-from runnel.broker.pages import Listed, Page
+from runnel.broker.monitoring.metric_tables import ConnectionStats
+from runnel.broker.pages import Listed, PageBuilder
 from runnel.broker.throttled import SHARE
 from runnel.platform.clock import Clock
 
 # What a listener has: by the id of each connection, how to read its row.
-ReadRows: TypeAlias = Mapping[int, Callable[[], ConnectionRow]]
+ReadRows: TypeAlias = Mapping[int, Callable[[], ConnectionStats]]
 
 _ROWS_PER_STEP: Final = 128
 
@@ -24,12 +24,12 @@ class Connections:
         self.listeners: list[Callable[[], ReadRows]] = []
         self._share = share
         self._clock = clock
-        self._reported: Mapping[int, ConnectionRow] = {}
+        self._reported: Mapping[int, ConnectionStats] = {}
         self._report_again_ns = 0  # of the monotonic clock
 
-    async def page(self, *, after: int, limit: int, owner: Hashable) -> Listed[ConnectionRow]:
+    async def page(self, *, after: int, limit: int, owner: Hashable) -> Listed[ConnectionStats]:
         """In the order in which they came, from behind the id `after` on, and whether that is all."""
-        page: Page[ConnectionRow] = Page(limit, "connections")
+        page: PageBuilder[ConnectionStats] = PageBuilder(limit, "connections")
         known = self._known(after)
         for begin in range(0, len(known), _ROWS_PER_STEP):
             await self._share.turn(owner)
@@ -39,11 +39,11 @@ class Connections:
                 page.add(read())
         return page.items, True
 
-    async def report(self) -> Mapping[int, ConnectionRow]:
+    async def report(self) -> Mapping[int, ConnectionStats]:
         """All of them by id, looked at sparingly. What is read anew is another object."""
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._report_again_ns:
-            rows: dict[int, ConnectionRow] = {}
+            rows: dict[int, ConnectionStats] = {}
             async for some in self._share.steps(self._known(0), None, _ROWS_PER_STEP):
                 rows |= {number: read() for number, read in some}
             self._reported = rows
@@ -51,7 +51,7 @@ class Connections:
             self._report_again_ns = done_ns + (done_ns - now_ns) * SHARE
         return self._reported
 
-    def _known(self, after: int) -> list[tuple[int, Callable[[], ConnectionRow]]]:
+    def _known(self, after: int) -> list[tuple[int, Callable[[], ConnectionStats]]]:
         known = [
             (number, read)
             for listener in self.listeners

@@ -8,11 +8,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from runnel.broker.feeds import KeptLog
 from runnel.broker.loop_share import LoopShare
-from runnel.broker.pages import Listed, Page
+from runnel.broker.pages import Listed, ListRequest, PageBuilder
 from runnel.broker.quotas import Account
-from runnel.broker.stores import Stores
+from runnel.broker.stores import KeptLog, Stores
 from runnel.config import LimitSettings
 from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats.wire import CursorPlace, CursorState
@@ -32,7 +31,7 @@ _ShardPlace: TypeAlias = tuple[ShardId, int, tuple[str, ...]]
 _Known: TypeAlias = list[tuple[Cursor, KeptLog]]
 
 
-class Cursors:
+class CursorStore:
     """Positions that outlive their readers, each in the log that has its topics."""
 
     def __init__(self, stores: Stores, limits: LimitSettings, share: LoopShare) -> None:
@@ -99,10 +98,10 @@ class Cursors:
 
     async def list(
         self,
-        name: str | None,
+        name: str | None = None,
         *,
-        is_visible: Callable[[CursorState], bool] | None,
-        owner: Hashable,
+        is_visible: Callable[[CursorState], bool] | None = None,
+        owner: Hashable = None,
     ) -> list[CursorState]:
         """In order of their names, with their lag."""
         known = self._ordered(lambda cursor: name is None or cursor.name == name)
@@ -114,17 +113,12 @@ class Cursors:
                     found.append(await self._with_lag(log, cursor, state, owner))
         return found
 
-    async def page(
-        self,
-        *,
-        after: str,
-        limit: int,
-        is_visible: Callable[[CursorState], bool] | None,
-        owner: Hashable,
-    ) -> Listed[CursorState]:
-        """Those behind the name `after`, and whether these are all."""
-        page: Page[CursorState] = Page(limit, "cursors")
-        for number, (cursor, log) in enumerate(self._ordered(lambda each: each.name > after)):
+    async def page(self, request: ListRequest[CursorState]) -> Listed[CursorState]:
+        """Cursors with their lag, and whether these are all that remain."""
+        owner, is_visible = request.owner, request.is_visible
+        page: PageBuilder[CursorState] = PageBuilder(request.limit, "cursors")
+        known = self._ordered(lambda each: each.name > request.after)
+        for number, (cursor, log) in enumerate(known):
             if number % _CURSORS_PER_STEP == 0:
                 await self._share.turn(owner)
             state = _state(cursor)

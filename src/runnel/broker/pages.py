@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Generic, TypeAlias, TypeVar
+
+import msgspec
 
 from runnel.errors import LimitExceededError
 
@@ -18,7 +20,16 @@ PARTS_MAX: Final = 10_000
 """Parts of one answer, such as places of cursors or members of subscriptions; the item that reaches it is the last."""
 
 
-class Page(Generic[T]):
+class ListRequest(msgspec.Struct, Generic[T], frozen=True):
+    """Asks for a page of a list that is in order of names."""
+
+    after: str = ""  # the last name of the page before
+    limit: int = 0  # 0: everything, or LimitExceededError
+    is_visible: Callable[[T], bool] | None = None  # lists only those that it returns True for
+    owner: Hashable = None  # walks in this owner's share of the loop
+
+
+class PageBuilder(Generic[T]):
     """The items of one answer, in their order.
 
     With `limit` 0 the caller does not page, as clients before there were pages: it gets everything, or is refused.

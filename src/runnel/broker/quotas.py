@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol
 
-from runnel.broker.events import EventKind, Events
-from runnel.broker.metrics import Counters
+from runnel.broker.monitoring.events import EventKind, Events
+from runnel.broker.monitoring.metrics import BrokerCounters
 from runnel.broker.rates import Rate
 from runnel.config import SecuritySettings, format_size
 from runnel.errors import BusyError, QuotaExceededError
 from runnel.platform.clock import Clock
+from runnel.platform.tasks import OwnedTasks
 from runnel.security.rights import Rights, TokenQuotas
 
 _SECOND_NS: Final = 1_000_000_000
@@ -285,7 +286,7 @@ class Quotas:
     """The accounts of all tokens that have come in, and the quotas of those that have none of their own."""
 
     def __init__(
-        self, settings: SecuritySettings, clock: Clock, counters: Counters, events: Events
+        self, settings: SecuritySettings, clock: Clock, counters: BrokerCounters, events: Events
     ) -> None:
         self.clock: Final = clock
         self.counters: Final = counters
@@ -294,7 +295,7 @@ class Quotas:
         """How many of each a token has made, by its name. The broker sets it once it has its logs."""
         self._settings = settings
         self._accounts: dict[str, Account] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks("the quotas")
 
     def use(self, settings: SecuritySettings) -> None:
         """Other quotas from now on, for those who are inside as well."""
@@ -319,13 +320,9 @@ class Quotas:
         return self.counts[quota](token)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name="runnel-quotas")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(work)
 
     async def close(self) -> None:
         """Readers that wait are let go: the broker closes."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        self._tasks.cancel()
+        await self._tasks.wait()

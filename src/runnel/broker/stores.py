@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from runnel.broker.feeds import KeptLog
-from runnel.broker.live_topics import LIVE_SHARD, LiveTopics
 from runnel.config import Keep, Settings
 from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats.wire import Owner, Route
-from runnel.log.disk_log import DiskLog
-from runnel.log.log import Listener, ShardId
-from runnel.log.memory_log import MemoryLog
+from runnel.log.disk.disk_log import DiskLog
+from runnel.log.log import LogListener, ShardId
+from runnel.log.memory import MemoryLog
 from runnel.platform.clock import Clock
 from runnel.platform.disk import Disk
 from runnel.platform.workers import Workers
-from runnel.topics.names import check_topic
+from runnel.topics.names import LIVE_JOURNAL, check_topic
 from runnel.topics.policies import Difference, Policies
+
+KeptLog = DiskLog | MemoryLog
+
+# The shard that routes of ephemeral topics name: they have no journal.
+LIVE_SHARD: Final = ShardId(LIVE_JOURNAL)
 
 # Names in one request for routes: they are looked up on the loop, one after the other.
 ROUTES_MAX: Final = 10_000
+
+
+class EphemeralNames(Protocol):
+    """The topics that no log keeps, as far as routes and rules concern them."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    def knows(self, topic: str) -> bool: ...
+
+    def find(self, topic: str) -> object | None: ...
+
+    def follow_rules(self) -> Iterator[None]: ...
 
 
 class Stores:
@@ -31,7 +47,7 @@ class Stores:
         self.policies = policies
         self.disk = disk
         self.memory = memory
-        self.live: LiveTopics  # set by whoever fans out, before anything is published
+        self.ephemeral: EphemeralNames  # the broker sets it before anything is published
 
     @classmethod
     async def open(
@@ -42,7 +58,7 @@ class Stores:
         disk: Disk,
         clock: Clock,
         workers: Workers,
-        listener: Listener,
+        listener: LogListener,
     ) -> Stores:
         """With no directory, topics that would be on disk are kept in memory too."""
         policies = Policies(settings.topics, partitions_max=settings.limits.partitions_max)
@@ -74,7 +90,7 @@ class Stores:
     async def follow_rules(self, policies: Policies) -> Sequence[Difference]:
         """Keep topics by other rules from now on; what stays as it was made, though these say otherwise."""
         self.policies.follow(policies)
-        for _ in self.live.follow_rules():
+        for _ in self.ephemeral.follow_rules():
             await asyncio.sleep(0)
         return [each for log in self.kept for each in await log.follow_rules()]
 
@@ -87,7 +103,7 @@ class Stores:
     def log_for(self, topic: str) -> KeptLog | None:
         """The log that this topic's messages go to; None: they are not kept."""
         log = self.log_of(topic)
-        if log is not None or self.live.knows(topic):
+        if log is not None or self.ephemeral.knows(topic):
             return log
         match self.policies.for_topic(topic).keep:
             case Keep.DISK:
@@ -132,12 +148,12 @@ class Stores:
         check_topic(topic)
         policy = self.policies.for_topic(topic)
         if policy.keep is Keep.NONE:
-            epoch, shard = self.live.epoch, LIVE_SHARD
+            epoch, shard = self.ephemeral.epoch, LIVE_SHARD
         else:
             epoch = (self.disk if policy.keep is Keep.DISK else self.memory).epoch
             shard = ShardId(policy.journal)
         owner = Owner(shard.journal, shard.shard, epoch)
-        exists = self.live.find(topic) is not None
+        exists = self.ephemeral.find(topic) is not None
         return Route(topic, policy.keep, [owner] * policy.partitions, exists)
 
     async def close(self) -> None:

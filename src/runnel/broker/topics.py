@@ -7,13 +7,12 @@ from typing import Final
 
 import msgspec
 
-from runnel.broker.feeds import KeptLog
-from runnel.broker.live_reading import LiveReading
-from runnel.broker.live_subscription import LiveSubscription
-from runnel.broker.live_topics import LIVE_SHARD, LiveTopic
+from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
+from runnel.broker.live.subscription import LiveSubscription
+from runnel.broker.live.subscriptions import LiveSubscriptions
 from runnel.broker.loop_share import LoopShare
 from runnel.broker.pages import PAGE_MAX
-from runnel.broker.stores import Stores
+from runnel.broker.stores import LIVE_SHARD, KeptLog, Stores
 from runnel.config import Retain, format_duration, format_size
 from runnel.errors import UnknownTopicError
 from runnel.formats.wire import Owner, PartitionState, TopicState
@@ -25,41 +24,48 @@ _TOPICS_PER_STEP: Final = 64
 _PARTITIONS_PER_STEP: Final = 256
 
 
-class Topics:
+class TopicListRequest(msgspec.Struct, frozen=True):
+    """Asks for a page of the topics that match a pattern, in order of their names."""
+
+    pattern: str = "*"
+    after: str = ""  # the last name of the page before
+    limit: int = PAGE_MAX  # at most PAGE_MAX are listed, whatever it says
+    visible: Sequence[Pattern] | None = None  # lists only those that one of these patterns matches
+    owner: Hashable = None  # walks in this owner's share of the loop
+
+
+_ALL_TOPICS: Final = TopicListRequest()
+
+
+class TopicDirectory:
     """What there is, of every kind."""
 
     def __init__(
         self,
         stores: Stores,
+        ephemeral: EphemeralTopics,
         index: PatternIndex[LiveSubscription],
-        reading: LiveReading,
+        subscriptions: LiveSubscriptions,
         share: LoopShare,
     ) -> None:
         self._stores = stores
+        self._ephemeral = ephemeral
         self._index = index
-        self._reading = reading
+        self._subscriptions = subscriptions
         self._share = share
 
-    async def list(
-        self,
-        pattern: str,
-        *,
-        after: str,
-        limit: int,
-        visible: Sequence[Pattern] | None,
-        owner: Hashable,
-    ) -> tuple[list[TopicState], bool]:
-        """In order of their names, from behind `after` on, and whether that is all.
-
-        At most PAGE_MAX, whatever `limit` says. `visible`: only those that one of these patterns matches.
-        """
-        limit = max(1, min(limit, PAGE_MAX))
+    async def list(self, request: TopicListRequest = _ALL_TOPICS) -> tuple[list[TopicState], bool]:
+        """Topics, and whether these are all that remain."""
+        owner = request.owner
+        limit = max(1, min(request.limit, PAGE_MAX))
         found: list[TopicState] = []
-        walk = self._index.walk(Pattern(pattern), after=after, visible=visible)
+        walk = self._index.walk(
+            Pattern(request.pattern), after=request.after, visible=request.visible
+        )
         while not walk.done:
             await self._share.turn(owner)
             for name in walk.step(found_max=_TOPICS_PER_STEP):
-                await self._reading.look_up(name, owner)
+                await self._subscriptions.look_up(name, owner)
                 state = self._state(name)
                 if state is not None:
                     found.append(state)
@@ -71,8 +77,8 @@ class Topics:
         log = self._stores.log_of(name)
         if log is not None:
             return self._kept(log, name)
-        topic = self._stores.live.find(name)
-        return None if topic is None else self._live(topic)
+        topic = self._ephemeral.find(name)
+        return None if topic is None else self._ephemeral_state(topic)
 
     def _kept(self, log: KeptLog, name: str) -> TopicState:
         info = log.topic(name)
@@ -83,13 +89,13 @@ class Topics:
             policy.journal,
             policy.partitions,
             sum(log.next_offset(name, number) - 1 for number in range(policy.partitions)),
-            len(self._reading.subscribers(name)),
+            len(self._subscriptions.subscribers(name)),
             policy.rule,
             policy.last_value,
             _retained(policy.retain),
         )
 
-    def _live(self, topic: LiveTopic) -> TopicState:
+    def _ephemeral_state(self, topic: EphemeralTopic) -> TopicState:
         policy = topic.policy
         return TopicState(
             topic.name,
@@ -97,19 +103,19 @@ class Topics:
             policy.journal,
             policy.partitions,
             sum(offset - 1 for offset in topic.next_offsets),
-            len(self._reading.subscribers(topic.name)),
+            len(self._subscriptions.subscribers(topic.name)),
             policy.rule,
             policy.last_value,
         )
 
-    async def describe(self, name: str, *, asker: Hashable) -> TopicState:
+    async def describe(self, name: str, *, asker: Hashable = None) -> TopicState:
         """One topic with its partitions."""
         log = self._stores.log_of(name)
         if log is None:
-            topic = self._live_topic(name)
+            topic = self._ephemeral_topic(name)
             owner = Owner(LIVE_SHARD.journal, LIVE_SHARD.shard, topic.epoch)
             live = [PartitionState(offset, offset, owner) for offset in topic.next_offsets]
-            return _with_partitions(self._live(topic), live)
+            return _with_partitions(self._ephemeral_state(topic), live)
         partitions = []
         shards = enumerate(log.topic(name).shards)
         async for some in self._share.steps(shards, asker, _PARTITIONS_PER_STEP):
@@ -122,19 +128,19 @@ class Topics:
     async def delete(self, name: str) -> None:
         log = self._stores.log_of(name)
         if log is None:
-            self._stores.live.vanish(self._live_topic(name))
+            self._ephemeral.vanish(self._ephemeral_topic(name))
         else:
             await log.delete_topic(name)
 
     async def purge(self, name: str) -> None:
         log = self._stores.log_of(name)
         if log is None:
-            self._stores.live.purge(self._live_topic(name))
+            self._ephemeral.purge(self._ephemeral_topic(name))
         else:
             await log.purge_topic(name)
 
-    def _live_topic(self, name: str) -> LiveTopic:
-        topic = self._stores.live.find(name)
+    def _ephemeral_topic(self, name: str) -> EphemeralTopic:
+        topic = self._ephemeral.find(name)
         if topic is None:
             check_topic(name)
             raise UnknownTopicError(f"topic {name!r} does not exist")

@@ -1,0 +1,1 @@
+"""The command line: `main.py` finds a command, `commands/` has one module for each, `render/` prints."""

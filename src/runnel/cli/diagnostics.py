@@ -1,7 +1,8 @@
-"""Where diagnostics go and what they look like: standard error, for people or as JSON. Configured only here.
+"""Configures diagnostics: log lines on standard error, as text for people or as JSON.
 
-What clients call themselves, their topics and their subscriptions stand in these lines. So every line is made safe
-where it is written: characters that end a line or steer a terminal are escaped, and whatever looks like a token is cut.
+Log lines contain names that clients chose: of clients, topics and subscriptions. So every line is made safe where
+it is written: characters that end a line or control a terminal are escaped, and anything that looks like a token is
+cut.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 from runnel.config import LogLevel
 
-# structlog imports rich if it is there, for tracebacks that we do not use: an eighth of a broker's start. With None in
-# its place that import fails; whoever else wants rich imports it later.
+# structlog imports rich, if installed, for tracebacks that Runnel does not use: an eighth of a broker's start time.
+# With None in sys.modules that import fails; other code can import rich later.
 _rich = sys.modules.get("rich")
 sys.modules["rich"] = None  # type: ignore[assignment]
 try:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class LogFormat(enum.StrEnum):
-    """Lines for people, or a JSON object a line."""
+    """How log lines look: text for people, or one JSON object per line."""
 
     AUTO = "auto"  # text on a terminal, JSON elsewhere
     TEXT = "text"
@@ -45,7 +46,7 @@ class LogFormat(enum.StrEnum):
 
 
 def configure(form: LogFormat, level: LogLevel) -> None:
-    """For this process. What libraries say looks the same; of them only warnings are told."""
+    """Configure logging of this process. Libraries log in the same format, but only warnings and errors."""
     if form is LogFormat.AUTO:
         form = LogFormat.TEXT if _is_terminal() else LogFormat.JSON
     handler = logging.StreamHandler(sys.stderr)
@@ -66,12 +67,13 @@ def configure(form: LogFormat, level: LogLevel) -> None:
     set_level(level)
     logging.captureWarnings(capture=True)
     threading.excepthook = _tell_thread
-    # The core of gRPC writes to standard error itself, past every logger; what matters comes as an error of a call.
+    # The gRPC core writes to standard error directly, past every logger. Important errors also arrive as errors of
+    # calls.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def set_level(level: LogLevel) -> None:
-    """From now on. Of libraries nothing below warnings is told, whatever the level."""
+    """Change the level from now on. Libraries log nothing below warnings, whatever the level."""
     numeric = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(max(numeric, logging.WARNING))
     logging.getLogger("runnel").setLevel(numeric)
@@ -90,7 +92,7 @@ def _tell_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _unfold(logger: object, method: str, line: EventDict) -> EventDict:  # noqa: ARG001 - structlog's signature
-    """Our own lines come with their fields (`runnel.platform.diagnostics`); those of a library with its name."""
+    """Take the fields of Runnel's own lines (`runnel.platform.diagnostics`); name the logger of a library's line."""
     record: logging.LogRecord = line["_record"]
     if not record.name.startswith("runnel"):
         return {**line, "logger": record.name}
@@ -103,7 +105,7 @@ def _unfold(logger: object, method: str, line: EventDict) -> EventDict:  # noqa:
 def _last_steps(form: LogFormat) -> list[Processor]:
     if form is LogFormat.JSON:
         return [
-            # Without the variables of each frame, which dict_tracebacks would show: there are payloads among them.
+            # Without local variables, which dict_tracebacks would show: payloads are among them.
             structlog.processors.ExceptionRenderer(
                 structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
             ),
@@ -114,7 +116,7 @@ def _last_steps(form: LogFormat) -> list[Processor]:
         structlog.dev.ConsoleRenderer(
             colors=_is_terminal() and not os.environ.get("NO_COLOR"),
             pad_event_to=0,
-            # Plain ones: nothing to import, and they can be grepped and pasted.
+            # Plain tracebacks: they need no import, and users can grep and paste them.
             exception_formatter=_write_traceback,
         ),
     ]
@@ -122,18 +124,18 @@ def _last_steps(form: LogFormat) -> list[Processor]:
 
 # --- Safe lines ---
 
-# What ends a line or steers a terminal: control characters, line and paragraph separators, marks that turn the
-# direction of writing, and surrogates, which have no UTF-8.
+# Characters that end a line or control a terminal: control characters, line and paragraph separators, marks that
+# change the direction of writing, and surrogates, which have no UTF-8.
 _UNSAFE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-# See `runnel.security.tokens`. The id stays, so that one sees whose it was.
+# The format is described in `runnel.security.tokens`. The id stays, so that the line shows which token it was.
 _TOKEN: Final = re.compile(r"(runnel_[0-9a-f]{4,64}_)[\w-]{8,}")
 _CUT: Final = r"\1…"
 
 
 def safe(text: str) -> str:
-    """In one line, as anybody may see it."""
+    """Return the text on one line, without control characters and tokens."""
     return _TOKEN.sub(_CUT, _UNSAFE.sub(_escaped, text))
 
 
@@ -147,7 +149,7 @@ def _escaped_in_json(found: re.Match[str]) -> str:
 
 def _safe_fields(logger: object, method: str, line: EventDict) -> EventDict:  # noqa: ARG001 - structlog's signature
     fields = {
-        # A traceback is made safe as it is written.
+        # `_write_traceback` makes tracebacks safe.
         name: value if name == "exc_info" else _safe_value(value)
         for name, value in line.items()
     }
@@ -155,7 +157,7 @@ def _safe_fields(logger: object, method: str, line: EventDict) -> EventDict:  # 
 
 
 def _safe_value(value: object) -> object:
-    """As it is if nothing is wrong with it; the renderer quotes what has to be quoted."""
+    """Return the value unchanged if it is safe; the renderer adds quotes where they are needed."""
     text = value if isinstance(value, str) else repr(value)
     made_safe = safe(text)
     if made_safe == text:
@@ -164,7 +166,7 @@ def _safe_value(value: object) -> object:
 
 
 class _Shown:
-    """A text that the renderer shows as it is, and does not escape once more."""
+    """A text that is escaped already, which the renderer prints as it is."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -177,13 +179,13 @@ _json: Final = structlog.processors.JSONRenderer(ensure_ascii=False, default=str
 
 
 def _write_json(logger: object, method: str, line: EventDict) -> str:
-    """JSON escapes by itself what is below a blank; the rest stays the same text for whoever decodes it."""
+    """Escape what JSON leaves: it escapes only characters below U+0020. The decoded text stays the same."""
     written = str(_json(logger, method, line))
     return _TOKEN.sub(_CUT, _UNSAFE.sub(_escaped_in_json, written))
 
 
 def _write_traceback(sio: TextIO, exc_info: ExcInfo) -> None:
-    """Every line of it is indented: what an error quotes of a client cannot pass for a line of ours."""
+    """Indent every line, so that text of a client quoted in an error cannot look like a line of ours."""
     written = StringIO()
     structlog.dev.plain_traceback(written, exc_info)
     for line in written.getvalue().splitlines():

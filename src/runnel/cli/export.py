@@ -1,4 +1,4 @@
-"""Messages written to a file: JSON lines, Arrow or Parquet, under a temporary name until it is whole."""
+"""Writes messages to a file as JSON lines, Arrow or Parquet, under a temporary name until the file is complete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
-from runnel.cli.messages import json_lines
+from runnel.cli.render.messages import json_lines
 from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 
@@ -23,20 +23,20 @@ _GATHER_BYTES: Final = 64 * 2**20
 _BUFFER_BYTES: Final = 1 << 20
 
 
-class Sink(Protocol):
-    """Takes batches in order; what it holds back is written by `finish`, or never after `abandon`."""
+class ExportSink(Protocol):
+    """Takes batches in order. `finish` writes buffered rows; `abandon` drops them."""
 
     def write(self, batch: Batch) -> None: ...
     def finish(self) -> None: ...
     def abandon(self) -> None: ...
 
 
-# Makes a sink that writes to a file, given a function that names all topics to come.
-MakeSink = Callable[[BinaryIO, Callable[[], list[str]]], Sink]
+# Makes a sink that writes to a file. The function given to it returns the names of all topics to come.
+MakeSink = Callable[[BinaryIO, Callable[[], list[str]]], ExportSink]
 
 
 def sink_maker(target: str) -> MakeSink:
-    """What writes files of this name's kind. ClientFault if there is none, or pyarrow is missing."""
+    """Choose the sink by the suffix of the file name. ClientFault if no sink has that suffix, or pyarrow is missing."""
     suffix = Path(target).suffix.lower()
     if target == STANDARD_OUTPUT or suffix == ".jsonl":
         return lambda out, _: JsonLinesSink(out)
@@ -55,13 +55,13 @@ def sink_maker(target: str) -> MakeSink:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """What was stored privately is exported privately."""
+    """Open a file for its owner alone: stored data is private, so exported data is too."""
     return os.open(path, flags, 0o600)
 
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[BinaryIO]:
-    """A new file that gets its name when all of it is stored, in place of what had that name."""
+    """Open a new file that gets its name, and replaces an older file, when all of it is synced."""
     if target.is_dir():
         raise ClientFault(f"cannot write {target}: it is a directory")
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
@@ -73,7 +73,7 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
         try:
             yield out
         except BaseException:
-            with suppress(OSError):  # it would fail to write again what it failed to write before
+            with suppress(OSError):  # closing would fail again with the error of the write
                 out.close()
             raise
         with naming(str(target)), out:
@@ -88,11 +88,11 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def naming(target: str) -> Iterator[None]:
-    """Errors of writing say what was written to: the system does not tell."""
+    """Add the file's name to errors of writing, which the system leaves out."""
     try:
         yield
     except BrokenPipeError:
-        raise  # a reader that left early; nothing is said of it
+        raise  # the reader left early; nothing is printed about it
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(error.errno or errno.EIO, reason, target) from error
@@ -102,7 +102,7 @@ def naming(target: str) -> Iterator[None]:
 
 
 class JsonLinesSink:
-    """A JSON object a line, as the commands that talk to a broker print them too."""
+    """Writes one JSON object per line, as `runnel sub --format json` prints it."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -114,14 +114,14 @@ class JsonLinesSink:
         self._out.flush()
 
     def abandon(self) -> None:
-        """Nothing is held back."""
+        """There is no buffer."""
 
 
 # --- Arrow and Parquet ---
 
 
-class _Gathering:
-    """Batches gathered into tables of about 64 thousand rows; topics are numbered alike in all."""
+class _TableBuilder:
+    """Collects batches into tables of about 64 thousand rows. A topic has the same dictionary index in every table."""
 
     def __init__(self, write_table: Callable[[pa.Table], None], topics: list[str]) -> None:
         self._write_table = write_table
@@ -156,10 +156,10 @@ class _Gathering:
 
 
 class ArrowSink:
-    """An Arrow IPC file.
+    """Writes an Arrow IPC file.
 
-    Its dictionary of topics could grow from batch to batch, but not every reader of such files knows
-    how: so it begins complete, and grows only for topics made while we read.
+    The dictionary of topics could grow from batch to batch, but not every reader of such files supports that. So it
+    begins complete, and grows only for topics that are created during the export.
     """
 
     def __init__(self, out: BinaryIO, topics: Callable[[], list[str]]) -> None:
@@ -169,7 +169,7 @@ class ArrowSink:
 
         options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
         self._writer = pa.ipc.new_file(out, SCHEMA, options=options)
-        self._gathering = _Gathering(self._writer.write_table, topics())
+        self._gathering = _TableBuilder(self._writer.write_table, topics())
 
     def write(self, batch: Batch) -> None:
         self._gathering.add(batch)
@@ -179,11 +179,11 @@ class ArrowSink:
         self._writer.close()
 
     def abandon(self) -> None:
-        """What is held back is in memory alone."""
+        """The buffer is in memory only."""
 
 
 class ParquetSink:
-    """A Parquet file with times in nanoseconds; its row groups are what was gathered."""
+    """Writes a Parquet file with times in nanoseconds; each collected table is a row group."""
 
     def __init__(self, out: BinaryIO, _: Callable[[], list[str]]) -> None:
         import pyarrow.parquet as pq
@@ -191,7 +191,7 @@ class ParquetSink:
         from runnel.formats.arrow import SCHEMA
 
         self._writer = pq.ParquetWriter(out, SCHEMA, version="2.6", compression="zstd")
-        self._gathering = _Gathering(self._write_row_group, [])
+        self._gathering = _TableBuilder(self._write_row_group, [])
 
     def _write_row_group(self, table: pa.Table) -> None:
         self._writer.write_table(table, row_group_size=len(table))
@@ -204,5 +204,5 @@ class ParquetSink:
         self._writer.close()
 
     def abandon(self) -> None:
-        # Otherwise it writes a footer when it is collected, to a file that is closed by then.
+        # Otherwise the writer adds a footer when it is garbage-collected, to a file that is closed by then.
         self._writer.is_open = False

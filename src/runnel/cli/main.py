@@ -1,7 +1,7 @@
-"""The command `runnel`: finds the command that was asked for, and ends with its code.
+"""The command `runnel`: finds a command by its name, runs it, and exits with its code.
 
-The module of a command is imported when it runs, so that `runnel --help` costs little and a
-command's dependencies are nobody else's burden.
+A command's module is imported when the command runs. So `runnel --help` is quick, and each command loads only what
+it needs.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ try:
 
     from runnel.errors import ClientFault, RunnelError, Unavailable
 except KeyboardInterrupt:
-    # These take most of the time before `run` can look after Ctrl-C itself.
+    # These imports take most of the time before `run` can handle Ctrl-C itself.
     print("interrupted", file=sys.stderr)
     sys.exit(130)
 
-# Each command, or group of commands, is a module of this package with an `app`: its name and one
-# line of help.
+# Each command, or group of commands, is a module of `commands` with an `app`; here are its name and one line of
+# help.
 COMMANDS: Final[dict[str, str]] = {
     "serve": "Run a broker.",
     "pub": "Publish messages: arguments, lines of standard input, or a file.",
-    "sub": "Print messages as they come, of topics by pattern.",
-    "poll": "Print stored messages of one topic, from an offset on.",
-    "consume": "Work through a subscription: print and acknowledge, or run a command for each.",
+    "sub": "Print messages of matching topics as they come.",
+    "poll": "Print stored messages of one topic.",
+    "consume": "Process a subscription: print and acknowledge messages, or run a command for each.",
     "topics": "List, show, delete and purge topics.",
-    "cursors": "List named cursors with their lag; set and remove them.",
+    "cursors": "List, set and remove named cursors.",
     "subscriptions": "List, show, make, pause, move and delete subscriptions.",
-    "dead": "List and show messages that failed too often; send them back or drop them.",
+    "dead": "List and show dead letters; send them back or drop them.",
     "top": "Watch a broker: rates, topics, subscribers, lag, backlog, syncs.",
-    "bench": "Load a broker and measure it; checks loss and order too.",
-    "log": "Look into a data directory: inspect, verify, export.",
-    "backup": "Copy a running broker's data directory, as of one moment, and verify it.",
-    "restore": "Make a data directory of a copy.",
+    "bench": "Load a broker and measure it; check for loss and disorder.",
+    "log": "Inspect, verify or export a data directory.",
+    "backup": "Make a verified copy of a running broker's data directory.",
+    "restore": "Make a data directory from a backup.",
     "pipeline": "Archive, replay, measure and transform stored streams with Spark.",
-    "token": "Make, list, change and revoke tokens: who may do what.",
-    "config": "Show the effective settings and where they came from.",
+    "token": "Make, list, change and revoke tokens.",
+    "config": "Show the effective settings and their sources.",
 }
 
-# What else somebody may call a command, who comes from another broker or has not read the list.
+# Names that users of other brokers may try.
 MEANT: Final[dict[str, str]] = {
     **dict.fromkeys(("subscribe", "listen", "tail", "watch"), "sub"),
     **dict.fromkeys(("publish", "send", "produce", "producer", "emit"), "pub"),
@@ -77,17 +77,16 @@ EXIT_INTERRUPTED: Final = 130
 
 
 class _LazyGroup(typer.core.TyperGroup):
-    """Puts the real command in the place of its stand-in when it is looked up.
+    """Imports a command when it is looked up.
 
-    Help lists the stand-ins without looking them up; running and completing a command do look
-    it up.
+    Help lists commands without looking them up. Running and completing a command looks it up.
     """
 
     # Typer keeps the types of these arguments private.
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in COMMANDS:
-            found: typer.Typer = import_module(f"runnel.cli.{args[0]}").app
-            # All help looks alike, and needs no further import.
+            found: typer.Typer = import_module(f"runnel.cli.commands.{args[0]}").app
+            # The same plain help everywhere, without a further import.
             found.rich_markup_mode = self.rich_markup_mode
             self.commands[args[0]] = typer.main.get_command(found)
         elif args and args[0] in MEANT:
@@ -107,7 +106,7 @@ for _name, _help in COMMANDS.items():
 
 def _print_version(value: bool) -> None:  # noqa: FBT001 - the signature of an option's callback
     if value:
-        from importlib.metadata import version  # seldom needed, and slow to import
+        from importlib.metadata import version  # rarely needed, and slow to import
 
         typer.echo(f"runnel {version('runnel')}")
         raise typer.Exit
@@ -127,15 +126,16 @@ def _runnel(
 
 
 def main() -> NoReturn:
-    """The entry point: runs the command of this process's arguments and exits."""
+    """The entry point: run the command in this process's arguments, and exit."""
     _fill_standard_streams()
     sys.exit(run(sys.argv[1:]))
 
 
 def _fill_standard_streams() -> None:
-    """Whoever started us may have closed some of the three: what is opened later must not take their numbers.
+    """Open /dev/null for each standard stream that is closed, so that no other file gets its descriptor.
 
-    libuv ends the process when it closes one of those. Python knows by now that it has no such stream.
+    libuv aborts the process when it closes one of those descriptors. At this point Python has noted which streams
+    are closed.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(descriptor, True)  # noqa: FBT003 - as the standard library has it
@@ -143,11 +143,11 @@ def _fill_standard_streams() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs a command and returns its exit code; failures become a message, not a traceback.
+    """Run a command and return its exit code. A failure prints a message, not a traceback.
 
-    A bug is the exception: its traceback is what its report needs.
+    A bug prints its traceback: a bug report needs it.
     """
-    has_told = False
+    has_printed = False
     try:
         code = _run_command(arguments)
     except RunnelError as error:
@@ -156,16 +156,16 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         _print_error(_named(error))
         code = EXIT_FAILED
-        has_told = True
+        has_printed = True
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:
         print("interrupted", file=sys.stderr)
-    return code if _flush_output(is_quiet=has_told) else code or EXIT_FAILED
+    return code if _flush_output(is_quiet=has_printed) else code or EXIT_FAILED
 
 
 def exit_code_of(error: RunnelError) -> int:
-    """2: the request or the settings are wrong; 3: try again later; 1: anything else."""
+    """2: the request or the settings are wrong; 3: try again later; 1: any other error."""
     match error:
         case ClientFault():
             return EXIT_CLIENT_FAULT
@@ -185,26 +185,26 @@ def _run_command(arguments: Sequence[str]) -> int:
 
 
 def _print_error(error: Exception) -> None:
-    # Messages quote what they complain about, and that must not steer the terminal.
+    # Errors quote user input, which must not control the terminal.
     text = "".join(char if char.isprintable() or char == "\n" else "?" for char in str(error))
     print(f"error: {text}", file=sys.stderr)
 
 
 def _named(error: OSError) -> OSError:
-    """A disk that is full, with its place: commands name every file they write, so it is the output."""
+    """Name standard output in a disk-full error without a file: commands name every file that they write."""
     if error.errno != errno.ENOSPC or error.filename is not None:
         return error
     return OSError(error.errno, error.strerror, "standard output")
 
 
 def _flush_output(*, is_quiet: bool) -> bool:
-    """Whether all output arrived. A reader that left early (`… | head`) is no reason for words."""
-    if sys.stdout is None:  # closed by whoever started us
+    """Flush standard output; return whether that worked. A reader that left early (`… | head`) gets no message."""
+    if sys.stdout is None:  # closed by the process that started this one
         return True
     try:
         sys.stdout.flush()
     except OSError as error:
-        # What is left must go somewhere, or the interpreter complains about it when it ends.
+        # The rest must go somewhere, or the interpreter complains about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not is_quiet and not isinstance(error, BrokenPipeError):
             _print_error(_named(error))

@@ -1,6 +1,6 @@
-"""Where `runnel pub` takes payloads from: arguments, lines of standard input or of a file, or all of it as one.
+"""The payloads of `runnel pub`: arguments, lines of standard input or of a file, or a whole input as one payload.
 
-Payloads come in lists, as many as were read at once, so that input of any size passes through little memory.
+Payloads come in lists, as many as one read returned, so that input of any size needs little memory.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
-from runnel.cli.streams import read_some
+from runnel.cli.standard_streams import read_some
 from runnel.errors import LimitExceededError
 
-# No broker takes more than the largest batch there can be.
+# No broker accepts a batch larger than this.
 PAYLOAD_BYTES_CEILING: Final = 64 * 2**20
 
 _FILE_STEP_BYTES: Final = 1 << 16
@@ -22,7 +22,7 @@ Payloads: TypeAlias = AsyncIterator[Sequence[bytes]]
 
 
 class LineSplitter:
-    """Bytes in, lines out, without the newlines that end them. The last line needs none."""
+    """Splits bytes into lines, without their newlines. The last line needs no newline."""
 
     def __init__(self, line_bytes_max: int = PAYLOAD_BYTES_CEILING) -> None:
         self._line_bytes_max = line_bytes_max
@@ -31,7 +31,7 @@ class LineSplitter:
         self._lines = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that end in `data`."""
+        """Return the lines that end in `data`."""
         *ended, rest = data.split(b"\n")
         if ended:
             ended[0] = b"".join((*self._parts, ended[0]))
@@ -49,17 +49,17 @@ class LineSplitter:
         return ended
 
     def finish(self) -> list[bytes]:
-        """The last line, if something stands behind the last newline."""
+        """Return the last line, if it does not end with a newline."""
         return [b"".join(self._parts)] if self._parts else []
 
 
 async def of_arguments(arguments: Sequence[str]) -> Payloads:
-    """As they were given: an argument may hold bytes that are not UTF-8."""
+    """Yield the arguments as bytes: an argument may contain bytes that are not UTF-8."""
     yield [os.fsencode(argument) for argument in arguments]
 
 
 async def of_lines(read: Read) -> Payloads:
-    """Each line a payload."""
+    """Yield each line as a payload."""
     splitter = LineSplitter()
     while data := await read():
         if lines := splitter.feed(data):
@@ -69,7 +69,7 @@ async def of_lines(read: Read) -> Payloads:
 
 
 async def of_whole(read: Read, source: str) -> Payloads:
-    """Everything as one payload."""
+    """Yield the whole input as one payload."""
     parts: list[bytes] = []
     size = 0
     while data := await read():
@@ -88,10 +88,10 @@ def standard_input() -> Read:
 
 
 def file_reader(descriptor: int, on_read: Callable[[int], None]) -> Read:
-    """Reads a file; `on_read` hears how many bytes came."""
+    """Return a function that reads the file in steps; `on_read` gets the number of bytes of each."""
 
     async def read() -> bytes:
-        # A file on a disk does not keep us waiting; a named pipe does, as the user wished.
+        # A file on a disk does not block for long. A named pipe does, and the user chose it.
         data = os.read(descriptor, _FILE_STEP_BYTES)
         on_read(len(data))
         return data

@@ -1,4 +1,4 @@
-"""Places in topics as people write them: where reading begins, and where a cursor stands."""
+"""Parses places in topics as users write them: where reading begins, and where a cursor stands."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from runnel.cli.times import TIME_FORMS, parse_time
+from runnel.cli.render.times import TIME_FORMS, parse_time
 from runnel.errors import ClientFault
 from runnel.topics.habits import start_meant
 from runnel.topics.patterns import Pattern
 
 WORDS: Final = ("latest", "last", "earliest")
-STARTS: Final = ("earliest", "latest")  # of work that is acknowledged
+STARTS: Final = ("earliest", "latest")  # of a new subscription
 _OFFSET_MAX: Final = 2**63 - 1
 
 
 class Time(msgspec.Struct, frozen=True):
-    """Messages received at this time or later."""
+    """The messages received at this time or later."""
 
     time_ns: int
 
 
 Place: TypeAlias = str | int | Time
 Start: TypeAlias = str | int | tuple[str, int]
-"""A place as the client's verbs take it."""
+"""A place as the client's methods take it."""
 
 
 def parse_place(option: str, text: str, now_ns: int, words: tuple[str, ...] = WORDS) -> Place:
-    """One of `words`, an offset, or a time. A bare number is an offset: nobody types nanoseconds."""
+    """Parse one of `words`, an offset, or a time. A bare number is an offset: users do not type nanoseconds."""
     stripped = text.strip()
     if stripped in words:
         return stripped
@@ -40,7 +40,7 @@ def parse_place(option: str, text: str, now_ns: int, words: tuple[str, ...] = WO
         return Time(parse_time(option, stripped, now_ns))
     except ClientFault as error:
         if "is not a time;" not in str(error):
-            raise  # it looks like a time, and the error says what is wrong with it
+            raise  # the text looks like a time, and the error says what is wrong with it
     meant = start_meant(text)
     hint = f"; did you mean {meant}?" if meant in words else ""
     raise ClientFault(
@@ -52,7 +52,7 @@ def parse_place(option: str, text: str, now_ns: int, words: tuple[str, ...] = WO
 def parse_start(
     option: str, text: str, patterns: Sequence[str], now_ns: int, words: tuple[str, ...] = WORDS
 ) -> Start:
-    """Where reading of these topics begins. An offset needs one topic."""
+    """Parse where reading of these topics begins. An offset needs exactly one topic."""
     place = parse_place(option, text, now_ns, words)
     if isinstance(place, int) and (len(patterns) != 1 or not Pattern(patterns[0]).is_literal):
         raise ClientFault(
@@ -63,7 +63,7 @@ def parse_start(
 
 
 def parse_cursor_place(text: str) -> tuple[tuple[str, int], int]:
-    """`TOPIC=OFFSET` or `TOPIC:PARTITION=OFFSET`. A topic's name may itself hold `=` and `:`."""
+    """Parse `TOPIC=OFFSET` or `TOPIC:PARTITION=OFFSET`. The name of a topic may contain `=` and `:`."""
     place, equals, offset = text.rpartition("=")
     if not equals or not place or not re.fullmatch(r"\d+", offset):
         raise ClientFault(

@@ -1,6 +1,6 @@
-"""The Python client: an asyncio bus, and the same without `await`."""
+"""The Python client: an asyncio bus, and the same without `await`. Read `bus.py` first."""
 
-from runnel.client.api import connect, connect_blocking, open_bus
+from runnel.client.api import Opening, connect, connect_blocking, open_bus
 from runnel.client.blocking import BlockingBus, BlockingPublisher, BlockingSubscription
 from runnel.client.blocking_consumer import (
     BlockingConsumer,
@@ -8,12 +8,16 @@ from runnel.client.blocking_consumer import (
     BlockingWorkBatch,
 )
 from runnel.client.bus import Bus
-from runnel.client.consumer import Consumer
-from runnel.client.ledger import ConsumerStatistics
-from runnel.client.publisher import Publisher
-from runnel.client.results import BatchReceipt, Gap, Page, Receipt
-from runnel.client.subscription import Subscription
-from runnel.client.work import LateWork, Work, WorkBatch
+from runnel.client.consumer import (
+    Consumer,
+    ConsumerStatistics,
+    LateWork,
+    Subscription,
+    Work,
+    WorkBatch,
+)
+from runnel.client.producer import Publisher
+from runnel.client.results import BatchReceipt, Gap, Page, Receipt, ShardPage
 from runnel.client.work_verbs import DeadLetterPage
 
 __all__ = [
@@ -30,9 +34,11 @@ __all__ = [
     "DeadLetterPage",
     "Gap",
     "LateWork",
+    "Opening",
     "Page",
     "Publisher",
     "Receipt",
+    "ShardPage",
     "Subscription",
     "Work",
     "WorkBatch",

@@ -9,18 +9,25 @@ from importlib import metadata
 from types import TracebackType
 from typing import Any, Final
 
-from runnel.client.addresses import dial_to, parse_host, parse_url
 from runnel.client.blocking import BlockingBus
 from runnel.client.bus import Bus
-from runnel.client.link import Dial, Identity, Link
-from runnel.client.routing import Router
-from runnel.client.timers import LoopTimers, Timers
+from runnel.client.connection import (
+    Dial,
+    Identity,
+    Link,
+    LoopTimers,
+    Router,
+    Timers,
+    dial_to,
+    parse_host,
+    parse_url,
+    token_from_environment,
+)
 from runnel.errors import ClientFault
 
 _DEFAULT_URL: Final = "runnel://127.0.0.1:7470"
 # The commands go by the same one.
 _URL_VARIABLE: Final = "RUNNEL_URL"
-_TOKEN_VARIABLE: Final = "RUNNEL_TOKEN"
 
 
 class Opening:
@@ -110,7 +117,7 @@ def connect(
         lambda elsewhere: dial_to(parse_host(elsewhere, address.ssl)),
         timers=timers,
         name=name,
-        token=token if token is not None else usual_token(),
+        token=token if token is not None else token_from_environment(),
         deadline_s=deadline_s,
         connect_timeout_s=connect_timeout_s,
         advice=". Is a broker running there? `runnel serve` starts one",
@@ -170,11 +177,6 @@ def connect_blocking(
 
 def _usual_url() -> str:
     return os.environ.get(_URL_VARIABLE) or _DEFAULT_URL
-
-
-def usual_token() -> str | None:
-    """The token of a program that names none: a variable is seen by fewer than the words of a command."""
-    return os.environ.get(_TOKEN_VARIABLE, "").strip() or None
 
 
 def _client_text(name: str | None) -> str:

@@ -19,12 +19,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 
 from runnel.client.blocking_consumer import BlockingConsumer
 from runnel.client.bus import Bus
-from runnel.client.consumer import Consumer
-from runnel.client.gathering import Rows
-from runnel.client.intake import Intake
-from runnel.client.publisher import Publisher
+from runnel.client.consumer import Consumer, Subscription
+from runnel.client.producer import PendingRows, Publisher, SendBuffer
 from runnel.client.results import Gap, Receipt
-from runnel.client.subscription import Subscription
 from runnel.errors import ClientFault, ClosedError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
@@ -225,13 +222,13 @@ async def _close_forgotten(bus: Bus) -> None:
         asyncio.get_running_loop().stop()
 
 
-class BlockingPublisher(Intake):
+class BlockingPublisher(SendBuffer):
     """`send` from any thread; it blocks while the buffer is full. Use it in a `with`, which flushes at its end."""
 
     def __init__(self, bus: BlockingBus, topic: str | None, options: dict[str, Any]) -> None:
         self._bus = bus
         self._room = threading.Condition(threading.Lock())
-        self._handed_over: list[Rows] = []
+        self._handed_over: list[PendingRows] = []
         self._is_waking = False
         self._loop = bus.bus.loop
 
@@ -244,8 +241,8 @@ class BlockingPublisher(Intake):
         super().__init__(
             topic,
             publisher.now_ns,
-            intake_messages=publisher.batch_messages_max,
-            intake_bytes_max=publisher.intake_bytes_max,
+            chunk_messages=publisher.batch_messages_max,
+            chunk_bytes_max=publisher.chunk_bytes_max,
         )
 
     def __repr__(self) -> str:

@@ -9,11 +9,19 @@ from itertools import repeat
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
-from runnel.client.consumer import Consumer
-from runnel.client.deliveries import Delivery, Leased
-from runnel.client.ledger import ConsumerStatistics
-from runnel.client.processing import OnError, is_async
-from runnel.client.work import LateWork, LeasedBatch, LeasedMessage, Work, WorkBatch
+from runnel.client.consumer import (
+    Consumer,
+    ConsumerStatistics,
+    HeldDelivery,
+    LateWork,
+    LeasedBatch,
+    LeasedItem,
+    OnError,
+    Work,
+    WorkBatch,
+    WorkItem,
+    is_async,
+)
 from runnel.errors import ClosedError
 from runnel.formats.batch import Batch
 
@@ -26,7 +34,7 @@ class Runner(Protocol):
     def run(self, work: Coroutine[Any, Any, _T]) -> _T: ...
 
 
-class BlockingWork(LeasedMessage, frozen=True, eq=False, gc=True):
+class BlockingWork(WorkItem, frozen=True, eq=False, gc=True):
     """A message to be processed: `ack` it when that is done, `nack` it when that failed."""
 
     consumer: BlockingConsumer
@@ -49,7 +57,7 @@ class BlockingWorkBatch(LeasedBatch):
 
     __slots__ = ("consumer",)
 
-    def __init__(self, batch: Batch, delivery: Delivery, consumer: BlockingConsumer) -> None:
+    def __init__(self, batch: Batch, delivery: HeldDelivery, consumer: BlockingConsumer) -> None:
         super().__init__(batch, delivery)
         self.consumer = consumer
 
@@ -88,7 +96,7 @@ class BlockingConsumer:
         self._consumer = consumer
         self._works: Iterator[Work] = iter(())  # arrived, and not begun
         self._lock = threading.Lock()
-        self._acked: list[Leased] = []  # on their way to the loop
+        self._acked: list[LeasedItem] = []  # on their way to the loop
         self._is_waking = False
         self._stop = asyncio.Event()
 
@@ -160,7 +168,7 @@ class BlockingConsumer:
 
     # --- Acknowledging ---
 
-    def ack(self, *items: Leased, stored: bool = False) -> None:
+    def ack(self, *items: LeasedItem, stored: bool = False) -> None:
         """These are done: messages, or batches whole. Waits only for room.
 
         With `stored` it waits until the broker has stored that; LateAckError, if some came too late.
@@ -180,15 +188,15 @@ class BlockingConsumer:
         if not self._consumer.has_room:
             self._run(self._consumer.wait_room)
 
-    def ack_up_to(self, item: LeasedMessage) -> None:
+    def ack_up_to(self, item: WorkItem) -> None:
         """This message is done, and everything before it of its partition that is leased to this consumer."""
         self._run(lambda: self._consumer.ack_up_to(item))
 
-    def nack(self, *items: Leased, delay_s: float | None = None, reason: str = "") -> None:
+    def nack(self, *items: LeasedItem, delay_s: float | None = None, reason: str = "") -> None:
         """These failed, and come again after a delay: this one, or the subscription's."""
         self._run(lambda: self._consumer.nack(*items, delay_s=delay_s, reason=reason))
 
-    def extend(self, item: Leased, seconds: float) -> None:
+    def extend(self, item: LeasedItem, seconds: float) -> None:
         """Lease an item's delivery for so long from now on, up to the subscription's longest processing time."""
         self._run(lambda: self._consumer.extend(item, seconds))
 

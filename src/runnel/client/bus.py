@@ -13,30 +13,32 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from runnel.client.checking import check_natural, check_patterns, check_time
-from runnel.client.consumer import Consumer
-from runnel.client.intake import as_bytes, check_tags, check_uid
-from runnel.client.link import ConnectionWatch
-from runnel.client.places import OffsetMap, StartAt, partition_places, start_of, time_ns_of
-from runnel.client.publisher import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, Publisher, checked_level
+from runnel.client.arguments import check_natural, check_patterns, check_time
+from runnel.client.connection import ConnectionWatch, Deadline, Router, Timers, Usual
+from runnel.client.consumer import Consumer, StartAt, Subscription, start_of, time_ns_of
+from runnel.client.producer import (
+    BATCH_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    Publisher,
+    as_bytes,
+    check_tags,
+    check_uid,
+    checked_level,
+)
 from runnel.client.results import BatchReceipt, Gap, Page, Receipt, ShardPage
-from runnel.client.routing import Router
-from runnel.client.subscription import Subscription, unpack_blocks
-from runnel.client.timers import Deadline, Timers, Usual
-from runnel.client.work_verbs import PER_PAGE, WorkVerbs
-from runnel.errors import ClientFault, ClosedError, MalformedError, RunnelError, UnknownTopicError
+from runnel.client.topic_verbs import TopicVerbs
+from runnel.client.work_verbs import WorkVerbs
+from runnel.errors import ClientFault, ClosedError, RunnelError, UnknownTopicError
 from runnel.formats import block, envelope, wire
-from runnel.formats.batch import Batch
-from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, TopicState, Welcome
+from runnel.formats.batch import Batch, unpack_blocks
+from runnel.formats.wire import ShardState, Welcome
 from runnel.topics.names import check_topic
 from runnel.topics.partitions import partition_of_key
-
-_Wanted = TypeVar("_Wanted", bound=wire.Head)
 
 _NOTHING_PUBLISHED: Final = wire.Published(0, (), 0, 0, 0, "none")
 
 
-class Bus(WorkVerbs):
+class Bus(TopicVerbs, WorkVerbs):
     """Publish, subscribe, fetch, consume. Get one with `runnel.connect`, and close it.
 
     Every wait ends after `deadline_s` with an error that says what was waited for.
@@ -45,7 +47,6 @@ class Bus(WorkVerbs):
     def __init__(self, router: Router, timers: Timers, *, deadline_s: float | None = 30) -> None:
         super().__init__(router, timers, deadline_s=deadline_s)
         self.loop: Final = asyncio.get_running_loop()
-        self._is_closed = False
         self._publishers: dict[Publisher, None] = {}
         self._subscriptions: dict[Subscription, None] = {}
         self._subscription_numbers = itertools.count(1)
@@ -123,34 +124,6 @@ class Bus(WorkVerbs):
         _, tail = await self._ask(wire.StatisticsReport, wire.Statistics, "asking for statistics")
         document: dict[str, Any] = msgspec.json.decode(tail, type=dict[str, Any])
         return document
-
-    def _deadline(
-        self, deadline_s: float | Usual | None = Usual.DEADLINE, *, extra_s: float = 0
-    ) -> Deadline:
-        if self._is_closed:
-            raise ClosedError("the bus has been closed")
-        seconds = self._seconds(deadline_s)
-        return Deadline(self._timers, None if seconds is None else seconds + extra_s)
-
-    def _seconds(self, deadline_s: float | Usual | None) -> float | None:
-        """Without a deadline of its own, that of the bus; None: no deadline."""
-        return self._deadline_s if isinstance(deadline_s, Usual) else deadline_s
-
-    async def _ask(
-        self,
-        kind: type[_Wanted],
-        make: Callable[[int], wire.Head],
-        what: str,
-        *,
-        is_repeatable: bool = True,
-    ) -> tuple[_Wanted, memoryview]:
-        try:
-            wire.check_request(make(1))  # else the broker ends the connection, again and again
-        except MalformedError as error:
-            raise ClientFault(f"{what}: an argument is of the wrong type: {error}") from None
-        return await self._router.home.ask(
-            kind, make, deadline=self._deadline(), what=what, is_repeatable=is_repeatable
-        )
 
     # --- Publishing ---
 
@@ -470,106 +443,6 @@ class Bus(WorkVerbs):
             answer.end_entry,
             answer.gaps,
         )
-
-    # --- Topics ---
-
-    async def topics(self, pattern: str = "*") -> list[TopicState]:
-        """All topics that match, in order of their names."""
-        check_patterns((pattern,))
-        found: list[TopicState] = []
-        while True:
-            after = found[-1].name if found else ""
-            answer, _ = await self._ask(
-                wire.TopicList,
-                lambda number, after=after: wire.Topics(  # type: ignore[misc]
-                    number, pattern, after, PER_PAGE
-                ),
-                f"listing topics {pattern}",
-            )
-            found += answer.topics
-            if answer.is_complete or not answer.topics:
-                return found
-
-    async def topic(self, name: str) -> TopicState:
-        """One topic, with its partitions."""
-        answer, _ = await self._ask(
-            wire.TopicList, lambda number: wire.DescribeTopic(number, name), f"describing {name}"
-        )
-        if not answer.topics:
-            raise UnknownTopicError(f"there is no topic {name!r}")
-        return answer.topics[0]
-
-    async def routes(self, *topics: str) -> dict[str, Route]:
-        """Where messages of these topics go: partitions, journal and shards. Asked once for each, then remembered."""
-        await self._router.resolve(topics, self._deadline())
-        return {topic: self._router.routes[topic] for topic in topics}
-
-    async def delete_topic(self, name: str) -> None:
-        """Delete a topic and its messages. Made again, it goes on behind its last offset."""
-        self._router.forget([name])
-        await self._do(lambda number: wire.DeleteTopic(number, name), f"deleting {name}")
-
-    async def purge_topic(self, name: str) -> None:
-        """Remove all messages, and keep the topic."""
-        await self._do(lambda number: wire.PurgeTopic(number, name), f"purging {name}")
-
-    async def _do(self, make: Callable[[int], wire.Head], what: str) -> None:
-        await self._ask(wire.Done, make, what, is_repeatable=False)
-
-    # --- Copies ---
-
-    async def checkpoint(self) -> tuple[str, str]:
-        """Every file of the broker as of one moment, for `runnel backup`: its path there, and its id.
-
-        The broker removes it when this client's connection ends.
-        """
-        answer, _ = await self._ask(
-            wire.Checkpoint, wire.MakeCheckpoint, "making a checkpoint", is_repeatable=False
-        )
-        return answer.path, answer.checkpoint
-
-    # --- Cursors ---
-
-    async def cursors(self) -> list[CursorState]:
-        """All named cursors, with their lag."""
-        found: list[CursorState] = []
-        while True:
-            after = found[-1].name if found else ""
-            answer, _ = await self._ask(
-                wire.CursorList,
-                lambda number, after=after: wire.Cursors(  # type: ignore[misc]
-                    number, None, after, PER_PAGE
-                ),
-                "listing cursors",
-            )
-            found += answer.cursors
-            if answer.is_complete or not answer.cursors:
-                return found
-
-    async def cursor(self, name: str) -> CursorState | None:
-        """One named cursor, with its lag; None if there is none of that name."""
-        answer, _ = await self._ask(
-            wire.CursorList, lambda number: wire.Cursors(number, name), f"asking for cursor {name}"
-        )
-        return answer.cursors[0] if answer.cursors else None
-
-    async def set_cursor(self, name: str, places: OffsetMap | Sequence[CursorPlace]) -> None:
-        """Store where a reader stands: the next offset of each topic, or (topic, partition)."""
-        if isinstance(places, Mapping):
-            places = [
-                CursorPlace(place.topic, place.partition, place.offset)
-                for place in partition_places(places)
-            ]
-        chosen = tuple(places)
-        await self._ask(
-            wire.Done,
-            lambda number: wire.SetCursor(number, name, chosen),
-            f"setting cursor {name}",
-        )
-
-    async def remove_cursor(self, name: str) -> None:
-        """Forget a cursor: what only it held back from retention may go."""
-        await self._do(lambda number: wire.RemoveCursor(number, name), f"removing cursor {name}")
 
 
 _Closable = TypeVar("_Closable")

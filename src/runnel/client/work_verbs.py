@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from runnel.client.checking import (
+from runnel.client.arguments import (
     check_member,
     check_natural,
     check_patterns,
     check_subscription,
     milliseconds,
 )
-from runnel.client.consumer import Consumer
-from runnel.client.pattern_hints import warn_of_habits
-from runnel.client.places import StartAt, start_of
-from runnel.client.routing import Router
-from runnel.client.subscription import unpack_blocks
-from runnel.client.timers import Deadline, Timers, Usual
-from runnel.client.work import LateWork
+from runnel.client.connection import Deadline, Router, Timers, warn_of_habits
+from runnel.client.consumer import Consumer, LateWork, StartAt, start_of
+from runnel.client.requests import PER_PAGE, BusRequests
 from runnel.errors import ClientFault, UnknownSubscriptionError
 from runnel.formats import wire, work_heads
+from runnel.formats.batch import unpack_blocks
 from runnel.formats.message import Message
 from runnel.formats.work_heads import SubscriptionState, WorkOptions
 
-_Wanted = TypeVar("_Wanted", bound=wire.Head)
 Offsets: TypeAlias = Iterable[int] | Literal["all"]
 
 MODES: Final = ("shared", "key_shared", "multicast")
-PER_PAGE: Final = 1000  # of lists; the broker gives no more at once
 _DEAD_LETTERS_PER_PAGE: Final = 100
 
 
@@ -43,33 +37,13 @@ class DeadLetterPage(msgspec.Struct, frozen=True):
     next_offset: int
 
 
-class WorkVerbs(ABC):
+class WorkVerbs(BusRequests):
     """What `Bus` can do about work that is acknowledged."""
 
     def __init__(self, router: Router, timers: Timers, *, deadline_s: float | None) -> None:
-        self._router = router
-        self._timers = timers
-        self._deadline_s = deadline_s
+        super().__init__(router, timers, deadline_s=deadline_s)
         self._consumers: dict[Consumer, None] = {}
         self._consumer_numbers = itertools.count(1)
-
-    @abstractmethod
-    def _deadline(
-        self, deadline_s: float | Usual | None = Usual.DEADLINE, *, extra_s: float = 0
-    ) -> Deadline: ...
-
-    @abstractmethod
-    async def _ask(
-        self,
-        kind: type[_Wanted],
-        make: Callable[[int], wire.Head],
-        what: str,
-        *,
-        is_repeatable: bool = True,
-    ) -> tuple[_Wanted, memoryview]: ...
-
-    @abstractmethod
-    async def _do(self, make: Callable[[int], wire.Head], what: str) -> None: ...
 
     # --- Consuming ---
 

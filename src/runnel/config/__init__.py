@@ -1,12 +1,11 @@
 """Settings: frozen structs, merged once from defaults, file, environment and flags.
 
-`settings` holds the structs, `layers` reads each source, `merging` joins them, and only `loading`
-touches the world.
+`settings` holds the structs, `layers` reads each source, `merger` joins them. Only `loader` reads files and variables.
 """
 
-from runnel.config.layers import Flag, Origin, Source
-from runnel.config.loading import load
-from runnel.config.merging import Loaded, merge
+from runnel.config.layers import Flag, Origin, SettingSource
+from runnel.config.loader import load
+from runnel.config.merger import LoadedSettings, merge
 from runnel.config.settings import (
     IN_MEMORY,
     Authentication,
@@ -44,7 +43,7 @@ __all__ = [
     "HttpSettings",
     "Keep",
     "LimitSettings",
-    "Loaded",
+    "LoadedSettings",
     "LogLevel",
     "LogSettings",
     "NativeSettings",
@@ -53,8 +52,8 @@ __all__ = [
     "Retain",
     "Rotate",
     "SecuritySettings",
+    "SettingSource",
     "Settings",
-    "Source",
     "TopicRule",
     "Until",
     "format_duration",

@@ -1,4 +1,4 @@
-"""What a settings file that was edited means for a running broker: which keys it can take over, and which it cannot.
+"""Compares old and new settings: which changes a running broker can apply, and which need a restart.
 
 Pure: two settings in, a list of changes out. docs/operations.md lists the keys.
 """
@@ -67,7 +67,7 @@ def changes_between(old: Settings, new: Settings) -> list[Change]:
 
 
 def taken_over(old: Settings, new: Settings) -> Settings:
-    """What a running broker goes on with: the new values of keys that it can take over, the old ones of all others."""
+    """The settings after a reload: new values of reloadable keys, old values of all others."""
     merged = msgspec.structs.replace(old, topics=new.topics)
     for name in RELOADABLE:
         section, _, field = name.rpartition(".")

@@ -75,7 +75,7 @@ class Key(Struct, frozen=True, kw_only=True):
             return None
         if self.kind is Kind.CHOICE:
             return self._parse_choice(raw)
-        # To Python true is a number; to whoever writes settings it is not.
+        # In Python, true is a number; in a settings file it is not.
         is_number = isinstance(raw, int) and not isinstance(raw, bool)
         match self.kind, raw:
             case (Kind.TEXT, str()):

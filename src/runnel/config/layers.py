@@ -1,4 +1,4 @@
-"""What a file, the environment and flags say: each read into a layer of values with sources.
+"""Reads the file, the environment and the flags, each into a layer of values with sources.
 
 Pure: texts and mappings come in, and every problem goes out beside the values, so that all of
 them can be reported at once.
@@ -30,8 +30,8 @@ TOPICS_VARIABLE: Final = "RUNNEL_TOPICS"
 # Variables with the prefix that are no settings.
 OTHER_VARIABLES: Final[Mapping[str, str]] = {
     CONFIG_VARIABLE: "Path of the settings file, instead of ./runnel.toml.",
-    URL_VARIABLE: "Where commands and clients find the broker, instead of at runnel://127.0.0.1:7470.",
-    TOKEN_VARIABLE: "The token that commands and clients show a broker that asks for one.",
+    URL_VARIABLE: "URL of the broker for commands and clients, instead of runnel://127.0.0.1:7470.",
+    TOKEN_VARIABLE: "Token of commands and clients for a broker that requires one.",
 }
 
 # What Kubernetes gives every container beside a service that is called "runnel".
@@ -43,7 +43,7 @@ _SHOWN_CHARS_MAX: Final = 80
 
 
 class Origin(enum.StrEnum):
-    """The four kinds of source; a later one outweighs an earlier one."""
+    """The four kinds of source. A later one takes precedence over an earlier one."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -51,7 +51,7 @@ class Origin(enum.StrEnum):
     FLAG = "flag"
 
 
-class Source(Struct, frozen=True):
+class SettingSource(Struct, frozen=True):
     """Where a value came from; `place` is a file and line, a variable or a flag."""
 
     origin: Origin
@@ -63,14 +63,14 @@ class Source(Struct, frozen=True):
         return place or self.origin.value
 
 
-DEFAULT_SOURCE: Final = Source(Origin.DEFAULT)
+DEFAULT_SOURCE: Final = SettingSource(Origin.DEFAULT)
 
 
 class Given(Struct, frozen=True):
     """A value and its source."""
 
     value: object
-    source: Source
+    source: SettingSource
 
 
 class Layer(Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class Layer(Struct, frozen=True, kw_only=True):
 class _LayerBuilder:
     """Collects the values and problems of one source."""
 
-    def __init__(self, locate: Callable[[str], Source]) -> None:
+    def __init__(self, locate: Callable[[str], SettingSource]) -> None:
         self._locate = locate
         self._values: dict[str, Given] = {}
         self._rule_count: int | None = None
@@ -224,7 +224,7 @@ def flat_values(settings: Settings) -> dict[str, object]:
 
 
 def default_layer(settings: Settings) -> Layer:
-    """The settings that hold where nobody says anything."""
+    """The defaults."""
     values = {name: Given(value, DEFAULT_SOURCE) for name, value in flat_values(settings).items()}
     return Layer(values=values, rule_count=len(settings.topics))
 
@@ -233,11 +233,11 @@ def file_layer(text: str, path: str) -> Layer:
     """What a TOML file says. `path` is for the messages."""
     lines = key_lines(text)
 
-    def locate(name: str) -> Source:
+    def locate(name: str) -> SettingSource:
         # The value of an inline table or array is placed at the key that holds it.
         while name not in lines and name:
             name = name[: max(name.rfind("."), name.rfind("["), 0)]
-        return Source(Origin.FILE, f"{path}:{lines[name]}" if name else path)
+        return SettingSource(Origin.FILE, f"{path}:{lines[name]}" if name else path)
 
     builder = _LayerBuilder(locate)
     try:
@@ -257,8 +257,8 @@ def environment_layer(environment: Mapping[str, str]) -> Layer:
     known = {*keys, TOPICS_VARIABLE, *OTHER_VARIABLES}
     variables = {key.name: variable for variable, key in keys.items()}
 
-    def locate(name: str) -> Source:
-        return Source(Origin.ENVIRONMENT, variables.get(name, TOPICS_VARIABLE))
+    def locate(name: str) -> SettingSource:
+        return SettingSource(Origin.ENVIRONMENT, variables.get(name, TOPICS_VARIABLE))
 
     builder = _LayerBuilder(locate)
     for variable, text in sorted(environment.items()):
@@ -276,7 +276,7 @@ def environment_layer(environment: Mapping[str, str]) -> Layer:
                 f"write {TOPICS_VARIABLE} as a TOML array"
             )
         else:
-            # Without its value: nobody knows what it is, so it may be a secret.
+            # Without its value: an unknown variable may contain a secret.
             near = variable_meant(variable, known)
             builder.problem(f"unknown variable {variable}" + did_you_mean(near))
     return builder.build()
@@ -297,11 +297,11 @@ class Flag(Struct, frozen=True):
 
 
 def flag_layer(flags: Iterable[Flag]) -> Layer:
-    """What the flags say; of two for the same key the later one holds."""
+    """Read the flags. The last flag of a key takes precedence."""
     places: dict[str, str] = {}
 
-    def locate(name: str) -> Source:
-        return Source(Origin.FLAG, places.get(name, places.get("topics", "")))
+    def locate(name: str) -> SettingSource:
+        return SettingSource(Origin.FLAG, places.get(name, places.get("topics", "")))
 
     builder = _LayerBuilder(locate)
     for flag in flags:

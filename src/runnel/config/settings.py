@@ -18,12 +18,12 @@ MILLISECOND_NS: Final = 1_000_000
 SECOND_NS: Final = 1_000_000_000
 DAY_NS: Final = 86_400 * SECOND_NS
 
-# What the format of a batch can hold at all (runnel.formats): a body of 64 MiB, and 64 tags.
+# The limits of the batch format (runnel.formats): a body of 64 MiB, and 64 tags.
 BATCH_BYTES_CEILING: Final = 64 * MIB
 TAGS_CEILING: Final = 64
 INT64_MAX: Final = 2**63 - 1
 
-# As `data`, in the place of a directory: nothing touches the disk.
+# The value of `data` that stands for no directory: the broker does not touch the disk.
 IN_MEMORY: Final = "memory:"
 
 
@@ -76,7 +76,7 @@ class Keep(enum.StrEnum):
 
 
 class Until(enum.StrEnum):
-    """What ends the life of a message earlier than its age."""
+    """When a message may be removed before it reaches its age."""
 
     ACKED = "acked"
 
@@ -90,7 +90,7 @@ class Rotate(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
 
 class Retain(Struct, frozen=True, kw_only=True, rename=key_of_field):
-    """How long messages are kept. Nothing set: for ever."""
+    """How long messages are kept. With nothing set they are kept for ever."""
 
     age_ns: Duration | None = None
     bytes_max: Size | None = None
@@ -98,7 +98,7 @@ class Retain(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
 
 class Pin(Struct, frozen=True, kw_only=True, rename=key_of_field):
-    """The ceiling for what readers may hold back from retention. None: no ceiling."""
+    """How much readers may hold back from retention. None: no limit."""
 
     age_ns: Duration | None = 30 * DAY_NS
     bytes_max: Size | None = 100 * GIB
@@ -118,7 +118,7 @@ class TopicRule(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
 
 class LimitSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
-    """`[limits]`: what any one client may ask for, the same at every door."""
+    """`[limits]`: the limits of any client, the same for every listener."""
 
     message_bytes_max: SizeInBatch = MIB
     batch_bytes_max: SizeInBatch = 4 * MIB
@@ -154,7 +154,7 @@ class LogSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
 
 class BrokerSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
-    """`[broker]`: live reading, fetching, gathering of single messages, and being watched."""
+    """`[broker]`: live reading, fetching, combining single messages, and monitoring."""
 
     subscriptions_max: Count = 100_000
     live_queue_bytes_max: Size = 4 * MIB
@@ -167,7 +167,7 @@ class BrokerSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
 
 class NativeSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
-    """`[native]`: the door that clients of the native protocol come through."""
+    """`[native]`: the listener for native clients."""
 
     listen: str = "127.0.0.1:7470"
     allow_remote: bool = False
@@ -184,7 +184,7 @@ class NativeSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
 
 class HttpSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
-    """`[http]`: the door for REST, server-sent events and Prometheus; the extra `http` brings it."""
+    """`[http]`: the listener for REST, server-sent events and Prometheus. It needs the extra `http`."""
 
     listen: str | None = "127.0.0.1:7480"
     allow_remote: bool = False
@@ -203,7 +203,7 @@ class HttpSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
 
 class GrpcSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
-    """`[grpc]`: the door for clients built from the .proto; the extra `grpc` brings it."""
+    """`[grpc]`: the listener for gRPC clients. It needs the extra `grpc`."""
 
     listen: str | None = "127.0.0.1:7490"
     allow_remote: bool = False
@@ -217,14 +217,14 @@ class GrpcSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
 
 class Authentication(enum.StrEnum):
-    """How a client shows who it is."""
+    """How a client authenticates."""
 
     NONE = "none"
     TOKEN = "token"
 
 
 class LogLevel(enum.StrEnum):
-    """Which diagnostics are written: a level and everything above it."""
+    """The lowest level of log lines that are written."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -233,7 +233,7 @@ class LogLevel(enum.StrEnum):
 
 
 class SecuritySettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
-    """`[security]`: who may come in, the same at every door."""
+    """`[security]`: authentication and the quotas of tokens, the same for every listener."""
 
     authentication: Authentication = Authentication.NONE
     tokens_file: str | None = None
@@ -248,7 +248,7 @@ class SecuritySettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
 
 class Settings(Struct, frozen=True, kw_only=True, rename=key_of_field):
-    """Everything a Runnel process is told, merged once at its start."""
+    """All settings of a Runnel process, merged once at its start."""
 
     data: str = "./runnel-data"
     cluster: str = "runnel"
@@ -266,100 +266,100 @@ class Settings(Struct, frozen=True, kw_only=True, rename=key_of_field):
 
 # One line per key, for `config show --explain` and docs/settings.md. A test keeps it complete.
 DESCRIPTIONS: Final[dict[str, str]] = {
-    "data": "Directory of everything stored, from the working directory on; memory: keeps all in memory.",
-    "cluster": "Name of the installation, told to clients; nodes of one cluster have the same.",
-    "node": "Name of this node, told to clients.",
-    "log_level": "Which diagnostics are written to standard error: this level and everything above it.",
+    "data": "Data directory, relative to the working directory. memory: keep everything in memory.",
+    "cluster": "Name of the cluster, shown to clients. All nodes of a cluster have the same name.",
+    "node": "Name of this node, shown to clients.",
+    "log_level": "Lowest level of log lines to write to standard error.",
     "limits.message_bytes_max": "Largest payload of one message.",
     "limits.batch_bytes_max": "Largest batch, compressed or not.",
     "limits.tags_max": "Most tags of one message.",
-    "limits.tag_bytes_max": "Most bytes of one message's tags, names and values together.",
-    "limits.topics_max": "Most topics; publishing to a further new one is refused.",
+    "limits.tag_bytes_max": "Most bytes of all tag names and values of one message.",
+    "limits.topics_max": "Most topics. Beyond this, publishing to a new topic is refused.",
     "limits.partitions_max": "Most partitions of one topic.",
-    "limits.producers_max": "Most named publishers that are remembered.",
+    "limits.producers_max": "Most named producers that the broker remembers.",
     "limits.cursors_max": "Most named cursors.",
     "limits.cursor_places_max": "Most positions of one cursor.",
-    "limits.durable_subscriptions_max": "Most acknowledged subscriptions, connected or not.",
-    "limits.open_files_max": "Most segment and index files held open for reading and writing.",
+    "limits.durable_subscriptions_max": "Most acknowledged subscriptions, with or without consumers.",
+    "limits.open_files_max": "Most segment and index files that are open at a time.",
     "limits.allow_wildcard_names": "Allow publishing to topics whose names contain *, ? or [.",
-    "log.write_queue_bytes_max": "Bytes waiting to be written before publishers have to wait.",
-    "log.write_queue_batches_max": "Batches waiting to be written before publishers have to wait.",
-    "log.group_bytes_max": "Most bytes that share one write and one sync.",
-    "log.allocate_bytes": "How far ahead of its end a segment file is allocated, a small one less far; 0: not at all.",
-    "log.disk_reserve_bytes": "Publishing is refused while less than this is free on the disk.",
-    "log.writers": "Threads that write and sync; each serves many journals.",
+    "log.write_queue_bytes_max": "Bytes that may wait to be written. Beyond this, publishers wait.",
+    "log.write_queue_batches_max": "Batches that may wait to be written. Beyond this, publishers wait.",
+    "log.group_bytes_max": "Most bytes of one write and one sync.",
+    "log.allocate_bytes": "How far ahead of its end a segment file is allocated; less if it is small. 0: none.",
+    "log.disk_reserve_bytes": "Free disk space below which publishing is refused.",
+    "log.writers": "Threads that write and sync. Each serves many journals.",
     "log.index_cache_bytes_max": "Memory for the indexes of sealed segments.",
-    "log.segment_runs_max": "Most runs in one segment; it rotates then, whatever its size.",
+    "log.segment_runs_max": "Most runs in one segment. The segment rotates then, whatever its size.",
     "log.retention_interval": "How often retention looks for segments to remove.",
-    "log.producer_age_max": "A named publisher is forgotten this long after its last batch.",
-    "log.last_value_bytes_max": "Largest message that is kept as a last value beyond retention.",
-    "log.catalogue_log_bytes_max": "Size of the catalogue's log that leads to a new snapshot.",
-    "log.state_log_bytes_max": "Size of a state journal's log that leads to a new snapshot.",
-    "log.memory_journal_bytes_max": "Most memory of one journal kept there; beyond, the oldest go.",
-    "broker.subscriptions_max": "Most live subscriptions, of all connections together.",
-    "broker.live_queue_bytes_max": "Bytes of topics not kept that wait for one slow subscription.",
+    "log.producer_age_max": "Time after its last batch when a named producer is forgotten.",
+    "log.last_value_bytes_max": "Largest message that is kept as a last value after retention removes it.",
+    "log.catalogue_log_bytes_max": "Size of the catalogue's log at which a new snapshot is written.",
+    "log.state_log_bytes_max": "Size of a state journal's log at which a new snapshot is written.",
+    "log.memory_journal_bytes_max": "Most memory of one in-memory journal. Beyond this, the oldest are removed.",
+    "broker.subscriptions_max": "Most live subscriptions of all connections together.",
+    "broker.live_queue_bytes_max": "Most bytes of topics that are not kept that wait for one slow subscription.",
     "broker.fetch_wait_max": "Longest time that a fetch may wait for a message.",
     "broker.fetches_waiting_max": "Most fetches that wait for a message at a time.",
-    "broker.gather_messages_max": "Single messages that are gathered into one batch at most.",
-    "broker.gather_bytes_max": "Bytes of single messages that are gathered into one batch at most.",
-    "broker.metrics_interval": "How often statistics are published on !system/metrics.",
-    "broker.metrics_topics_max": "Topics with statistics of their own: the busiest.",
-    "native.listen": "Address and port of the native door; port 0: any free one.",
-    "native.allow_remote": "Let listen name an address that other machines reach, unauthenticated.",
-    "native.connections_max": "Most connections at a time; one that has not said hello makes room for another.",
+    "broker.gather_messages_max": "Most single messages that are combined into one batch.",
+    "broker.gather_bytes_max": "Most bytes of single messages that are combined into one batch.",
+    "broker.metrics_interval": "How often metrics are published on !system/metrics.",
+    "broker.metrics_topics_max": "Number of topics that have metrics of their own: the busiest.",
+    "native.listen": "Host and port of the native listener. Port 0: any free port.",
+    "native.allow_remote": "Allow listening on non-loopback addresses without authentication.",
+    "native.connections_max": "Most connections at a time. A new connection replaces one that has not sent its hello.",
     "native.frame_bytes_max": "Largest frame that a client may send.",
     "native.subscriptions_max": "Most live subscriptions of one connection.",
     "native.consumers_max": "Most consumers of one connection.",
     "native.requests_max": "Most requests of one connection that are not answered yet.",
-    "native.handshake_timeout": "Time for the TLS handshake of a new connection, and then for its hello.",
-    "native.idle_timeout": "A connection that sends nothing for so long is closed.",
-    "native.drain_timeout": "At shutdown, time for what was accepted to be finished.",
-    "native.tls_certificate": "File with the certificate chain, PEM; none: no TLS.",
-    "native.tls_key": "File with the certificate's private key, PEM.",
-    "http.listen": "Address and port of the HTTP door; port 0: any free one; none: closed.",
-    "http.allow_remote": "Let listen name an address that other machines reach, unauthenticated.",
-    "http.hosts": "Further names that requests without tokens may use as Host; *.name: all below it; *: any name.",
-    "http.cors_origins": "Sites whose pages may use the broker, as https://ui.example; *: all, with tokens.",
-    "http.connections_max": "Most connections at a time; the one idle for longest makes room for another.",
-    "http.body_bytes_max": "Largest body of a request; one line of a bulk publish, which may be longer.",
-    "http.handshake_timeout": "Time for the TLS handshake of a new connection.",
-    "http.request_timeout": "Time for a request to arrive whole; between two lines of a bulk publish.",
-    "http.idle_timeout": "A connection without a request for so long is closed.",
+    "native.handshake_timeout": "Time limit for the TLS handshake of a new connection, and then for its hello.",
+    "native.idle_timeout": "A connection that sends nothing for this long is closed.",
+    "native.drain_timeout": "Time limit at shutdown for finishing accepted requests.",
+    "native.tls_certificate": "PEM file with the certificate chain. none: no TLS.",
+    "native.tls_key": "PEM file with the certificate's private key.",
+    "http.listen": "Host and port of the HTTP listener. Port 0: any free port. none: no HTTP listener.",
+    "http.allow_remote": "Allow listening on non-loopback addresses without authentication.",
+    "http.hosts": "Additional Host names for requests without a token. *.name: all names below it. *: any name.",
+    "http.cors_origins": "Origins of web pages that may use it, such as https://ui.example. *: all, with tokens.",
+    "http.connections_max": "Most connections at a time. A new connection replaces the one that is idle longest.",
+    "http.body_bytes_max": "Largest request body. For a bulk publish: the largest line; its body may be larger.",
+    "http.handshake_timeout": "Time limit for the TLS handshake of a new connection.",
+    "http.request_timeout": "Time limit for receiving a request. For a bulk publish: the time between two lines.",
+    "http.idle_timeout": "A connection without a request for this long is closed.",
     "http.streams_max": "Most live streams and waiting requests at a time.",
-    "http.consumers_max": "Most consumers of acknowledged work that the door keeps.",
-    "http.drain_timeout": "At shutdown, time for requests to be finished.",
-    "http.tls_certificate": "File with the certificate chain, PEM; none: no TLS.",
-    "http.tls_key": "File with the certificate's private key, PEM.",
-    "grpc.listen": "Address and port of the gRPC door; port 0: any free one; none: closed.",
-    "grpc.allow_remote": "Let listen name an address that other machines reach, unauthenticated.",
-    "grpc.calls_max": "Most calls at a time; each further one is turned away.",
+    "http.consumers_max": "Most polling consumers of acknowledged subscriptions.",
+    "http.drain_timeout": "Time limit at shutdown for finishing requests.",
+    "http.tls_certificate": "PEM file with the certificate chain. none: no TLS.",
+    "http.tls_key": "PEM file with the certificate's private key.",
+    "grpc.listen": "Host and port of the gRPC listener. Port 0: any free port. none: no gRPC listener.",
+    "grpc.allow_remote": "Allow listening on non-loopback addresses without authentication.",
+    "grpc.calls_max": "Most calls at a time. Further calls are refused.",
     "grpc.message_bytes_max": "Largest message of a call.",
-    "grpc.handshake_timeout": "Time for the TLS handshake of a new connection and its first HTTP/2 frame.",
-    "grpc.idle_timeout": "A connection without a call for so long is closed.",
-    "grpc.drain_timeout": "At shutdown, time for calls to be finished.",
-    "grpc.tls_certificate": "File with the certificate chain, PEM; none: no TLS.",
-    "grpc.tls_key": "File with the certificate's private key, PEM.",
-    "security.authentication": "token: every client shows a token; none: everybody may do everything.",
-    "security.tokens_file": "File with the hashes of tokens; none: tokens.json in the data directory.",
-    "security.token_connections_max": "Most connections, or calls under way, of one token.",
-    "security.token_topics_max": "Most kept topics that one token may have made; 0: any number.",
-    "security.token_cursors_max": "Most cursors that one token may have made; 0: any number.",
-    "security.token_subscriptions_max": "Most acknowledged subscriptions of one token; 0: any number.",
-    "security.token_bytes_in_per_s": "Bytes a second that one token publishes before it has to wait; 0: any.",
-    "security.token_messages_in_per_s": "Messages a second that one token publishes before it has to wait; 0: any.",
-    "security.token_bytes_out_per_s": "Bytes a second that one token reads before it has to wait; 0: any.",
-    "security.token_messages_out_per_s": "Messages a second that one token reads before it has to wait; 0: any.",
-    "topics.match": "Glob pattern of the topics this rule is for; the first matching rule decides.",
-    "topics.keep": "none: live only; memory: lost at a restart; disk.",
-    "topics.partitions": "Partitions of each topic, fixed when the topic is made.",
+    "grpc.handshake_timeout": "Time limit for the TLS handshake of a new connection and its first HTTP/2 frame.",
+    "grpc.idle_timeout": "A connection without a call for this long is closed.",
+    "grpc.drain_timeout": "Time limit at shutdown for finishing calls.",
+    "grpc.tls_certificate": "PEM file with the certificate chain. none: no TLS.",
+    "grpc.tls_key": "PEM file with the certificate's private key.",
+    "security.authentication": "token: every client must present a token. none: every client may do everything.",
+    "security.tokens_file": "File with the hashes of tokens. none: tokens.json in the data directory.",
+    "security.token_connections_max": "Most connections and running calls of one token.",
+    "security.token_topics_max": "Most kept topics that one token may create. 0: no limit.",
+    "security.token_cursors_max": "Most cursors that one token may create. 0: no limit.",
+    "security.token_subscriptions_max": "Most acknowledged subscriptions that one token may create. 0: no limit.",
+    "security.token_bytes_in_per_s": "Bytes per second that a token may publish before it waits. 0: no limit.",
+    "security.token_messages_in_per_s": "Messages per second that a token may publish before it waits. 0: no limit.",
+    "security.token_bytes_out_per_s": "Bytes per second that a token may read before it waits. 0: no limit.",
+    "security.token_messages_out_per_s": "Messages per second that a token may read before it waits. 0: no limit.",
+    "topics.match": "Glob pattern of the topics that this rule applies to. The first matching rule applies.",
+    "topics.keep": "none: live only. memory: lost at a restart. disk: stored.",
+    "topics.partitions": "Partitions of each topic, fixed when the topic is created.",
     "topics.journal": 'The files it shares; "{topic}" gives each topic its own; none: the rule\'s.',
-    "topics.rotate.bytes": "Size at which a segment ends.",
-    "topics.rotate.every": "Time after which a segment ends; none: by size alone.",
-    "topics.rotate.at": "UTC time of day from which the times of rotation are counted.",
-    "topics.retain.age": "Messages older than this are removed; none: for ever.",
-    "topics.retain.bytes": "Journal size above which the oldest segments go; none: any size.",
-    "topics.retain.until": "acked: a message also goes once all subscriptions acknowledged it.",
-    "topics.pin.age": "Age up to which readers may hold messages back; none: any age.",
-    "topics.pin.bytes": "Size up to which readers may hold messages back; none: any size.",
-    "topics.last_value": "Keep the last message of every partition beyond retention.",
+    "topics.rotate.bytes": "Size at which a new segment begins.",
+    "topics.rotate.every": "Time after which a new segment begins. none: by size only.",
+    "topics.rotate.at": "UTC time of day from which `rotate.every` counts.",
+    "topics.retain.age": "Messages older than this are removed. none: no limit.",
+    "topics.retain.bytes": "Journal size above which the oldest segments are removed. none: no limit.",
+    "topics.retain.until": "acked: also remove a message when all subscriptions have acknowledged it.",
+    "topics.pin.age": "Age up to which readers may hold messages back from retention. none: no limit.",
+    "topics.pin.bytes": "Size up to which readers may hold messages back from retention. none: no limit.",
+    "topics.last_value": "Keep the last message of every partition after retention removes it.",
 }

@@ -1,8 +1,8 @@
 """Where in a TOML text each key stands, for messages that point at a line.
 
 A scan by lines, much simpler than a parser: it knows headers, bare and dotted keys at the start of
-a line, and text in triple quotes. Keys inside inline tables and arrays are not found; whoever asks
-falls back to the key that holds them.
+a line, and text in triple quotes. Keys inside inline tables and arrays are not found; callers
+fall back to the key that holds them.
 """
 
 from __future__ import annotations

@@ -455,6 +455,17 @@ def _arrow() -> ModuleType:
     return arrow
 
 
+def unpack_blocks(data: bytes | memoryview) -> list[Batch]:
+    """The batches of blocks that follow each other. Their checksums are verified here."""
+    batches = []
+    position = 0
+    while position < len(data):
+        head, body, block_bytes = block.unpack(data, position)
+        batches.append(Batch(head, body))
+        position += block_bytes
+    return batches
+
+
 def _runs_of(messages: Sequence[Message]) -> tuple[list[str], list[int], list[int]]:
     if not messages:
         raise MalformedError("batch", "has no messages; at least one is needed")

@@ -11,8 +11,8 @@ leases          what is leased to whom, and until when
 selection       what a consumer names of what it has
 group state            what the partitions of a group share
 partition_work  what a partition owes: shared work, to whomever has room
-lanes           the messages of one key that are on their way
-lane_table      the lanes of a partition, and what of them is shown to be wanted
+queues           the messages of one key that are on their way
+lane_table      the queues of a partition, and what of them is shown to be wanted
 delivery builders         what one offer gives to whom
 keyed_work      what a partition owes in key_shared mode: a key to one consumer at a time, in order
 group           consumers that share what is owed: the face of it all

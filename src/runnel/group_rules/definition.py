@@ -43,7 +43,7 @@ class Mode(enum.StrEnum):
             ) from None
 
 
-class Options(msgspec.Struct, frozen=True, gc=False):
+class SubscriptionOptions(msgspec.Struct, frozen=True, gc=False):
     """How a subscription treats what it delivers."""
 
     lease_ns: int = 30 * _SECOND
@@ -96,7 +96,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
         return int(min(delay, self.retry_delay_ns_max))
 
     @classmethod
-    def of(cls, wire: WorkOptions | None) -> Options:
+    def of(cls, wire: WorkOptions | None) -> SubscriptionOptions:
         """Options as a client gave them; what it left out is the default.
 
         A ceiling that was left out gives way to a lease or delay that is longer.
@@ -122,13 +122,13 @@ class Options(msgspec.Struct, frozen=True, gc=False):
             absent_ns_max=_given(wire.absent_ms_max, usual.absent_ns_max),
         )
 
-    def changed(self, given: WorkOptions | None) -> Options:
+    def changed(self, given: WorkOptions | None) -> SubscriptionOptions:
         """These, with those that are given in their place."""
         if given is None:
             return self
         said = msgspec.structs.asdict(given).items()
         wanted = {name: value for name, value in said if value is not None}
-        return Options.of(msgspec.structs.replace(self.to_wire(), **wanted))
+        return SubscriptionOptions.of(msgspec.structs.replace(self.to_wire(), **wanted))
 
     def to_wire(self) -> WorkOptions:
         return WorkOptions(
@@ -157,7 +157,7 @@ class Definition(msgspec.Struct, frozen=True, array_like=True):
     name: str
     patterns: tuple[str, ...]
     mode: Mode
-    options: Options
+    options: SubscriptionOptions
     is_paused: bool = False
     made_ns: int = 0
     members: tuple[MemberRecord, ...] = ()

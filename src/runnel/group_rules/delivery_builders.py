@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from runnel.group_rules.effects import Delivery
+from runnel.group_rules.effects import LeasedDelivery
 from runnel.group_rules.group_state import GroupState
-from runnel.group_rules.leases import Lease
-from runnel.group_rules.windows import Consumer
+from runnel.group_rules.leases import LeasedRange
+from runnel.group_rules.windows import ConsumerWindow
 from runnel.topics.names import TopicPartition
 
 Attempts: TypeAlias = Callable[[Sequence[int]], list[tuple[int, int, int]]]
@@ -19,7 +19,7 @@ class DeliveryBuilder:
 
     __slots__ = ("lease", "offsets", "room")
 
-    def __init__(self, lease: Lease, room: int) -> None:
+    def __init__(self, lease: LeasedRange, room: int) -> None:
         self.lease = lease
         self.room = room
         self.offsets: list[int] = []
@@ -39,7 +39,7 @@ class DeliveryBuilders:
         self._base = base
         self._cost_bytes = cost_bytes
         self._now_ns = now_ns
-        self._delivery_builders: dict[Consumer, DeliveryBuilder] = {}
+        self._delivery_builders: dict[ConsumerWindow, DeliveryBuilder] = {}
         self.find = (
             self._delivery_builders.get
         )  # a consumer's, full or not; None if it has none yet
@@ -54,14 +54,14 @@ class DeliveryBuilders:
             consumers.pass_over(consumer)
         return None
 
-    def of(self, consumer: Consumer) -> DeliveryBuilder | None:
+    def of(self, consumer: ConsumerWindow) -> DeliveryBuilder | None:
         """A certain consumer's delivery builder; None if it has no room."""
         delivery_builder = self._delivery_builders.get(consumer)
         if delivery_builder is None:
             return self._new(consumer) if consumer.has_room else None
         return delivery_builder if delivery_builder.room else None
 
-    def _new(self, consumer: Consumer) -> DeliveryBuilder | None:
+    def _new(self, consumer: ConsumerWindow) -> DeliveryBuilder | None:
         group_state = self._group_state
         room = consumer.fits(self._cost_bytes)
         if not room:
@@ -84,7 +84,7 @@ class DeliveryBuilders:
         """It takes no more."""
         self._group_state.consumers.pass_over(delivery_builder.lease.consumer)
 
-    def deliver(self, attempts: Attempts) -> list[Delivery]:
+    def deliver(self, attempts: Attempts) -> list[LeasedDelivery]:
         return [
             self._group_state.deliver(
                 delivery_builder.lease,

@@ -48,7 +48,7 @@ class Want(msgspec.Struct, frozen=True, gc=False):
     bytes_max: int
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class LeasedDelivery(msgspec.Struct, frozen=True):
     """A stretch of a partition, leased to a consumer: bit i of `mask` says that offset `base` + i is in it."""
 
     id: int
@@ -63,8 +63,8 @@ class Delivery(msgspec.Struct, frozen=True):
     """(offset, failures, first_delivery_ns) of those that were delivered before."""
 
 
-class Burial(msgspec.Struct, frozen=True, gc=False):
-    """A message that has failed too often: to be stored as a dead letter, and then `buried`."""
+class DeadLetter(msgspec.Struct, frozen=True, gc=False):
+    """A message that has failed too often: to be stored as a dead letter, and then `dead_letter_stored`."""
 
     key: TopicPartition
     offset: int
@@ -76,17 +76,25 @@ class Effects(msgspec.Struct):
     """What follows from an event. `acked`, `picked` and `failed` are to be stored, in this order."""
 
     recalls: list[tuple[int, Part]] = []
-    burials: list[Burial] = []
+    dead_letters: list[DeadLetter] = []
     acked: list[tuple[TopicPartition, int, int]] = []
     picked: list[tuple[TopicPartition, int, int]] = []
     """Acked too, where they lie scattered: key, base, and a mask whose bit i stands for offset base + i."""
     failed: list[tuple[TopicPartition, int, int, int, int, str]] = []
     """key, offset, failures (0: owed again, as if never delivered), not_before_ns, first_delivery_ns, reason."""
     late: list[Part] = []
+    expired: list[tuple[int, int]] = []
+    """Leases that ended by time: the consumer, and the id of the delivery."""
 
     def __bool__(self) -> bool:
         return bool(
-            self.acked or self.picked or self.late or self.failed or self.burials or self.recalls
+            self.acked
+            or self.picked
+            or self.late
+            or self.failed
+            or self.dead_letters
+            or self.recalls
+            or self.expired
         )
 
     def or_nothing(self) -> Effects:

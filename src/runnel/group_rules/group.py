@@ -13,15 +13,15 @@ from typing import Final
 from runnel.formats.work_heads import Part, Picked
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
-from runnel.group_rules.definition import DURATION_NS_MAX, Options
-from runnel.group_rules.effects import NOTHING, Delivery, Effects, Failure, Want
+from runnel.group_rules.definition import DURATION_NS_MAX, SubscriptionOptions
+from runnel.group_rules.effects import NOTHING, Effects, Failure, LeasedDelivery, Want
 from runnel.group_rules.group_state import GroupState
-from runnel.group_rules.keyed_work import KeyedWork
-from runnel.group_rules.leases import Lease
-from runnel.group_rules.partition_work import PartitionWork
-from runnel.group_rules.records import PartitionState
-from runnel.group_rules.selection import Selection
-from runnel.group_rules.windows import Consumer
+from runnel.group_rules.keyed_partition import KeyedPartition
+from runnel.group_rules.lease_selection import LeaseSelection
+from runnel.group_rules.leases import LeasedRange
+from runnel.group_rules.records import PartitionAcks
+from runnel.group_rules.shared_partition import SharedPartition
+from runnel.group_rules.windows import ConsumerWindow
 from runnel.topics.names import TopicPartition
 
 _REASON_LENGTH_MAX: Final = 1_024
@@ -36,7 +36,7 @@ class Group:
 
     def __init__(
         self,
-        options: Options,
+        options: SubscriptionOptions,
         *,
         is_keyed: bool,
         waiting_max: int = 65_536,
@@ -45,16 +45,16 @@ class Group:
         self._group_state = GroupState(
             options, waiting_max=waiting_max, first_delivery_id=first_delivery_id
         )
-        self._kind: type[PartitionWork] = KeyedWork if is_keyed else PartitionWork
-        self._works: dict[TopicPartition, PartitionWork] = {}
+        self._kind: type[SharedPartition] = KeyedPartition if is_keyed else SharedPartition
+        self._works: dict[TopicPartition, SharedPartition] = {}
         self._is_callers_turn = False
 
     @property
-    def options(self) -> Options:
+    def options(self) -> SubscriptionOptions:
         return self._group_state.options
 
     @options.setter
-    def options(self, options: Options) -> None:
+    def options(self, options: SubscriptionOptions) -> None:
         """Other options, for what happens from now on."""
         self._group_state.options = options
 
@@ -95,7 +95,7 @@ class Group:
     def _take_all_from(self, key: TopicPartition) -> Effects:
         """End the leases on a partition that is about to be forgotten; their holders had better stop."""
         effects = Effects()
-        selection = Selection(self._group_state.leases, 0, [])
+        selection = LeaseSelection(self._group_state.leases, 0, [])
         for lease in self._group_state.leases.of_partition(key):
             effects.recalls += [
                 (lease.consumer.number, Part(lease.id, begin, end))
@@ -133,7 +133,7 @@ class Group:
 
     def join(self, consumer: int, *, window_messages: int, window_bytes: int) -> None:
         """A consumer is there. Its number must be no other's in this group."""
-        self._group_state.consumers.add(Consumer(consumer, window_messages, window_bytes))
+        self._group_state.consumers.add(ConsumerWindow(consumer, window_messages, window_bytes))
 
     def resize(self, consumer: int, *, window_messages: int, window_bytes: int) -> None:
         """A consumer's window is another. What it has beyond it stays leased."""
@@ -185,7 +185,7 @@ class Group:
         size_bytes: int,
         now_ns: int,
         row_keys: Sequence[bytes | None] | None = None,
-    ) -> list[Delivery]:
+    ) -> list[LeasedDelivery]:
         """Stored messages, of consecutive offsets from `base` on. Takes what can be delivered now."""
         work = self._works.get(key)
         if work is None or count < 1:
@@ -204,7 +204,7 @@ class Group:
     ) -> Effects:
         """These are done: whole deliveries, as far as they are outstanding, and parts of others."""
         effects = Effects()
-        selection = Selection(self._group_state.leases, consumer, effects.late)
+        selection = LeaseSelection(self._group_state.leases, consumer, effects.late)
         selection.wholes(deliveries)
         selection.parts(parts)
         if picked:
@@ -221,13 +221,13 @@ class Group:
     ) -> Effects:
         """Everything of a partition that this consumer has, up to an offset and with it, is done."""
         effects = Effects()
-        selection = Selection(self._group_state.leases, consumer, effects.late)
+        selection = LeaseSelection(self._group_state.leases, consumer, effects.late)
         for lease in self._group_state.leases.up_to(consumer, key, offset):
             selection.up_to(lease, offset)
         self._acknowledge(selection, effects)
         return effects.or_nothing()
 
-    def _acknowledge(self, selection: Selection, effects: Effects) -> None:
+    def _acknowledge(self, selection: LeaseSelection, effects: Effects) -> None:
         for lease, mask in selection.taken.items():
             self._works[lease.key].acknowledge(lease, mask, effects)
         self._let_go(selection)
@@ -245,7 +245,7 @@ class Group:
         if delay_ns is not None:
             delay_ns = min(max(delay_ns, 0), DURATION_NS_MAX)
         effects = Effects()
-        selection = Selection(self._group_state.leases, consumer, effects.late)
+        selection = LeaseSelection(self._group_state.leases, consumer, effects.late)
         selection.parts(parts)
         for work, returned in self._by_work(selection):
             work.fail(
@@ -255,6 +255,19 @@ class Group:
                 reason=reason[:_REASON_LENGTH_MAX],
                 effects=effects,
             )
+        self._let_go(selection)
+        return effects.or_nothing()
+
+    def give_back(self, consumer: int, parts: Sequence[Part], now_ns: int) -> Effects:  # noqa: ARG002
+        """Nobody has worked on these: they come again at once, and no delivery is counted.
+
+        What the consumer does not have any more is passed over.
+        """
+        effects = Effects()
+        selection = LeaseSelection(self._group_state.leases, consumer, [])
+        selection.parts(parts)
+        for work, returned in self._by_work(selection):
+            work.give_back(returned, effects)
         self._let_go(selection)
         return effects.or_nothing()
 
@@ -275,29 +288,35 @@ class Group:
             if lease is not None:
                 self._group_state.leases.renew(lease, deadline_ns)
 
+    def missing(self, consumer: int, parts: Sequence[Part]) -> list[Part]:
+        """Which of these the consumer does not have, or does not have any more."""
+        selection = LeaseSelection(self._group_state.leases, consumer, [])
+        selection.missing(parts)
+        return selection.late
+
     def recalled(self, consumer: int, parts: Sequence[Part], now_ns: int) -> Effects:  # noqa: ARG002
         """Of what was recalled, the consumer does not work on these, or does no more."""
-        selection = Selection(self._group_state.leases, consumer, [])
+        selection = LeaseSelection(self._group_state.leases, consumer, [])
         selection.recalled(parts)
         self._let_go(selection)
         return NOTHING
 
     # --- Dead letters ---
 
-    def buried(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:  # noqa: ARG002
+    def dead_letter_stored(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:  # noqa: ARG002
         """The message's dead letter is stored: it is done."""
         work = self._works.get(key)
         if work is None:
             return NOTHING
         effects = Effects()
-        work.buried(offset, effects)
+        work.dead_letter_stored(offset, effects)
         return effects.or_nothing()
 
-    def unburied(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:
+    def dead_letter_failed(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:
         """Its dead letter could not be stored: it is asked for again later."""
         work = self._works.get(key)
         if work is not None:
-            work.unburied(offset, now_ns)
+            work.dead_letter_failed(offset, now_ns)
         return NOTHING
 
     # --- Time ---
@@ -307,6 +326,7 @@ class Group:
         effects = Effects()
         ended = self._group_state.leases.ended(now_ns)
         if ended:
+            effects.expired += [(lease.consumer.number, lease.id) for lease in ended]
             self._end(ended, now_ns, reason=_EXPIRED, effects=effects)
         while (delay := self._group_state.pop_delay(now_ns)) is not None:
             work = self._works.get(delay.key)
@@ -323,30 +343,30 @@ class Group:
         return min(deadline_ns, delay_ns)
 
     def _end(
-        self, leases: Iterable[Lease], now_ns: int, *, reason: str | None, effects: Effects
+        self, leases: Iterable[LeasedRange], now_ns: int, *, reason: str | None, effects: Effects
     ) -> None:
         """Take everything from these leases. Without a reason that counts for nothing."""
-        selection = Selection(self._group_state.leases, 0, [])
+        selection = LeaseSelection(self._group_state.leases, 0, [])
         for lease in leases:
             selection.all_of(lease)
         for work, returned in self._by_work(selection):
             if reason is None:
-                work.give_back(returned)
+                work.give_back(returned, effects)
             else:
                 work.fail(returned, now_ns, delay_ns=0, reason=reason, effects=effects)
         self._let_go(selection)
 
     def _by_work(
-        self, selection: Selection
-    ) -> Iterator[tuple[PartitionWork, list[tuple[Lease, int]]]]:
+        self, selection: LeaseSelection
+    ) -> Iterator[tuple[SharedPartition, list[tuple[LeasedRange, int]]]]:
         """What was taken, by partition: a key's messages may be in several leases."""
-        by_key: defaultdict[TopicPartition, list[tuple[Lease, int]]] = defaultdict(list)
+        by_key: defaultdict[TopicPartition, list[tuple[LeasedRange, int]]] = defaultdict(list)
         for lease, mask in selection.taken.items():
             by_key[lease.key].append((lease, mask))
         for key, returned in by_key.items():
             yield self._works[key], returned
 
-    def _let_go(self, selection: Selection) -> None:
+    def _let_go(self, selection: LeaseSelection) -> None:
         for lease, mask in selection.stopped.items():
             self._works[lease.key].confirm(lease, mask)
         self._group_state.release(selection.taken, selection.stopped)
@@ -359,6 +379,11 @@ class Group:
         return not (
             self._group_state.in_flight or self._group_state.delayed or self._group_state.dying
         )
+
+    def leased(self, consumer: int) -> tuple[int, int]:
+        """How many messages and bytes a consumer has, recalled ones included."""
+        found = self._group_state.consumers.get(consumer)
+        return (0, 0) if found is None else (found.messages_leased, found.bytes_leased)
 
     @property
     def in_flight(self) -> int:
@@ -387,13 +412,13 @@ class Group:
     def next_delivery_id(self) -> int:
         return self._group_state.leases.next_id
 
-    def partition_state(self, key: TopicPartition) -> PartitionState | None:
+    def partition_state(self, key: TopicPartition) -> PartitionAcks | None:
         """What is done and what failed in a partition. Only to be looked at: it goes on changing."""
         work = self._works.get(key)
         if work is None:
             return None
         failures = {o: failure for o, failure in work.failures.items() if failure.failures}
-        return PartitionState(work.acked, failures)
+        return PartitionAcks(work.acked, failures)
 
     def partition_in_flight(self, key: TopicPartition) -> int:
         """Messages of a partition that consumers have."""

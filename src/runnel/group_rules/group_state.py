@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from runnel.group_rules.definition import Options
-from runnel.group_rules.effects import Delivery
-from runnel.group_rules.leases import Lease, LeaseTable
-from runnel.group_rules.windows import Consumer, Consumers
+from runnel.group_rules.definition import SubscriptionOptions
+from runnel.group_rules.effects import LeasedDelivery
+from runnel.group_rules.leases import LeasedRange, LeaseTable
+from runnel.group_rules.windows import ConsumerWindow, ConsumerWindows
 from runnel.topics.names import TopicPartition
 
 
@@ -21,14 +21,16 @@ class Delay(NamedTuple):
     number: int  # those of the same time are over in the order in which they began
     key: TopicPartition
     offset: int
-    lane_key: bytes | None
+    queue_key: bytes | None
 
 
 class GroupState:
-    def __init__(self, options: Options, *, waiting_max: int, first_delivery_id: int) -> None:
+    def __init__(
+        self, options: SubscriptionOptions, *, waiting_max: int, first_delivery_id: int
+    ) -> None:
         self.options = options
         self.waiting_max = max(waiting_max, 1)
-        self.consumers = Consumers()
+        self.consumers = ConsumerWindows()
         self.leases = LeaseTable(first_delivery_id)
         self.in_flight = 0  # messages that consumers have
         self.delayed = 0  # messages, or keys, that wait for their time
@@ -80,14 +82,16 @@ class GroupState:
     # --- Leases ---
 
     def open_lease(
-        self, consumer: Consumer, key: TopicPartition, base: int, cost_bytes: int, now_ns: int
-    ) -> Lease:
+        self, consumer: ConsumerWindow, key: TopicPartition, base: int, cost_bytes: int, now_ns: int
+    ) -> LeasedRange:
         """A lease with nothing in it yet, which nobody knows of until it is delivered."""
         deadline_ns = now_ns + self.options.lease_ns
         lease_id = self.leases.new_id()
-        return Lease(lease_id, consumer, key, base, cost_bytes, now_ns, deadline_ns)
+        return LeasedRange(lease_id, consumer, key, base, cost_bytes, now_ns, deadline_ns)
 
-    def deliver(self, lease: Lease, mask: int, attempts: list[tuple[int, int, int]]) -> Delivery:
+    def deliver(
+        self, lease: LeasedRange, mask: int, attempts: list[tuple[int, int, int]]
+    ) -> LeasedDelivery:
         count = mask.bit_count()
         size_bytes = count * lease.cost_bytes
         lease.outstanding = mask
@@ -95,7 +99,7 @@ class GroupState:
         self.consumers.take(lease.consumer, count, size_bytes)
         self.in_flight += count
         self.releases += len(attempts)
-        return Delivery(
+        return LeasedDelivery(
             lease.id,
             lease.consumer.number,
             lease.key,
@@ -107,9 +111,9 @@ class GroupState:
             attempts,
         )
 
-    def release(self, *let_go: Mapping[Lease, int]) -> None:
+    def release(self, *let_go: Mapping[LeasedRange, int]) -> None:
         """Consumers have let go of these masks of their leases."""
-        sums: dict[Consumer, list[int]] = {}
+        sums: dict[ConsumerWindow, list[int]] = {}
         for leases in let_go:
             for lease, mask in leases.items():
                 count = mask.bit_count()
@@ -127,10 +131,10 @@ class GroupState:
     # --- Delays ---
 
     def delay(
-        self, until_ns: int, key: TopicPartition, offset: int = 0, lane_key: bytes | None = None
+        self, until_ns: int, key: TopicPartition, offset: int = 0, queue_key: bytes | None = None
     ) -> None:
         self._delays_made += 1
-        heappush(self._delays, Delay(until_ns, self._delays_made, key, offset, lane_key))
+        heappush(self._delays, Delay(until_ns, self._delays_made, key, offset, queue_key))
 
     def next_delay_ns(self) -> int | None:
         return self._delays[0].until_ns if self._delays else None

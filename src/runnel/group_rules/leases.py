@@ -5,14 +5,14 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from runnel.group_rules.windows import Consumer
+from runnel.group_rules.windows import ConsumerWindow
 from runnel.topics.names import TopicPartition
 
 # A heap may hold so many entries of leases that have ended, beyond as many as there are leases.
 _STALE_MAX: Final = 1_024
 
 
-class Lease:
+class LeasedRange:
     """A stretch of a partition that a consumer has: bit i of a mask stands for offset `base` + i."""
 
     __slots__ = (
@@ -31,7 +31,7 @@ class Lease:
     def __init__(
         self,
         lease_id: int,
-        consumer: Consumer,
+        consumer: ConsumerWindow,
         key: TopicPartition,
         base: int,
         cost_bytes: int,
@@ -55,21 +55,21 @@ class Lease:
         return self.base + (self.outstanding | self.recalled).bit_length() - 1
 
 
-class Share:
+class PartitionLeases:
     """The leases of one consumer in one partition."""
 
     __slots__ = ("_by_base", "leases")
 
     def __init__(self) -> None:
-        self.leases: dict[int, Lease] = {}
+        self.leases: dict[int, LeasedRange] = {}
         self._by_base: list[tuple[int, int]] | None = None  # a heap, once somebody has asked
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: LeasedRange) -> None:
         self.leases[lease.id] = lease
         if self._by_base is not None:
             heappush(self._by_base, (lease.base, lease.id))
 
-    def up_to(self, offset: int) -> list[Lease]:
+    def up_to(self, offset: int) -> list[LeasedRange]:
         """Those that have anything up to an offset. What they have up to there must be taken from them."""
         heap = self._by_base
         if heap is None or len(heap) > 2 * len(self.leases) + _STALE_MAX:
@@ -95,9 +95,9 @@ class LeaseTable:
 
     def __init__(self, first_id: int) -> None:
         self.next_id = first_id
-        self._leases: dict[int, Lease] = {}
-        self._of_consumer: dict[int, dict[TopicPartition, Share]] = {}
-        self._of_partition: dict[TopicPartition, dict[int, Share]] = {}
+        self._leases: dict[int, LeasedRange] = {}
+        self._of_consumer: dict[int, dict[TopicPartition, PartitionLeases]] = {}
+        self._of_partition: dict[TopicPartition, dict[int, PartitionLeases]] = {}
         # (when, id): a lease that was renewed stays where it is and is put back when it comes up.
         self._deadlines: list[tuple[int, int]] = []
 
@@ -108,24 +108,24 @@ class LeaseTable:
         self.next_id += 1
         return self.next_id - 1
 
-    def get(self, consumer: int, lease_id: int) -> Lease | None:
+    def get(self, consumer: int, lease_id: int) -> LeasedRange | None:
         """A consumer's lease; None if there is none of this id, or it is another's."""
         lease = self._leases.get(lease_id)
         return lease if lease is not None and lease.consumer.number == consumer else None
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: LeasedRange) -> None:
         number, key = lease.consumer.number, lease.key
         self._leases[lease.id] = lease
         shares = self._of_consumer.setdefault(number, {})
         share = shares.get(key)
         if share is None:
-            share = shares[key] = Share()
+            share = shares[key] = PartitionLeases()
             self._of_partition.setdefault(key, {})[number] = share
         share.add(lease)
         self._wake(lease)
         self._compact()
 
-    def discard(self, lease: Lease) -> None:
+    def discard(self, lease: LeasedRange) -> None:
         if self._leases.pop(lease.id, None) is None:
             return
         number, key = lease.consumer.number, lease.key
@@ -141,28 +141,28 @@ class LeaseTable:
             if not holders:
                 del self._of_partition[key]
 
-    def of_consumer(self, consumer: int) -> list[Lease]:
+    def of_consumer(self, consumer: int) -> list[LeasedRange]:
         shares = self._of_consumer.get(consumer, {})
         return [lease for share in shares.values() for lease in share.leases.values()]
 
-    def of_partition(self, key: TopicPartition) -> list[Lease]:
+    def of_partition(self, key: TopicPartition) -> list[LeasedRange]:
         shares = self._of_partition.get(key, {})
         return [lease for share in shares.values() for lease in share.leases.values()]
 
-    def up_to(self, consumer: int, key: TopicPartition, offset: int) -> list[Lease]:
+    def up_to(self, consumer: int, key: TopicPartition, offset: int) -> list[LeasedRange]:
         """A consumer's leases in a partition that have anything up to an offset, which is about to end."""
         share = self._of_consumer.get(consumer, {}).get(key)
         return [] if share is None else share.up_to(offset)
 
     # --- Time ---
 
-    def renew(self, lease: Lease, deadline_ns: int) -> None:
+    def renew(self, lease: LeasedRange, deadline_ns: int) -> None:
         lease.deadline_ns = deadline_ns
         if deadline_ns < lease.woken_ns:
             self._wake(lease)
             self._compact()
 
-    def _wake(self, lease: Lease) -> None:
+    def _wake(self, lease: LeasedRange) -> None:
         lease.woken_ns = lease.deadline_ns
         heappush(self._deadlines, (lease.deadline_ns, lease.id))
 
@@ -187,9 +187,11 @@ class LeaseTable:
                 heappop(heap)
         return None
 
-    def ended(self, now_ns: int) -> list[Lease]:
+    def ended(self, now_ns: int) -> list[LeasedRange]:
         """The leases whose time is up. They are told once: whoever asks lets go of them."""
         found = []
         while (when_ns := self.next_deadline_ns()) is not None and when_ns <= now_ns:
-            found.append(self._leases[heappop(self._deadlines)[1]])
+            lease = self._leases[heappop(self._deadlines)[1]]
+            lease.woken_ns = 0  # so that another entry of the same lease is stale
+            found.append(lease)
         return found

@@ -21,11 +21,11 @@ from runnel.topics.names import TopicPartition
 _PAIR: Final = struct.Struct("<qq")
 
 
-class _Record(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False):
+class _StateRecord(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False):
     pass
 
 
-class AckedRecord(_Record, tag="acked", frozen=True, gc=False):
+class AckedRecord(_StateRecord, tag="acked", frozen=True, gc=False):
     """These offsets are done: `ranges` has begin and end of each, little-endian, 64 bits each."""
 
     subscription: int
@@ -35,7 +35,7 @@ class AckedRecord(_Record, tag="acked", frozen=True, gc=False):
     ranges: bytes
 
 
-class FailedRecord(_Record, tag="failed", frozen=True, gc=False):
+class FailedRecord(_StateRecord, tag="failed", frozen=True, gc=False):
     """A message has failed so often. 0 failures: it is owed again, as if it had never been delivered."""
 
     subscription: int
@@ -59,7 +59,7 @@ class FailedAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
     reason: str
 
 
-class AtRecord(_Record, tag="at", frozen=True):
+class AtRecord(_StateRecord, tag="at", frozen=True):
     """All there is to know of a partition; what was known before no longer counts."""
 
     subscription: int
@@ -71,7 +71,7 @@ class AtRecord(_Record, tag="at", frozen=True):
     failed: list[FailedAt]
 
 
-class ForgottenRecord(_Record, tag="forgotten", frozen=True, gc=False):
+class ForgottenRecord(_StateRecord, tag="forgotten", frozen=True, gc=False):
     """A subscription, or one of its members (not None), is no more, or has nothing to do with a topic (not None)."""
 
     subscription: int
@@ -79,7 +79,7 @@ class ForgottenRecord(_Record, tag="forgotten", frozen=True, gc=False):
     topic: str | None = None
 
 
-class PickedRecord(_Record, tag="picked", frozen=True, gc=False):
+class PickedRecord(_StateRecord, tag="picked", frozen=True, gc=False):
     """Messages are done that lie scattered: bit i of `bits`, lowest byte first, is the offset `base` + i."""
 
     subscription: int
@@ -125,7 +125,7 @@ def unpack_ranges(content: bytes) -> list[tuple[int, int]]:
     return ranges
 
 
-class PartitionState(msgspec.Struct):
+class PartitionAcks(msgspec.Struct):
     """What a member of a subscription has done in a partition, and what failed there."""
 
     acked: AckSet
@@ -136,7 +136,7 @@ class StateTable:
     """What all records so far say."""
 
     def __init__(self) -> None:
-        self._states: dict[tuple[int, str], dict[TopicPartition, PartitionState]] = {}
+        self._states: dict[tuple[int, str], dict[TopicPartition, PartitionAcks]] = {}
 
     def apply(self, record: Record) -> None:
         match record:
@@ -164,16 +164,16 @@ class StateTable:
                 acked = AckSet(record.floor, unpack_ranges(record.ranges))
                 failures = {failed.offset: _failure(failed) for failed in record.failed}
                 states = self._states.setdefault((record.subscription, record.member), {})
-                states[record.topic, record.partition] = PartitionState(acked, failures)
+                states[record.topic, record.partition] = PartitionAcks(acked, failures)
             case ForgottenRecord(subscription, member, topic):
                 self._forget(subscription, member, topic)
 
-    def _state(self, record: AckedRecord | PickedRecord | FailedRecord) -> PartitionState:
+    def _state(self, record: AckedRecord | PickedRecord | FailedRecord) -> PartitionAcks:
         states = self._states.setdefault((record.subscription, record.member), {})
         key = (record.topic, record.partition)
         state = states.get(key)
         if state is None:
-            state = states[key] = PartitionState(AckSet(), {})
+            state = states[key] = PartitionAcks(AckSet(), {})
         return state
 
     def _forget(self, subscription: int, member: str | None, topic: str | None) -> None:
@@ -186,7 +186,7 @@ class StateTable:
             if not states:
                 del self._states[owner]
 
-    def get(self, subscription: int, member: str, key: TopicPartition) -> PartitionState | None:
+    def get(self, subscription: int, member: str, key: TopicPartition) -> PartitionAcks | None:
         return self._states.get((subscription, member), {}).get(key)
 
     def topics(self) -> dict[int, set[str]]:
@@ -209,7 +209,7 @@ class StateTable:
 
 
 def at_record(
-    subscription: int, member: str, key: TopicPartition, state: PartitionState
+    subscription: int, member: str, key: TopicPartition, state: PartitionAcks
 ) -> AtRecord:
     """All there is to know of a partition. The state's times must be wall times."""
     # Failures first: one that is acknowledged in between is then left out or harmless, never lost.

@@ -9,7 +9,7 @@ from runnel.group_rules.offset_set import OffsetSet
 from runnel.topics.names import TopicPartition
 
 
-class Consumer:
+class ConsumerWindow:
     """A consumer's window, and how much of it is taken."""
 
     __slots__ = (
@@ -54,34 +54,34 @@ class Consumer:
         return max(room, 0)
 
 
-class Consumers:
+class ConsumerWindows:
     """The consumers of a group: all, those with room in turn, and those that keys with room wait for."""
 
     def __init__(self) -> None:
-        self._all: dict[int, Consumer] = {}
-        self._ready: OrderedDict[Consumer, None] = OrderedDict()
-        self._called: OrderedDict[Consumer, None] = OrderedDict()  # with room, and with heads
+        self._all: dict[int, ConsumerWindow] = {}
+        self._ready: OrderedDict[ConsumerWindow, None] = OrderedDict()
+        self._called: OrderedDict[ConsumerWindow, None] = OrderedDict()  # with room, and with heads
         self.room_messages = 0
         self.room_bytes = 0
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def get(self, number: int) -> Consumer | None:
+    def get(self, number: int) -> ConsumerWindow | None:
         return self._all.get(number)
 
-    def add(self, consumer: Consumer) -> None:
+    def add(self, consumer: ConsumerWindow) -> None:
         if consumer.number in self._all:
             raise ValueError(f"consumer {consumer.number} is there already")
         self._all[consumer.number] = consumer
         self.update(consumer)
 
-    def remove(self, consumer: Consumer) -> None:
+    def remove(self, consumer: ConsumerWindow) -> None:
         del self._all[consumer.number]
         consumer.window_messages = 0  # whoever still holds it finds no room
         self.update(consumer)
 
-    def resize(self, consumer: Consumer, window_messages: int, window_bytes: int) -> None:
+    def resize(self, consumer: ConsumerWindow, window_messages: int, window_bytes: int) -> None:
         consumer.window_messages = window_messages
         consumer.window_bytes = window_bytes
         consumer.is_stuck = False
@@ -89,23 +89,23 @@ class Consumers:
 
     # --- Taking and giving back ---
 
-    def take(self, consumer: Consumer, messages: int, size_bytes: int) -> None:
+    def take(self, consumer: ConsumerWindow, messages: int, size_bytes: int) -> None:
         consumer.messages_leased += messages
         consumer.bytes_leased += size_bytes
         self.update(consumer)
 
-    def give_back(self, consumer: Consumer, messages: int, size_bytes: int) -> None:
+    def give_back(self, consumer: ConsumerWindow, messages: int, size_bytes: int) -> None:
         consumer.messages_leased -= messages
         consumer.bytes_leased -= size_bytes
         consumer.is_stuck = False
         self.update(consumer)
 
-    def stick(self, consumer: Consumer) -> None:
+    def stick(self, consumer: ConsumerWindow) -> None:
         """What comes next does not fit: pass this consumer over until it gives something back."""
         consumer.is_stuck = True
         self.update(consumer)
 
-    def update(self, consumer: Consumer) -> None:
+    def update(self, consumer: ConsumerWindow) -> None:
         """Bring turns and sums in line with what has changed in a consumer."""
         messages, size_bytes = consumer.room
         if consumer.has_room:
@@ -135,11 +135,11 @@ class Consumers:
     def is_anybody_ready(self) -> bool:
         return bool(self._ready)
 
-    def pass_over(self, consumer: Consumer) -> None:
+    def pass_over(self, consumer: ConsumerWindow) -> None:
         """No more turns until something about this consumer changes."""
         self._ready.pop(consumer, None)
 
-    def next_ready(self) -> Consumer | None:
+    def next_ready(self) -> ConsumerWindow | None:
         """The consumer with room that has waited longest for its turn, which it has now."""
         for consumer in self._ready:
             self._ready.move_to_end(consumer)
@@ -147,11 +147,11 @@ class Consumers:
         return None
 
     @property
-    def called(self) -> Iterable[Consumer]:
+    def called(self) -> Iterable[ConsumerWindow]:
         """Those with room that have heads."""
         return self._called
 
-    def next_called(self) -> Consumer | None:
+    def next_called(self) -> ConsumerWindow | None:
         """The same among those that have heads."""
         for consumer in self._called:
             self._called.move_to_end(consumer)

@@ -84,14 +84,14 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     )
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class OffsetBounds(msgspec.Struct, frozen=True):
     """The first offset there is and the next one to come; equal when nothing is there."""
 
     first_offset: int
     next_offset: int
 
 
-class Passed(NamedTuple):
+class PassedRun(NamedTuple):
     """Messages that readers do not get: past their age, purged, or lost."""
 
     topic: str
@@ -100,7 +100,7 @@ class Passed(NamedTuple):
     next_offset: int
 
 
-class Gap(msgspec.Struct, frozen=True):
+class DamageGap(msgspec.Struct, frozen=True):
     """Messages that a read had to pass over because their bytes are damaged."""
 
     path: str
@@ -109,11 +109,11 @@ class Gap(msgspec.Struct, frozen=True):
     first_offset: int  # of the partition read; of the entry when a shard is read
     next_offset: int
     lost: Sequence[
-        Passed
+        PassedRun
     ] = ()  # when a shard is read: what is known of the messages that lay there
 
 
-class Found(msgspec.Struct, frozen=True, gc=False):
+class FoundBatch(msgspec.Struct, frozen=True, gc=False):
     """One stored batch, as it lies in the log, and which of its runs were asked for (None: all)."""
 
     block: memoryview
@@ -142,15 +142,15 @@ class Chosen(msgspec.Struct, frozen=True, gc=False):
         return self.batch.take(self.rows)
 
 
-class Page(msgspec.Struct, frozen=True):
+class PartitionPage(msgspec.Struct, frozen=True):
     """Stored batches from one partition in order, and where the next page begins.
 
     The first batch may begin before the offset that was asked for: a batch is stored whole.
     """
 
-    found: Sequence[Found]
+    found: Sequence[FoundBatch]
     next_offset: int
-    gaps: Sequence[Gap] = ()
+    gaps: Sequence[DamageGap] = ()
 
     @property
     def first_offset(self) -> int:
@@ -160,16 +160,16 @@ class Page(msgspec.Struct, frozen=True):
         return min(firsts, default=self.next_offset)
 
 
-class ShardPage(msgspec.Struct, frozen=True):
+class EntryPage(msgspec.Struct, frozen=True):
     """Stored batches of a shard in order, whatever their topics, and where the next page begins."""
 
-    found: Sequence[Found]
+    found: Sequence[FoundBatch]
     next_position: Position
-    gaps: Sequence[Gap] = ()
-    passed: Sequence[Passed] = ()
+    gaps: Sequence[DamageGap] = ()
+    passed: Sequence[PassedRun] = ()
 
 
-class Stored(NamedTuple):
+class VisibleBatch(NamedTuple):
     """A batch that readers may see from this moment on, and its block or what that is made of."""
 
     envelope: Envelope  # with its offsets
@@ -182,12 +182,12 @@ class Stored(NamedTuple):
         return (self.packed,) if self.packed else block.pack(self.encoded, self.body)
 
 
-class Listener(Protocol):
+class LogListener(Protocol):
     """Who is told, on the loop and in order, of what becomes visible. It must not fail, nor wait."""
 
-    def on_stored(self, shard: ShardId, batches: Sequence[Stored]) -> None: ...
+    def on_stored(self, shard: ShardId, batches: Sequence[VisibleBatch]) -> None: ...
     def on_synced(self, shard: ShardId, took_ns: int) -> None: ...
-    def on_topic_made(self, topic: TopicInfo) -> None: ...
+    def on_topic_made(self, topic: LogTopic) -> None: ...
     def on_topic_deleted(self, name: str) -> None: ...
 
 
@@ -200,23 +200,23 @@ class Creator(Protocol):
         """QuotaExceededError: it has as many topics as it may."""
 
 
-class Nobody:
+class NullListener:
     """A listener for those who do not listen."""
 
-    def on_stored(self, shard: ShardId, batches: Sequence[Stored]) -> None:
+    def on_stored(self, shard: ShardId, batches: Sequence[VisibleBatch]) -> None:
         """Nobody reads live."""
 
     def on_synced(self, shard: ShardId, took_ns: int) -> None:
         """Nobody has a watch."""
 
-    def on_topic_made(self, topic: TopicInfo) -> None:
+    def on_topic_made(self, topic: LogTopic) -> None:
         """Nobody waits for topics."""
 
     def on_topic_deleted(self, name: str) -> None:
         """Nobody misses it."""
 
 
-class TopicInfo(msgspec.Struct, frozen=True):
+class LogTopic(msgspec.Struct, frozen=True):
     """A topic and the part of its policy that was fixed when it was made."""
 
     name: str
@@ -250,7 +250,7 @@ class Trimmed(msgspec.Struct, frozen=True):
     segments_removed: int = 0
     bytes_removed: int = 0
     segments_rewritten: int = 0
-    pins_passed: Sequence[str] = ()  # cursors whose ceiling was reached: they will meet a gap
+    holds_passed: Sequence[str] = ()  # cursors whose ceiling was reached: they will meet a gap
 
     @classmethod
     def of(cls, parts: Sequence[Trimmed]) -> Trimmed:
@@ -259,7 +259,7 @@ class Trimmed(msgspec.Struct, frozen=True):
             sum(part.segments_removed for part in parts),
             sum(part.bytes_removed for part in parts),
             sum(part.segments_rewritten for part in parts),
-            sorted({name for part in parts for name in part.pins_passed}),
+            sorted({name for part in parts for name in part.holds_passed}),
         )
 
 
@@ -280,7 +280,7 @@ class ShardStatistics(msgspec.Struct, frozen=True):
     producers: int = 0  # named publishers that it remembers
 
 
-class Statistics(msgspec.Struct, frozen=True):
+class LogStatistics(msgspec.Struct, frozen=True):
     topics: int
     shards: Sequence[ShardStatistics]
     open_files: int
@@ -304,7 +304,7 @@ class Log(Protocol):
 
     async def read(
         self, topic: str, partition: int, offset: int, *, bytes_max: int = 2**20
-    ) -> Page:
+    ) -> PartitionPage:
         """Batches from this offset on: at least one if there is any, then up to `bytes_max`.
 
         OffsetGoneError and OffsetAheadError for offsets outside `bounds`. Holes that deletion left
@@ -313,14 +313,14 @@ class Log(Protocol):
 
     async def read_shard(
         self, shard: ShardId, position: Position, *, bytes_max: int = SCAN_BYTES
-    ) -> ShardPage:
+    ) -> EntryPage:
         """Everything in the shard from this position on, in the order in which it was stored.
 
         A page may be short, or empty where nothing is served any more, and yet lead on: the end is where
         `next_position` is the position asked for.
         """
 
-    async def bounds(self, topic: str, partition: int) -> Bounds: ...
+    async def bounds(self, topic: str, partition: int) -> OffsetBounds: ...
 
     async def offset_at(self, topic: str, partition: int, time_ns: int) -> int:
         """The first offset that was received at this time or later; the next offset if none was."""
@@ -337,7 +337,7 @@ class Log(Protocol):
         Raises if a batch that was answered before it was stored could not be, once, to the first who asks.
         """
 
-    def statistics(self) -> Statistics: ...
+    def statistics(self) -> LogStatistics: ...
 
     async def close(self) -> None:
         """Store what is queued, then let go of everything. What is not stored fails as ClosedError."""

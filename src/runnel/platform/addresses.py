@@ -1,4 +1,4 @@
-"""Where the door listens: `host:port` read, and found to be on this machine alone or open to others."""
+"""Addresses that listeners bind to: parsed from `host:port`, resolved, and checked for being loopback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from runnel.config import GrpcSettings, HttpSettings, NativeSettings
 from runnel.errors import SettingsError
 
-# What a door listens on unless the settings say otherwise: the best example of what is right there.
+# The defaults serve as examples in error messages.
 _EXAMPLES: Final[Mapping[str, str | None]] = {
     "native.listen": NativeSettings().listen,
     "http.listen": HttpSettings().listen,
@@ -23,7 +23,7 @@ class Endpoint(NamedTuple):
     """A resolved address to bind to."""
 
     family: int
-    address: tuple[Any, ...]  # host and port, and what else its family has
+    address: tuple[Any, ...]  # host and port; IPv6 has two more fields
 
     def __str__(self) -> str:
         return format_address(*self.address[:2])
@@ -56,7 +56,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches a door's `host:port`, where the host is an IP address."""
+    """Whether only this machine reaches `host:port`; the host must be an IP address."""
     host, _, _ = address.rpartition(":")
     return _is_loopback(host.strip("[]"))
 
@@ -67,7 +67,7 @@ def _is_loopback(host: str) -> bool:
 
 
 async def resolve(text: str, *, key: str) -> Endpoint:
-    """The first address that a `host:port` stands for."""
+    """Resolve `host:port` to its first IP address."""
     host, port = parse_address(text, key=key)
     loop = asyncio.get_running_loop()
     try:

@@ -1,4 +1,4 @@
-"""The clock: wall time, monotonic time and sleeping, so that a test can hold time in its hand."""
+"""The clock: wall time, monotonic time and sleeping, behind an interface so that tests can control time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the rest of Runnel may know of time."""
+    """The only source of time for the rest of Runnel."""
 
     def time_ns(self) -> int:
         """Wall clock, UTC, since 1970. It may step, backwards too: never measure with it."""

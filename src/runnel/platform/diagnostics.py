@@ -1,7 +1,7 @@
-"""What Runnel says of its own work: lines of the standard library's `logging`, with named fields.
+"""Log lines about Runnel's own work: the standard library's `logging`, with named fields.
 
-A program that has a broker inside sees warnings as it sees those of any library, and nothing below unless it asks.
-What the lines of `runnel serve` look like is decided in `runnel.cli.diagnostics`.
+A program that embeds a broker sees warnings as it sees those of any library, and lower levels only if it asks for them.
+`runnel.cli.diagnostics` decides what the lines of `runnel serve` look like.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _OPTIONS: Final = frozenset(("exc_info", "stack_info", "stacklevel"))
 class Logger(logging.LoggerAdapter[logging.Logger]):
     """`logger.warning("metrics could not be published", topic=topic)`.
 
-    A plain handler writes "metrics could not be published topic=a/b". The record has both parts for handlers that
-    can use them: `record.event` and `record.fields`. Nothing is put together for a level that nobody listens to.
+    A plain handler writes "metrics could not be published topic=a/b". Handlers that can use both parts find them in
+    `record.event` and `record.fields`. A level that is switched off costs no formatting.
     """
 
     def process(
@@ -29,8 +29,8 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
         return _line(str(msg), fields), {**options, "extra": {"event": msg, "fields": fields}}
 
 
-class Throttled:
-    """Decides when something that may happen very often is logged: the first time, and then once a minute."""
+class LogThrottle:
+    """Decides when a frequent event is logged: the first time, and then once a minute."""
 
     __slots__ = ("_count", "_next_s")
 
@@ -39,7 +39,7 @@ class Throttled:
         self._next_s = float("-inf")
 
     def count(self, now_s: float) -> int:
-        """It has happened once more. How often it has since it was logged last; 0: log nothing now."""
+        """Count one more event. Returns how many happened since the last log line; 0: do not log now."""
         self._count += 1
         if now_s < self._next_s:
             return 0
@@ -49,7 +49,7 @@ class Throttled:
 
 
 def get_logger(name: str) -> Logger:
-    """By names that begin with "runnel", so that one setting of a program's logging is for all of them."""
+    """`name` begins with "runnel", so that a program can configure all of Runnel's loggers at once."""
     return Logger(logging.getLogger(name), {})
 
 

@@ -25,7 +25,7 @@ Buffer = bytes | bytearray | memoryview
 IOV_MAX = 1024  # the most buffers that Linux takes in one call
 ZEROS_BYTES = 1 << 20
 
-# Messages are nobody's business but the broker's. What exists already keeps its permissions.
+# Only the broker's user may read messages. Existing files keep their permissions.
 _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 
@@ -34,11 +34,11 @@ _RWF_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 _RWF_DSYNC: int | None = getattr(os, "RWF_DSYNC", None)
 # A number that no open file can have: every system call answers it with EBADF.
 _CLOSED = 0x7FFF_FFFF
-# How kernels and file systems say that they do not know a flag or a call.
+# Errors of kernels and file systems that do not know a flag or a call.
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS})
 
 
-class Access(enum.Enum):
+class FileAccess(enum.Enum):
     """What a file is opened for."""
 
     READ = enum.auto()
@@ -103,7 +103,7 @@ class DiskLock(Protocol):
 class Disk(Protocol):
     """A file system, and what it promises across a power loss."""
 
-    def open(self, path: str, access: Access) -> File:
+    def open(self, path: str, access: FileAccess) -> File:
         """A created file's name survives a power loss only after `sync_directory`."""
         ...
 
@@ -143,7 +143,7 @@ class Disk(Protocol):
 class RealDisk:
     """The machine's file systems. Built for Linux; elsewhere it works with more system calls."""
 
-    def open(self, path: str, access: Access) -> File:
+    def open(self, path: str, access: FileAccess) -> File:
         return RealFile(path, os.open(path, _OPEN_FLAGS[access], _FILE_MODE))
 
     def list(self, directory: str) -> builtins.list[str]:
@@ -162,7 +162,7 @@ class RealDisk:
             raise FileExistsError(
                 errno.EEXIST, "it is a file, not a directory", str(directory)
             ) from None
-        # Also when it existed: whoever made it may have been killed before syncing its name.
+        # Also if it existed: its maker may have been killed before syncing its name.
         self.sync_directory(str(directory.parent))
 
     def rename(self, source: str, target: str) -> None:
@@ -197,9 +197,9 @@ class RealDisk:
 
 
 _OPEN_FLAGS = {
-    Access.READ: os.O_RDONLY,
-    Access.WRITE: os.O_RDWR,
-    Access.CREATE: os.O_RDWR | os.O_CREAT | os.O_EXCL,
+    FileAccess.READ: os.O_RDONLY,
+    FileAccess.WRITE: os.O_RDWR,
+    FileAccess.CREATE: os.O_RDWR | os.O_CREAT | os.O_EXCL,
 }
 
 
@@ -280,7 +280,7 @@ class RealFile:
             raise
 
     def _write_rest(self, position: int, buffers: Sequence[Buffer], written: int) -> None:
-        """Go on behind the first `written` bytes, however little each call takes."""
+        """Write what follows the first `written` bytes, however little each call takes."""
         rest = [memoryview(buffer).cast("B") for buffer in buffers]
         first = 0
         took = written
@@ -305,7 +305,7 @@ class RealFile:
             raise
 
     def _check_linked(self) -> None:
-        """What was written to a file that somebody has removed is synced, and yet nobody will find it again."""
+        """Raise if the file was removed: its data are synced, but no name leads to them."""
         if not os.fstat(self._descriptor).st_nlink:
             raise OSError(errno.ENOENT, "the file was removed while it was in use")
 
@@ -355,7 +355,7 @@ class RealFile:
             os.close(descriptor)
 
     def _name(self, error: OSError) -> None:
-        """Calls on a descriptor do not know the name of the file."""
+        """Put the path into an error: calls on a descriptor do not know it."""
         error.filename = self.path
 
     def __repr__(self) -> str:
@@ -367,8 +367,8 @@ class FileLock:
 
     It ends with the process, however that ends. A forked child shares it, so a process that holds
     one does not fork children that outlive it. The file stays: removing it would let two
-    processes lock two files of the same name. Should somebody remove it all the same, the file's
-    directory, which is locked as well, keeps the second one out.
+    processes lock two files of the same name. If it is removed all the same, the lock on its
+    directory keeps the second process out.
     """
 
     __slots__ = ("_descriptors", "path")
@@ -415,7 +415,7 @@ class FileLock:
 
 
 def _flock_folder(descriptor: int) -> None:
-    """Not every file system can, and then the file's lock has to do."""
+    """Lock the folder too, where the file system can; otherwise the file's lock alone must do."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

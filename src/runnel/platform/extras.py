@@ -1,4 +1,4 @@
-"""Which of Runnel's optional parts are installed: each is an extra of the package."""
+"""Tells which extras of the package are installed."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def how_to_install(name: str) -> str:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package that it would be in
+    except ModuleNotFoundError:  # its parent package is missing
         return False

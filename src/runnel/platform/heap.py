@@ -1,4 +1,4 @@
-"""Gives memory back to the system that the C library's allocator keeps after large releases. glibc only."""
+"""Returns memory to the system that glibc's allocator keeps after large releases. Other C libraries: does nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from runnel.platform.process import resident_bytes
 
-# So much may be free within the process, for what comes next.
+# Free memory that the process may keep for later use.
 KEPT_BYTES_MAX: Final = 64 * 2**20
 
 
@@ -42,7 +42,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 class Heap:
-    """The allocator's free memory, to be looked at now and then, by one thread at a time."""
+    """Watches the allocator's free memory and releases it. One thread at a time."""
 
     def __init__(self) -> None:
         self._library = _glibc()
@@ -57,10 +57,10 @@ class Heap:
         return self._library is not None
 
     def look(self) -> int:
-        """Release what has been free at two looks in a row, if it is worth it. Returns how many bytes were.
+        """Release memory that was free at two checks in a row, if it is much. Returns the bytes released.
 
-        The allocator counts memory as free that it has released. So the process must have grown since the last time, or
-        what was in use then must be free now.
+        The allocator counts released memory as free. So the process must have grown since the last release, or
+        memory that was in use then must be free now.
         """
         before = resident_bytes()
         if self._library is None or before - self._begun_bytes <= KEPT_BYTES_MAX:

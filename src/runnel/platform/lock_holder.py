@@ -1,9 +1,8 @@
-"""Who holds the lock of a directory: asked without taking that lock, even for an instant.
+"""Finds the process that holds a directory's lock, without ever taking that lock.
 
-A shared flock would answer too, but a process that starts at that very moment would find the directory locked. So
-the question is put another way: the holder of a `FileLock` keeps its file open for writing, and Linux grants a read
-lease on a file only if nobody has. Whoever opens the file while we hold the lease, for a microsecond, waits that
-microsecond and never fails.
+A shared flock would answer too, but a broker that starts at that moment would find the directory locked. Instead:
+the holder of a `FileLock` keeps its file open for writing, and Linux grants a read lease only on a file that no process
+has open for writing. A process that opens the file while we hold the lease waits a microsecond and never fails.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _FIRST_NAMESPACE: Final = "pid:[4026531836]"
 
 
 class LockHolder(msgspec.Struct, frozen=True):
-    """A process that has a directory open, by the pid that it knows itself by."""
+    """A process that has a directory open, with the pid that it wrote (as its own pid namespace counts)."""
 
-    pid: int | None  # None: not written down
-    is_certain: bool  # False: its end was not seen either, so it counts as running
+    pid: int | None  # None: the file has none
+    is_certain: bool  # False: the system does not tell, so it counts as running
 
 
 def find_lock_holder(path: str) -> LockHolder | None:
@@ -38,7 +37,7 @@ def find_lock_holder(path: str) -> LockHolder | None:
     try:
         written = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
         if not written:
-            # Never locked, or let go in good order, or so newly locked that nothing was done yet.
+            # Never locked, released, or locked a moment ago: its holder has done nothing yet.
             return None
         pid = int(written) if written.isdecimal() else None
         is_open = _is_open_for_writing(descriptor)
@@ -56,7 +55,7 @@ if sys.platform == "linux":
     def _is_open_for_writing(descriptor: int) -> bool | None:
         """None if the system does not say: not our file, or a file system without leases."""
         try:
-            # If somebody opens the file meanwhile we get this signal, which does nothing, not SIGIO.
+            # If a process opens the file meanwhile, we get SIGURG, which does nothing, instead of SIGIO.
             fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         except OSError as error:
@@ -65,7 +64,7 @@ if sys.platform == "linux":
         return False
 
     def _is_listed(descriptor: int) -> bool | None:
-        """By the kernel's list of locks, which shows those of the processes that we can see."""
+        """Search the kernel's list of locks, which shows those of the processes that we can see."""
         try:
             lines = Path("/proc/locks").read_text().splitlines()
             sees_all = str(Path("/proc/self/ns/pid").readlink()) == _FIRST_NAMESPACE

@@ -1,4 +1,4 @@
-"""What the operating system knows of this process: time on the processor, memory, open files, when it began."""
+"""Figures of this process from the operating system: CPU time, memory, open files, start time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import resource
 import time
 from typing import Final
 
-# As text, and read without a buffer: a broker looks every second, and messages wait meanwhile.
+# Read without a buffer: the broker reads these every second, and messages wait meanwhile.
 _MEMORY: Final = "/proc/self/statm"
 _OPEN_FILES: Final = "/proc/self/fd"
 _PAGE_BYTES: Final = resource.getpagesize()
@@ -15,12 +15,12 @@ _STARTED_NS: Final = time.time_ns()
 
 
 def cpu_time_ns() -> int:
-    """Time on a processor, of all threads, in the process's own code and in the kernel's."""
+    """CPU time of all threads, in user and kernel mode."""
     return time.process_time_ns()
 
 
 def resident_bytes() -> int:
-    """Memory that is really there. Where the system does not tell, the most that there ever was."""
+    """Resident memory. Where the system does not tell it, the maximum so far."""
     try:
         with open(_MEMORY, "rb", buffering=0) as told:
             fields = told.read(256).split()
@@ -30,15 +30,15 @@ def resident_bytes() -> int:
 
 
 def open_files() -> int:
-    """Files and sockets; 0 where the system does not tell. It takes the longer, the more there are."""
+    """Open files and sockets; 0 where the system does not tell. Its cost grows with their number."""
     try:
-        return len(os.listdir(_OPEN_FILES)) - 1  # without the one that was opened to look
+        return len(os.listdir(_OPEN_FILES)) - 1  # without the descriptor of this listing
     except OSError:
         return 0
 
 
 def open_files_max() -> int:
-    """How many the system allows; 0: any number."""
+    """The limit of open files; 0: unlimited."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 0 if soft == resource.RLIM_INFINITY else soft
 

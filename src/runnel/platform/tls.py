@@ -1,4 +1,4 @@
-"""TLS for a door's sockets, from the two files that its settings name; read again when they are replaced."""
+"""TLS for a listener: certificate and key from the files that its settings name, reloaded when they are replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Stamps: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 
 
 class TlsFiles:
-    """A certificate chain and its key. Files that cannot be used are refused, and the last good ones stay."""
+    """A certificate chain and its key. After a reload of unusable files the last good pair stays in use."""
 
     def __init__(self, section: str, certificate: str, key: str) -> None:
         self.certificate = certificate
@@ -20,11 +20,11 @@ class TlsFiles:
         self._section = section
         self._stamps = self._look()
         self.context = self._loaded(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
-        """The server's. Handshakes after `reload` use the new certificate; connections that are open stay."""
+        """The server's context. Handshakes after `reload` use the new certificate; open connections keep theirs."""
 
     @classmethod
     def of(cls, section: str, certificate: str | None, key: str | None) -> TlsFiles | None:
-        """None where no certificate is set. SettingsError says which file is wrong, and how."""
+        """None if no certificate is set. SettingsError says which file is wrong, and how."""
         if certificate is None and key is None:
             return None
         if certificate is None or key is None:
@@ -37,17 +37,22 @@ class TlsFiles:
         return cls(section, certificate, key)
 
     def reload(self) -> bool:
-        """Read the files again if they were replaced; whether they were. SettingsError: the last good ones stay."""
+        """Read the files again if they were replaced; returns whether they were.
+
+        After a SettingsError the last good pair stays in use.
+        """
         stamps = self._look()
         if stamps == self._stamps:
             return False
-        self._stamps = stamps  # what is wrong is told once, and tried again when a file has changed
-        # Into a context of its own first: half of a pair, written before the other half, must not be used.
+        self._stamps = (
+            stamps  # an error is reported once, and the files are tried again when one has changed
+        )
+        # Try them in a new context first: a certificate whose key is not yet replaced must not be used.
         self._loaded(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
         try:
             self._loaded(self.context)
         except SettingsError:
-            self._stamps = ()  # replaced in between: half of it may be in use, so try again soon
+            self._stamps = ()  # a file was replaced in between: a half pair may be in use, so try again soon
             raise
         return True
 
@@ -62,7 +67,7 @@ class TlsFiles:
             except OSError as error:
                 raise self._unreadable(name, path, error) from None
         try:
-            # The empty password: without one, a key that wants a password would ask for it at the terminal.
+            # The empty password keeps OpenSSL from asking for one at the terminal.
             context.load_cert_chain(self.certificate, self.key, password="")
         except ssl.SSLError as error:
             raise SettingsError(
@@ -76,16 +81,16 @@ class TlsFiles:
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
-    """Differs once the file has been replaced; None: it cannot be looked at."""
+    """Changes when the file is replaced; None: stat failed."""
     try:
         found = Path(path).stat()
-    except OSError:  # reading it says why
+    except OSError:  # opening the file reports the reason
         return None
     return (found.st_mtime_ns, found.st_ino, found.st_size)
 
 
 def _problem(error: ssl.SSLError) -> str:
-    reason = str(error.reason)  # None at times, whatever its type says
+    reason = str(error.reason)  # may be None, against its annotation
     if reason == "KEY_VALUES_MISMATCH":
         return "the key is not the certificate's"
     if reason in ("NO_START_LINE", "None"):

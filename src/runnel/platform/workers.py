@@ -1,4 +1,4 @@
-"""Workers: blocking calls (the disk's, above all) run off the event loop, and answer to it.
+"""Workers: threads that run blocking calls (mostly of the disk) and hand the results to the event loop.
 
 Measured beside `loop.run_in_executor` over a `ThreadPoolExecutor`, a `SimpleQueue` and
 `call_soon_threadsafe` carried a call there and back, 64 in flight, at two fifths of the cost on
@@ -32,7 +32,7 @@ GIVE_WAY_FOR_SECONDS = 0.000_001
 
 
 class Workers(Protocol):
-    """A few places where functions may block."""
+    """Runs functions that may block, off the event loop."""
 
     def submit(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Run `function(*args)` off the loop; the future belongs to the running loop.
@@ -50,8 +50,8 @@ class Workers(Protocol):
 class ThreadWorkers:
     """Workers that are threads of this process.
 
-    They are not daemons, since a write must not be cut by the interpreter's exit: whoever makes
-    them closes them.
+    They are not daemons, since the interpreter's exit must not cut a write short: their owner
+    closes them.
     """
 
     def __init__(self, count: int, *, name: str = "runnel-worker") -> None:
@@ -91,7 +91,7 @@ class ThreadWorkers:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            # The queue is first in, first out: each thread meets its end after all the calls.
+            # The queue is first in, first out: each thread ends after all submitted calls.
             for _ in self._threads:
                 self._calls.put(None)
         for thread in self._threads:
@@ -112,13 +112,13 @@ def _answer(
     try:
         loop.call_soon_threadsafe(settle, future, *outcome)
     except RuntimeError:
-        # A loop that was closed meanwhile has nobody left who could want the answer.
+        # Once the loop is closed, nothing waits for the answer.
         if not loop.is_closed():
             raise
 
 
 class _WayForThreads:
-    """Counts one loop's calls under way, and makes that loop sleep a moment now and then for them.
+    """Counts the calls under way of one loop, and lets that loop sleep briefly so that threads get the GIL.
 
     Everything here runs on the loop's own thread.
     """
@@ -138,7 +138,7 @@ class _WayForThreads:
 
     def succeed(self, future: asyncio.Future[T], result: T) -> None:
         self._calls_under_way -= 1
-        if not future.done():  # cancelled: its owner left, the work is done all the same
+        if not future.done():  # it was cancelled; the function ran to its end all the same
             future.set_result(result)
 
     def fail(self, future: asyncio.Future[T], error: BaseException) -> None:

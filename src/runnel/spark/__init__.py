@@ -30,19 +30,19 @@ except ModuleNotFoundError as error:
 
 # At once, and not when they are asked for: the module `session` would otherwise take the function's place here.
 from runnel.spark.payloads import json, text
-from runnel.spark.session import session
+from runnel.spark.runtime.session import session
 
 if TYPE_CHECKING:
     from runnel.spark.pipelines.archive.compaction import compact
-    from runnel.spark.pipelines.archive.reading import read_archive
-    from runnel.spark.pipelines.archive.running import archive
+    from runnel.spark.pipelines.archive.job import archive
+    from runnel.spark.pipelines.archive.reader import read_archive
     from runnel.spark.pipelines.archive.status import archive_status
-    from runnel.spark.pipelines.parsing import Parsed, parsed
+    from runnel.spark.pipelines.payload_parser import Parsed, parsed
     from runnel.spark.pipelines.project import init_project, run_project
     from runnel.spark.pipelines.replay.job import replay
     from runnel.spark.pipelines.sql import sql
     from runnel.spark.pipelines.stats.history import stats_history, write_stats
-    from runnel.spark.pipelines.stats.running import stats
+    from runnel.spark.pipelines.stats.job import stats
     from runnel.spark.pipelines.stats.windows import stats_of
 
 __all__ = [
@@ -67,17 +67,17 @@ __all__ = [
 
 # Pipelines are imported when they are asked for: workers need none of them, nor the libraries behind them.
 _PIPELINES: Final = {
-    "Parsed": "parsing",
-    "archive": "archive.running",
+    "Parsed": "payload_parser",
+    "archive": "archive.job",
     "archive_status": "archive.status",
     "compact": "archive.compaction",
     "init_project": "project",
-    "parsed": "parsing",
-    "read_archive": "archive.reading",
+    "parsed": "payload_parser",
+    "read_archive": "archive.reader",
     "replay": "replay.job",
     "run_project": "project",
     "sql": "sql",
-    "stats": "stats.running",
+    "stats": "stats.job",
     "stats_history": "stats.history",
     "stats_of": "stats.windows",
     "write_stats": "stats.history",

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 from pyspark import TaskContext
 
-from runnel.client.api import connect_blocking, usual_token
-from runnel.client.blocking import BlockingBus
-from runnel.client.link import backoff_s
+from runnel.client import BlockingBus, connect_blocking
+from runnel.client.connection import backoff_s, token_from_environment
 from runnel.errors import Unavailable
 from runnel.formats.wire import DEFAULT_PORT
 
@@ -25,7 +24,11 @@ _CLIENT_NAME: Final = "spark"
 _DEADLINE_S: Final = 30.0
 
 
-class Address(msgspec.Struct, frozen=True):
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class BrokerLogin(msgspec.Struct, frozen=True):
     """A broker, and how to be let in. It travels to the workers.
 
     Without a token, that of the variable RUNNEL_TOKEN where the query is planned: workers elsewhere need not have it.
@@ -36,14 +39,36 @@ class Address(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.token is None:
-            msgspec.structs.force_setattr(self, "token", usual_token())
+            msgspec.structs.force_setattr(self, "token", token_from_environment())
 
     def __repr__(self) -> str:
         return f"Address({self.url!r})"  # it may get into a plan or a line of diagnostics; the token must not
 
 
-# By process too: a worker that was forked off another must not use that one's sockets.
-_open: dict[tuple[int, Address], BlockingBus] = {}
+class ProcessCache(Generic[_Key, _Value]):
+    """Objects that stay open for the next task of this process.
+
+    Each process sees only its own: a worker that was forked off another must not use that one's sockets.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[int, _Key], _Value] = {}
+
+    def get(self, key: _Key) -> _Value | None:
+        return self._values.get((os.getpid(), key))
+
+    def put(self, key: _Key, value: _Value) -> None:
+        self._values[os.getpid(), key] = value
+
+    def pop(self, key: _Key) -> _Value | None:
+        return self._values.pop((os.getpid(), key), None)
+
+    def pop_all(self) -> list[_Value]:
+        own = [key for pid, key in self._values if pid == os.getpid()]
+        return [value for key in own if (value := self.pop(key)) is not None]
+
+
+_connections: Final[ProcessCache[BrokerLogin, BlockingBus]] = ProcessCache()
 
 
 def usual_url() -> str:
@@ -51,17 +76,17 @@ def usual_url() -> str:
     return os.environ.get("RUNNEL_URL") or f"runnel://127.0.0.1:{DEFAULT_PORT}"
 
 
-def connection(address: Address) -> BlockingBus:
+def connection(address: BrokerLogin) -> BlockingBus:
     """This process's connection to a broker."""
-    key = (os.getpid(), address)
-    bus = _open.get(key)
+    bus = _connections.get(address)
     if bus is None:
-        patience = Patience(_DEADLINE_S if TaskContext.get() is not None else 0.0)
-        bus = _open[key] = connected(address, _CLIENT_NAME, _DEADLINE_S, patience)
+        backoff = Backoff(_DEADLINE_S if TaskContext.get() is not None else 0.0)
+        bus = connected(address, _CLIENT_NAME, _DEADLINE_S, backoff)
+        _connections.put(address, bus)
     return bus
 
 
-def connected(address: Address, name: str, deadline_s: float, patience: Patience) -> BlockingBus:
+def connected(address: BrokerLogin, name: str, deadline_s: float, backoff: Backoff) -> BlockingBus:
     """A new connection, tried for as long as there is patience."""
     while True:
         try:
@@ -69,10 +94,10 @@ def connected(address: Address, name: str, deadline_s: float, patience: Patience
                 address.url, name=name, token=address.token, deadline_s=deadline_s
             )
         except Unavailable as error:
-            patience.wait_or_raise(error)
+            backoff.wait_or_raise(error)
 
 
-class Patience:
+class Backoff:
     """Waits longer each time, and until a deadline."""
 
     def __init__(self, seconds: float) -> None:
@@ -89,5 +114,5 @@ class Patience:
 
 def close_connections() -> None:
     """Close those of this process."""
-    for key in [key for key in _open if key[0] == os.getpid()]:
-        _open.pop(key).close()
+    for bus in _connections.pop_all():
+        bus.close()

@@ -37,33 +37,33 @@ _SIZE: Final = re.compile(r"(\d+)\s*(k|m|g|kib|mib|gib)?b?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
-class PlaceKind(enum.Enum):
+class BoundKind(enum.Enum):
     EARLIEST = "earliest"
     LATEST = "latest"
     OFFSET = "offset"
     TIME = "time"
 
 
-class Place(msgspec.Struct, frozen=True):
+class ReadBound(msgspec.Struct, frozen=True):
     """A place in a partition; `value` is the offset, or the receive time in nanoseconds."""
 
-    kind: PlaceKind
+    kind: BoundKind
     value: int = 0
 
 
-EARLIEST: Final = Place(PlaceKind.EARLIEST)
-LATEST: Final = Place(PlaceKind.LATEST)
+EARLIEST: Final = ReadBound(BoundKind.EARLIEST)
+LATEST: Final = ReadBound(BoundKind.LATEST)
 
 
-class Places(msgspec.Struct, frozen=True):
+class ReadBounds(msgspec.Struct, frozen=True):
     """Where reading begins or ends, for each partition; `option` is who said so."""
 
     option: str
-    default: Place
+    default: ReadBound
     # By topic and partition; without a partition, for all of them.
-    chosen: Mapping[tuple[str, int | None], Place] = {}
+    chosen: Mapping[tuple[str, int | None], ReadBound] = {}
 
-    def of(self, topic: str, partition: int) -> Place:
+    def of(self, topic: str, partition: int) -> ReadBound:
         chosen = self.chosen.get((topic, partition)) or self.chosen.get((topic, None))
         return self.default if chosen is None else chosen
 
@@ -76,8 +76,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None
     topics: tuple[str, ...]
     pattern: str | None
-    starting: Places
-    ending: Places
+    starting: ReadBounds
+    ending: ReadBounds
     tags: Mapping[str, str]
     bytes_per_partition: int
     fails_on_data_loss: bool
@@ -98,12 +98,12 @@ def literal(topic: str) -> str:
 
 def batch_options(options: Mapping[str, str], *, url: str) -> ReadOptions:
     """The options of a batch read; `url` is where to read without one."""
-    return _read_options(_Given(options, _BATCH, "spark.read"), url)
+    return _read_options(_GivenOptions(options, _BATCH, "spark.read"), url)
 
 
 def stream_options(options: Mapping[str, str], *, url: str) -> ReadOptions:
     """The options of a stream, which has no end and begins at a place that every topic has."""
-    given = _Given(options, _STREAM, "spark.readStream")
+    given = _GivenOptions(options, _STREAM, "spark.readStream")
     for name in ("path", "endingOffsets", "endingTime"):
         if given.text(name) is not None:
             why = (
@@ -113,13 +113,13 @@ def stream_options(options: Mapping[str, str], *, url: str) -> ReadOptions:
             )
             raise given.fault(name, why)
     read = _read_options(given, url)
-    if read.starting.chosen or read.starting.default.kind is PlaceKind.OFFSET:
+    if read.starting.chosen or read.starting.default.kind is BoundKind.OFFSET:
         raise given.fault(
             read.starting.option, "a stream begins at earliest, latest or one startingTime"
         )
     if given.text("startingOffsets") is None and given.text("startingTime") is None:
         # As elsewhere in Spark: a stream is about what comes, unless it is told otherwise.
-        read = msgspec.structs.replace(read, starting=Places("startingOffsets", LATEST))
+        read = msgspec.structs.replace(read, starting=ReadBounds("startingOffsets", LATEST))
     cursor = given.text("cursor")
     if cursor:
         given.checked("cursor", lambda text: check_label(Label.CURSOR, text))
@@ -131,7 +131,7 @@ def stream_options(options: Mapping[str, str], *, url: str) -> ReadOptions:
     )
 
 
-def _read_options(given: _Given, url: str) -> ReadOptions:
+def _read_options(given: _GivenOptions, url: str) -> ReadOptions:
     topics, pattern = _which(given)
     starting = _places(given, "starting", EARLIEST, topics)
     ending = _places(given, "ending", LATEST, topics)
@@ -152,7 +152,7 @@ def _read_options(given: _Given, url: str) -> ReadOptions:
     )
 
 
-def _which(given: _Given) -> tuple[tuple[str, ...], str | None]:
+def _which(given: _GivenOptions) -> tuple[tuple[str, ...], str | None]:
     listed, pattern = given.text("topics"), given.text("pattern")
     if listed is not None and pattern is not None:
         raise given.fault("pattern", "give `topics` or `pattern`, not both")
@@ -173,7 +173,7 @@ def _which(given: _Given) -> tuple[tuple[str, ...], str | None]:
     return topics, None
 
 
-def _tags(given: _Given) -> dict[str, str]:
+def _tags(given: _GivenOptions) -> dict[str, str]:
     tags = given.under(TAG_PREFIX)
     text = given.text("tags")
     if text is None:
@@ -187,7 +187,9 @@ def _tags(given: _Given) -> dict[str, str]:
 # --- Places ---
 
 
-def _places(given: _Given, side: str, default: Place, topics: Collection[str]) -> Places:
+def _places(
+    given: _GivenOptions, side: str, default: ReadBound, topics: Collection[str]
+) -> ReadBounds:
     by_offset, by_time = f"{side}Offsets", f"{side}Time"
     offsets, times = given.text(by_offset), given.text(by_time)
     if offsets is not None and times is not None:
@@ -197,29 +199,29 @@ def _places(given: _Given, side: str, default: Place, topics: Collection[str]) -
     elif times is not None:
         name, read, text = by_time, _time_place, times
     else:
-        return Places(by_offset, default)
+        return ReadBounds(by_offset, default)
     if not text.lstrip().startswith("{"):
         place = read(text)
-        if place is None or place.kind is PlaceKind.OFFSET:
+        if place is None or place.kind is BoundKind.OFFSET:
             meant = start_meant(text) if read is _offset_place else None
             hint = f"; did you mean {meant}?" if meant in ("earliest", "latest") else ""
             raise given.fault(name, _RIGHT[read] + hint)
-        return Places(name, place)
+        return ReadBounds(name, place)
     chosen = _chosen_places(given, name, text, read)
     for topic, _ in chosen:
         if topics and topic not in topics:
             raise given.fault(name, f"{topic!r} is not among the topics {', '.join(topics)}")
-    return Places(name, default, chosen)
+    return ReadBounds(name, default, chosen)
 
 
 def _chosen_places(
-    given: _Given, name: str, text: str, read: Callable[[object], Place | None]
-) -> dict[tuple[str, int | None], Place]:
+    given: _GivenOptions, name: str, text: str, read: Callable[[object], ReadBound | None]
+) -> dict[tuple[str, int | None], ReadBound]:
     try:
         decoded = msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise given.fault(name, f"{_RIGHT[read]} ({error})") from None
-    chosen: dict[tuple[str, int | None], Place] = {}
+    chosen: dict[tuple[str, int | None], ReadBound] = {}
     for topic, said in decoded.items():
         by_partition = said if isinstance(said, dict) else {None: said}
         for partition, value in by_partition.items():
@@ -230,18 +232,18 @@ def _chosen_places(
     return chosen
 
 
-def _offset_place(said: object) -> Place | None:
+def _offset_place(said: object) -> ReadBound | None:
     if isinstance(said, int) and not isinstance(said, bool):
-        return Place(PlaceKind.OFFSET, said) if said >= 1 else None
+        return ReadBound(BoundKind.OFFSET, said) if said >= 1 else None
     return {"earliest": EARLIEST, "latest": LATEST}.get(said) if isinstance(said, str) else None
 
 
-def _time_place(said: object) -> Place | None:
+def _time_place(said: object) -> ReadBound | None:
     time_ns = parse_time_ns(str(said))
-    return None if time_ns is None else Place(PlaceKind.TIME, time_ns)
+    return None if time_ns is None else ReadBound(BoundKind.TIME, time_ns)
 
 
-_RIGHT: Final[Mapping[Callable[[object], Place | None], str]] = {
+_RIGHT: Final[Mapping[Callable[[object], ReadBound | None], str]] = {
     _offset_place: 'it must be earliest, latest, or JSON: {"topic": 17} or {"topic": {"0": 17, "1": "earliest"}}; '
     "offsets begin at 1",
     _time_place: 'it must be a time as 2025-01-31T12:00:00Z, nanoseconds since 1970, or JSON: {"topic": time}',
@@ -269,7 +271,7 @@ def parse_time_ns(text: str) -> int | None:
 # --- One option ---
 
 
-class _Given:
+class _GivenOptions:
     """The options as they came: found whatever their case, and none that nobody knows."""
 
     def __init__(self, options: Mapping[str, str], known: Collection[str], verb: str) -> None:

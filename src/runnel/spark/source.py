@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from runnel.errors import ClientFault
-from runnel.spark.fault_text import faults_without_trace
+from runnel.spark.runtime.fault_text import faults_without_trace
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -27,15 +27,15 @@ class RunnelDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        from runnel.spark.schema import SPARK_SCHEMA
+        from runnel.spark.read.schema import SPARK_SCHEMA
 
         return SPARK_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from runnel.spark.batch_reader import BatchReader, PushdownBatchReader
         from runnel.spark.connections import usual_url
         from runnel.spark.options import batch_options
-        from runnel.spark.schema import arrow_schema
+        from runnel.spark.read.batch_reader import BatchReader, PushdownBatchReader
+        from runnel.spark.read.schema import arrow_schema
 
         with faults_without_trace():
             options = batch_options(dict(self.options), url=usual_url())
@@ -45,9 +45,8 @@ class RunnelDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from runnel.spark.connections import usual_url
         from runnel.spark.options import stream_options
-        from runnel.spark.schema import arrow_schema
-        from runnel.spark.stream_reader import StreamReader
-        from runnel.spark.stream_refusal import RefusedStream
+        from runnel.spark.read.schema import arrow_schema
+        from runnel.spark.read.stream_reader import RefusedStream, StreamReader
 
         try:
             options = stream_options(dict(self.options), url=usual_url())
@@ -56,7 +55,7 @@ class RunnelDataSource(DataSource):
             return RefusedStream(fault)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
-        from runnel.spark.writer import BatchWriter
+        from runnel.spark.write.writer import BatchWriter
 
         with faults_without_trace():
             return BatchWriter(dict(self.options), schema, overwrite=overwrite)
@@ -66,7 +65,7 @@ class RunnelDataSource(DataSource):
         schema: StructType,
         overwrite: bool,  # noqa: FBT001
     ) -> DataSourceStreamArrowWriter:
-        from runnel.spark.writer import StreamWriter
+        from runnel.spark.write.writer import StreamWriter
 
         with faults_without_trace():
             return StreamWriter(dict(self.options), schema, overwrite=overwrite)

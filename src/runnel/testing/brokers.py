@@ -7,8 +7,7 @@ import threading
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 
-from runnel.client.api import Opening, connect, connect_blocking
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus, Opening, connect, connect_blocking
 from runnel.config import Settings
 from runnel.embedded import Broker
 from runnel.testing.clock import NS_PER_SECOND, VirtualClock

@@ -39,6 +39,7 @@ class Worker:
     attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict)
     recalls: list[Part] = field(default_factory=list)
     lates: list[Part] = field(default_factory=list)
+    expired: list[int] = field(default_factory=list)
     error: RunnelError | None = None
     on_delivery: Callable[[], None] = lambda: None
     consumer: WorkConsumer = field(init=False)
@@ -65,6 +66,9 @@ class Worker:
 
     def late(self, consumer: int, parts: Sequence[Part]) -> None:
         self.lates += parts
+
+    def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:
+        self.expired += deliveries
 
     def consumer_ended(self, consumer: int, error: RunnelError) -> None:
         self.error = error
@@ -139,7 +143,7 @@ class Scene:
             start,
             options,
         )
-        worker.consumer = await self.broker.work.consume(1, worker, request)
+        worker.consumer = await self.broker.consumer_groups.consume(1, worker, request)
         worker.consumer.start()
         return worker
 
@@ -167,7 +171,7 @@ class Scene:
         self.clock.advance(round(seconds * NS_PER_SECOND))
 
     async def state(self, name: str = "s") -> SubscriptionState:
-        return (await self.broker.work.subscriptions(name))[0]
+        return (await self.broker.consumer_groups.subscriptions(name))[0]
 
     async def backlog(self, name: str = "s") -> int:
         return sum(member.backlog for member in (await self.state(name)).members)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
+from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
+from runnel.broker.fetcher import FetchRequest
 from runnel.config import Keep, LimitSettings, Retain, Rotate, TopicRule, Until
 from runnel.errors import (
     ClientFault,
@@ -158,7 +161,7 @@ async def test_failing_too_often_makes_a_dead_letter_that_says_what_it_was(at: S
     worker.nack(1)
     await at.until(lambda: at.broker.routes(["!dead/s"])[0].exists)
     await at.until_dead(1)
-    batches, next_offset = await at.broker.work.dead_letters("s", 0, 10)
+    batches, next_offset = await at.broker.consumer_groups.dead_letters("s", 0, 10)
     (letter,) = batches[0].messages()
     assert next_offset == 0
     assert (letter.topic, letter.payload, letter.key) == ("!dead/s", b"bad", b"k")
@@ -170,7 +173,7 @@ async def test_failing_too_often_makes_a_dead_letter_that_says_what_it_was(at: S
     assert await at.backlog() == 0
 
 
-async def _bury_one(at: Scene) -> None:
+async def _make_dead_letter(at: Scene) -> None:
     worker = await at.consume("a", options=QUICK)
     await at.publish("a", b"bad")
     await at.until(lambda: len(worker.messages) == 1)
@@ -186,23 +189,38 @@ async def test_a_dead_letter_that_is_sent_back_is_delivered_to_its_subscription_
     at: Scene,
 ) -> None:
     other = await at.consume("a", subscription="other")
-    await _bury_one(at)
+    await _make_dead_letter(at)
     await at.until(lambda: other.offsets() == [1])
     other.ack(1)
-    assert await at.broker.work.settle_dead("s", [1], is_all=False, is_redriven=True) == 1
+    assert (
+        await at.broker.consumer_groups.settle_dead(
+            SettleRequest("s", [1], is_all=False, is_redriven=True)
+        )
+        == 1
+    )
     worker = await at.consume("a")
     await at.until(lambda: worker.offsets() == [1])
     assert not worker.attempts
     await at.settle()
     assert other.offsets() == [1]
     assert (await at.state()).dead == 0
-    assert await at.broker.work.settle_dead("s", [1], is_all=False, is_redriven=True) == 0
+    assert (
+        await at.broker.consumer_groups.settle_dead(
+            SettleRequest("s", [1], is_all=False, is_redriven=True)
+        )
+        == 0
+    )
 
 
 @scene()
 async def test_dead_letters_can_be_dropped(at: Scene) -> None:
-    await _bury_one(at)
-    assert await at.broker.work.settle_dead("s", (), is_all=True, is_redriven=False) == 1
+    await _make_dead_letter(at)
+    assert (
+        await at.broker.consumer_groups.settle_dead(
+            SettleRequest("s", (), is_all=True, is_redriven=False)
+        )
+        == 1
+    )
     assert (await at.state()).dead == 0
     assert await at.backlog() == 0
 
@@ -320,11 +338,11 @@ async def test_a_restart_remembers_failures_and_delays(at: Scene) -> None:
 @scene()
 async def test_a_paused_subscription_delivers_nothing(at: Scene) -> None:
     worker = await at.consume("a")
-    await at.broker.work.pause_subscription("s", is_paused=True)
+    await at.broker.consumer_groups.pause_subscription("s", is_paused=True)
     await at.publish("a", b"1")
     await at.settle()
     assert worker.offsets() == []
-    await at.broker.work.pause_subscription("s", is_paused=False)
+    await at.broker.consumer_groups.pause_subscription("s", is_paused=False)
     await at.until(lambda: worker.offsets() == [1])
 
 
@@ -335,17 +353,17 @@ async def test_a_moved_subscription_begins_elsewhere_and_old_leases_are_late(at:
     await at.until(lambda: worker.offsets() == [1, 2, 3])
     worker.ack(1, 2)
     old = worker.parts["a", 3]
-    await at.broker.work.move_subscription("s", Start("earliest"))
+    await at.broker.consumer_groups.move_subscription("s", Start("earliest"))
     await at.until(lambda: worker.offsets() == [1, 2, 3, 1, 2, 3])
     assert worker.consumer.ack((), [old]) == [old]
-    await at.broker.work.move_subscription("s", Start("latest"))
+    await at.broker.consumer_groups.move_subscription("s", Start("latest"))
     assert await at.backlog() == 0
 
 
 @scene()
 async def test_a_deleted_subscription_ends_its_consumers(at: Scene) -> None:
     worker = await at.consume("a")
-    await at.broker.work.delete_subscription("s")
+    await at.broker.consumer_groups.delete_subscription("s")
     assert isinstance(worker.error, UnknownSubscriptionError)
     with pytest.raises(UnknownSubscriptionError, match="name its topics"):
         await at.consume()
@@ -376,7 +394,7 @@ async def test_what_cannot_be_is_refused(at: Scene) -> None:
     with pytest.raises(ClientFault, match="none of earliest, latest, time, offsets"):
         await at.consume("a", start=Start("last"))
     with pytest.raises(UnknownSubscriptionError, match="does not exist"):
-        await at.broker.work.delete_subscription("nobody")
+        await at.broker.consumer_groups.delete_subscription("nobody")
 
 
 @scene(TopicRule(match="a", rotate=Rotate(bytes_max=1), retain=Retain(until=Until.ACKED)))
@@ -389,7 +407,7 @@ async def test_acknowledged_messages_go_and_a_straggler_stays(at: Scene) -> None
     await worker.consumer.wait_stored()
     for log in at.broker._stores.kept:
         await log.trim()
-    fetched = await at.broker.fetch("a")
+    fetched = await at.broker.fetch(FetchRequest("a"))
     offsets = [message.offset for batch in fetched.batches for message in batch]
     assert 3 in offsets
     assert not {1, 2, 4, 5} & set(offsets)
@@ -458,7 +476,12 @@ async def test_a_dead_letter_of_a_member_is_sent_back_to_that_member_alone(at: S
     await at.until(lambda: one.offsets() == [1, 1])
     one.nack(1)
     await at.until_dead(1)
-    assert await at.broker.work.settle_dead("s", (), is_all=True, is_redriven=True) == 1
+    assert (
+        await at.broker.consumer_groups.settle_dead(
+            SettleRequest("s", (), is_all=True, is_redriven=True)
+        )
+        == 1
+    )
     await at.until(lambda: one.offsets() == [1, 1, 1])
     await at.settle()
     assert two.offsets() == [1]
@@ -468,9 +491,11 @@ async def test_a_dead_letter_of_a_member_is_sent_back_to_that_member_alone(at: S
 async def test_letters_that_were_settled_stay_so_for_a_subscription_of_the_same_name(
     at: Scene,
 ) -> None:
-    await _bury_one(at)
-    await at.broker.work.settle_dead("s", (), is_all=True, is_redriven=False)
-    await at.broker.work.delete_subscription("s")
+    await _make_dead_letter(at)
+    await at.broker.consumer_groups.settle_dead(
+        SettleRequest("s", (), is_all=True, is_redriven=False)
+    )
+    await at.broker.consumer_groups.delete_subscription("s")
     await at.consume("a", start=Start("latest"))
     assert (await at.state()).dead == 0
 
@@ -484,42 +509,59 @@ IN_MEMORY = TopicRule(match="a", keep=Keep.MEMORY)
 async def test_another_message_at_the_offset_of_a_dead_letter_is_not_taken_for_it(
     at: Scene,
 ) -> None:
-    await _bury_one(at)
+    await _make_dead_letter(at)
     await at.restart()  # which forgets the topic
     await at.publish("a", b"new")
     worker = await at.consume("a")
     await at.until(lambda: worker.payloads() == [b"new"])
     worker.ack(1)
-    assert await at.broker.work.settle_dead("s", (), is_all=True, is_redriven=True) == 1
+    assert (
+        await at.broker.consumer_groups.settle_dead(
+            SettleRequest("s", (), is_all=True, is_redriven=True)
+        )
+        == 1
+    )
     await at.until(lambda: worker.payloads() == [b"new", b"bad"])
 
 
 @scene()
 async def test_one_letter_that_cannot_be_sent_back_holds_up_no_other(at: Scene) -> None:
-    await _bury_one(at)
+    await _make_dead_letter(at)
     await at.publish("!dead/s", b"somebody's note")
     with pytest.raises(ClientFault, match=r"1 dead letters were settled, 1 were not.*!dead/s@2"):
-        await at.broker.work.settle_dead("s", (), is_all=True, is_redriven=True)
+        await at.broker.consumer_groups.settle_dead(
+            SettleRequest("s", (), is_all=True, is_redriven=True)
+        )
     assert (await at.state()).dead == 1
     worker = await at.consume("a")
     await at.until(lambda: worker.payloads() == [b"bad"])
-    assert await at.broker.work.settle_dead("s", [2], is_all=False, is_redriven=False) == 1
+    assert (
+        await at.broker.consumer_groups.settle_dead(
+            SettleRequest("s", [2], is_all=False, is_redriven=False)
+        )
+        == 1
+    )
     assert (await at.state()).dead == 0
 
 
 @scene()
 async def test_letters_that_were_purged_are_not_counted(at: Scene) -> None:
-    await _bury_one(at)
+    await _make_dead_letter(at)
     await at.broker.purge_topic("!dead/s")
     assert (await at.state()).dead == 0
-    assert await at.broker.work.settle_dead("s", [1], is_all=False, is_redriven=True) == 0
+    assert (
+        await at.broker.consumer_groups.settle_dead(
+            SettleRequest("s", [1], is_all=False, is_redriven=True)
+        )
+        == 0
+    )
 
 
 @scene()
 async def test_what_a_deleted_topic_had_is_not_owed_when_it_is_made_again(at: Scene) -> None:
     await at.publish("t/a", *[b"x"] * 50)
     await at.broker.delete_topic("t/a")
-    await at.broker.work.make_subscription("s", ["t/*"], "shared", None, None)
+    await at.broker.consumer_groups.make_subscription(SubscriptionRequest("s", ["t/*"], "shared"))
     await at.publish("t/a", b"first")
     assert await at.backlog() == 1
     worker = await at.consume()
@@ -586,7 +628,7 @@ async def test_names_that_unnamed_members_get_are_refused(at: Scene) -> None:
 
 @scene(limits=LimitSettings(tags_max=2))
 async def test_a_dead_letter_is_stored_whatever_publishers_are_allowed(at: Scene) -> None:
-    await _bury_one(at)
+    await _make_dead_letter(at)
     assert (await at.state()).dead == 1
 
 

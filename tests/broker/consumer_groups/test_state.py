@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
-from runnel.broker.consumer_groups.state import ShardState
+from runnel.broker.consumer_groups.ack_journals import ShardAckJournal
 from runnel.errors import DiskFullError
 from runnel.group_rules import records
 from runnel.group_rules.records import AckedRecord, unpack_ranges
@@ -42,7 +42,7 @@ class Scene:
     def __init__(self) -> None:
         self.journal = Journal()
         self.later: list[Callable[[], None]] = []  # what is to be tried again after a while
-        self.state = ShardState(self.journal, self.later.append)
+        self.state = ShardAckJournal(self.journal, self.later.append)
 
     async def ack(self, offset: int) -> None:
         self.state.note_acked(1, "", KEY, offset, offset + 1)

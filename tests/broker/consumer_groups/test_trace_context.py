@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.work_heads import WorkOptions
@@ -14,7 +15,7 @@ TRACE = {
 ONCE = WorkOptions(deliveries_max=1, retry_delay_ms=0)
 
 
-async def bury(at: Scene) -> Worker:
+async def make_dead_letter(at: Scene) -> Worker:
     """A message with a trace context that fails at once."""
     worker = await at.consume("a", options=ONCE)
     await at.broker.publish(
@@ -29,8 +30,8 @@ async def bury(at: Scene) -> Worker:
 
 @scene()
 async def test_dead_letter_has_the_trace_of_its_message(at: Scene) -> None:
-    await bury(at)
-    batches, _ = await at.broker.work.dead_letters("s", 0, 10)
+    await make_dead_letter(at)
+    batches, _ = await at.broker.consumer_groups.dead_letters("s", 0, 10)
     (letter,) = batches[0].messages()
     assert {**letter.tags, **TRACE} == letter.tags
     assert letter.tags["unit"] == "C"
@@ -38,17 +39,27 @@ async def test_dead_letter_has_the_trace_of_its_message(at: Scene) -> None:
 
 @scene()
 async def test_message_that_is_sent_back_has_its_trace(at: Scene) -> None:
-    worker = await bury(at)
-    assert await at.broker.work.settle_dead("s", [1], is_all=False, is_redriven=True) == 1
+    worker = await make_dead_letter(at)
+    assert (
+        await at.broker.consumer_groups.settle_dead(
+            SettleRequest("s", [1], is_all=False, is_redriven=True)
+        )
+        == 1
+    )
     await at.until(lambda: len(worker.messages) == 2)
     assert worker.messages[1].tags == {"unit": "C", **TRACE}
 
 
 @scene()
 async def test_copy_of_a_message_that_has_gone_has_its_trace(at: Scene) -> None:
-    worker = await bury(at)
+    worker = await make_dead_letter(at)
     await at.broker.purge_topic("a")
-    assert await at.broker.work.settle_dead("s", [1], is_all=False, is_redriven=True) == 1
+    assert (
+        await at.broker.consumer_groups.settle_dead(
+            SettleRequest("s", [1], is_all=False, is_redriven=True)
+        )
+        == 1
+    )
     await at.until(lambda: len(worker.messages) == 2)
     assert worker.messages[1].offset == 2
     assert worker.messages[1].tags == {"unit": "C", **TRACE}

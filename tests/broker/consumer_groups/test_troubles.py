@@ -7,6 +7,8 @@ import errno
 
 import pytest
 
+from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
+from runnel.broker.fetcher import FetchRequest
 from runnel.config import Retain, Rotate, TopicRule, Until
 from runnel.errors import DiskFullError, UnknownSubscriptionError
 from runnel.formats.heads import Start
@@ -22,7 +24,7 @@ TO_THE_LAST = TopicRule(match="a", rotate=Rotate(bytes_max=1), retain=Retain(unt
 @scene()
 async def test_whatever_is_said_to_a_consumer_that_was_ended_does_nothing(at: Scene) -> None:
     worker = await at.consume("a", mode="multicast", member="m")
-    await at.broker.work.remove_member("s", "m")
+    await at.broker.consumer_groups.remove_member("s", "m")
     assert isinstance(worker.error, UnknownSubscriptionError)
     consumer = worker.consumer
     for say in (consumer.start, consumer.pause, consumer.resume):
@@ -36,9 +38,13 @@ async def test_whatever_is_said_to_a_consumer_that_was_ended_does_nothing(at: Sc
 async def test_a_consumer_that_leaves_while_it_joins_is_missed_by_nobody(at: Scene) -> None:
     for number in range(5):
         await at.publish(f"t/{number}", b"1")
-    await at.broker.work.make_subscription("s", ["t/*"], "shared", Start("earliest"), None)
+    await at.broker.consumer_groups.make_subscription(
+        SubscriptionRequest("s", ["t/*"], "shared", Start("earliest"))
+    )
     for turns in range(12):
-        joining = asyncio.ensure_future(at.broker.work.consume(1, Worker(), Consume(1, 1, "s")))
+        joining = asyncio.ensure_future(
+            at.broker.consumer_groups.consume(1, Worker(), Consume(1, 1, "s"))
+        )
         for _ in range(turns):
             await asyncio.sleep(0)
         is_in = joining.done()
@@ -47,7 +53,7 @@ async def test_a_consumer_that_leaves_while_it_joins_is_missed_by_nobody(at: Sce
             (await joining).close(is_clean=True)
     await at.settle()
     assert (await at.state()).members[0].consumers == 0
-    assert not at.broker.work._subscriptions._awake
+    assert not at.broker.consumer_groups._subscriptions._active
     worker = await at.consume()
     await at.until(lambda: len(worker.messages) == 5)
 
@@ -55,16 +61,16 @@ async def test_a_consumer_that_leaves_while_it_joins_is_missed_by_nobody(at: Sce
 @scene()
 async def test_what_was_asked_for_is_done_though_the_asker_leaves(at: Scene) -> None:
     await at.consume("a")
-    asked = asyncio.ensure_future(at.broker.work.pause_subscription("s", is_paused=True))
+    asked = asyncio.ensure_future(at.broker.consumer_groups.pause_subscription("s", is_paused=True))
     await asyncio.sleep(0)
     asked.cancel()
     await at.settle()
     assert (await at.state()).is_paused
-    asked = asyncio.ensure_future(at.broker.work.delete_subscription("s"))
+    asked = asyncio.ensure_future(at.broker.consumer_groups.delete_subscription("s"))
     await asyncio.sleep(0)
     asked.cancel()
     await at.settle()
-    assert await at.broker.work.subscriptions() == []
+    assert await at.broker.consumer_groups.subscriptions() == []
 
 
 @scene(stores=ON_DISK)
@@ -161,11 +167,13 @@ async def test_what_an_unnamed_member_acknowledges_goes(at: Scene) -> None:
 
 @scene(stores=ON_DISK)
 async def test_what_is_purged_while_it_is_read_is_not_delivered(at: Scene) -> None:
-    await at.broker.work.make_subscription("s", ["a"], "shared", Start("earliest"), None)
+    await at.broker.consumer_groups.make_subscription(
+        SubscriptionRequest("s", ["a"], "shared", Start("earliest"))
+    )
     for turns in range(40):
         await at.publish("a", b"1", b"2")
         worker = Worker()
-        worker.consumer = await at.broker.work.consume(1, worker, Consume(1, 1, "s"))
+        worker.consumer = await at.broker.consumer_groups.consume(1, worker, Consume(1, 1, "s"))
         purging = asyncio.ensure_future(at.broker.purge_topic("a"))
         for _ in range(turns % 10):
             await asyncio.sleep(0)
@@ -187,5 +195,5 @@ async def test_retention_passes_what_segments_have_of_a_deleted_topic(at: Scene)
     at.pass_time(61)
     for log in at.broker._stores.kept:
         await log.trim()
-    fetched = await at.broker.fetch("t/2")
+    fetched = await at.broker.fetch(FetchRequest("t/2"))
     assert [message.offset for batch in fetched.batches for message in batch] == [1, 2]

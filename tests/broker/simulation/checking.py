@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runnel.broker.fetcher import FetchRequest
+from runnel.broker.topics import TopicListRequest
 from runnel.config import Keep
 from runnel.errors import OffsetAheadError, OffsetGoneError, SlowReaderError
 from runnel.formats.message import Message
 from runnel.topics.names import TopicPartition
-from tests.broker.simulation.model import Violation
 from tests.broker.simulation.plan import TOPICS
 from tests.broker.simulation.reader import SimulatedReader
+from tests.simulation.history import Violation
 
 if TYPE_CHECKING:
     from tests.broker.simulation.history import History
@@ -24,8 +26,8 @@ def is_behind(reader: SimulatedReader) -> bool:
 
 
 def live_epoch(history: History, topic: str) -> int | None:
-    """The epoch of a topic that is not kept; None if it does not exist, as nobody reads it."""
-    found = history.broker._stores.live.find(topic)
+    """The epoch of a topic that is not kept; None if it does not exist because it has no reader."""
+    found = history.broker._ephemeral.find(topic)
     return None if found is None else found.epoch
 
 
@@ -133,7 +135,7 @@ def _check_kept(history: History, reader: SimulatedReader, key: TopicPartition) 
         if gap.missed != gap.next_offset - gap.first_offset:
             raise Violation(f"{reader}: {gap} does not count right")
     if told & seen:
-        raise Violation(f"{reader}: {key} told as gaps, but sent too: {sorted(told & seen)}")
+        raise Violation(f"{reader}: {key} reported as gaps, but sent too: {sorted(told & seen)}")
     for offset in range(first, partition.next_offset):
         if offset in seen:
             continue
@@ -185,7 +187,9 @@ def _check_live(reader: SimulatedReader, key: TopicPartition) -> None:
 async def check_everything(history: History) -> None:
     for reader in history.readers:
         _check_reader(history, reader)
-    listed, _ = await history.patiently(history.broker.topics("[dabmox]/*"), "listing")
+    listed, _ = await history.patiently(
+        history.broker.topics.list(TopicListRequest("[dabmox]/*")), "listing"
+    )
     if [topic.name for topic in listed] != sorted(history.model.existing):
         raise Violation(f"there are {sorted(history.model.existing)}, but listed {listed}")
     for key in history.model.keys(history.model.existing):
@@ -203,7 +207,7 @@ async def check_everything(history: History) -> None:
 async def _check_partition(history: History, key: TopicPartition) -> None:
     model, now_ns = history.model, history.now_ns
     partition = model.partition(key)
-    state = await history.patiently(history.broker.describe_topic(key[0]), "describing")
+    state = await history.patiently(history.broker.topics.describe(key[0]), "describing")
     first, end = state.partitions[key[1]].first_offset, state.partitions[key[1]].next_offset
     if end != partition.next_offset:
         raise Violation(f"{key} goes up to {partition.next_offset}, but described as {state}")
@@ -212,7 +216,8 @@ async def _check_partition(history: History, key: TopicPartition) -> None:
     messages_max = history.random.choice((0, 0, 0, 5))
     while offset < end:
         fetched = await history.patiently(
-            history.broker.fetch(*key, offset=offset, messages_max=messages_max), "fetching"
+            history.broker.fetch(FetchRequest(*key, offset=offset, messages_max=messages_max)),
+            "fetching",
         )
         if fetched.next_offset <= offset or fetched.end_offset != end:
             raise Violation(f"fetching {key} from {offset} leads to {fetched}")
@@ -242,7 +247,9 @@ def _may_have_gone(history: History, key: TopicPartition, offsets: range) -> boo
 
 async def _check_refusals(history: History, key: TopicPartition, first: int, end: int) -> None:
     try:
-        await history.patiently(history.broker.fetch(*key, offset=end + 1), "fetching")
+        await history.patiently(
+            history.broker.fetch(FetchRequest(*key, offset=end + 1)), "fetching"
+        )
     except OffsetAheadError as ahead:
         if ahead.next_offset != end:
             raise Violation(f"{key} ends at {end}, but: {ahead}") from ahead
@@ -250,7 +257,9 @@ async def _check_refusals(history: History, key: TopicPartition, first: int, end
         raise Violation(f"{key} ends at {end}, but was fetched from behind")
     if first > 1:
         try:
-            await history.patiently(history.broker.fetch(*key, offset=first - 1), "fetching")
+            await history.patiently(
+                history.broker.fetch(FetchRequest(*key, offset=first - 1)), "fetching"
+            )
         except OffsetGoneError as gone:
             since = range(first, gone.first_offset)
             if gone.first_offset < first or not _may_have_gone(history, key, since):
@@ -262,7 +271,7 @@ async def _check_refusals(history: History, key: TopicPartition, first: int, end
 async def _check_cursors(history: History) -> None:
     listed = {
         cursor.name: {(place.topic, place.partition): place for place in cursor.places}
-        for cursor in await history.broker.cursors()
+        for cursor in await history.broker.cursors.list()
     }
     if listed.keys() != history.model.cursors.keys():
         raise Violation(f"cursors {sorted(history.model.cursors)}, but listed {sorted(listed)}")

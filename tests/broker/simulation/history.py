@@ -2,186 +2,125 @@
 
     outcome = run_history(seed)          # raises HistoryFailed: what broke, everything that led to it, how to replay
 
-The broker runs unchanged on a fake disk, with workers whose timing the seed decides and a clock that only the history
-moves. Publishes are not waited for and subscriptions begin beside them, so that interleavings are met. Now and then
-everything comes to rest, and then every reader must have got exactly what the model says.
+The broker runs unchanged on a simulated disk. Publishes are not awaited and subscriptions begin beside them, so that
+histories meet interleavings. Now and then the broker comes to rest: then every reader must have exactly what the model
+says. `tests/simulation` is the kernel of it.
 
-history   this: what happens, one thing after the other     plan     what is drawn before it begins
-traffic   messages published and answered                   reader   a client that reads live
-model     what the broker has to serve                      checking holding one against the other
+history   this: what happens, one operation after the other     plan     what the seed draws before the history begins
+traffic   messages that are published and answered              reader   a client that reads live
+model     what the broker has to serve                          checking compares the readers with the model
 
-What may happen are the public methods of `History`, one step each; test_machine.py lets hypothesis choose them.
+The operations are the public methods of `History`; in test_machine.py hypothesis chooses them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
-from typing import Any, TypeVar
 
 from runnel.broker.broker import Broker
+from runnel.broker.live.subscription import SubscribeRequest
 from runnel.config import Keep
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, PartitionPlace, Start
 from runnel.topics.policies import Policies
 from tests.broker.simulation import checking
-from tests.broker.simulation.model import Model, Violation
+from tests.broker.simulation.model import Model
 from tests.broker.simulation.plan import PATTERNS, SECOND_NS, TOPICS, draw
 from tests.broker.simulation.reader import SimulatedReader
 from tests.broker.simulation.traffic import Traffic
-from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
-from tests.fakes.workers import SimulatedWorkers
+from tests.simulation import history as kernel
+from tests.simulation.history import Outcome, Violation
+from tests.simulation.operations import OperationTable
+from tests.simulation.process import ProcessHistory
 
-T = TypeVar("T")
-
-TURNS_MAX = 20_000
 READERS_MAX = 5
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a history did, for whoever counts."""
-
-    seed: int
-    messages: int
-    delivered: int
-    restarts: int
-    transcript: tuple[str, ...] = ()
-
-
-class HistoryFailed(AssertionError):
-    """A history broke a promise of the broker; the text tells all of it."""
-
-    def __init__(self, seed: int, transcript: Sequence[str], problem: str) -> None:
-        lines = "\n".join(f"  {line}" for line in transcript)
-        super().__init__(
-            f"history {seed}: {problem}\n{lines}\n  => {problem}\n"
-            f"replay: bin/soak broker --seed {seed}"
-        )
-        self.seed = seed
-        self.transcript = tuple(transcript)
-        self.problem = problem
-
-    def __reduce__(self) -> tuple[type[HistoryFailed], tuple[int, tuple[str, ...], str]]:
-        return (type(self), (self.seed, self.transcript, self.problem))
-
-
 def run_history(seed: int) -> Outcome:
-    """One history, from the first opening to the last check."""
+    """The history of this seed, from the first opening to the last check."""
     random = Random(seed)
-    history = History(random, timing=random)
-    try:
-        asyncio.run(history.run())
-    except Violation as violation:
-        raise HistoryFailed(seed, history.transcript, str(violation)) from violation
-    except Exception as error:
-        problem = f"unexpected {type(error).__name__}: {error}"
-        raise HistoryFailed(seed, history.transcript, problem) from error
-    delivered = sum(len(s.offsets) for r in history.readers for s in r.seen.values())
-    told = tuple(history.transcript)
-    return Outcome(seed, history.traffic.messages, delivered, history.restarts, told)
+    return kernel.run(History(random, timing=random), seed, f"bin/soak broker --seed {seed}")
 
 
-class History:
-    """See the module's first lines. `random` chooses what happens, `timing` how long disk and workers take."""
+class History(ProcessHistory):
+    """A broker, its model and its readers. `random` chooses what happens, `timing` how long disk and workers take."""
 
     def __init__(self, random: Random, *, timing: Random) -> None:
-        self.random = random
-        self._timing = timing
+        super().__init__(random, FakeDisk(timing), timing=timing)
         self.settings = draw(self.random)
         policies = Policies(self.settings.topics, partitions_max=1024)
         self.model = Model(policies)
-        self.clock = VirtualClock()
         self.readers: list[SimulatedReader] = []
-        self.transcript: list[str] = []
         self.traffic = Traffic(self)
-        self._disk = FakeDisk(timing)
-        self._workers: SimulatedWorkers
         self.broker: Broker
-        self._beside: list[asyncio.Future[None]] = []
         self._beginning: set[SimulatedReader] = set()
         self._reader_count = 0
-        self.restarts = 0
-        self._failures: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.transcript.append(line)
+        self._restarts = 0
+        self._operations: OperationTable[Callable[[], Awaitable[None]]] = OperationTable(
+            plain={
+                self.traffic.publish: 30,
+                self.traffic.send: 8,
+                self.traffic.publish_live: 12,
+                self.subscribe: 10,
+                self.grant: 14,
+                self.reconnect: 4,
+                self.leave: 2,
+                self.pass_time: 6,
+                self.set_cursor: 4,
+                self.remove_cursor: 2,
+                self.purge: 2,
+                self.delete: 2,
+                self.settle: 3,
+                self.restart: 1,
+            },
+            troubles={},
+        )
 
     @property
     def now_ns(self) -> int:
         return self.clock.time_ns()
 
-    # --- The frame ---
+    def counts(self) -> Mapping[str, int]:
+        return {
+            "messages": self.traffic.messages,
+            "deliveries": sum(
+                len(seen.offsets) for reader in self.readers for seen in reader.seen.values()
+            ),
+            "restarts": self._restarts,
+        }
 
-    async def run(self) -> None:
-        """A whole life, drawn step by step."""
+    # --- Operations ---
+
+    async def live(self) -> None:
         await self.open()
         for _ in range(self.random.randint(10, 50)):
-            await self._draw()()
+            operation, _ = self._operations.draw(self.random, ())
+            await operation()
             await self.take_turns(self.random.choice((0, 0, 1, 3, 20)))
             self.raise_problems()
         await self.end()
-
-    def _on_loop_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._failures.append(f"{context['message']}: {context.get('exception')!r}")
-
-    def _draw(self) -> Callable[[], Awaitable[None]]:
-        operations: dict[Callable[[], Awaitable[None]], int] = {
-            self.traffic.publish: 30,
-            self.traffic.send: 8,
-            self.traffic.publish_live: 12,
-            self.subscribe: 10,
-            self.grant: 14,
-            self.reconnect: 4,
-            self.leave: 2,
-            self.pass_time: 6,
-            self.set_cursor: 4,
-            self.remove_cursor: 2,
-            self.purge: 2,
-            self.delete: 2,
-            self.settle: 3,
-            self.restart: 1,
-        }
-        [chosen] = self.random.choices(list(operations), list(operations.values()))
-        return chosen
 
     def raise_problems(self) -> None:
         self.traffic.look_at_answers()
         for reader in self.readers:
             if reader.problems:
                 raise Violation(f"{reader}: {reader.problems[0]}")
-        if self._failures:
-            raise Violation(self._failures[0])
-
-    async def take_turns(self, count: int) -> None:
-        """Whatever is under way goes on for so many turns of the loop."""
-        for _ in range(count):
-            await asyncio.sleep(0)
-
-    async def patiently(self, work: Awaitable[T], what: str) -> T:
-        """The result, unless it takes more turns of the loop than anything may."""
-        future = asyncio.ensure_future(work)
-        for _ in range(TURNS_MAX):
-            if future.done():
-                return future.result()
-            await asyncio.sleep(0)
-        raise Violation(f"{what} hangs: it is not done after {TURNS_MAX} turns of the loop")
+        self.raise_loop_failures()
 
     # --- Openings ---
 
     async def open(self) -> None:
-        asyncio.get_running_loop().set_exception_handler(self._on_loop_failure)
-        self._workers = SimulatedWorkers(self._timing)
+        self.watch_loop()
         self.broker = await self.patiently(
             Broker.open(
                 self.settings,
                 directory="data",
-                disk=self._disk,
+                disk=self.disk,
                 clock=self.clock,
-                workers=self._workers,
+                workers=self.workers,
             ),
             "open",
         )
@@ -195,15 +134,15 @@ class History:
         self.raise_problems()
 
     async def close(self) -> None:
-        await self._finish_beside()
+        await self.finish_beside()
         await self.patiently(self.broker.close(), "close")
-        self._workers.close()
+        self.workers.close()
         self.traffic.look_at_answers()
 
     async def restart(self) -> None:
         self.say("the broker restarts")
-        self.restarts += 1
-        await self._finish_beside()
+        self._restarts += 1
+        await self.finish_beside()
         await self.close()
         for reader in self.readers:
             self._left(reader)
@@ -216,7 +155,7 @@ class History:
         self.model.restart()
         self.clock.advance(SECOND_NS)
         self.model.look(self.now_ns)
-        self._disk = self._disk.restart()
+        self.begin_process()
         await self.open()
         for reader in list(self.readers):
             if reader.error is None:
@@ -264,25 +203,27 @@ class History:
         return Start(kind, time_ns=time_ns if kind == "time" else 0), patterns
 
     def _begin_beside(self, reader: SimulatedReader) -> None:
-        self._beside.append(asyncio.ensure_future(self._begin(reader)))
+        self.begin_beside("subscribing", self._begin(reader))
 
     async def _begin(self, reader: SimulatedReader) -> None:
-        is_new = not reader.places.is_known
+        is_new = not reader.position.is_known
         if is_new:
             reader.begins = checking.begins_now(self, reader, is_begun=False)
-        start = reader.places.next_start()
+        start = reader.position.next_start()
         reader.last_asked += start.kind in ("last", "resume_last")
         credit_bytes = self.random.choice((0, 1, 300, 10_000))
         self.say(f"{reader} begins: {start.kind}")
         self._beginning.add(reader)
         try:
             subscription = await self.broker.subscribe(
-                reader.number,
-                reader,
-                reader.patterns,
-                start,
-                credit_bytes=credit_bytes,
-                overflow=reader.overflow,
+                SubscribeRequest(
+                    reader.number,
+                    reader,
+                    reader.patterns,
+                    start,
+                    credit_bytes=credit_bytes,
+                    overflow=reader.overflow,
+                )
             )
         finally:
             self._beginning.discard(reader)
@@ -316,7 +257,7 @@ class History:
                         reader.grant(self.random.choice((1, 200, 2000)))
 
     def _left(self, reader: SimulatedReader) -> None:
-        """What waited for it of topics that are not kept is lost, and nobody counts it."""
+        """The reader leaves. Messages of topics not kept that waited for it are lost, and not counted."""
         reader.left()
         for key, live in reader.live.items():
             seen = reader.of(key)
@@ -364,7 +305,7 @@ class History:
         name = f"c{self.random.randint(1, 3)}"
         self.say(f"cursor {name} at {places}")
         await self.patiently(
-            self.broker.set_cursor(name, [CursorPlace(*key, o) for key, o in places.items()]),
+            self.broker.cursors.set(name, [CursorPlace(*key, o) for key, o in places.items()]),
             "setting a cursor",
         )
         self.model.cursors[name] = places
@@ -378,7 +319,7 @@ class History:
         ]
         for name in names if topic is not None else names[:1]:
             self.say(f"cursor {name} is removed")
-            await self.patiently(self.broker.remove_cursor(name), "removing a cursor")
+            await self.patiently(self.broker.cursors.remove(name), "removing a cursor")
             del self.model.cursors[name]
         self.model.look(self.now_ns)
 
@@ -402,12 +343,8 @@ class History:
 
     # --- Rest ---
 
-    async def _finish_beside(self) -> None:
-        while self._beside:
-            await self.patiently(self._beside.pop(0), "subscribing")
-
     async def _sync(self) -> None:
-        await self._finish_beside()
+        await self.finish_beside()
         await self.patiently(self.broker.sync(), "sync")
         while not self.traffic.is_answered:
             await asyncio.sleep(0)

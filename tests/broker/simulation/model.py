@@ -14,10 +14,6 @@ from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Policies, Policy
 
 
-class Violation(AssertionError):
-    """The broker did something that it must not."""
-
-
 @dataclass(slots=True)
 class Sent:
     """One message. Messages of a run are kept and dropped together, so the run's end matters."""

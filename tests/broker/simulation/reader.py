@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from runnel.broker.broker import Delivery, LiveSubscription
-from runnel.client.places import Places
+from runnel.broker.broker import LiveDelivery, LiveSubscription
+from runnel.client.consumer.subscription_position import SubscriptionPosition
 from runnel.errors import RunnelError
-from runnel.formats import block, wire
-from runnel.formats.batch import Batch
+from runnel.formats import wire
+from runnel.formats.batch import unpack_blocks
 from runnel.formats.message import Message
 from runnel.formats.wire import GapState, Start
 from runnel.topics.names import TopicPartition
@@ -28,7 +28,7 @@ class Seen:
 
 
 class SimulatedReader:
-    """The sink of one subscription after the other: each goes on where the last ended."""
+    """The sink of one subscription after the other: each continues where the last one ended."""
 
     def __init__(self, number: int, patterns: list[str], start: Start, overflow: str) -> None:
         self.connection_id = 1
@@ -39,7 +39,7 @@ class SimulatedReader:
         self.overflow = overflow
         self.is_literal = all(Pattern(pattern).is_literal for pattern in patterns)
         self._parsed = [Pattern(pattern) for pattern in patterns]
-        self.places = Places(patterns, start)
+        self.position = SubscriptionPosition(patterns, start)
         # By key: the lowest offset that it may begin with, and the first that it must be sent.
         self.begins: dict[TopicPartition, tuple[int, int]] = {}
         self.ends: dict[TopicPartition, int] = {}  # the next offsets when it had begun
@@ -77,7 +77,7 @@ class SimulatedReader:
         self._overdrawn = 0
         self._next_entries.clear()
         answer = wire.Subscribed(0, self.number, subscription.partitions, subscription.shards)
-        self.places.begin(answer)
+        self.position.begin(answer)
 
     def left(self) -> None:
         if self.subscription is not None:
@@ -92,7 +92,7 @@ class SimulatedReader:
 
     # --- What the broker tells ---
 
-    def deliver(self, subscription: int, delivery: Delivery) -> None:
+    def deliver(self, subscription: int, delivery: LiveDelivery) -> None:
         if self.subscription is None or subscription != self.number:
             self.problems.append("a delivery after it left")
         if self.credit_bytes <= 0 and delivery.size:
@@ -101,7 +101,7 @@ class SimulatedReader:
             if self._overdrawn > 1:
                 self.problems.append("several deliveries without credit")
         self.credit_bytes -= delivery.size
-        batches = _unpack(b"".join(delivery.buffers))
+        batches = unpack_blocks(b"".join(delivery.buffers))
         if sum(map(len, batches)) != delivery.messages:
             self.problems.append(f"{delivery.messages} messages told, {batches} sent")
         shard = delivery.shard
@@ -113,7 +113,7 @@ class SimulatedReader:
         head = wire.Deliver(
             self.number, shard.journal, shard.shard, delivery.epoch, delivery.next_entry
         )
-        for batch in self.places.delivered(head, batches):
+        for batch in self.position.delivered(head, batches):
             epochs = [run.epoch for run in batch.runs() for _ in range(run.count)]
             for message, epoch in zip(batch.messages(), epochs, strict=True):
                 self._take(message, epoch)
@@ -133,7 +133,7 @@ class SimulatedReader:
     def gap(self, subscription: int, gap: GapState) -> None:
         if self.subscription is None or subscription != self.number:
             self.problems.append("a gap after it left")
-        self.places.missed(gap)
+        self.position.missed(gap)
         if gap.topic:
             self.of((gap.topic, gap.partition)).gaps.append(gap)
         else:
@@ -142,13 +142,3 @@ class SimulatedReader:
     def ended(self, subscription: int, error: RunnelError) -> None:
         self.subscription = None
         self.error = error
-
-
-def _unpack(data: bytes) -> list[Batch]:
-    batches = []
-    position = 0
-    while position < len(data):
-        envelope, body, size = block.unpack(data, position)
-        batches.append(Batch(envelope, body))
-        position += size
-    return batches

@@ -1,56 +1,39 @@
-"""Histories of the broker, always the same ones; `bin/soak broker` runs others."""
+"""Random histories of the broker: some seeds are fixed, some change every day.
+
+`bin/soak broker` runs new seeds for as long as you like.
+"""
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
-from tests.broker.simulation.history import HistoryFailed, run_history
-from tests.broker.simulation.mutants import (
-    MUTANTS,
-    Mutant,
-    pattern_is_not_looked_at,
-)
+from tests.broker.simulation.history import run_history
+from tests.broker.simulation.mutants import MUTANTS, SHOWN_BY, pattern_is_not_looked_at
+from tests.simulation.mutants import Mutant, check_repeats, check_report, first_failure, seeds_for
+from tests.simulation.seeds import Seeds
 
-HISTORIES = 120
-CHUNK = 6
-# Each mistake has to show within so many histories.
-SEEDS_FOR_A_MUTANT = 300  # the rarest mistake shows in one history of fifty
+SEEDS = Seeds(fixed=42, daily=18, chunk=6)
+# Each mutant has to show within so many histories; the rarest shows in one history of fifty.
+SEEDS_FOR_A_MUTANT = range(300)
 
 
-@pytest.mark.parametrize("first", range(0, HISTORIES, CHUNK))
-def test_broker_keeps_its_promises_in_history(first: int) -> None:
-    for seed in range(first, first + CHUNK):
+@pytest.mark.parametrize("seeds", SEEDS.chunks())
+def test_broker_keeps_its_promises_in_history(seeds: range) -> None:
+    for seed in seeds:
         run_history(seed)
 
 
 def test_history_repeats_from_its_seed() -> None:
-    for seed in range(3):
-        assert run_history(seed) == run_history(seed)
+    check_repeats(run_history, range(3))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_mistake_in_the_broker_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
-    assert any(_fails(seed) for seed in range(SEEDS_FOR_A_MUTANT))
+    first_failure(run_history, seeds_for(mutant, SHOWN_BY, SEEDS_FOR_A_MUTANT))
 
 
-def _fails(seed: int) -> bool:
-    try:
-        run_history(seed)
-    except HistoryFailed:
-        return True
-    return False
-
-
-def test_failure_tells_seed_transcript_and_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_reports_seed_transcript_and_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     pattern_is_not_looked_at(monkeypatch)
-    seed = next(seed for seed in range(SEEDS_FOR_A_MUTANT) if _fails(seed))
-    with pytest.raises(HistoryFailed) as failure:
-        run_history(seed)
-    text = str(failure.value)
-    assert f"history {seed}: reader " in text
-    assert text.endswith(f"replay: bin/soak broker --seed {seed}")
-    # It has to cross from a worker process to bin/soak.
-    assert str(pickle.loads(pickle.dumps(failure.value))) == text
+    failure = first_failure(run_history, SEEDS_FOR_A_MUTANT)
+    check_report(failure, problem="reader ", replay="bin/soak broker")

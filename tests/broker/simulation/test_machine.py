@@ -1,4 +1,4 @@
-"""The steps of a history, chosen by hypothesis instead of a seed: a failure is shrunk to the fewest that show it."""
+"""Hypothesis chooses the operations of a history instead of a seed, and shrinks a failure to the fewest of them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.broker.simulation.history import History
-from tests.broker.simulation.model import Violation
 from tests.broker.simulation.mutants import (
-    Mutant,
     page_is_cut_short,
     reader_is_called_live_too_early,
 )
+from tests.simulation.history import Violation
+from tests.simulation.mutants import Mutant
 
 QUICKLY = settings(
-    max_examples=80,
+    max_examples=40,
     stateful_step_count=30,
-    # What a step draws is hypothesis's too, so that it shrinks; a step draws a lot.
+    # Hypothesis also draws what an operation draws, so that it shrinks; an operation draws a lot.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 
 TIMES = st.sampled_from((1, 2, 8))
-TURNS = st.sampled_from((0, 1, 3, 20))  # what is under way goes on so far
+TURNS = st.sampled_from((0, 1, 3, 20))  # of the event loop, after an operation
 
 
 class BrokerAgainstModel(RuleBasedStateMachine):
-    """Disk, memory and topics not kept, read live and by fetching; see history.py."""
+    """A broker with topics on disk, in memory and not kept, read live and by fetching, compared with the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
             if self._history is not None:
                 if not self._has_failed:
                     self._do(self._history.end())
-                note("\n".join(self._history.transcript))
+                note("\n".join(self._history.transcript()))
         finally:
             self._loop.run_until_complete(_cancel_others())
             self._loop.close()
@@ -123,7 +123,7 @@ async def _awaited(step: Awaitable[None]) -> None:
 
 
 async def _cancel_others() -> None:
-    """After a failure things are left under way."""
+    """After a failure, tasks still run."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -137,6 +137,6 @@ def test_broker_keeps_its_promises_whatever_is_done_in_whatever_order() -> None:
 @pytest.mark.parametrize("mutant", [reader_is_called_live_too_early, page_is_cut_short])
 def test_mistake_in_the_broker_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
-    without_shrinking = settings(QUICKLY, phases=[Phase.generate])
+    without_shrinking = settings(QUICKLY, max_examples=80, phases=[Phase.generate])
     with pytest.raises(Violation):
         run_state_machine_as_test(BrokerAgainstModel, settings=without_shrinking)

@@ -12,8 +12,8 @@ from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
 from runnel.topics.names import TopicPartition
 from tests.broker.simulation import checking
-from tests.broker.simulation.model import Violation
 from tests.broker.simulation.plan import GROUPS, KEPT_GROUPS, LIVE_GROUPS
+from tests.simulation.history import Violation
 
 if TYPE_CHECKING:
     from tests.broker.simulation.history import History

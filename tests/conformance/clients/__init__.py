@@ -1,4 +1,5 @@
-"""Clients of the doors for which Runnel has none of its own, with the verbs of `Bus`, so that one suite fits all.
+"""Clients of the HTTP and gRPC listeners with the verbs of `Bus`, so that one suite of tests fits every listener.
 
-They are as plain as a client can be: no reconnecting, no renewing, and what the broker can refuse they let it refuse.
+`remote_*` has all verbs; `http_*` and `grpc_*` only say how each is encoded. They are as plain as a client can be: they
+do not reconnect, do not renew leases, and leave it to the broker to refuse what it can refuse.
 """

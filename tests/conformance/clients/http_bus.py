@@ -1,365 +1,221 @@
-"""The verbs of `Bus` over HTTP."""
+"""The verbs of `Bus` over HTTP: each method of runnel.proto as a request of the REST interface."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from runnel.client.intake import as_bytes
-from runnel.client.places import StartAt, start_of, time_ns_of
-from runnel.client.results import BatchReceipt, Gap, Receipt
-from runnel.client.work_verbs import DeadLetterPage
-from runnel.errors import ClientFault, InvalidNameError, RunnelError, UnknownTopicError
+from runnel.client import BatchReceipt, Gap
+from runnel.client.results import Receipt
+from runnel.errors import InvalidNameError, RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.formats.wire import CursorPlace, CursorState, TopicState
-from runnel.formats.work_heads import SubscriptionState
-from tests.conformance.clients import http_forms as forms
-from tests.conformance.clients.http_line import HttpLine, segment
-from tests.conformance.clients.http_reading import HttpSubscription
-from tests.conformance.clients.http_working import HttpConsumer
-from tests.conformance.clients.publishing import Outgoing, RemotePublisher, outgoing
-from tests.conformance.clients.remote_bus import (
-    DEAD_LETTERS_PER_PAGE,
-    TOPICS_PER_PAGE,
-    RemoteBus,
+from tests.conformance.clients.http_encoding import (
+    HttpTransport,
+    json_of,
+    message_json,
+    message_of,
+    segment,
 )
-from tests.conformance.clients.working import work_options
+from tests.conformance.clients.http_readers import HttpConsumer, HttpSubscription
+from tests.conformance.clients.remote_bus import Fields, RemoteBus, build
+from tests.conformance.clients.remote_publisher import Outgoing
+from tests.conformance.clients.remote_readers import RemoteConsumer, RemoteSubscription
 
-# A page may not be asked to be larger.
-_PAGE_BYTES_MAX = 4 * 2**20
-# Requests of one publisher to different topics that are under way at once.
-_AT_ONCE = 8
+# The largest page that may be asked for.
+_PAGE_BYTES_MAX: Final = 4 * 2**20
+# Requests of one publisher for different topics at the same time.
+_AT_ONCE: Final = 8
+
+
+class HttpRoute(NamedTuple):
+    """A request: `{field}` in the path is a field's value. Other fields are parameters of a GET, else the body."""
+
+    verb: str
+    path: str
+    answer: str = ""  # the field that the answer's JSON stands for, where it is not all of it
+
+
+ROUTES: Final = {
+    "Ping": HttpRoute("GET", "/healthz"),
+    "Fetch": HttpRoute("GET", "/v1/topics/{topic}/messages"),
+    "ListTopics": HttpRoute("GET", "/v1/topics"),
+    "DescribeTopic": HttpRoute("GET", "/v1/topics/{name}", "topic"),
+    "DeleteTopic": HttpRoute("DELETE", "/v1/topics/{name}"),
+    "PurgeTopic": HttpRoute("DELETE", "/v1/topics/{name}/messages"),
+    "ListCursors": HttpRoute("GET", "/v1/cursors"),
+    "SetCursor": HttpRoute("PUT", "/v1/cursors/{name}"),
+    "RemoveCursor": HttpRoute("DELETE", "/v1/cursors/{name}"),
+    "MakeSubscription": HttpRoute("PUT", "/v1/subscriptions/{name}"),
+    "ListSubscriptions": HttpRoute("GET", "/v1/subscriptions"),
+    "DeleteSubscription": HttpRoute("DELETE", "/v1/subscriptions/{name}"),
+    "PauseSubscription": HttpRoute("POST", "/v1/subscriptions/{name}/{action}"),
+    "MoveSubscription": HttpRoute("POST", "/v1/subscriptions/{name}/move"),
+    "RemoveMember": HttpRoute("DELETE", "/v1/subscriptions/{name}/members/{member}"),
+    "ListDeadLetters": HttpRoute("GET", "/v1/subscriptions/{subscription}/dead"),
+    "SettleDeadLetters": HttpRoute("POST", "/v1/subscriptions/{subscription}/dead/{action}"),
+}
+# Lists of which one element has a path of its own.
+_LISTS: Final = {"ListCursors": "cursors", "ListSubscriptions": "subscriptions"}
+# Parameters that are called otherwise than in runnel.proto.
+_PARAMETERS: Final = {
+    "messages_max": "limit",
+    "bytes_max": "bytes",
+    "time_ns": "time",
+    "wait_ms": "wait",
+}
 
 
 class HttpPage(msgspec.Struct, frozen=True):
     """What a fetch found, as messages."""
 
-    messages: list[Message]
+    messages: Sequence[Message]
     next_offset: int
     first_offset: int
     end_offset: int
-    gaps: list[Gap]
+    gaps: Sequence[Gap]
 
     def __len__(self) -> int:
         return len(self.messages)
 
 
 class HttpBus(RemoteBus):
-    """A pool of connections. What has to keep its order is asked one after the other."""
+    """A pool of connections. Requests that must keep their order are made one after the other."""
 
     def __init__(self, address: str, token: str | None, now_ns: Callable[[], int]) -> None:
-        self.line = HttpLine(address, token)
-        self._now_ns = now_ns
+        super().__init__(now_ns)
+        self.transport = HttpTransport(address, token)
         self._publishing = asyncio.Lock()
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def close(self) -> None:
-        await self.line.close()
+        await self.transport.close()
 
-    async def ping(self) -> float:
-        begin = time.monotonic()
-        await self.line.ask("GET", "/healthz")
-        return time.monotonic() - begin
+    def check_open(self) -> None:
+        self.transport.check_open()
 
-    async def statistics(self) -> dict[str, Any]:
-        told: dict[str, Any] = await self.line.ask("GET", "/v1/statistics")
+    async def call(self, method: str, **fields: Any) -> Fields:
+        fields = {name: value for name, value in fields.items() if value is not None}
+        if method in _LISTS and "name" in fields:
+            path = f"{ROUTES[method].path}/{segment(fields['name'])}"
+            return {_LISTS[method]: [await self.transport.ask("GET", path)]}
+        if "is_paused" in fields:
+            fields["action"] = "pause" if fields.pop("is_paused") else "resume"
+        route = ROUTES[method]
+        in_path = {name for name in fields if f"{{{name}}}" in route.path}
+        if route.path.endswith("{name}") and not fields["name"]:  # the path of the list
+            raise InvalidNameError("the name is empty")
+        path = route.path.format(**{name: segment(fields[name]) for name in in_path})
+        rest = {name: value for name, value in fields.items() if name not in in_path}
+        if route.verb == "GET":
+            told = await self.transport.ask("GET", path, _parameters(rest))
+        elif rest:
+            body = {name: json_of(value) for name, value in rest.items()}
+            told = await self.transport.ask(route.verb, path, json=body)
+        else:
+            told = await self.transport.ask(route.verb, path)
+        return {route.answer: told} if route.answer else told or {}
+
+    def message_of(self, fields: Fields) -> Message:
+        return message_of(fields)
+
+    async def statistics(self) -> Fields:
+        told: Fields = await self.transport.ask("GET", "/v1/statistics")
         return told
 
     # --- Publishing ---
 
-    async def publish(
-        self,
-        topic: str,
-        payload: bytes,
-        *,
-        key: bytes | None = None,
-        tags: Mapping[str, str] | None = None,
-        event_time_ns: int | None = None,
-        partition: int | None = None,
-        partition_key: bytes | None = None,
-        uid: bytes | None = None,
-        level: str | None = None,
-    ) -> Receipt:
-        # What JSON would carry as something else.
-        payload = as_bytes("payload", payload)
-        key = None if key is None else as_bytes("key", key)
-        sent = outgoing(
-            topic,
-            payload,
-            key=key,
-            tags=tags,
-            event_time_ns=event_time_ns,
-            partition=partition,
-            partition_key=partition_key,
-            uid=uid,
-        )
+    async def publish(self, *arguments: Any, **options: Any) -> Receipt:
         async with self._publishing:
-            told = await self._post(topic, forms.message_in(sent), level, partition)
-        if level == "none":
-            return Receipt(topic, 0, 0, 0, 0, "none")
-        return forms.receipt_of(told)
+            return await super().publish(*arguments, **options)
 
-    async def _post(
-        self, topic: str, body: object, level: str | None, partition: int | None = None
-    ) -> Any:
-        params: dict[str, str | int] = {}
-        if level is not None:
-            params["level"] = level
-        if partition is not None:
-            params["partition"] = partition
-        path = f"/v1/topics/{segment(topic)}/messages"
-        return await self.line.ask("POST", path, params, json=body)
+    async def publish_messages(
+        self, group: Sequence[Outgoing], level: str | None
+    ) -> Sequence[Receipt]:
+        """Messages of one topic, and of one partition if they have any: a request takes no more."""
+        topic, partition = group[0].message.topic, group[0].partition
+        body = [message_json(sent) for sent in group]
+        async with self._at_once:
+            told = await self._post(topic, body if len(body) > 1 else body[0], level, partition)
+        if level == "none":
+            return [Receipt(topic, 0, 0, 0, 0, "none") for _ in group]
+        return [build(Receipt, each) for each in (told["receipts"] if len(body) > 1 else [told])]
+
+    async def publish_group(
+        self, group: Sequence[Outgoing], level: str | None
+    ) -> Sequence[Receipt | RunnelError]:
+        """A request for each topic."""
+        by_topic: dict[str, list[int]] = {}
+        for number, sent in enumerate(group):
+            by_topic.setdefault(sent.message.topic, []).append(number)
+        if len(by_topic) == 1:
+            return await super().publish_group(group, level)
+        answers = await asyncio.gather(
+            *(
+                self.publish_group([group[number] for number in numbers], level)
+                for numbers in by_topic.values()
+            )
+        )
+        found: dict[int, Receipt | RunnelError] = {}
+        for numbers, of_topic in zip(by_topic.values(), answers, strict=True):
+            found |= dict(zip(numbers, of_topic, strict=True))
+        return [found[number] for number in range(len(group))]
 
     async def publish_batch(self, batch: Batch, *, level: str | None = None) -> BatchReceipt:
-        """An array of its messages, for one topic and partition: more does not go into one request."""
+        """An array of its messages, for one topic and partition: a request takes no more."""
         (run,) = batch.runs()
-        body = [forms.message_in(Outgoing(message)) for message in batch.messages()]
+        body = [message_json(Outgoing(message)) for message in batch.messages()]
         async with self._publishing:
             told = await self._post(run.topic, body, level, run.partition)
         first = told["receipts"][0]
         where = first["epoch"], first["receive_time_ns"], first["level"]
         return BatchReceipt([first["offset"]], 0, *where, receivers=first.get("receivers"))
 
-    def publisher(
-        self,
-        topic: str | None = None,
-        *,
-        level: str | None = None,
-        batch_messages_max: int = 1000,
-        batch_bytes_max: int = 256 * 2**10,
-        linger_ms: float = 2,
-        buffer_bytes_max: int = 16 * 2**20,
-    ) -> RemotePublisher:
-        self.line.check_open()
-        at_once = asyncio.Semaphore(_AT_ONCE)
-
-        async def publish_topic(name: str, group: list[Outgoing]) -> list[Receipt | RunnelError]:
-            try:
-                async with at_once:
-                    body = [forms.message_in(sent) for sent in group]
-                    told = await self._post(name, body, level)
-                return [forms.receipt_of(each) for each in told["receipts"]]
-            except ClientFault as error:  # one of them is wrong: which?
-                if len(group) == 1:
-                    return [error]
-            return [answer for sent in group for answer in await publish_topic(name, [sent])]
-
-        async def publish_group(group: Sequence[Outgoing]) -> list[Receipt | RunnelError]:
-            by_topic: dict[str, list[int]] = {}
-            for number, sent in enumerate(group):
-                by_topic.setdefault(sent.message.topic, []).append(number)
-            found: dict[int, Receipt | RunnelError] = {}
-            told = await asyncio.gather(
-                *(
-                    publish_topic(name, [group[number] for number in numbers])
-                    for name, numbers in by_topic.items()
-                )
-            )
-            for numbers, of_topic in zip(by_topic.values(), told, strict=True):
-                found |= dict(zip(numbers, of_topic, strict=True))
-            return [found[number] for number in range(len(group))]
-
-        return RemotePublisher(
-            publish_group,
-            topic,
-            batch_messages_max=batch_messages_max,
-            buffer_bytes_max=buffer_bytes_max,
+    async def _post(
+        self, topic: str, body: object, level: str | None, partition: int | None
+    ) -> Any:
+        params = {"level": level, "partition": partition}
+        return await self.transport.ask(
+            "POST",
+            f"/v1/topics/{segment(topic)}/messages",
+            {name: value for name, value in params.items() if value is not None},
+            json=body,
         )
 
-    # --- Reading ---
+    # --- Reading and consuming ---
 
-    def subscribe(
-        self,
-        *patterns: str,
-        start: StartAt = "latest",
-        overflow: str = "drop_oldest",
-        buffer_bytes: int = 8 * 2**20,
-        on_gap: Callable[[Gap], object] | None = None,
-        last_id: str = "",
-    ) -> HttpSubscription:
-        self.line.check_open()
-        params: list[tuple[str, str | int]] = [("pattern", pattern) for pattern in patterns]
-        chosen = start_of(start, patterns)
-        params += [("start", chosen.kind), ("overflow", overflow)]
-        if chosen.kind == "time":
-            params.append(("time", chosen.time_ns))
-        return HttpSubscription(
-            self.line, params, buffer_bytes=buffer_bytes, on_gap=on_gap, last_id=last_id
-        )
-
-    async def fetch(
-        self,
-        topic: str,
-        offset: int | None = None,
-        *,
-        partition: int | None = None,
-        time: datetime | int | None = None,
-        messages_max: int | None = None,
-        bytes_max: int | None = None,
-        wait_s: float = 0,
-    ) -> HttpPage:
-        given: dict[str, str | int | None] = {
-            "offset": offset,
-            "partition": partition,
-            "time": time_ns_of(time) if isinstance(time, datetime) else time,
-            "limit": messages_max,
-            "bytes": None if bytes_max is None else min(bytes_max, _PAGE_BYTES_MAX),
-            "wait": str(wait_s) if wait_s else None,
-        }
-        params: dict[str, str | int] = {
-            name: value for name, value in given.items() if value is not None
-        }
-        told = await self.line.ask("GET", f"/v1/topics/{segment(topic)}/messages", params)
+    async def fetch_page(self, **fields: Any) -> HttpPage:
+        told = await self.call("Fetch", **fields)
         return HttpPage(
-            [forms.message_of(message) for message in told["messages"]],
+            [message_of(message) for message in told["messages"]],
             told["next_offset"],
             told["first_offset"],
             told["end_offset"],
-            [forms.gap_of(gap) for gap in told["gaps"]],
+            [build(Gap, gap) for gap in told["gaps"]],
         )
 
-    # --- Topics ---
+    def new_subscription(
+        self, request: Fields, buffer_bytes: int, on_gap: Callable[[Gap], object] | None
+    ) -> RemoteSubscription:
+        return HttpSubscription(self.transport, request, buffer_bytes, on_gap)
 
-    async def topics_page(self, pattern: str, after: str) -> tuple[list[TopicState], bool]:
-        params: dict[str, str | int] = {
-            "pattern": pattern,
-            "after": after,
-            "limit": TOPICS_PER_PAGE,
-        }
-        told = await self.line.ask("GET", "/v1/topics", params)
-        return [forms.topic_of(topic) for topic in told["topics"]], told["is_complete"]
-
-    async def topic(self, name: str) -> TopicState:
-        if not name:  # that path leads to the list of all
-            raise InvalidNameError("the topic name is empty")
-        return forms.topic_of(await self.line.ask("GET", f"/v1/topics/{segment(name)}"))
-
-    async def delete_topic(self, name: str) -> None:
-        await self.line.ask("DELETE", f"/v1/topics/{segment(name)}")
-
-    async def purge_topic(self, name: str) -> None:
-        await self.line.ask("DELETE", f"/v1/topics/{segment(name)}/messages")
-
-    # --- Cursors ---
-
-    async def cursors(self) -> list[CursorState]:
-        told = await self.line.ask("GET", "/v1/cursors")
-        return [forms.cursor_of(cursor) for cursor in told["cursors"]]
-
-    async def cursor(self, name: str) -> CursorState | None:
-        try:
-            return forms.cursor_of(await self.line.ask("GET", f"/v1/cursors/{segment(name)}"))
-        except UnknownTopicError:
-            return None
-
-    async def put_cursor(self, name: str, places: Sequence[CursorPlace]) -> None:
-        body = {"places": [forms.place_json(place) for place in places]}
-        await self.line.ask("PUT", f"/v1/cursors/{segment(name)}", json=body)
-
-    async def remove_cursor(self, name: str) -> None:
-        await self.line.ask("DELETE", f"/v1/cursors/{segment(name)}")
-
-    # --- Acknowledged work ---
-
-    def consume(
-        self,
-        subscription: str,
-        *patterns: str,
-        mode: str | None = None,
-        member: str | None = None,
-        start: StartAt | None = None,
-        window_messages: int = 256,
-        **options: Any,
-    ) -> HttpConsumer:
-        self.line.check_open()
-        if not window_messages:
-            raise ClientFault("window_messages is 0: nothing could be delivered")
-        make = _definition(patterns, mode, start, options) if patterns else None
-        return HttpConsumer(
-            self.line,
-            subscription,
-            make,
-            member=member,
-            window_messages=window_messages,
-            now_ns=self._now_ns,
-        )
-
-    async def make_subscription(
-        self,
-        name: str,
-        *patterns: str,
-        mode: str = "shared",
-        start: StartAt | None = None,
-        **options: Any,
-    ) -> None:
-        await self.line.ask(
-            "PUT", _subscription(name), json=_definition(patterns, mode, start, options)
-        )
-
-    async def subscriptions(self) -> list[SubscriptionState]:
-        told = await self.line.ask("GET", "/v1/subscriptions")
-        return [forms.subscription_of(each) for each in told["subscriptions"]]
-
-    async def subscription(self, name: str) -> SubscriptionState:
-        return forms.subscription_of(await self.line.ask("GET", _subscription(name)))
-
-    async def delete_subscription(self, name: str) -> None:
-        await self.line.ask("DELETE", _subscription(name))
-
-    async def set_paused(self, name: str, *, is_paused: bool) -> None:
-        await self.line.ask("POST", f"{_subscription(name)}/{'pause' if is_paused else 'resume'}")
-
-    async def move_subscription(
-        self, name: str, start: StartAt, *, member: str | None = None
-    ) -> None:
-        body: dict[str, Any] = {"start": forms.start_json(start, ())}
-        if member is not None:
-            body["member"] = member
-        await self.line.ask("POST", f"{_subscription(name)}/move", json=body)
-
-    async def remove_member(self, name: str, member: str) -> None:
-        await self.line.ask("DELETE", f"{_subscription(name)}/members/{segment(member)}")
-
-    async def dead_letter_page(
-        self, name: str, offset: int = 0, *, messages_max: int = DEAD_LETTERS_PER_PAGE
-    ) -> DeadLetterPage:
-        params = {"offset": offset, "limit": messages_max}
-        told = await self.line.ask("GET", f"{_subscription(name)}/dead", params)
-        messages = [forms.message_of(message) for message in told["messages"]]
-        return DeadLetterPage(messages, told["next_offset"] or 0)
-
-    async def settle_dead(
-        self, name: str, offsets: Sequence[int], *, is_all: bool, is_redriven: bool
-    ) -> int:
-        verb = "redrive" if is_redriven else "drop"
-        body = {"all": True} if is_all else {"offsets": offsets}
-        told = await self.line.ask("POST", f"{_subscription(name)}/dead/{verb}", json=body)
-        settled: int = told["settled"]
-        return settled
+    def new_consumer(
+        self, subscription: str, definition: Fields, member: str | None, window_messages: int
+    ) -> RemoteConsumer:
+        return HttpConsumer(self, self.transport, subscription, definition, member, window_messages)
 
 
-def _subscription(name: str) -> str:
-    return f"/v1/subscriptions/{segment(name)}"
-
-
-def _definition(
-    patterns: Sequence[str], mode: str | None, start: StartAt | None, options: dict[str, Any]
-) -> dict[str, Any]:
-    """What `PUT` takes."""
-    told: dict[str, Any] = {"patterns": patterns}
-    if mode is not None:
-        told["mode"] = mode
-    if start is not None:
-        told["start"] = forms.start_json(start, patterns)
-    chosen = work_options(**options)
-    if chosen is not None:
-        told["options"] = forms.options_json(chosen)
+def _parameters(fields: Fields) -> dict[str, str | int]:
+    told = {_PARAMETERS.get(name, name): value for name, value in fields.items()}
+    if "bytes" in told:
+        told["bytes"] = min(told["bytes"], _PAGE_BYTES_MAX)
+    if "wait" in told:
+        told["wait"] = str(told["wait"] / 1000)
     return told
 
 

@@ -3,23 +3,22 @@
     outcome = run_history(seed)          # raises HistoryFailed: what broke, everything that led to it, how to replay
 
 The groups run unchanged; log, state journal and clock are small models (tests/group_rules/stage.py), and the checker
-sees every event as it happens. In the end everything works again for long enough, and then nothing may be left.
+sees every event as it happens. In the end everything works again for long enough: then no message may be left.
+`tests/simulation` is the kernel of it.
 
-history     this: what happens, one thing after the other     plan     what is drawn before it begins
-consumer    what a client library would know                  rubbish  what no client library would say
+history     this: what happens, one operation after the other     plan     what the seed draws before the history begins
+consumer    what a client library knows                           rubbish  what no client library says
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from runnel.group_rules.definition import Mode
 from runnel.group_rules.group import Group
 from tests.group_rules.history import (
     Delivered,
-    Event,
     Place,
     Published,
     Restarted,
@@ -28,10 +27,14 @@ from tests.group_rules.history import (
 )
 from tests.group_rules.messages import Run
 from tests.group_rules.simulation.consumer import SimulatedConsumer
-from tests.group_rules.simulation.plan import MS, Plan, Trouble, draw
+from tests.group_rules.simulation.plan import MS, Plan, draw
 from tests.group_rules.simulation.rubbish import talk_rubbish
 from tests.group_rules.stage import Stage, offsets_of
-from tests.group_rules.telling import Violation, trail
+from tests.group_rules.telling import trail
+from tests.simulation import history as kernel
+from tests.simulation.history import Outcome, Violation
+from tests.simulation.operations import OperationTable
+from tests.simulation.troubles import Trouble
 
 # More than any group of these small histories takes to come to rest.
 ROUNDS_MAX = 1_000
@@ -39,70 +42,20 @@ ROUNDS_MAX = 1_000
 FIRST_OFFSETS = (1, 1, 4_075, 4_090, 8_180)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a history did, for whoever counts."""
-
-    seed: int
-    plan: Plan
-    events: tuple[Event, ...]
-
-    @property
-    def messages(self) -> int:
-        return sum(len(event.keys) for event in self.events if isinstance(event, Published))
-
-    @property
-    def restarts(self) -> int:
-        return sum(isinstance(event, Restarted) for event in self.events)
-
-    @property
-    def deliveries(self) -> int:
-        return sum(isinstance(event, Delivered) for event in self.events)
-
-    @property
-    def transcript(self) -> tuple[str, ...]:
-        return (str(self.plan), *numbered(self.events))
-
-
-class HistoryFailed(AssertionError):
-    """A history broke a promise; the text tells all of it."""
-
-    def __init__(self, seed: int, transcript: Sequence[str], problem: str) -> None:
-        lines = "\n".join(f"  {line}" for line in transcript)
-        super().__init__(
-            f"history {seed}: {problem}\n{lines}\n  => {problem}\n"
-            f"replay: bin/soak subscriptions --seed {seed}"
-        )
-        self.seed = seed
-        self.transcript = tuple(transcript)
-        self.problem = problem
-
-    def __reduce__(self) -> tuple[type[HistoryFailed], tuple[int, tuple[str, ...], str]]:
-        return (type(self), (self.seed, self.transcript, self.problem))
-
-
 def run_history(
     seed: int,
     *,
     make_group: Callable[..., Group] = Group,
-    change: Callable[[Plan], Plan] | None = None,
+    change: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Outcome:
     """The history of this seed; `make_group` may make groups that break a rule, `change` may alter the plan."""
     random = Random(seed)
-    plan = draw(random)
-    history = History(plan if change is None else change(plan), random, make_group)
-    try:
-        history.run()
-    except Violation as violation:
-        raise HistoryFailed(seed, history.transcript(violation), str(violation)) from violation
-    except Exception as error:
-        problem = f"unexpected {type(error).__name__}: {error}"
-        raise HistoryFailed(seed, history.transcript(), problem) from error
-    return Outcome(seed, history.plan, tuple(history.stage.checker.history))
+    history = History(change(draw(random)), random, make_group)
+    return kernel.run(history, seed, f"bin/soak subscriptions --seed {seed}")
 
 
 class History:
-    """See the module's first lines."""
+    """Consumer groups on a stage, their consumers, and a checker that sees every event."""
 
     def __init__(self, plan: Plan, random: Random, make_group: Callable[..., Group]) -> None:
         self.plan = plan
@@ -118,8 +71,16 @@ class History:
         self._consumer_count = self._place_count = 0
         self._reading: dict[str, tuple[Place, Run]] = {}  # read, and not offered yet
 
-    def transcript(self, violation: Violation | None = None) -> list[str]:
-        """All events of a history that failed; those that concern a violation are marked."""
+    def counts(self) -> Mapping[str, int]:
+        events = self.stage.checker.history
+        return {
+            "messages": sum(len(event.keys) for event in events if isinstance(event, Published)),
+            "deliveries": sum(isinstance(event, Delivered) for event in events),
+            "restarts": sum(isinstance(event, Restarted) for event in events),
+        }
+
+    def transcript(self, violation: Violation | None = None) -> Sequence[str]:
+        """All events; those that concern the violation are marked."""
         events = self.stage.checker.history
         lines = [str(self.plan), *numbered(events)]
         if violation is not None and violation.about is not None:
@@ -130,7 +91,7 @@ class History:
     def _has(self, trouble: Trouble) -> bool:
         return trouble in self.plan.troubles
 
-    # --- The frame ---
+    # --- Operations ---
 
     def run(self) -> None:
         for place in self.plan.places:
@@ -139,11 +100,8 @@ class History:
             self._begin_group("")
         for operation in (self.publish, self.join, self.publish, self.join, self.deliver):
             operation()
-        operations = self._operations()
-        chosen = self.random.choices(
-            list(operations), weights=list(operations.values()), k=self.plan.steps
-        )
-        for operation in chosen:
+        steps = self._operations().draw_many(self.random, self.plan.troubles, self.plan.steps)
+        for operation in steps:
             operation()
         self._settle()
         if self.random.random() < 0.3:
@@ -151,40 +109,38 @@ class History:
             self.restart()
             self._settle()
 
-    def _operations(self) -> dict[Callable[[], None], float]:
-        troubled: dict[Trouble, dict[Callable[[], None], float]] = {
-            Trouble.CRASHES: {self.restart: 4},
-            Trouble.LOSSES: {self.lose: 4},
-            Trouble.STALLS: {self.stall: 5},
-            Trouble.NACKS: {self.nack: 18},
-            Trouble.RUBBISH: {self.rubbish: 8},
-            Trouble.OPERATORS: {self.move: 2, self.pause: 3, self.send_back: 10, self.remove: 1},
-            Trouble.RETENTION: {self.retain: 3},
-            Trouble.GRAVES: {self.fail_to_bury: 4},
-            Trouble.LAGS: {},
-        }
-        operations: dict[Callable[[], None], float] = {
-            self.publish: 14,
-            self.deliver: 20,
-            self.join: 8,
-            self.leave: 2,
-            self.resize: 3,
-            self.ack: 14,
-            self.ack_whole: 6,
-            self.ack_up_to: 4,
-            self.renew: 3,
-            self.give_back: 6,
-            self.pass_time: 12,
-            self.bury: 7,
-            self.store: 6,
-            self.compact: 1,
-            self.make_place: 0.5,
-            self.look: 4,
-        }
-        for trouble in Trouble:
-            if self._has(trouble):
-                operations |= troubled[trouble]
-        return operations
+    def _operations(self) -> OperationTable[Callable[[], None]]:
+        return OperationTable(
+            plain={
+                self.publish: 14,
+                self.deliver: 20,
+                self.join: 8,
+                self.leave: 2,
+                self.resize: 3,
+                self.ack: 14,
+                self.ack_whole: 6,
+                self.ack_up_to: 4,
+                self.renew: 3,
+                self.give_back: 6,
+                self.return_unbegun: 4,
+                self.pass_time: 12,
+                self.bury: 7,
+                self.store: 6,
+                self.compact: 1,
+                self.make_place: 0.5,
+                self.look: 4,
+            },
+            troubles={
+                Trouble.POWER_LOSS: {self.restart: 4},
+                Trouble.LOST_CONSUMER: {self.lose: 4},
+                Trouble.STALLED_CONSUMER: {self.stall: 5},
+                Trouble.NACK: {self.nack: 18},
+                Trouble.BAD_ACK: {self.rubbish: 8},
+                Trouble.OPERATOR: {self.move: 2, self.pause: 3, self.send_back: 10, self.remove: 1},
+                Trouble.RETENTION: {self.retain: 3},
+                Trouble.DEAD_LETTER_FAULT: {self.fail_to_bury: 4},
+            },
+        )
 
     # --- Groups, partitions, messages ---
 
@@ -216,7 +172,7 @@ class History:
         keys = [self.random.choice(self.plan.keys) for _ in range(count)]
         run = self.stage.publish(place, keys, self.random.choice((1, 1, 10, 10, 100)))
         for name, places in self.stage.places.items():
-            if place not in places or (self._has(Trouble.LAGS) and self.random.random() < 0.3):
+            if place not in places or (self._has(Trouble.LAG) and self.random.random() < 0.3):
                 continue
             self.stage.extend(name)
             if not self.stage.is_paused and self.random.random() < 0.3:
@@ -314,7 +270,7 @@ class History:
             self.stage.extend(name)
             if (read := self._reading.pop(name, None)) is not None:
                 self._offer(name, *read)
-            elif self._has(Trouble.LAGS) and self.random.random() < 0.4:
+            elif self._has(Trouble.LAG) and self.random.random() < 0.4:
                 self._read(name)
             else:
                 rounds = self.random.choice((1, 2, ROUNDS_MAX))
@@ -324,7 +280,7 @@ class History:
         """Read and offer what the group wants. Says whether it came to rest."""
         for _ in range(rounds):
             if not self._read(name):
-                # What waits in lanes may keep others from being looked at, if it is many.
+                # What waits in queues may keep others from being looked at, if it is many.
                 if not self.plan.is_keyed or self.plan.waiting_max > 1000:
                     self.stage.rest(name)
                 return True
@@ -402,6 +358,12 @@ class History:
             consumer.give_back(parts)
             self.stage.give_back(consumer.group, consumer.number, parts)
 
+    def return_unbegun(self) -> None:
+        if (consumer := self._any_worker()) is not None:
+            is_front = self.random.random() < 0.4
+            parts = consumer.answer_first() if is_front else consumer.answer(self.random)
+            self.stage.return_unbegun(consumer.group, consumer.number, parts)
+
     def _on_recall(self, consumer: int, part: Stretch) -> None:
         if consumer in self.consumers:  # it may be the one that leaves
             self.consumers[consumer].recall(part)
@@ -425,7 +387,7 @@ class History:
                 (MS, lease_ns // 3, lease_ns // 3, lease_ns - 1, lease_ns, 5_000 * MS)
             )
         self.stage.pass_time(duration_ns)
-        if not (self._has(Trouble.LAGS) and self.random.random() < 0.3):
+        if not (self._has(Trouble.LAG) and self.random.random() < 0.3):
             self._expire()
 
     def _expire(self) -> None:
@@ -433,12 +395,12 @@ class History:
             self.stage.expire(name)
 
     def bury(self) -> None:
-        if self.stage.burials:
-            self.stage.bury(*self.random.choice(self.stage.burials), is_stored=True)
+        if self.stage.dead_letters:
+            self.stage.bury(*self.random.choice(self.stage.dead_letters), is_stored=True)
 
     def fail_to_bury(self) -> None:
-        if self.stage.burials:
-            self.stage.bury(*self.random.choice(self.stage.burials), is_stored=False)
+        if self.stage.dead_letters:
+            self.stage.bury(*self.random.choice(self.stage.dead_letters), is_stored=False)
 
     # --- The broker and its operators ---
 
@@ -505,7 +467,7 @@ class History:
         """Whether anything happened, if only that time passed."""
         before = self.stage.checker.number
         self._expire()
-        while self.stage.burials:
+        while self.stage.dead_letters:
             self.bury()
         for consumer in self.consumers.values():
             if consumer.recalled:
@@ -521,7 +483,7 @@ class History:
             while consumer.inbox:
                 has_work = True
                 self.stage.ack(consumer.group, consumer.number, (), consumer.answer(self.random))
-        if has_work or self.stage.burials:
+        if has_work or self.stage.dead_letters:
             return True
         next_ns = self.stage.next_time_ns()
         if next_ns is None:

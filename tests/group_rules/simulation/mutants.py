@@ -1,20 +1,19 @@
-"""Groups that break one rule each, to see that the checker notices. Each says in a line what it does wrong."""
+"""Groups that break one rule each, which histories must find. Each docstring says what the group does wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from runnel.formats.work_heads import Part, Picked
 from runnel.group_rules.ack_set import AckSet
-from runnel.group_rules.definition import Options
-from runnel.group_rules.effects import Delivery, Effects, Failure, Want
+from runnel.group_rules.definition import SubscriptionOptions
+from runnel.group_rules.effects import Effects, Failure, LeasedDelivery, Want
 from runnel.group_rules.group import Group
 from runnel.topics.names import TopicPartition
 
-Mutant = Callable[..., Group]
 EVERYTHING: Final = 2**40
 
 
@@ -49,7 +48,7 @@ class AsksNoQuestions(Group):
         super().__init__(*arguments, **options)
         self._holders: dict[int, int] = {}
 
-    def offer(self, *arguments: Any, **options: Any) -> list[Delivery]:
+    def offer(self, *arguments: Any, **options: Any) -> list[LeasedDelivery]:
         deliveries = super().offer(*arguments, **options)
         self._holders |= {delivery.id: delivery.consumer for delivery in deliveries}
         return deliveries
@@ -121,7 +120,7 @@ class DoesNotRenew(Group):
 class LeasesTwice(Group):
     """What was offered is offered to the next as well."""
 
-    def offer(self, key: TopicPartition, *arguments: Any, **options: Any) -> list[Delivery]:
+    def offer(self, key: TopicPartition, *arguments: Any, **options: Any) -> list[LeasedDelivery]:
         deliveries = super().offer(key, *arguments, **options)
         if not deliveries:
             return deliveries
@@ -130,12 +129,34 @@ class LeasesTwice(Group):
 
 
 class LosesWhatIsGivenBack(Group):
-    """What a consumer had when it left goes to nobody."""
+    """Messages of a consumer that leaves are not delivered again."""
 
     def leave(self, consumer: int, now_ns: int, *, is_clean: bool) -> Effects:
         for key in list(self._works):
             self.ack_up_to(consumer, key, EVERYTHING, now_ns)
         return super().leave(consumer, now_ns, is_clean=is_clean)
+
+
+class LosesWhatIsReturned(Group):
+    """What a consumer returns unbegun counts as done."""
+
+    def give_back(self, consumer: int, parts: Sequence[Part], now_ns: int) -> Effects:
+        self.ack(consumer, (), parts, now_ns)
+        return Effects()
+
+
+class KeepsWhatIsReturned(Group):
+    """What a consumer returns stays leased to it."""
+
+    def give_back(self, *arguments: Any) -> Effects:
+        return Effects()
+
+
+class EndsLeasesSecretly(Group):
+    """A consumer is not told that its leases have ended."""
+
+    def expire(self, now_ns: int) -> Effects:
+        return replace(super().expire(now_ns), expired=[])
 
 
 class KeepsLeasesWhenMoved(Group):
@@ -153,6 +174,14 @@ class CountsGoodbyes(Group):
 
     def leave(self, consumer: int, now_ns: int, *, is_clean: bool) -> Effects:
         return super().leave(consumer, now_ns, is_clean=False)
+
+
+class CountsReturns(Group):
+    """A message that its consumer has returned unbegun has failed."""
+
+    def give_back(self, consumer: int, parts: Sequence[Part], now_ns: int) -> Effects:
+        effects = self.nack(consumer, parts, now_ns, delay_ns=0, reason="returned")
+        return replace(effects, late=[])
 
 
 class ForgivesLosses(Group):
@@ -193,7 +222,7 @@ class IgnoresDelays(Group):
 class TellsNobodyOfAttempts(Group):
     """A message that failed is delivered as if it were new."""
 
-    def offer(self, *arguments: Any, **options: Any) -> list[Delivery]:
+    def offer(self, *arguments: Any, **options: Any) -> list[LeasedDelivery]:
         return [replace(delivery, attempts=[]) for delivery in super().offer(*arguments, **options)]
 
 
@@ -202,7 +231,7 @@ class TakesTheLastForTheFirst(Group):
 
     def offer(
         self, key: TopicPartition, base: int, count: int, size_bytes: int, now_ns: int, *rest: Any
-    ) -> list[Delivery]:
+    ) -> list[LeasedDelivery]:
         return [
             replace(delivery, attempts=[(offset, n, now_ns) for offset, n, _ in delivery.attempts])
             for delivery in super().offer(key, base, count, size_bytes, now_ns, *rest)
@@ -215,7 +244,7 @@ class TakesTheLastForTheFirst(Group):
 class BuriesTooLate(Group):
     """One more delivery than is allowed."""
 
-    def __init__(self, options: Options, **others: Any) -> None:
+    def __init__(self, options: SubscriptionOptions, **others: Any) -> None:
         if options.deliveries_max:
             options = replace(options, deliveries_max=options.deliveries_max + 1)
         super().__init__(options, **others)
@@ -226,23 +255,25 @@ class AcksBeforeBurial(Group):
 
     def nack(self, consumer: int, parts: Sequence[Part], now_ns: int, **options: Any) -> Effects:
         effects = super().nack(consumer, parts, now_ns, **options)
-        for burial in effects.burials:
-            effects.acked += self.buried(burial.key, burial.offset, now_ns).acked
+        for dead_letter in effects.dead_letters:
+            effects.acked += self.dead_letter_stored(
+                dead_letter.key, dead_letter.offset, now_ns
+            ).acked
         return effects
 
 
 class ForgetsGraves(Group):
     """A dead letter that could not be stored is not tried again."""
 
-    def unburied(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:
+    def dead_letter_failed(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:
         return Effects()
 
 
 class BuriesQuietly(Group):
     """That a buried message is done is not told to be stored."""
 
-    def buried(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:
-        return replace(super().buried(key, offset, now_ns), acked=[])
+    def dead_letter_stored(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:
+        return replace(super().dead_letter_stored(key, offset, now_ns), acked=[])
 
 
 # --- Windows, and whose turn it is ---
@@ -282,10 +313,10 @@ class SitsStill(Group):
 class KnowsNoKeys(Group):
     """A key's messages go to whomever has room."""
 
-    def __init__(self, options: Options, *, is_keyed: bool, **others: Any) -> None:
+    def __init__(self, options: SubscriptionOptions, *, is_keyed: bool, **others: Any) -> None:
         super().__init__(options, is_keyed=False, **others)
 
-    def offer(self, *arguments: Any, **options: Any) -> list[Delivery]:
+    def offer(self, *arguments: Any, **options: Any) -> list[LeasedDelivery]:
         return super().offer(*arguments[:5])
 
 
@@ -296,8 +327,15 @@ class RecallsNothing(Group):
         return replace(super().nack(*arguments, **options), recalls=[])
 
 
+class ReturnsOutOfOrder(Group):
+    """Those behind a returned message stay where they are."""
+
+    def give_back(self, *arguments: Any) -> Effects:
+        return replace(super().give_back(*arguments), recalls=[])
+
+
 class TakesRecallsForConfirmed(Group):
-    """A key goes on while the one before may still work on it."""
+    """The group delivers a key again while its earlier consumer may still work on it."""
 
     def nack(self, consumer: int, parts: Sequence[Part], now_ns: int, **options: Any) -> Effects:
         effects = super().nack(consumer, parts, now_ns, **options)
@@ -326,8 +364,12 @@ MUTANTS: Final[Sequence[type[Group]]] = (
     DoesNotRenew,
     LeasesTwice,
     LosesWhatIsGivenBack,
+    LosesWhatIsReturned,
+    KeepsWhatIsReturned,
+    EndsLeasesSecretly,
     KeepsLeasesWhenMoved,
     CountsGoodbyes,
+    CountsReturns,
     ForgivesLosses,
     ForgetsFailures,
     TellsNoFailures,
@@ -344,6 +386,7 @@ MUTANTS: Final[Sequence[type[Group]]] = (
     SitsStill,
     KnowsNoKeys,
     RecallsNothing,
+    ReturnsOutOfOrder,
     TakesRecallsForConfirmed,
     NeverHearsOfRecalls,
 )

@@ -1,36 +1,38 @@
-"""What is drawn before a history begins: the mode, the options, how many keys, which troubles it meets."""
+"""The plan of a history, drawn from its seed: mode, options, keys, consumers and troubles."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
-from runnel.group_rules.definition import Mode, Options
+from runnel.group_rules.definition import Mode, SubscriptionOptions
 from tests.group_rules.history import NS_PER_SECOND, Place, seconds
+from tests.simulation.troubles import Trouble, draw_troubles, names
 
 MS = NS_PER_SECOND // 1000
 
 
-class Trouble(enum.Enum):
-    """What may happen to a history beside plain work."""
-
-    CRASHES = enum.auto()  # the broker dies, and comes back with what was stored
-    LOSSES = enum.auto()  # consumers vanish without a word
-    STALLS = enum.auto()  # consumers hold on to what they have and do not renew
-    NACKS = enum.auto()
-    RUBBISH = enum.auto()  # acks of what nobody has, or twice
-    OPERATORS = enum.auto()  # subscriptions are moved, paused; dead letters are sent back
-    RETENTION = enum.auto()  # messages go before anybody read them
-    GRAVES = enum.auto()  # dead letters cannot be stored at first
-    LAGS = enum.auto()  # the broker reads slowly and looks at the clock late
+TROUBLES: Final = (
+    Trouble.POWER_LOSS,
+    Trouble.LOST_CONSUMER,
+    Trouble.STALLED_CONSUMER,
+    Trouble.NACK,
+    Trouble.BAD_ACK,
+    Trouble.OPERATOR,
+    Trouble.RETENTION,
+    Trouble.DEAD_LETTER_FAULT,
+    Trouble.LAG,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """The plan of one history of consumer groups."""
+
     mode: Mode
-    options: Options
+    options: SubscriptionOptions
     places: tuple[Place, ...]
     keys: Sequence[bytes | None]
     waiting_max: int
@@ -41,11 +43,10 @@ class Plan:
 
     def __str__(self) -> str:
         options = self.options
-        troubles = sorted(trouble.name.lower() for trouble in self.troubles)
         return (
             f"{self.mode.value}; lease {seconds(options.lease_ns)}, at most {options.deliveries_max} deliveries, "
             f"retry after {seconds(options.retry_delay_ns)} to {seconds(options.retry_delay_ns_max)} "
-            f"(x {options.backoff}); at most {self.waiting_max} wait; {', '.join(troubles)}"
+            f"(x {options.backoff}); at most {self.waiting_max} wait; {names(self.troubles)}"
         )
 
     @property
@@ -54,12 +55,12 @@ class Plan:
 
 
 def draw(random: Random) -> Plan:
-    # Two of five with keys: theirs are the hardest promises.
+    # Two of five have keys: they have the hardest promises.
     mode = random.choice(
         (Mode.SHARED, Mode.SHARED, Mode.KEY_SHARED, Mode.KEY_SHARED, Mode.MULTICAST)
     )
     retry_delay_ns = random.choice((0, 100, 1000)) * MS
-    options = Options(
+    options = SubscriptionOptions(
         lease_ns=random.choice((100, 1000, 30_000)) * MS,
         deliveries_max=random.choice((0, 1, 2, 2, 3, 8)),
         retry_delay_ns=retry_delay_ns,
@@ -78,11 +79,7 @@ def draw(random: Random) -> Plan:
         members=("ann", "bob", "cid")[: random.randint(1, 3)],
         consumers_max=random.randint(2, 4),
         steps=random.choice((25, 60, 140)),
-        troubles=frozenset(
-            trouble
-            for trouble in Trouble
-            if random.random() < (0.8 if trouble is Trouble.NACKS else 0.5)
-        ),
+        troubles=draw_troubles(random, TROUBLES, 0.5, {Trouble.NACK: 0.8}),
     )
 
 

@@ -23,7 +23,7 @@ def talk_rubbish(stage: Stage, consumers: Mapping[int, SimulatedConsumer], rando
     parts = _parts(consumer, consumers, random)
     deliveries = [random.choice((0, HUGE, *(part.delivery for part in parts)))]
     with contextlib.suppress(ClientFault):
-        match random.randrange(7):
+        match random.randrange(8):
             case 0:
                 stage.ack(group, number, (), parts)
             case 1:
@@ -42,6 +42,8 @@ def talk_rubbish(stage: Stage, consumers: Mapping[int, SimulatedConsumer], rando
                 else:
                     stage.ack(group, consumer.number, (), once * 2)
             case 6:
+                stage.return_unbegun(group, number, parts)
+            case 7:
                 stage.ack_up_to(group, number, ("nowhere", 3), random.choice((0, 5, HUGE)))
 
 

@@ -1,12 +1,11 @@
-"""Slips inside a group's parts, to see that the checker notices: each is a function of pytest's monkeypatch.
+"""Deliberate mistakes inside the parts of a group, which histories must find.
 
-They need names of the inside, which `mutants.py` does without; in return they break what nobody reaches from outside.
+They patch internal names, which `mutants.py` does without, and so break what the group's interface does not reach.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -15,72 +14,76 @@ from runnel.group_rules import records
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.delivery_builders import DeliveryBuilder, DeliveryBuilders
 from runnel.group_rules.effects import Effects, Failure
-from runnel.group_rules.keyed_work import KeyedWork
-from runnel.group_rules.lanes import Lane
-from runnel.group_rules.leases import Lease, LeaseTable
-from runnel.group_rules.partition_work import PartitionWork
+from runnel.group_rules.key_queue import KeyQueue
+from runnel.group_rules.keyed_partition import KeyedPartition
+from runnel.group_rules.leases import LeasedRange, LeaseTable
 from runnel.group_rules.records import FailedRecord, Record, StateTable
+from runnel.group_rules.shared_partition import SharedPartition
+from tests.simulation.mutants import Mutant
 
 Patch = pytest.MonkeyPatch
-Slip = Callable[[Patch], None]
 
 
 # --- Keys ---
 
 
 def delays_do_not_hold_keys(patch: Patch) -> None:
-    patch.setattr(Lane, "is_open", property(lambda lane: not (lane.unconfirmed or lane.dying)))
+    patch.setattr(
+        KeyQueue, "is_open", property(lambda queue: not (queue.unconfirmed or queue.dying))
+    )
 
 
 def burials_do_not_hold_keys(patch: Patch) -> None:
-    is_open = property(lambda lane: not (lane.unconfirmed or lane.held_until_ns))
-    patch.setattr(Lane, "is_open", is_open)
+    is_open = property(lambda queue: not (queue.unconfirmed or queue.held_until_ns))
+    patch.setattr(KeyQueue, "is_open", is_open)
 
 
 def recalls_are_not_waited_for(patch: Patch) -> None:
-    patch.setattr(Lane, "is_open", property(lambda lane: not (lane.dying or lane.held_until_ns)))
+    patch.setattr(
+        KeyQueue, "is_open", property(lambda queue: not (queue.dying or queue.held_until_ns))
+    )
 
 
 def keys_have_no_holder(patch: Patch) -> None:
     def anybody(
-        work: KeyedWork, lane: Lane, delivery_builders: DeliveryBuilders
+        work: KeyedPartition, queue: KeyQueue, delivery_builders: DeliveryBuilders
     ) -> DeliveryBuilder | None:
         return delivery_builders.of_anybody()
 
-    patch.setattr(KeyedWork, "_delivery_builder", anybody)
+    patch.setattr(KeyedPartition, "_delivery_builder", anybody)
 
 
 def what_came_back_waits_behind_the_rest(patch: Patch) -> None:
-    def wait(lane: Lane, offsets: list[int]) -> None:
-        lane.waiting = deque([*(lane.waiting or ()), *offsets])
+    def wait(queue: KeyQueue, offsets: list[int]) -> None:
+        queue.waiting = deque([*(queue.waiting or ()), *offsets])
 
-    patch.setattr(Lane, "wait", wait)
+    patch.setattr(KeyQueue, "wait", wait)
 
 
 # --- Shared work ---
 
 
 def messages_passed_over_are_forgotten(patch: Patch) -> None:
-    def skip_to(work: PartitionWork, offset: int) -> None:
+    def skip_to(work: SharedPartition, offset: int) -> None:
         work.fresh = max(work.fresh, offset)
 
-    patch.setattr(PartitionWork, "_skip_to", skip_to)
+    patch.setattr(SharedPartition, "_skip_to", skip_to)
 
 
 def counts_stay_at_one(patch: Patch) -> None:
-    count = PartitionWork._count
+    count = SharedPartition._count
 
-    def forgetful(work: PartitionWork, lease: Lease, offset: int, *others: Any) -> Failure:
+    def forgetful(work: SharedPartition, lease: LeasedRange, offset: int, *others: Any) -> Failure:
         former = work.failures.get(offset)
         if former is not None:
             work.failures[offset] = Failure(0, 0, former.first_delivery_ns)
         return count(work, lease, offset, *others)
 
-    patch.setattr(PartitionWork, "_count", forgetful)
+    patch.setattr(SharedPartition, "_count", forgetful)
 
 
 def delays_end_with_the_broker(patch: Patch) -> None:
-    patch.setattr(PartitionWork, "_is_held_back", lambda work, offset, now_ns: False)
+    patch.setattr(SharedPartition, "_is_held_back", lambda work, offset, now_ns: False)
 
 
 def leases_end_one_by_one(patch: Patch) -> None:
@@ -122,16 +125,16 @@ def what_is_sent_back_stays_done(patch: Patch) -> None:
 
 def scattered_acks_are_not_stored(patch: Patch) -> None:
     """Those that are acknowledged bit by bit are not told."""
-    acknowledge = PartitionWork.acknowledge
+    acknowledge = SharedPartition.acknowledge
 
-    def secretive(work: PartitionWork, lease: Lease, mask: int, effects: Effects) -> None:
+    def secretive(work: SharedPartition, lease: LeasedRange, mask: int, effects: Effects) -> None:
         acknowledge(work, lease, mask, effects)
         effects.picked.clear()
 
-    patch.setattr(PartitionWork, "acknowledge", secretive)
+    patch.setattr(SharedPartition, "acknowledge", secretive)
 
 
-SLIPS: Final[tuple[Slip, ...]] = (
+SLIPS: Final[tuple[Mutant, ...]] = (
     delays_do_not_hold_keys,
     burials_do_not_hold_keys,
     recalls_are_not_waited_for,

@@ -11,9 +11,9 @@ from random import Random
 
 from runnel.config import Keep, LimitSettings, LogSettings, Settings, TopicRule
 from runnel.formats.message import Message
-from runnel.log.disk_log import DiskLog
-from runnel.log.log import Level, Page, Position, ShardId
-from runnel.log.memory_log import MemoryLog
+from runnel.log.disk.disk_log import DiskLog
+from runnel.log.log import Level, PartitionPage, Position, ShardId
+from runnel.log.memory import MemoryLog
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
 from runnel.topics.policies import Policies
@@ -44,9 +44,9 @@ class At:
         """The most that this store can promise."""
         return Level.RECEIVED if self.store is Store.MEMORY else Level.STORED
 
-    async def read_all(self, topic: str, offset: int, partition: int = 0) -> list[Page]:
+    async def read_all(self, topic: str, offset: int, partition: int = 0) -> list[PartitionPage]:
         """Pages of one batch each from an offset to the end."""
-        pages: list[Page] = []
+        pages: list[PartitionPage] = []
         while (page := await self.log.read(topic, partition, offset, bytes_max=1)).found:
             pages.append(page)
             offset = page.next_offset

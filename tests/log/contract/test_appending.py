@@ -13,7 +13,7 @@ from runnel.errors import (
     LimitExceededError,
     UnknownTopicError,
 )
-from runnel.log.log import Bounds, Level, Position, ShardId
+from runnel.log.log import Level, OffsetBounds, Position, ShardId
 from tests.log.contract.stores import LOG, At, Store, scenario
 from tests.log.samples import batch, one, read_offsets, read_payloads
 
@@ -34,8 +34,8 @@ async def test_every_topic_and_partition_counts_for_itself(at: At) -> None:
     assert done.base_offsets == [1, 1, 1]
     done = await at.log.append(batch(("p", [b"4", b"5"], 2), ("b", [b"6"])))
     assert done.base_offsets == [2, 1]
-    assert await at.log.bounds("p", 0) == Bounds(1, 1)
-    assert await at.log.bounds("p", 2) == Bounds(1, 4)
+    assert await at.log.bounds("p", 0) == OffsetBounds(1, 1)
+    assert await at.log.bounds("p", 2) == OffsetBounds(1, 4)
 
 
 @scenario()
@@ -141,7 +141,7 @@ async def test_refused_run_refuses_the_whole_batch_and_is_named(at: At) -> None:
         at.log.append(batch(("a", [b"x"]), ("p", [b"x"], 2)))
     with pytest.raises(ClientFault, match=r"run 2: 'far/1' lies in shard far/\*/0"):
         at.log.append(batch(("a", [b"x"]), ("p", [b"x"]), ("far/1", [b"x"])))
-    assert await at.log.bounds("a", 0) == Bounds(1, 2)
+    assert await at.log.bounds("a", 0) == OffsetBounds(1, 2)
     assert (await at.log.append(one("a", b"2"))).base_offsets == [2]
     page = await at.log.read_shard(MAIN, Position(0, 1))
     assert read_payloads(page) == [b"1", b"2", b"2"]

@@ -1,4 +1,4 @@
-"""Retention, pins and their ceilings, purging, deleting, last values."""
+"""Retention, holds and their ceilings, purging, deleting, last values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from runnel.config import LogSettings, Pin, Retain, Rotate, TopicRule
 from runnel.config.settings import DAY_NS
 from runnel.errors import OffsetGoneError, UnknownTopicError
-from runnel.log.log import Bounds, CursorPosition, Position, ShardId
+from runnel.log.log import CursorPosition, OffsetBounds, Position, ShardId
 from tests.log.contract.stores import LOG, At, scenario
 from tests.log.samples import batch, one, read_offsets, read_payloads, read_topics
 
@@ -47,14 +47,14 @@ async def append_hourly(at: At, topic: str, count: int) -> None:
 async def test_message_past_its_age_is_not_served_even_before_retention_looks(at: At) -> None:
     await append_hourly(at, "a", 4)
     at.clock.advance(DAY_NS - 3 * HOUR_NS)  # the first is a day and an hour old
-    assert await at.log.bounds("a", 0) == Bounds(2, 5)
+    assert await at.log.bounds("a", 0) == OffsetBounds(2, 5)
     with pytest.raises(OffsetGoneError) as raised:
         await at.log.read("a", 0, 1)
     assert (raised.value.first_offset, raised.value.gap) == (2, 1)
     assert read_offsets(await at.log.read("a", 0, 2)) == [2, 3, 4]
     assert [m.offset for m in await at.read_shard_all(MAIN, Position(0, 1))] == [2, 3, 4]
     at.clock.advance(DAY_NS)
-    assert await at.log.bounds("a", 0) == Bounds(5, 5)
+    assert await at.log.bounds("a", 0) == OffsetBounds(5, 5)
     assert not (await at.log.read("a", 0, 5)).found
     assert await at.log.last("a", 0) is None
 
@@ -66,8 +66,8 @@ async def test_retention_by_age_removes_what_has_passed_it(at: At) -> None:
     trimmed = await at.log.trim()
     assert trimmed.segments_removed == 2
     assert trimmed.bytes_removed > 0
-    assert list(trimmed.pins_passed) == []
-    assert at.log.entries(MAIN) == Bounds(3, 7)
+    assert list(trimmed.holds_passed) == []
+    assert at.log.entries(MAIN) == OffsetBounds(3, 7)
     with pytest.raises(OffsetGoneError) as raised:
         await at.log.read_shard(MAIN, Position(0, 1))
     assert raised.value.gap == 2
@@ -80,8 +80,8 @@ async def test_everything_may_go_and_numbers_go_on(at: At) -> None:
     at.clock.advance(2 * DAY_NS)
     await at.log.trim()
     assert at.log.statistics().shards[0].stored_bytes == 0
-    assert await at.log.bounds("a", 0) == Bounds(4, 4)
-    assert at.log.entries(MAIN) == Bounds(4, 4)
+    assert await at.log.bounds("a", 0) == OffsetBounds(4, 4)
+    assert at.log.entries(MAIN) == OffsetBounds(4, 4)
     done = await at.log.append(one("a", b"new"))
     assert (done.base_offsets, done.entry) == ([4], 4)
     assert read_payloads(await at.log.read("a", 0, 4)) == [b"new"]
@@ -137,10 +137,10 @@ async def test_what_a_cursor_has_not_passed_is_kept_and_served_whatever_its_age(
     await append_hourly(at, "a", 5)
     await at.log.set_cursor("reader", [CursorPosition(topic="a", offset=3)])
     at.clock.advance(2 * DAY_NS)
-    assert await at.log.bounds("a", 0) == Bounds(3, 6)
+    assert await at.log.bounds("a", 0) == OffsetBounds(3, 6)
     trimmed = await at.log.trim()
     assert trimmed.segments_removed == 2
-    assert list(trimmed.pins_passed) == []
+    assert list(trimmed.holds_passed) == []
     assert read_offsets(await at.log.read("a", 0, 3)) == [3, 4, 5]
     assert [m.offset for m in await at.read_shard_all(MAIN, Position(0, 3))] == [3, 4, 5]
 
@@ -152,8 +152,8 @@ async def test_cursor_holds_its_own_topic_alone(at: At) -> None:
     await at.log.set_cursor("reader", [CursorPosition(topic="a", offset=1)])
     at.clock.advance(2 * DAY_NS)
     await at.log.trim()
-    assert await at.log.bounds("a", 0) == Bounds(1, 3)
-    assert await at.log.bounds("b", 0) == Bounds(3, 3)
+    assert await at.log.bounds("a", 0) == OffsetBounds(1, 3)
+    assert await at.log.bounds("b", 0) == OffsetBounds(3, 3)
     assert [m.topic for m in await at.read_shard_all(MAIN, Position(0, 1))] == ["a", "a"]
 
 
@@ -166,7 +166,7 @@ async def test_cursor_that_moves_on_lets_go_and_a_removed_one_of_everything(at: 
     await at.log.set_cursor("reader", [CursorPosition(topic="a", offset=4)])
     assert (await at.log.trim()).segments_removed == 3
     await at.log.remove_cursor("reader")
-    assert await at.log.bounds("a", 0) == Bounds(6, 6)
+    assert await at.log.bounds("a", 0) == OffsetBounds(6, 6)
     assert (await at.log.trim()).segments_removed == 2
 
 
@@ -180,37 +180,37 @@ async def test_cursor_over_patterns_holds_matching_topics_from_its_position_on(a
     at.clock.advance(2 * DAY_NS)
     await at.log.trim()
     assert [m.topic for m in await at.read_shard_all(MAIN, Position(0, 3))] == ["x/2", "x/1"]
-    assert await at.log.bounds("x/1", 0) == Bounds(2, 3)
-    assert await at.log.bounds("y/2", 0) == Bounds(2, 2)
+    assert await at.log.bounds("x/1", 0) == OffsetBounds(2, 3)
+    assert await at.log.bounds("y/2", 0) == OffsetBounds(2, 2)
 
 
 @scenario(PINNED_FOR_A_WEEK)
-async def test_pin_is_passed_at_its_ceiling_of_age_and_that_is_reported(at: At) -> None:
+async def test_hold_is_passed_at_its_ceiling_of_age_and_that_is_reported(at: At) -> None:
     await append_hourly(at, "a", 3)
     await at.log.set_cursor("slow", [CursorPosition(topic="a", offset=1)])
     await at.log.set_cursor("quick", [CursorPosition(topic="a", offset=4)])
     at.clock.advance(8 * DAY_NS)
-    assert await at.log.bounds("a", 0) == Bounds(4, 4)
+    assert await at.log.bounds("a", 0) == OffsetBounds(4, 4)
     trimmed = await at.log.trim()
     assert trimmed.segments_removed == 3
-    assert list(trimmed.pins_passed) == ["slow"]
+    assert list(trimmed.holds_passed) == ["slow"]
     with pytest.raises(OffsetGoneError) as raised:
         await at.log.read("a", 0, 1)
     assert raised.value.gap == 3
 
 
 @scenario(rule(retain=Retain(bytes_max=5_000), pin=Pin(bytes_max=10_000)))
-async def test_pin_is_passed_at_its_ceiling_of_bytes_and_that_is_reported(at: At) -> None:
+async def test_hold_is_passed_at_its_ceiling_of_bytes_and_that_is_reported(at: At) -> None:
     await at.log.set_cursor("slow", [CursorPosition(topic="a", offset=1)])
     for number in range(6):
         await at.log.append(one("a", b"%d" % number * 1000))
-    assert list((await at.log.trim()).pins_passed) == []
+    assert list((await at.log.trim()).holds_passed) == []
     assert at.log.statistics().shards[0].stored_bytes > 5_000
-    assert await at.log.bounds("a", 0) == Bounds(1, 7)
+    assert await at.log.bounds("a", 0) == OffsetBounds(1, 7)
     for number in range(8):
         await at.log.append(one("a", b"%d" % number * 1000))
     trimmed = await at.log.trim()
-    assert list(trimmed.pins_passed) == ["slow"]
+    assert list(trimmed.holds_passed) == ["slow"]
     assert 5_000 < at.log.statistics().shards[0].stored_bytes <= 10_000
     assert (await at.log.bounds("a", 0)).first_offset == 1 + trimmed.segments_removed
 
@@ -224,7 +224,7 @@ async def test_last_value_is_kept_beyond_retention(at: At) -> None:
     at.clock.advance(2 * DAY_NS)
     await at.log.append(one("c", b"4"))
     for _ in range(2):  # expired, then removed
-        assert await at.log.bounds("a", 0) == Bounds(3, 3)
+        assert await at.log.bounds("a", 0) == OffsetBounds(3, 3)
         last = await at.log.last("a", 0)
         assert last is not None
         [message] = last.messages()
@@ -272,7 +272,7 @@ async def test_last_value_is_kept_when_others_hold_the_batch_it_came_in(at: At) 
         last = await at.log.last("a", 0)
         assert last is not None
         assert last.messages()[0].offset == 10
-        assert await at.log.bounds("held", 0) == Bounds(1, 2)
+        assert await at.log.bounds("held", 0) == OffsetBounds(1, 2)
 
 
 @scenario(BY_AGE_WITH_LAST)
@@ -293,7 +293,7 @@ async def test_purged_messages_are_hidden_at_once_and_numbers_go_on(at: At) -> N
     await at.log.append(batch(("a", [b"1", b"2"]), ("b", [b"3"])))
     await at.log.append(one("a", b"4"))
     await at.log.purge_topic("a")
-    assert await at.log.bounds("a", 0) == Bounds(4, 4)
+    assert await at.log.bounds("a", 0) == OffsetBounds(4, 4)
     with pytest.raises(OffsetGoneError) as raised:
         await at.log.read("a", 0, 1)
     assert raised.value.gap == 3
@@ -354,7 +354,7 @@ async def test_deleted_topic_is_unknown_and_goes_on_from_its_offsets_when_made_a
         await at.log.delete_topic("a")
     assert [m.topic for m in await at.read_shard_all(MAIN, Position(0, 1))] == ["b"]
     assert (await at.log.append(one("a", b"4"))).base_offsets == [3]
-    assert await at.log.bounds("a", 0) == Bounds(3, 4)
+    assert await at.log.bounds("a", 0) == OffsetBounds(3, 4)
     assert read_payloads(await at.log.read("a", 0, 3)) == [b"4"]
     assert [m.payload for m in await at.read_shard_all(MAIN, Position(0, 1))] == [b"3", b"4"]
     with pytest.raises(OffsetGoneError):

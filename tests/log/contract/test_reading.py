@@ -7,7 +7,7 @@ import pytest
 from runnel.config import Rotate, TopicRule
 from runnel.errors import ClientFault, OffsetAheadError, OffsetGoneError, UnknownTopicError
 from runnel.formats.batch import Batch
-from runnel.log.log import Bounds, Position, ShardId
+from runnel.log.log import OffsetBounds, Position, ShardId
 from tests.log.contract.stores import At, Store, scenario
 from tests.log.samples import batch, one, read_offsets, read_payloads, read_topics
 
@@ -41,7 +41,7 @@ async def test_at_the_end_there_is_an_empty_page(at: At) -> None:
 @scenario()
 async def test_topic_without_messages_is_read_as_empty(at: At) -> None:
     await at.log.ensure_topic("a")
-    assert await at.log.bounds("a", 0) == Bounds(1, 1)
+    assert await at.log.bounds("a", 0) == OffsetBounds(1, 1)
     page = await at.log.read("a", 0, 1)
     assert not page.found
     assert page.next_offset == 1
@@ -181,7 +181,7 @@ async def test_positions_lead_from_page_to_page(at: At) -> None:
 async def test_shard_can_be_read_from_every_entry(at: At) -> None:
     for number in range(5):
         await at.log.append(one("a", b"%d" % number))
-    assert at.log.entries(MAIN) == Bounds(1, 6)
+    assert at.log.entries(MAIN) == OffsetBounds(1, 6)
     for entry in range(1, 7):
         page = await at.log.read_shard(MAIN, Position(0, entry))
         assert read_payloads(page) == [b"%d" % number for number in range(entry - 1, 5)]

@@ -14,7 +14,7 @@ from runnel.errors import (
     LimitExceededError,
     UnknownTopicError,
 )
-from runnel.log.log import Bounds, CursorPosition, Level, Position, ShardId
+from runnel.log.log import CursorPosition, Level, OffsetBounds, Position, ShardId
 from tests.log.contract.stores import At, Store, scenario
 from tests.log.samples import one, read_offsets
 
@@ -56,7 +56,7 @@ async def test_names_that_differ_only_in_odd_characters_are_different_topics(at:
     for number, name in enumerate(names):
         await at.log.append(one(name, *[b"x"] * (number + 1)))
     for number, name in enumerate(names):
-        assert await at.log.bounds(name, 0) == Bounds(1, number + 2)
+        assert await at.log.bounds(name, 0) == OffsetBounds(1, number + 2)
 
 
 # --- Cursors ---
@@ -130,7 +130,7 @@ async def test_queue_is_bounded_in_bytes_too(at: At) -> None:
             at.log.append(one("a", b"2"))
     await at.log.wait_room(MAIN)
     await at.log.append(one("a", b"2"))
-    assert await at.log.bounds("a", 0) == Bounds(1, 3)
+    assert await at.log.bounds("a", 0) == OffsetBounds(1, 3)
 
 
 @scenario()
@@ -196,4 +196,4 @@ async def test_many_callers_at_once_do_not_disturb_each_other(at: At) -> None:
             group.create_task(read(name))
         group.create_task(at.log.trim())
         group.create_task(at.log.sync())
-    assert at.log.entries(MAIN) == Bounds(1, 51)
+    assert at.log.entries(MAIN) == OffsetBounds(1, 51)

@@ -10,9 +10,9 @@ from runnel.config import Keep, Pin, Retain, Rotate, Settings, TopicRule
 from runnel.config.settings import DAY_NS
 from runnel.errors import RunnelError, UnknownTopicError
 from runnel.formats.batch import Batch
-from runnel.log.disk_log import DiskLog
+from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import CursorPosition, Position, ShardId
-from runnel.log.memory_log import MemoryLog
+from runnel.log.memory import MemoryLog
 from runnel.topics.policies import Policies
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from runnel.errors import RunnelError
 from runnel.log.log import ShardId
-from runnel.log.retention import Hold
+from runnel.log.retention.holds import Hold
 from runnel.topics.names import TopicPartition
-from tests.log.simulation.facts import Violation
+from tests.simulation.history import Violation
 
 if TYPE_CHECKING:
     from tests.log.simulation.history import History
@@ -22,7 +22,7 @@ _ENDLESS = 2**62
 
 
 class Subscription:
-    """The claims of the log, and its state journals' user."""
+    """The holds on the log, and the user of its state journals."""
 
     def __init__(self, covered: Collection[str], shard_of: Callable[[str], ShardId]) -> None:
         self.covered = covered
@@ -98,7 +98,7 @@ def _parsed(content: bytes) -> tuple[TopicPartition, set[int]]:
 
 def attach(history: History) -> None:
     """A process of the log has begun."""
-    history.log.claims = history.subscription
+    history.log.subscription_holds = history.subscription
     for topic in history.subscription.covered:
         shard = history.model.shard_of(topic)
         state = history.log.state(shard)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from runnel.errors import ClientFault, OffsetAheadError, OffsetGoneError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.log.log import Bounds, Found, Gap, Position, ShardId
-from tests.log.simulation.facts import Violation
+from runnel.log.log import DamageGap, FoundBatch, OffsetBounds, Position, ShardId
+from tests.simulation.history import Violation
 
 if TYPE_CHECKING:
     from tests.log.simulation.history import History
@@ -34,7 +34,7 @@ async def check_everything(history: History) -> None:
 
 
 def take_in(
-    history: History, shard: ShardId, found: Sequence[Found]
+    history: History, shard: ShardId, found: Sequence[FoundBatch]
 ) -> list[tuple[Message, int, int]]:
     """Every message that a reader was given, with its entry and row; the model looks at each."""
     rows = [row for one in found for row in _rows_of(one.wanted())]
@@ -59,7 +59,7 @@ async def _check_partition(history: History, name: str, number: int) -> set[byte
         raise Violation(f"{key} has come to {next_min} before, and now to {bounds.next_offset}")
     offsets: list[int] = []
     payloads: set[bytes] = set()
-    gaps: list[Gap] = []
+    gaps: list[DamageGap] = []
     bytes_max = history.random.choice((1, 800, 1 << 20))
     offset = bounds.first_offset
     while offset < bounds.next_offset:
@@ -83,12 +83,12 @@ async def _check_partition(history: History, name: str, number: int) -> set[byte
     return payloads
 
 
-def _check_gaps(history: History, gaps: Sequence[Gap]) -> None:
+def _check_gaps(history: History, gaps: Sequence[DamageGap]) -> None:
     if gaps and not history.is_damaged:
         raise Violation(f"reading met damage that nobody did: {gaps[0]}")
 
 
-async def _check_refusals(history: History, name: str, number: int, bounds: Bounds) -> None:
+async def _check_refusals(history: History, name: str, number: int, bounds: OffsetBounds) -> None:
     """Reading before the first offset and behind the next is refused, with the right numbers."""
     log = history.log
     try:

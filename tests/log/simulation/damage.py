@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from runnel.errors import FormatVersionError, MalformedError
 from runnel.formats.batch import Batch
-from runnel.log import paths
-from runnel.log.segment import HEADER_BYTES, read_block
+from runnel.log.segments import paths
+from runnel.log.segments.segment import HEADER_BYTES, read_block
 from tests.fakes.disk import FakeDisk
 from tests.fakes.names import Directory
 from tests.log.simulation.checking import check_everything
-from tests.log.simulation.facts import Violation
+from tests.simulation.history import Violation
 
 if TYPE_CHECKING:
     from tests.log.simulation.history import History

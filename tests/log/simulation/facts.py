@@ -11,10 +11,6 @@ from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Policy
 
 
-class Violation(AssertionError):
-    """The log broke a promise."""
-
-
 class Fate(enum.Enum):
     PENDING = enum.auto()
     STORED = enum.auto()
@@ -63,7 +59,7 @@ class PartitionModel:
     required: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)  # retention took them before anything held them
     floor: int = 1  # below it everything is hidden
-    floor_max: int = 1  # below it things may be hidden: a purge whose outcome nobody heard
+    floor_max: int = 1  # below it things may be hidden: the outcome of a purge is unknown
     next_min: int = 1
 
 

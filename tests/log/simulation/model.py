@@ -1,4 +1,4 @@
-"""What a history knows: batches sent, what the log answered, what readers saw. Simple on purpose.
+"""The model of the log: batches sent, what the log answered, what readers saw. Simple on purpose.
 
 The model never predicts what the log will do. It remembers promises, and says `Violation` when an answer breaks one:
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from runnel.config import Until
 from runnel.formats.message import Message
-from runnel.log.log import Appended, Bounds, Cursor, Level, ShardId
+from runnel.log.log import Appended, Cursor, Level, OffsetBounds, ShardId
 from runnel.topics.names import TopicPartition
 from runnel.topics.patterns import Pattern
 from runnel.topics.policies import Policies
@@ -26,13 +26,13 @@ from tests.log.simulation.facts import (
     PartitionModel,
     Sent,
     TopicModel,
-    Violation,
     drops,
 )
+from tests.simulation.history import Violation
 
 
 class Model:
-    """See the module's first lines."""
+    """The promises that the log has made in this history."""
 
     def __init__(self, policies: Policies, subscription: Subscription) -> None:
         self.policies = policies
@@ -96,7 +96,7 @@ class Model:
         return sent
 
     def sending_again(self, sent: Sent) -> None:
-        """If a topic was deleted since the first time, nobody can say to which one it went."""
+        """If the topic was deleted since the first sending, the model does not know which topic has the batch."""
         for row, key in enumerate(sent.keys):
             if sent.births[row] != self.topic(key[0]).birth:
                 sent.births[row] = None
@@ -252,7 +252,7 @@ class Model:
 
     # --- Retention ---
 
-    def _is_pinned(self, key: TopicPartition, offset: int, known: Known, now_ns: int) -> bool:
+    def _is_held(self, key: TopicPartition, offset: int, known: Known, now_ns: int) -> bool:
         policy = self.topic(key[0]).policy
         shard = self.shard_of(key[0])
         if policy.pin.age_ns is not None and known.time_ns < now_ns - policy.pin.age_ns:
@@ -262,9 +262,9 @@ class Model:
         lowest_owed = self.subscription.lowest_owed(key)
         if lowest_owed is not None and offset >= lowest_owed:
             return True
-        return self._is_held(key, offset, known)
+        return self._is_held_by_a_cursor(key, offset, known)
 
-    def _is_held(self, key: TopicPartition, offset: int, known: Known) -> bool:
+    def _is_held_by_a_cursor(self, key: TopicPartition, offset: int, known: Known) -> bool:
         """Whether a cursor surely holds this message."""
         shard = self.shard_of(key[0])
         return any(
@@ -285,13 +285,13 @@ class Model:
             and shard in self.trimmed
             and self.bytes_sent[shard] > retain.bytes_max
         )
-        if (is_old or is_over) and not self._is_pinned(key, offset, known, now_ns):
+        if (is_old or is_over) and not self._is_held(key, offset, known, now_ns):
             return True
         return (
             retain.until is Until.ACKED
             and shard in self.trimmed
             and self.subscription.has_acked(key, offset)
-            and not self._is_held(key, offset, known)
+            and not self._is_held_by_a_cursor(key, offset, known)
         )
 
     # --- Reading ---
@@ -341,7 +341,7 @@ class Model:
     def check_partition(
         self,
         key: TopicPartition,
-        bounds: Bounds,
+        bounds: OffsetBounds,
         offsets: Sequence[int],
         now_ns: int,
         *,
@@ -446,7 +446,7 @@ class Model:
             partition.next_min = max(partition.required, default=0) + 1
             partition.known = {offset: partition.known[offset] for offset in partition.required}
             kept |= {known.sent.payloads[known.row] for known in partition.known.values()}
-        # What retention took is known to nobody else: its numbers may be given again.
+        # Nothing else knows the numbers that retention took: the log may give them again.
         self.at = {payload: place for payload, place in self.at.items() if payload in kept}
         self.positions = {
             place: payload for place, payload in self.positions.items() if payload in kept
@@ -467,7 +467,7 @@ class Model:
     # --- Restarting ---
 
     def restarted(self) -> None:
-        """The process has ended: what was not answered by then, nobody will answer."""
+        """The process has ended: batches without an answer will get none."""
         for sent in self.sent:
             if sent.fate in (Fate.PENDING, Fate.RECEIVED):
                 sent.fate = Fate.UNKNOWN

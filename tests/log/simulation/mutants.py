@@ -1,28 +1,27 @@
-"""Deliberate mistakes in the log, to see that histories find them. Each is a function of pytest's monkeypatch."""
+"""Deliberate mistakes in the log, which histories must find."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
 
 from runnel.formats import block, checksum
-from runnel.log import paths
-from runnel.log.catalogue import Catalogue
-from runnel.log.cursors import CursorTable
-from runnel.log.pins import ShardPins
-from runnel.log.producers import ProducerTable
-from runnel.log.removing import TopicRemoval
-from runnel.log.retention import Hold, Holds
-from runnel.log.shard import Shard
-from runnel.log.topic_table import Partition
-from runnel.log.writer import ShardWriter
+from runnel.log.disk.shard import DiskShard
+from runnel.log.disk.topic_removal import TopicRemoval
+from runnel.log.disk.writer import ShardWriter
+from runnel.log.metadata.catalogue import Catalogue
+from runnel.log.metadata.cursors import CursorTable
+from runnel.log.metadata.producers import ProducerTable
+from runnel.log.metadata.topic_table import Partition
+from runnel.log.retention.holds import Hold, Holds, ShardHolds
+from runnel.log.segments import paths
 from runnel.topics.names import TopicPartition
 from tests.fakes.disk import FakeDisk, FakeFile
+from tests.simulation.mutants import Mutant
 
 Patch = pytest.MonkeyPatch
-Mutant = Callable[[Patch], None]
 
 
 def segments_are_not_synced(patch: Patch) -> None:
@@ -52,7 +51,7 @@ def ends_of_segments_are_not_recorded(patch: Patch) -> None:
 
 
 def producers_are_not_replayed(patch: Patch) -> None:
-    patch.setattr(Shard, "replay", lambda shard, found: None)
+    patch.setattr(DiskShard, "replay", lambda shard, found: None)
 
 
 def producers_are_not_recorded(patch: Patch) -> None:
@@ -80,17 +79,17 @@ def cursors_hold_nothing(patch: Patch) -> None:
 
 
 def owed_messages_go(patch: Patch) -> None:
-    owed = ShardPins.owed
+    owed = ShardHolds.owed
 
-    def owed_but_one(pins: ShardPins, key: TopicPartition, begin: int, end: int) -> object:
-        ranges = owed(pins, key, begin, end)
+    def owed_but_one(holds: ShardHolds, key: TopicPartition, begin: int, end: int) -> object:
+        ranges = owed(holds, key, begin, end)
         return ranges and ranges[1:]
 
-    patch.setattr(ShardPins, "owed", owed_but_one)
+    patch.setattr(ShardHolds, "owed", owed_but_one)
 
 
 def acknowledged_messages_go_before_cursors_have_passed_them(patch: Patch) -> None:
-    patch.setattr(ShardPins, "cursors", lambda pins: Holds(()))
+    patch.setattr(ShardHolds, "of_cursors", lambda holds: Holds(()))
 
 
 def states_are_not_synced(patch: Patch) -> None:
@@ -134,3 +133,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     states_are_not_synced,
     bodies_are_not_verified,
 )
+
+# Seeds that show mutants which are rare.
+SHOWN_BY: Final[dict[Mutant, int]] = {
+    ends_of_segments_are_not_recorded: 35,
+    producers_are_not_replayed: 44,
+    cursors_hold_nothing: 363,
+    acknowledged_messages_go_before_cursors_have_passed_them: 1263,
+}

@@ -1,11 +1,10 @@
-"""What a history may do: every operation is a function of the history; `draw` chooses one."""
+"""What a history does: every operation is a function of the history, and `TABLE` draws one."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from random import Random
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from runnel.errors import (
@@ -20,44 +19,39 @@ from runnel.errors import (
 from runnel.log.log import Cursor, CursorPosition, Position
 from runnel.topics.names import TopicPartition
 from tests.fakes.disk import Kind
-from tests.fakes.power import PowerLoss
 from tests.log.simulation.acknowledging import acknowledge
 from tests.log.simulation.checking import check_everything, take_in
-from tests.log.simulation.facts import Fate, Violation, drops
-from tests.log.simulation.plan import SECOND_NS, Trouble
+from tests.log.simulation.facts import Fate, drops
+from tests.log.simulation.plan import SECOND_NS
 from tests.log.simulation.traffic import batch_of
+from tests.simulation import troubles
+from tests.simulation.history import Violation
+from tests.simulation.operations import OperationTable
+from tests.simulation.troubles import DiskFaults, Trouble, cancel_operation
 
 if TYPE_CHECKING:
     from tests.log.simulation.history import History
 
 Operation = Callable[["History"], Coroutine[Any, Any, None]]
 
-_FAULTS: Final = (
-    (Kind.WRITE, errno.EIO),
-    (Kind.WRITE, errno.ENOSPC),
-    (Kind.SYNC, errno.EIO),
-    (Kind.SYNC, errno.EIO),
-    (Kind.ALLOCATE, errno.ENOSPC),
-    (Kind.CREATE, errno.EIO),
-    (Kind.RENAME, errno.EIO),
-    (Kind.REMOVE, errno.EIO),
-    (Kind.TRUNCATE, errno.EIO),
-    (Kind.SYNC_DIRECTORY, errno.EIO),
-    (Kind.READ, errno.EIO),
+_FAULTS: Final = DiskFaults(
+    operations=(
+        (Kind.WRITE, errno.EIO),
+        (Kind.WRITE, errno.ENOSPC),
+        (Kind.SYNC, errno.EIO),
+        (Kind.SYNC, errno.EIO),
+        (Kind.ALLOCATE, errno.ENOSPC),
+        (Kind.CREATE, errno.EIO),
+        (Kind.RENAME, errno.EIO),
+        (Kind.REMOVE, errno.EIO),
+        (Kind.TRUNCATE, errno.EIO),
+        (Kind.SYNC_DIRECTORY, errno.EIO),
+        (Kind.READ, errno.EIO),
+    ),
+    path_parts=("catalogue", "journals", ".segment", ""),
+    times=(1, 1, 2, None),
 )
 _CURSORS: Final = ("c1", "c2")
-
-
-def draw(random: Random, troubles: Collection[Trouble]) -> tuple[Operation, bool]:
-    """An operation, and whether it runs beside what follows."""
-    choices = [
-        *_PLAIN,
-        *_BESIDE,
-        *(choice for trouble in troubles for choice in _TROUBLES[trouble]),
-    ]
-    operation = random.choices([one for one, _ in choices], [weight for _, weight in choices])[0]
-    may_be_beside = any(operation is one for one, _ in _BESIDE)
-    return operation, may_be_beside and random.random() < 0.5
 
 
 # --- Publishing ---
@@ -333,35 +327,11 @@ async def read_shard(history: History) -> None:
 
 
 async def crash(history: History) -> None:
-    if history.random.random() < 0.3:
-        history.say("power loss")
-        history.disk.crash()
-        raise PowerLoss("now")
-    operation = len(history.disk.operations) + history.random.randint(1, 30)
-    history.say(f"power loss in disk operation {operation}")
-    history.disk.crash_at(operation)
+    troubles.lose_power(history, at_once=0.3)
 
 
 async def kill(history: History) -> None:
-    if history.random.random() < 0.3:
-        history.say("kill")
-        history.disk.kill()
-        raise PowerLoss("killed")
-    operation = len(history.disk.operations) + history.random.randint(1, 30)
-    history.say(f"kill in disk operation {operation}")
-    history.disk.kill_at(operation)
-
-
-async def leave(history: History) -> None:
-    """Whoever waits for an operation may leave: what it began goes on, or leaves nothing behind."""
-    if not history.beside:
-        return
-    name, work = history.beside.pop(0)
-    history.say(f"   {name} is cancelled")
-    work.cancel()
-    await asyncio.wait([work])
-    if not work.cancelled() and (error := work.exception()) is not None:
-        raise error
+    troubles.kill(history, at_once=0.3)
 
 
 async def break_disk(history: History) -> None:
@@ -372,25 +342,14 @@ async def break_disk(history: History) -> None:
 
 
 def arm_fault(history: History) -> None:
-    random = history.random
-    kind, number = random.choice(_FAULTS)
-    part = random.choice(("catalogue", "journals", ".segment", ""))
-    times = random.choice((1, 1, 2, None))
-    skip = random.randint(0, 3)
-    name = errno.errorcode[number]
-    history.say(f"fault: {kind.name} of …{part} fails with {name} ({times=}, {skip=})")
-    history.disk.fail(kind, number, path=lambda path: part in path, skip=skip, times=times)
-    history.has_faults = history.was_faulty = True
+    troubles.break_disk(history, _FAULTS)
 
 
 async def fill_disk(history: History) -> None:
-    if history.disk.capacity_bytes is not None:
+    if history.disk.capacity_bytes is None:
+        troubles.fill_disk(history)
+    else:
         await settle(history)
-        return
-    room = history.random.choice((0, 100, 1_000))
-    history.say(f"disk full but for {room} bytes")
-    history.disk.capacity_bytes = history.disk.used_bytes + room
-    history.has_faults = history.was_faulty = True
 
 
 async def settle(history: History) -> None:
@@ -400,9 +359,7 @@ async def settle(history: History) -> None:
         return
     log, model = history.log, history.model
     history.say("the disk is well again")
-    history.disk.heal()
-    history.disk.capacity_bytes = None
-    history.has_faults = False
+    history.heal_disk()
     await history.sync()
     history.traffic.look_at_answers()
     for shard in log.statistics().shards:
@@ -425,32 +382,32 @@ async def settle(history: History) -> None:
         await check_everything(history)
 
 
-_PLAIN: Final[tuple[tuple[Operation, int], ...]] = (
-    (append, 30),
-    (append_named, 14),
-    (misuse_producer, 3),
-    (let_time_pass, 14),
-    (move_clock, 6),
-    (sync, 4),
-    (restart, 2),
-    (purge, 2),
-    (delete, 2),
-    (set_cursor, 4),
-    (remove_cursor, 1),
-    (acknowledge, 6),
-    (check_everything, 3),
+_BESIDE: Final[dict[Operation, float]] = {read: 8, read_shard: 6, trim: 5, rewrite: 3}
+TABLE: Final[OperationTable[Operation]] = OperationTable(
+    plain={
+        append: 30,
+        append_named: 14,
+        misuse_producer: 3,
+        let_time_pass: 14,
+        move_clock: 6,
+        sync: 4,
+        restart: 2,
+        purge: 2,
+        delete: 2,
+        set_cursor: 4,
+        remove_cursor: 1,
+        acknowledge: 6,
+        check_everything: 3,
+        **_BESIDE,
+    },
+    troubles={
+        Trouble.POWER_LOSS: {crash: 5},
+        Trouble.KILL: {kill: 4},
+        Trouble.DISK_FAULT: {break_disk: 6},
+        Trouble.DISK_FULL: {fill_disk: 4},
+        Trouble.RECOVERY_CRASH: {crash: 2, kill: 1},
+        Trouble.CANCELLATION: {cancel_operation: 5, trim: 5, rewrite: 3},
+    },
+    beside=_BESIDE,
+    beside_share=0.5,
 )
-_BESIDE: Final[tuple[tuple[Operation, int], ...]] = (
-    (read, 8),
-    (read_shard, 6),
-    (trim, 5),
-    (rewrite, 3),
-)
-_TROUBLES: Final[dict[Trouble, tuple[tuple[Operation, int], ...]]] = {
-    Trouble.CRASH: ((crash, 5),),
-    Trouble.KILL: ((kill, 4),),
-    Trouble.FAULT: ((break_disk, 6),),
-    Trouble.FULL: ((fill_disk, 4),),
-    Trouble.RECOVERY: ((crash, 2), (kill, 1)),
-    Trouble.LEAVING: ((leave, 5), (trim, 5), (rewrite, 3)),
-}

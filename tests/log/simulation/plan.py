@@ -1,10 +1,10 @@
-"""What a history is made of, drawn from its seed: settings, rules, topics, and which troubles it meets."""
+"""The plan of a history, drawn from its seed: settings, rules, topics and troubles."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 from runnel.config import (
     LimitSettings,
@@ -17,23 +17,25 @@ from runnel.config import (
     Until,
 )
 from runnel.topics.policies import Policies
+from tests.simulation.troubles import Trouble, draw_troubles
 
 SECOND_NS = 1_000_000_000
 
 
-class Trouble(enum.Enum):
-    """What may happen to a history beside its plain operations."""
-
-    CRASH = enum.auto()  # power loss
-    KILL = enum.auto()  # the process dies, the machine does not
-    FAULT = enum.auto()  # operations of the disk fail
-    FULL = enum.auto()  # the disk is full
-    RECOVERY = enum.auto()  # power loss, again and again, while the log recovers
-    LEAVING = enum.auto()  # whoever waits for an operation is cancelled
+TROUBLES: Final = (
+    Trouble.POWER_LOSS,
+    Trouble.KILL,
+    Trouble.DISK_FAULT,
+    Trouble.DISK_FULL,
+    Trouble.RECOVERY_CRASH,
+    Trouble.CANCELLATION,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """The plan of one history of the log."""
+
     settings: Settings
     policies: Policies
     topics: tuple[str, ...]
@@ -41,7 +43,7 @@ class Plan:
     producers: tuple[str, ...]
     steps: int
     worker_turns_max: int
-    troubles: tuple[Trouble, ...]
+    troubles: frozenset[Trouble]
     ends_in_damage: bool
 
     @property
@@ -51,7 +53,7 @@ class Plan:
 
 
 def draw(random: Random) -> Plan:
-    # Few journals and topics: what is rare with many happens all the time with few.
+    # Few journals and topics: what is rare with many happens often with few.
     names = ("a/1", "a/2", "a/3", "t/x", "t/ü%", "c")
     topics = tuple(sorted(random.sample(names, random.randint(2, len(names)))))
     rules = (
@@ -83,7 +85,7 @@ def draw(random: Random) -> Plan:
         producers=("p", "q"),
         steps=random.choice((8, 20, 32)),
         worker_turns_max=random.choice((0, 1, 4)),
-        troubles=tuple(trouble for trouble in Trouble if random.random() < 0.45),
+        troubles=draw_troubles(random, TROUBLES, 0.45),
         ends_in_damage=random.random() < 0.4,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from random import Random
 
@@ -23,6 +22,7 @@ from tests.log.simulation.acknowledging import acknowledge
 from tests.log.simulation.checking import check_everything
 from tests.log.simulation.history import History
 from tests.log.simulation.plan import Plan
+from tests.simulation import history as kernel
 
 _RULES = (
     TopicRule(
@@ -50,7 +50,7 @@ PLAN = Plan(
     producers=("p",),
     steps=0,
     worker_turns_max=0,
-    troubles=(),
+    troubles=frozenset(),
     ends_in_damage=False,
 )
 
@@ -64,13 +64,13 @@ class Script(History):
     """
 
     def __init__(self, seed: int, life: int = 0, end: EndProcess | None = None) -> None:
-        super().__init__(seed, PLAN, Random(7))
+        super().__init__(PLAN, Random(7))
         self.disk.random = Random(seed)
         self._life = life
         self._end = end
         self.lives: list[int] = []  # how many operations each process did
 
-    async def _live(self) -> None:
+    async def live(self) -> None:
         try:
             await self._act(0)
             await self._act(1)
@@ -115,9 +115,5 @@ class Script(History):
 def run_script(seed: int = 0, life: int = 0, end: EndProcess | None = None) -> Script:
     """Raises HistoryFailed as `run_history` does."""
     script = Script(seed, life, end)
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(script.run())
-    finally:
-        loop.close()
+    kernel.run(script, seed, "bin/test tests/log/test_crash_points.py")
     return script

@@ -1,25 +1,25 @@
-"""Two thousand histories of the log on a disk that fails, always the same; `bin/soak log` runs others."""
+"""Random histories of the log on a disk that fails: some seeds are fixed, some change every day.
+
+`bin/soak log` runs new seeds for as long as you like.
+"""
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
-from tests.log.simulation.history import HistoryFailed, run_history
-from tests.log.simulation.mutants import MUTANTS, Mutant, segments_are_not_synced
+from tests.log.simulation.history import run_history
+from tests.log.simulation.mutants import MUTANTS, SHOWN_BY, segments_are_not_synced
+from tests.simulation.mutants import Mutant, check_repeats, check_report, first_failure, seeds_for
+from tests.simulation.seeds import Seeds
 
-HISTORIES = 2_000
-CHUNK = 50
-# Each mistake has to show within so many histories; when this was written the rarest took the 80th.
-SEEDS_FOR_A_MUTANT = 120
-# Mistakes that take more than that many show here.
-SEEDS_OF_RARE_MISTAKES = (363, 1263)
+SEEDS = Seeds(fixed=750, daily=250, chunk=50)
+# Each mutant has to show within so many histories, unless a seed is noted that shows it.
+SEEDS_FOR_A_MUTANT = range(120)
 
 
-@pytest.mark.parametrize("first", range(0, HISTORIES, CHUNK))
-def test_log_keeps_its_promises_in_history(first: int) -> None:
-    for seed in range(first, first + CHUNK):
+@pytest.mark.parametrize("seeds", SEEDS.chunks())
+def test_log_keeps_its_promises_in_history(seeds: range) -> None:
+    for seed in seeds:
         run_history(seed)
 
 
@@ -32,38 +32,23 @@ def test_batch_with_two_runs_of_a_partition_is_rewritten_in_part() -> None:
 
 
 def test_history_repeats_from_its_seed() -> None:
-    for seed in range(10):
-        assert run_history(seed) == run_history(seed)
+    check_repeats(run_history, range(10))
 
 
 def test_histories_meet_recoveries_and_store_messages() -> None:
     outcomes = [run_history(seed) for seed in range(30)]
-    assert sum(outcome.recoveries for outcome in outcomes) >= 10
-    assert sum(outcome.messages for outcome in outcomes) >= 300
+    assert sum(outcome.counts["recoveries"] for outcome in outcomes) >= 10
+    assert sum(outcome.counts["messages"] for outcome in outcomes) >= 300
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_mistake_in_the_log_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
-    assert any(_fails(seed) for seed in (*range(SEEDS_FOR_A_MUTANT), *SEEDS_OF_RARE_MISTAKES))
+    first_failure(run_history, seeds_for(mutant, SHOWN_BY, SEEDS_FOR_A_MUTANT))
 
 
-def _fails(seed: int) -> bool:
-    try:
-        run_history(seed)
-    except HistoryFailed:
-        return True
-    return False
-
-
-def test_failure_tells_seed_transcript_and_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_reports_seed_transcript_and_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     segments_are_not_synced(monkeypatch)
-    seed = next(seed for seed in range(SEEDS_FOR_A_MUTANT) if _fails(seed))
-    with pytest.raises(HistoryFailed) as failure:
-        run_history(seed)
-    text = str(failure.value)
-    assert f"history {seed}: " in text
-    assert "\n  append #1 " in text
-    assert text.endswith(f"replay: bin/soak log --seed {seed}")
-    # It has to cross from a worker process to bin/soak.
-    assert str(pickle.loads(pickle.dumps(failure.value))) == text
+    failure = first_failure(run_history, SEEDS_FOR_A_MUTANT)
+    assert "\n  append #1 " in str(failure)
+    check_report(failure, problem="", replay="bin/soak log")

@@ -13,7 +13,8 @@ from runnel.log.log import Appended, Level
 from runnel.topics.names import TopicPartition
 from tests.fakes.power import PowerLoss
 from tests.log.simulation.clients import ProducerClient
-from tests.log.simulation.facts import Fate, Sent, Violation
+from tests.log.simulation.facts import Fate, Sent
+from tests.simulation.history import Violation
 
 if TYPE_CHECKING:
     from tests.log.simulation.history import History

@@ -11,44 +11,6 @@ from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from tests.protocols.grpc.scene import Worker, failure, opened, payloads_of, publish, run
 
 
-def test_topics_are_listed_page_by_page_and_described() -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            for name in ("t/c", "t/a", "t/b", "parted/x"):
-                await publish(scene, name, b"1")
-            request = pb.ListTopicsRequest(pattern="t/*", limit=2)
-            page = await scene.stub.ListTopics(request)
-            assert [topic.name for topic in page.topics] == ["t/a", "t/b"]
-            assert not page.is_complete
-            request.after = "t/b"
-            page = await scene.stub.ListTopics(request)
-            assert ([topic.name for topic in page.topics], page.is_complete) == (["t/c"], True)
-            assert len((await scene.stub.ListTopics(pb.ListTopicsRequest())).topics) == 4
-            described = await scene.stub.DescribeTopic(pb.DescribeTopicRequest(name="parted/x"))
-            topic = described.topic
-            assert (topic.partition_count, len(topic.partitions), topic.rule) == (4, 4, "parted/*")
-            assert sum(each.next_offset - each.first_offset for each in topic.partitions) == 1
-            failed = await failure(
-                scene.stub.DescribeTopic(pb.DescribeTopicRequest(name="nowhere"))
-            )
-            assert failed.status is StatusCode.NOT_FOUND
-
-    run(scenario())
-
-
-def test_a_topic_is_purged_and_deleted() -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            await publish(scene, "a", b"1", b"2")
-            await scene.stub.PurgeTopic(pb.PurgeTopicRequest(name="a"))
-            assert not (await scene.stub.Fetch(pb.FetchRequest(topic="a"))).messages
-            await scene.stub.DeleteTopic(pb.DeleteTopicRequest(name="a"))
-            failed = await failure(scene.stub.DeleteTopic(pb.DeleteTopicRequest(name="a")))
-            assert failed.code == "unknown_topic"
-
-    run(scenario())
-
-
 def test_routes_are_told_of_topics_that_do_not_exist() -> None:
     async def scenario() -> None:
         async with opened() as scene:

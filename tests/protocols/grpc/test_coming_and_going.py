@@ -101,7 +101,7 @@ def test_clients_that_come_and_go_leave_nothing_behind(
             await until_calls(scene, 0)
             while scene.listener.door.tasks:  # noqa: ASYNC110 - the door's doing
                 await asyncio.sleep(0)
-            states = await scene.broker.work.subscriptions()
+            states = await scene.broker.consumer_groups.subscriptions()
             assert not any(member.consumers for state in states for member in state.members)
             assert (await publish(scene, "live/b", b"1")).receivers == 0
             await scene.stub.Ping(pb.PingRequest())

@@ -136,45 +136,6 @@ def test_no_more_is_leased_than_the_window_allows() -> None:
     run(scenario())
 
 
-def test_an_extended_lease_lasts_and_one_that_is_not_ends() -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            worker = Worker(scene.stub)
-            options = pb.WorkOptions(lease_ms=200, retry_delay_ms=0)
-            await worker.open("s", "t", options=options)
-            await publish(scene, "t", b"1")
-            await publish(scene, "t", b"2")
-            kept, ended = await worker.take(2)
-            extend = pb.Extend(deliveries=[kept.delivery], lease_ms=60_000)
-            await worker.say(extend=extend)
-            (again,) = await worker.take(1)
-            assert payloads_of([again]) == payloads_of([ended])
-            await worker.say(ack=pb.Ack(id=1, deliveries=[kept.delivery, again.delivery]))
-            assert not (await worker.event("acked")).acked.late
-
-    run(scenario())
-
-
-def test_later_messages_of_a_key_are_recalled_when_one_fails() -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            worker = Worker(scene.stub)
-            await worker.open("s", "t", mode=pb.MODE_KEY_SHARED, options=SOON)
-            for number in range(3):
-                message = pb.Message(topic="t", payload=b"%d" % number, key=b"k")
-                await scene.stub.Publish(pb.PublishRequest(messages=[message]))
-            leases = await worker.take(3)
-            first = leases[0]
-            part = pb.Part(delivery=first.delivery, begin=1, end=2)
-            await worker.say(nack=pb.Nack(parts=[part]))
-            recall = (await worker.event("recall")).recall
-            await worker.say(recalled=pb.Recalled(parts=recall.parts))
-            again = await worker.take(3)
-            assert payloads_of(again) == [b"0", b"1", b"2"]
-
-    run(scenario())
-
-
 def test_blocks_are_leased_untouched() -> None:
     async def scenario() -> None:
         async with opened() as scene:
@@ -184,24 +145,6 @@ def test_blocks_are_leased_untouched() -> None:
             (lease,) = (await worker.event("work")).work.leases
             assert not lease.messages
             assert [each.payload for each in Batch.unpack(lease.block)] == [b"1", b"2"]
-
-    run(scenario())
-
-
-def test_every_member_of_a_multicast_gets_everything() -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            workers = [Worker(scene.stub) for _ in range(2)]
-            for name, worker in zip(("x", "y"), workers, strict=True):
-                consuming = await worker.open("s", "t", mode=pb.MODE_MULTICAST, member=name)
-                assert consuming.member == name
-            await publish(scene, "t", b"1")
-            for worker in workers:
-                assert payloads_of(await worker.take(1)) == [b"1"]
-            third = Worker(scene.stub)
-            await third.open("s", "t", mode=pb.MODE_MULTICAST, member="x")
-            failed = await failure(workers[0].call.read())
-            assert (failed.code, failed.status) == ("member_replaced", StatusCode.ABORTED)
 
     run(scenario())
 
@@ -266,18 +209,6 @@ def test_a_consumer_that_does_not_read_is_leased_no_more_than_fits() -> None:
             (row,) = [read() for read in scene.listener.door.rows().values()]
             assert row.queued_bytes < 4 * 2**20
             assert len(payloads_of(await worker.take(40))) == 40
-
-    run(scenario())
-
-
-def test_a_deleted_subscription_ends_its_consumers() -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            worker = Worker(scene.stub)
-            await worker.open("s", "t")
-            await scene.stub.DeleteSubscription(pb.DeleteSubscriptionRequest(name="s"))
-            failed = await failure(worker.call.read())
-            assert (failed.code, failed.status) == ("unknown_subscription", StatusCode.NOT_FOUND)
 
     run(scenario())
 

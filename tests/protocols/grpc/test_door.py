@@ -16,8 +16,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from runnel.broker.access import Access
 from runnel.config import GrpcSettings
-from runnel.protocols.grpc import admission, listener
+from runnel.protocols.grpc import listener
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
+from runnel.protocols.grpc.server import admission
 from runnel.security.penalties import Penalties
 from runnel.security.tokens import TokenFile
 from tests.protocols.grpc.scene import (
@@ -457,7 +458,7 @@ def test_what_was_sent_before_a_drain_is_stored_and_answered() -> None:
 
             assert (await failure(read_on())).status is StatusCode.UNAVAILABLE
             assert await draining
-            topic = await scene.broker.describe_topic("a")
+            topic = await scene.broker.topics.describe("a")
             assert topic.partitions[0].next_offset == len(answered) + 1
 
     run(scenario())
@@ -476,7 +477,7 @@ def test_a_stream_that_begins_while_the_broker_goes_is_told() -> None:
             assert await scene.listener.drain() is True
             for call in (*(each.call for each in readers), *(each.call for each in workers)):
                 assert (await failure(rest_of(call))).code == "closed"
-            (state,) = await scene.broker.work.subscriptions() or (None,)
+            (state,) = await scene.broker.consumer_groups.subscriptions() or (None,)
             assert state is None or state.members[0].consumers == 0
 
     run(scenario())

@@ -10,8 +10,9 @@ import pytest
 from grpc import StatusCode, aio
 
 from runnel.config import GrpcSettings
-from runnel.protocols.grpc import grpc_server, listener
+from runnel.protocols.grpc import listener
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
+from runnel.protocols.grpc.server import grpc_server
 from tests.protocols.grpc.scene import (
     LOOPS,
     NewLoop,

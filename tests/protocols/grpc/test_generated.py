@@ -9,8 +9,9 @@ from pathlib import Path
 
 from runnel import errors
 from runnel.errors import RunnelError
-from runnel.protocols.grpc import service, statuses
+from runnel.protocols.grpc import service
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
+from runnel.protocols.grpc.server import statuses
 
 ROOT = Path(__file__).parents[3]
 GENERATED = ROOT / "src" / "runnel" / "protocols" / "grpc" / "generated"

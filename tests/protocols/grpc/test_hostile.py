@@ -15,10 +15,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runnel.broker.broker import Published
 from runnel.config import GrpcSettings
-from runnel.protocols.grpc import live, public, publishing, service
-from runnel.protocols.grpc.calls import Call
+from runnel.protocols.grpc import service
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.sending import Part
+from runnel.protocols.grpc.methods import live, publishing
+from runnel.protocols.grpc.methods.sending import Part
+from runnel.protocols.grpc.server import public
+from runnel.protocols.grpc.server.calls import Call
 from tests.protocols.grpc.scene import (
     LOOPS,
     NewLoop,

@@ -53,25 +53,6 @@ def test_messages_come_live_in_their_order(new_loop: NewLoop) -> None:
     run(scenario(), new_loop)
 
 
-def test_a_reader_begins_at_the_earliest_message_an_offset_or_a_time() -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            await publish(scene, "a", b"1", b"2")
-            third = await publish(scene, "a", b"3")
-            places = [pb.PartitionPlace(topic="a", partition=0, offset=2)]
-            starts = (
-                (EARLIEST, [b"1", b"2", b"3"]),
-                (pb.Start(kind=pb.Start.KIND_OFFSETS, partitions=places), [b"2", b"3"]),
-                (pb.Start(kind=pb.Start.KIND_TIME, time_ns=third.receive_time_ns), [b"3"]),
-            )
-            for start, payloads in starts:
-                reader = await Reader(scene.stub, "a", start=start).begun()
-                assert (await reader.payloads(len(payloads)))[-len(payloads) :] == payloads
-                reader.call.cancel()
-
-    run(scenario())
-
-
 def test_last_values_come_first_and_their_end_is_told() -> None:
     async def scenario() -> None:
         async with opened() as scene:

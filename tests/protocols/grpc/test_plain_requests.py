@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runnel.broker.broker import Level, Published
-from runnel.protocols.grpc.fields import field, field_bytes, varint
-from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.plain import (
+from runnel.protocols.grpc.encoding.fields import field, field_bytes, varint
+from runnel.protocols.grpc.encoding.plain import (
     OtherRequest,
     PlainRequest,
     _have_only,
@@ -23,6 +22,7 @@ from runnel.protocols.grpc.plain import (
     joinable,
     plain_of,
 )
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
 
 PAYLOADS = st.one_of(st.binary(max_size=3), st.sampled_from([127, 128, 16_383, 16_384]).map(bytes))
 # Each of them is a field that is set, if only to what it would be anyway.

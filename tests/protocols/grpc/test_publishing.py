@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from grpc import StatusCode
 
 from runnel.config import LimitSettings, LogSettings
 from runnel.formats.batch import Batch
-from runnel.formats.message import Message
-from runnel.protocols.grpc import publishing
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
+from runnel.protocols.grpc.methods import publishing
 from tests.protocols.grpc.scene import (
     LOOPS,
     PATIENCE_S,
@@ -120,38 +118,6 @@ def test_a_batch_crosses_untouched() -> None:
             (stored,) = (await scene.stub.Fetch(request)).blocks
             assert Batch.unpack(stored).body == Batch.unpack(data).body
             assert [message.offset for message in Batch.unpack(stored)] == [1, 2, 3]
-
-    run(scenario())
-
-
-def test_a_named_publisher_repeats_a_batch_and_it_is_stored_once() -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            term = (await scene.stub.NewTerm(pb.NewTermRequest(producer="p"))).term
-            batch = Batch.from_messages([Message("a", b"1")], producer="p", term=term, number=0)
-            request = pb.PublishRequest(batch=batch.pack())
-            first, again = await scene.stub.Publish(request), await scene.stub.Publish(request)
-            assert (first.is_repeated, again.is_repeated) == (False, True)
-            assert list(first.offsets) == list(again.offsets) == [1]
-            await scene.stub.NewTerm(pb.NewTermRequest(producer="p"))
-            later = Batch.from_messages([Message("a", b"2")], producer="p", term=term, number=1)
-            failed = await failure(scene.stub.Publish(pb.PublishRequest(batch=later.pack())))
-            assert (failed.code, failed.status) == ("producer_fenced", StatusCode.ABORTED)
-
-    run(scenario())
-
-
-def test_a_level_says_when_to_answer() -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            for level in (pb.LEVEL_NONE, pb.LEVEL_RECEIVED):
-                request = pb.PublishRequest(messages=messages("a", b"1"), level=level)
-                response = await scene.stub.Publish(request)
-                assert response.level == level
-                assert bool(response.offsets) == (level != pb.LEVEL_NONE)
-            request = pb.PublishRequest(messages=messages("live/a", b"1"))
-            response = await scene.stub.Publish(request)
-            assert (response.level, response.receivers) == (pb.LEVEL_RECEIVED, 0)
 
     run(scenario())
 

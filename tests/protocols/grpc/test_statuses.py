@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runnel.protocols.grpc.statuses import _STATUSES, WITHOUT_CODE
+from runnel.protocols.grpc.server.statuses import _STATUSES, WITHOUT_CODE
 
 _PAGE = Path(__file__).parents[3] / "docs" / "grpc.md"
 

@@ -12,8 +12,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from runnel.broker.broker import Broker, Delivery
+from runnel.broker.broker import Broker, LiveDelivery
 from runnel.broker.consumer_groups.sink import WorkDelivery
+from runnel.broker.fetcher import FetchRequest
+from runnel.broker.live.subscription import SubscribeRequest
 from runnel.config import (
     BrokerSettings,
     GrpcSettings,
@@ -95,7 +97,7 @@ class Reader:
     connection_id = 1
     peer = "a test"
 
-    def deliver(self, subscription: int, delivery: Delivery) -> None: ...
+    def deliver(self, subscription: int, delivery: LiveDelivery) -> None: ...
     def gap(self, subscription: int, gap: GapState) -> None: ...
     def ended(self, subscription: int, error: RunnelError) -> None: ...
 
@@ -114,6 +116,7 @@ class Worker:
 
     def recall(self, consumer: int, parts: Sequence[Part]) -> None: ...
     def late(self, consumer: int, parts: Sequence[Part]) -> None: ...
+    def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None: ...
     def consumer_ended(self, consumer: int, error: RunnelError) -> None: ...
 
 
@@ -131,16 +134,18 @@ async def work(broker: Broker) -> None:
     """Something of everything: publishing, reading live, fetching, a cursor, acknowledged work."""
     now_ns = broker.clock.time_ns()
     subscription = await broker.subscribe(
-        1, Reader(), ["*"], Start("latest"), credit_bytes=2**30, overflow="drop_oldest"
+        SubscribeRequest(
+            1, Reader(), ["*"], Start("latest"), credit_bytes=2**30, overflow="drop_oldest"
+        )
     )
     subscription.start()
     worker = Worker()
     request = Consume(1, 1, HOSTILE, patterns=[HOSTILE], mode="shared", start=Start("earliest"))
-    consumer = await broker.work.consume(1, worker, request)
+    consumer = await broker.consumer_groups.consume(1, worker, request)
     consumer.start()
     for topic in (HOSTILE, "memory/a", "live/a"):
         messages = [Message(topic, b"x" * 100, event_time_ns=now_ns - 10**9) for _ in range(10)]
         await broker.publish(Batch.from_messages(messages))
-    await broker.fetch(HOSTILE)
-    await broker.set_cursor(HOSTILE, [CursorPlace(HOSTILE, 0, 3)])
+    await broker.fetch(FetchRequest(HOSTILE))
+    await broker.cursors.set(HOSTILE, [CursorPlace(HOSTILE, 0, 3)])
     await broker.sync()

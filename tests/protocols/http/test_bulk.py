@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from runnel.broker.fetcher import FetchRequest
 from runnel.config import HttpSettings, LimitSettings, Settings, TopicRule
 from tests.protocols.http.open_door import OpenDoor, in_loop, open_door, until
 from tests.protocols.http.talking import Talker
@@ -20,7 +21,7 @@ async def _payloads(door: OpenDoor, partition: int = 0) -> list[bytes]:
     payloads: list[bytes] = []
     offset = 1
     while True:
-        fetched = await door.broker.fetch("lines", partition, offset=offset)
+        fetched = await door.broker.fetch(FetchRequest("lines", partition, offset=offset))
         if not fetched.batches:
             return payloads
         payloads += [message.payload for batch in fetched.batches for message in batch]

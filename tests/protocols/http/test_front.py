@@ -147,7 +147,7 @@ async def test_a_page_does_not_come_in_by_a_name_of_its_own(host: str) -> None:
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
         posted = await door.http.post("/v1/topics/a/messages", content=b"x", headers={"host": host})
         assert posted.status_code == 403
-        assert await door.broker.topics() == ([], True)
+        assert await door.broker.topics.list() == ([], True)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ async def test_a_bug_is_told_without_its_insides_and_logged_once(
         def broken() -> None:
             raise RuntimeError("the secret inside")
 
-        monkeypatch.setattr(door.broker.watching, "troubles", broken)
+        monkeypatch.setattr(door.broker.monitor, "troubles", broken)
         answer = await door.http.get("/readyz")
         assert (answer.status_code, answer.json()["code"]) == (500, "internal")
         assert "secret" not in answer.text

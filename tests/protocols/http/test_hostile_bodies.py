@@ -12,10 +12,10 @@ import pytest
 from runnel.formats.batch import Batch
 from runnel.formats.heads import PartitionPlace, Start
 from runnel.formats.message import Message
-from runnel.protocols.http.bodies import CONTROL_BYTES_MAX
-from runnel.protocols.http.positions import ID_CHARS_MAX, Position
-from runnel.protocols.http.publishing import ARRAY_MAX
-from runnel.protocols.http.sent_last_values import SentLists
+from runnel.protocols.http.encoding.event_ids import ID_CHARS_MAX, EventIds
+from runnel.protocols.http.encoding.sent_last_values import SentLists
+from runnel.protocols.http.resources.publishing import ARRAY_MAX
+from runnel.protocols.http.server.bodies import CONTROL_BYTES_MAX
 from tests.protocols.http.open_door import in_loop, open_door, until
 from tests.protocols.http.talking import Talker
 from tests.security.keyring import Keyring
@@ -169,7 +169,7 @@ async def test_many_short_lines_leave_time_for_others() -> None:
 
 def test_places_that_are_too_many_for_an_id_cost_nothing() -> None:
     topics = [f"many/{number}" for number in range(1000)]
-    position = Position(topics, Start("latest"), SentLists())
+    position = EventIds(topics, Start("latest"), SentLists())
     position.begin((), [PartitionPlace(topic, at, 1, 1) for topic in topics for at in range(64)])
     batch = Batch.from_messages([Message(topic, b"x") for topic in topics])
     began = time.process_time()
@@ -180,7 +180,7 @@ def test_places_that_are_too_many_for_an_id_cost_nothing() -> None:
 @pytest.mark.parametrize("count", [100, 400, 600, 700])
 def test_an_id_fits_or_there_is_none(count: int) -> None:
     topics = [f"many/{number}" for number in range(count)]
-    position = Position(topics, Start("latest"), SentLists())
+    position = EventIds(topics, Start("latest"), SentLists())
     position.begin((), [PartitionPlace(topic, 0, 1, 1) for topic in topics])
     ids = [position.current() for _ in range(2)]
     assert ids[0] == ids[1]

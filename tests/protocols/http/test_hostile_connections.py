@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runnel.config import HttpSettings
-from runnel.protocols.http.connection import HEAD_BYTES_MAX, QUEUED_MAX
+from runnel.protocols.http.server.connection import HEAD_BYTES_MAX, QUEUED_MAX
 from tests.protocols.http.open_door import OpenDoor, in_loop, open_door, until
 from tests.protocols.http.talking import Talker
 from tests.security.keyring import Keyring

@@ -340,9 +340,11 @@ async def test_a_gap_is_not_told_again_to_who_comes_back_behind_it() -> None:
 async def test_a_vanished_reader_costs_nothing_lasting() -> None:
     async with open_door() as door:
         async with door.stream("*"):
-            assert len(door.broker._reading) == 1
+            assert len(door.broker._live_subscriptions) == 1
             assert door.listener.door.stream_count == 1
-        await until(lambda: not len(door.broker._reading) and not door.listener.door.stream_count)
+        await until(
+            lambda: not len(door.broker._live_subscriptions) and not door.listener.door.stream_count
+        )
 
 
 @in_loop
@@ -351,7 +353,7 @@ async def test_a_reader_that_reads_nothing_holds_back_no_more_than_its_credit() 
         payload = b"x" * 10_000
         for _ in range(60):
             await door.publish("a", *[payload] * 10)
-        [subscription] = door.broker._reading.subscriptions()
+        [subscription] = door.broker._live_subscriptions.subscriptions()
         await until(lambda: subscription.is_behind)
         [connection] = door.listener.door.connections
         assert connection.transport.get_write_buffer_size() < 400_000
@@ -366,7 +368,7 @@ async def test_a_reader_that_vanishes_while_it_reads_nothing_is_noticed() -> Non
         async with door.stream("a"):
             for _ in range(60):
                 await door.publish("a", *[b"x" * 10_000] * 10)
-            [subscription] = door.broker._reading.subscriptions()
+            [subscription] = door.broker._live_subscriptions.subscriptions()
             await until(lambda: subscription.is_behind)
         await until(lambda: subscription.is_closed)
 
@@ -378,7 +380,7 @@ async def test_a_slow_reader_of_topics_that_are_not_kept_is_told_of_the_gap() ->
         open_door(topics=NOT_KEPT, settings=settings) as door,
         door.stream("live/*") as stream,
     ):
-        [subscription] = door.broker._reading.subscriptions()
+        [subscription] = door.broker._live_subscriptions.subscriptions()
         while not subscription.messages_missed:
             await door.publish("live/a", b"x" * 20_000)
             await asyncio.sleep(0)
@@ -396,7 +398,7 @@ async def test_a_slow_reader_that_asked_for_it_is_ended() -> None:
         open_door(topics=NOT_KEPT, settings=settings) as door,
         door.stream("live/*", overflow="disconnect") as stream,
     ):
-        [subscription] = door.broker._reading.subscriptions()
+        [subscription] = door.broker._live_subscriptions.subscriptions()
         while not subscription.is_closed:
             await door.publish("live/a", b"x" * 20_000)
             await asyncio.sleep(0)

@@ -14,9 +14,9 @@ from runnel.formats.batch import Batch
 from runnel.formats.heads import PartitionPlace, ShardPlace, Start
 from runnel.formats.message import Message
 from runnel.formats.wire import GapState
-from runnel.protocols.http.positions import ID_CHARS_MAX, Position, resumed
-from runnel.protocols.http.problems import FieldFault
-from runnel.protocols.http.sent_last_values import SentLists
+from runnel.protocols.http.encoding.event_ids import ID_CHARS_MAX, EventIds, resumed
+from runnel.protocols.http.encoding.problems import FieldFault
+from runnel.protocols.http.encoding.sent_last_values import SentLists
 
 _NUMBERS = st.integers(0, 2**63 - 1)
 _NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)
@@ -30,7 +30,7 @@ _NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_s
 def test_places_in_shards_come_back_as_they_were(
     places: dict[tuple[str, int], tuple[int, int, int]],
 ) -> None:
-    position = Position(["a/*"], Start("latest"), SentLists())
+    position = EventIds(["a/*"], Start("latest"), SentLists())
     shards = [ShardPlace(*key, *place) for key, place in places.items()]
     position.begin(shards, ())
     text = position.current()
@@ -43,7 +43,7 @@ def test_places_in_shards_come_back_as_they_were(
 def test_places_in_partitions_come_back_as_they_were(
     places: list[tuple[int, int, int]],
 ) -> None:
-    position = Position(["b", "a"], Start("latest"), SentLists())
+    position = EventIds(["b", "a"], Start("latest"), SentLists())
     partitions = {
         number: PartitionPlace("ab"[number % 2], *place) for number, place in enumerate(places)
     }
@@ -62,7 +62,7 @@ def test_what_is_no_id_is_refused_and_nothing_worse(text: str) -> None:
 
 
 def test_every_change_of_one_character_is_refused_or_still_an_id() -> None:
-    position = Position(["a/*"], Start("last"), SentLists())
+    position = EventIds(["a/*"], Start("last"), SentLists())
     position.begin([ShardPlace("main", 0, 3, 17, 4)], ())
     text = position.current()
     assert text is not None
@@ -92,7 +92,7 @@ def _stored(*messages: Message, entry: int) -> Batch:
 
 
 def test_each_message_of_an_entry_has_an_id_of_its_own_and_the_last_is_the_next_entry() -> None:
-    position = Position(["*"], Start("latest"), SentLists())
+    position = EventIds(["*"], Start("latest"), SentLists())
     batch = _stored(Message("a", b"1"), Message("b", b"2"), Message("b", b"3"), entry=7)
     ids = list(position.ids(batch, "main", 0, 2, 8, is_whole=True))
     found = []
@@ -104,7 +104,7 @@ def test_each_message_of_an_entry_has_an_id_of_its_own_and_the_last_is_the_next_
 
 
 def test_a_gap_of_a_partition_is_passed() -> None:
-    position = Position(["a"], Start("latest"), SentLists())
+    position = EventIds(["a"], Start("latest"), SentLists())
     position.begin((), [PartitionPlace("a", 0, 5, 1)])
     text = position.missed(GapState("retention", 4, "a", 0, 5, 9, ""))
     assert text is not None
@@ -113,7 +113,7 @@ def test_a_gap_of_a_partition_is_passed() -> None:
 
 
 def test_more_places_than_an_id_can_hold_give_none() -> None:
-    position = Position(["*"], Start("latest"), SentLists())
+    position = EventIds(["*"], Start("latest"), SentLists())
     position.begin([ShardPlace(f"journal-{n}", 0, 1, n) for n in range(500)], ())
     assert position.current() is None
     with pytest.raises(FieldFault):
@@ -123,7 +123,7 @@ def test_more_places_than_an_id_can_hold_give_none() -> None:
 # --- Last values ---
 
 
-def _last_ids(position: Position, *topics: str) -> list[tuple[bool, str | None]]:
+def _last_ids(position: EventIds, *topics: str) -> list[tuple[bool, str | None]]:
     batch = _stored(*(Message(topic, b"x") for topic in topics), entry=7)
     return list(position.last_values(batch))
 
@@ -131,14 +131,14 @@ def _last_ids(position: Position, *topics: str) -> list[tuple[bool, str | None]]
 def test_ids_of_last_values_stay_short_and_say_how_many_came() -> None:
     lists = SentLists()
     topics = [f"a/{number:04}" for number in range(2000)]
-    position = Position(["a/*"], Start("last"), lists)
+    position = EventIds(["a/*"], Start("last"), lists)
     position.begin([ShardPlace("main", 0, 3, 17, 4)], ())
     ids = [text for _, text in _last_ids(position, *topics)]
     assert max(len(text or "") for text in ids) < 70
     text = ids[1499]
     assert text is not None
     start, seen = resumed(text, ["a/*"], lists)
-    again = Position(["a/*"], start, lists, seen)
+    again = EventIds(["a/*"], start, lists, seen)
     repeated = [is_repeated for is_repeated, _ in _last_ids(again, *topics)]
     assert repeated == [True] * 1500 + [False] * 500
     # And once more, from an id of the second stream.
@@ -146,12 +146,12 @@ def test_ids_of_last_values_stay_short_and_say_how_many_came() -> None:
     text = again.current()
     assert text is not None
     start, seen = resumed(text, ["a/*"], lists)
-    third = Position(["a/*"], start, lists, seen)
+    third = EventIds(["a/*"], start, lists, seen)
     assert all(is_repeated for is_repeated, _ in _last_ids(third, *topics))
 
 
 def test_an_id_whose_list_is_not_remembered_brings_all_last_values_again() -> None:
-    position = Position(["a/*"], Start("last"), SentLists())
+    position = EventIds(["a/*"], Start("last"), SentLists())
     position.begin([ShardPlace("main", 0, 3, 17, 4)], ())
     text = _last_ids(position, "a/1", "a/2")[-1][1]
     assert text is not None
@@ -162,7 +162,7 @@ def test_an_id_whose_list_is_not_remembered_brings_all_last_values_again() -> No
 
 def test_an_id_of_an_earlier_version_is_taken() -> None:
     """It has the last values themselves, a digest of 11 characters each."""
-    old = Position(["a/*"], Start("last"), SentLists())
+    old = EventIds(["a/*"], Start("last"), SentLists())
     old.begin([ShardPlace("main", 0, 3, 17, 4)], ())
     text = old.current() or ""
     named = ["a/1\0000\0007\0001", "a/2\0000\0007\0002"]
@@ -170,14 +170,14 @@ def test_an_id_of_an_earlier_version_is_taken() -> None:
     text += "~" + "".join(digest[:11].decode() for digest in digests)
     lists = SentLists()
     start, seen = resumed(text, ["a/*"], lists)
-    position = Position(["a/*"], start, lists, seen)
+    position = EventIds(["a/*"], start, lists, seen)
     found = _last_ids(position, "a/1", "a/2", "a/3")
     assert [is_repeated for is_repeated, _ in found] == [True, True, False]
 
 
 @pytest.mark.parametrize("end", ["~abc", "~token.", "~token.x", "~token.-1", "~!!!!!!!!!!!"])
 def test_what_is_no_list_of_last_values_is_refused(end: str) -> None:
-    position = Position(["a/*"], Start("last"), SentLists())
+    position = EventIds(["a/*"], Start("last"), SentLists())
     position.begin([ShardPlace("main", 0, 3, 17, 4)], ())
     with pytest.raises(FieldFault):
         resumed(f"{position.current()}{end}", ["a/*"], SentLists())

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from runnel.broker.metrics import Description, MetricKind, Unit
+from runnel.broker.monitoring.metrics import Description, MetricKind, MetricUnit
 from runnel.config import Authentication, SecuritySettings
-from runnel.protocols.http.exposition import exposed_name
+from runnel.protocols.http.encoding.exposition import exposed_name
 from runnel.security.rights import Grant
 from runnel.security.tokens import TokenFile, new_token
 from tests.protocols.http.open_door import in_loop
@@ -200,12 +200,19 @@ async def test_watching_needs_the_right_and_tells_no_secret(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "kind", "unit", "exposed"),
     [
-        ("messages_in", MetricKind.COUNTER, Unit.COUNT, "runnel_messages_in"),
-        ("bytes_in", MetricKind.COUNTER, Unit.BYTES, "runnel_in_bytes"),
-        ("stored_bytes", MetricKind.GAUGE, Unit.BYTES, "runnel_stored_bytes"),
-        ("publish_time", MetricKind.HISTOGRAM, Unit.NANOSECONDS, "runnel_publish_time_seconds"),
-        ("process_cpu", MetricKind.COUNTER, Unit.NANOSECONDS, "process_cpu_seconds"),
+        ("messages_in", MetricKind.COUNTER, MetricUnit.COUNT, "runnel_messages_in"),
+        ("bytes_in", MetricKind.COUNTER, MetricUnit.BYTES, "runnel_in_bytes"),
+        ("stored_bytes", MetricKind.GAUGE, MetricUnit.BYTES, "runnel_stored_bytes"),
+        (
+            "publish_time",
+            MetricKind.HISTOGRAM,
+            MetricUnit.NANOSECONDS,
+            "runnel_publish_time_seconds",
+        ),
+        ("process_cpu", MetricKind.COUNTER, MetricUnit.NANOSECONDS, "process_cpu_seconds"),
     ],
 )
-def test_names_end_with_their_unit(name: str, kind: MetricKind, unit: Unit, exposed: str) -> None:
+def test_names_end_with_their_unit(
+    name: str, kind: MetricKind, unit: MetricUnit, exposed: str
+) -> None:
     assert exposed_name(Description(name, kind, "Help.", unit)) == exposed

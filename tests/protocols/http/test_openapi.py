@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runnel.protocols.http.app import HANDLERS
-from runnel.protocols.http.openapi import openapi_document
+from runnel.protocols.http.resources.openapi import openapi_document
 from tests.protocols.http.open_door import in_loop, open_door
 
 PROBLEM = "application/problem+json"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from runnel.protocols.http.app import HANDLERS
-from runnel.protocols.http.openapi import openapi_document
-from runnel.protocols.http.page import _PAGE
+from runnel.protocols.http.resources.openapi import openapi_document
+from runnel.protocols.http.resources.page import _PAGE
 from tests.protocols.http.open_door import in_loop, open_door
 from tests.security.keyring import Keyring
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runnel.protocols.http.parameters import duration_ns, time_ns
-from runnel.protocols.http.problems import FieldFault
+from runnel.protocols.http.encoding.parameters import duration_ns, time_ns
+from runnel.protocols.http.encoding.problems import FieldFault
 
 SECOND_NS = 1_000_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runnel.errors import InvalidNameError
-from runnel.protocols.http.paths import decoded_name, routed_path
+from runnel.protocols.http.server.paths import decoded_name, routed_path
 
 
 @pytest.mark.parametrize(

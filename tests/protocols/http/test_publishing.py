@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from runnel.config import HttpSettings, Keep, LimitSettings, Settings, TopicRule
+from runnel.broker.fetcher import FetchRequest
+from runnel.config import HttpSettings, LimitSettings, Settings, TopicRule
 from runnel.formats.message import Message
 from runnel.topics.partitions import partition_of_key
 from tests.protocols.http.open_door import OpenDoor, in_loop, open_door
@@ -18,7 +19,7 @@ JSON = {"content-type": "application/json"}
 
 
 async def _stored(door: OpenDoor, topic: str = "sensors/a", partition: int = 0) -> list[Message]:
-    fetched = await door.broker.fetch(topic, partition)
+    fetched = await door.broker.fetch(FetchRequest(topic, partition))
     return [message for batch in fetched.batches for message in batch]
 
 
@@ -112,7 +113,7 @@ async def test_wrong_messages_are_refused_with_their_place(
         problem = _problem(answer, 400, "bad_request")
         assert problem["field"] == field
         assert part in problem["detail"]
-        assert await door.broker.topics() == ([], True)
+        assert await door.broker.topics.list() == ([], True)
 
 
 @pytest.mark.parametrize(
@@ -153,25 +154,10 @@ async def test_an_array_is_stored_whole_and_answered_in_its_order() -> None:
             assert receipt["partition"] == partition_of_key(key.encode(), 4)
             stored = await _stored(door, "p", receipt["partition"])
             assert stored[receipt["offset"] - 1].payload == key.encode()
-
-
-@in_loop
-async def test_a_key_chooses_the_partition_unless_the_query_does() -> None:
-    async with open_door(topics=(TopicRule(match="p", partitions=4),)) as door:
-        by_key = await door.http.post("/v1/topics/p/messages", json={"key": "sensor-1"})
-        assert by_key.json()["partition"] == 2
-        keyless = [await door.http.post("/v1/topics/p/messages", json={}) for _ in range(4)]
-        assert {answer.json()["partition"] for answer in keyless} == {0, 1, 2, 3}
         by_query = await door.http.post(
-            "/v1/topics/p/messages?partition=3", json={"key": "sensor-1"}
+            "/v1/topics/p/messages?partition=1", json=[{"key": "0"}, {}]
         )
-        assert by_query.json()["partition"] == 3
-        many = await door.http.post(
-            "/v1/topics/p/messages?partition=1", json=[{"key": "sensor-1"}, {}]
-        )
-        assert [receipt["partition"] for receipt in many.json()["receipts"]] == [1, 1]
-        beyond = await door.http.post("/v1/topics/p/messages?partition=4", json={})
-        assert "partitions 0 to 3" in _problem(beyond, 404, "unknown_topic")["detail"]
+        assert [receipt["partition"] for receipt in by_query.json()["receipts"]] == [1, 1]
 
 
 @in_loop
@@ -241,13 +227,6 @@ async def test_level_none_is_accepted_and_level_nonsense_is_not() -> None:
         assert problem["field"] == "level"
         assert "none, received, stored" in problem["detail"]
         assert len(await _stored(door)) == 2
-
-
-@in_loop
-async def test_topics_that_are_not_kept_say_how_many_received_it() -> None:
-    async with open_door(topics=(TopicRule(match="live", keep=Keep.NONE),)) as door:
-        answer = await door.http.post("/v1/topics/live/messages", json={"text": "a"})
-        assert answer.json()["receivers"] == 0
 
 
 @in_loop

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runnel.broker.fetcher import FetchRequest
 from runnel.config import BrokerSettings, HttpSettings, Keep, Settings, TopicRule
 from runnel.formats.message import Message
-from runnel.protocols.http.parameters import time_ns, time_text
+from runnel.protocols.http.encoding.parameters import time_ns, time_text
 from tests.protocols.http.open_door import in_loop, open_door, until
 from tests.protocols.http.talking import Talker
 from tests.security.keyring import Keyring
@@ -94,28 +95,6 @@ async def test_reading_begins_at_a_time() -> None:
         for time in (str(door.clock.time_ns() - SECOND_NS), "2023-11-14T22:14:00Z"):
             page = (await door.http.get(PATH, params={"time": time})).json()
             assert [message["text"] for message in page["messages"]] == ["2"]
-
-
-@in_loop
-async def test_a_long_poll_is_answered_by_the_next_message() -> None:
-    async with open_door() as door:
-        await door.publish("a", b"1")
-        polling = asyncio.create_task(door.http.get(PATH, params={"offset": "2", "wait": "20"}))
-        await until(lambda: door.listener.door.stream_count == 1)
-        await door.publish("a", b"2")
-        assert [each["text"] for each in (await polling).json()["messages"]] == ["2"]
-        assert door.listener.door.stream_count == 0
-
-
-@in_loop
-async def test_a_long_poll_ends_empty_when_its_time_is_over() -> None:
-    async with open_door() as door:
-        await door.publish("a", b"1")
-        polling = asyncio.create_task(door.http.get(PATH, params={"offset": "2", "wait": "500ms"}))
-        await until(lambda: door.listener.door.stream_count == 1)
-        door.clock.advance(SECOND_NS // 2)
-        page = (await polling).json()
-        assert (page["messages"], page["next_offset"]) == ([], 2)
 
 
 @in_loop
@@ -227,7 +206,7 @@ async def test_one_message_is_its_payload_with_the_rest_in_headers() -> None:
             if name in ("runnel-key", "runnel-tag", "runnel-event-time", "runnel-uid")
         ]
         await door.http.post("/v1/topics/b/messages", content=answer.content, headers=headers)
-        fetched = await door.broker.fetch("b", 0)
+        fetched = await door.broker.fetch(FetchRequest("b", 0))
         [copy] = fetched.batches[0]
         assert (copy.payload, copy.key, dict(copy.tags)) == (
             message.payload,

@@ -34,7 +34,7 @@ import runnel
 from runnel.config import Authentication, HttpSettings, LogSettings, SecuritySettings, Settings
 from runnel.protocols.http.app import HANDLERS
 from runnel.protocols.http.listener import HttpListener
-from runnel.protocols.http.openapi import openapi_document
+from runnel.protocols.http.resources.openapi import openapi_document
 from runnel.security.rights import Grant
 from runnel.security.tokens import TokenFile, new_token
 from runnel.testing import VirtualClock

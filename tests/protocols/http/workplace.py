@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from runnel.protocols.http.work_seats import Seats, seats_of
+from runnel.protocols.http.consumers.polling_consumers import Seats, seats_of
 from tests.protocols.http.open_door import OpenDoor, until
 
 Json = dict[str, Any]
@@ -57,14 +57,14 @@ class Workplace:
 
     def in_flight(self) -> int:
         """As the broker counts it."""
-        subscription = self.door.broker.work._subscriptions.get(self.name)
+        subscription = self.door.broker.consumer_groups._subscriptions.get(self.name)
         return sum(
             consumer_group.group.in_flight
             for consumer_group in subscription.consumer_groups.values()
         )
 
     def consumers(self) -> int:
-        subscription = self.door.broker.work._subscriptions.get(self.name)
+        subscription = self.door.broker.consumer_groups._subscriptions.get(self.name)
         return sum(
             consumer_group.consumers for consumer_group in subscription.consumer_groups.values()
         )

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from runnel.broker.audit import Audit
 from runnel.broker.broker import (
     Broker,
-    ConnectionRow,
-    Delivery,
-    Fetched,
+    ConnectionStats,
+    FetchResult,
     Level,
+    LiveDelivery,
+    LiveSink,
     LiveSubscription,
     Published,
     ShardId,
-    Sink,
 )
 from runnel.broker.connections import Connections
-from runnel.broker.events import Events
+from runnel.broker.fetcher import FetchRequest
+from runnel.broker.live.subscription import SubscribeRequest
 from runnel.broker.loop_share import LoopShare
-from runnel.broker.metrics import Metrics
-from runnel.broker.pages import Listed
+from runnel.broker.monitoring.audit import Audit
+from runnel.broker.monitoring.events import Events
+from runnel.broker.monitoring.metrics import Metrics
+from runnel.broker.pages import Listed, ListRequest
 from runnel.broker.quotas import Quotas
+from runnel.broker.topics import TopicListRequest
 from runnel.config import SecuritySettings
 from runnel.formats import wire
 from runnel.formats.batch import Batch
@@ -39,7 +42,7 @@ class FakeSubscription:
     """Writes down what is done to it."""
 
     number: int
-    sink: Sink
+    sink: LiveSink
     patterns: Sequence[str]
     credit_bytes: int
     partitions: Sequence[wire.PartitionPlace] = ()
@@ -63,7 +66,9 @@ class FakeSubscription:
         self.calls.append("close")
 
     def deliver(self, payload: bytes) -> None:
-        self.sink.deliver(self.number, Delivery(ShardId("main"), 1, 2, (payload,), len(payload), 1))
+        self.sink.deliver(
+            self.number, LiveDelivery(ShardId("main"), 1, 2, (payload,), len(payload), 1)
+        )
 
 
 class FakeBroker:
@@ -90,18 +95,20 @@ class FakeBroker:
         self.may_subscribe.set()
         self.fetches = 0
         self.shares_fetched = False  # several fetches wait for the same answer
-        self.fetched: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
+        self.fetched: asyncio.Future[FetchResult] = asyncio.get_running_loop().create_future()
         self.topics_deleted: list[str] = []
         self.may_delete = asyncio.Event()
         self.may_delete.set()
         self.failure: Exception | None = None  # raised by the verbs that just answer
-        self.work = FakeWork()
+        self.consumer_groups = FakeWork()
+        self.topics = FakeTopics(self._check)
+        self.cursors = FakeCursors(self._check)
 
     @property
     def as_broker(self) -> Broker:
         return cast(Broker, self)
 
-    def rows(self) -> list[ConnectionRow]:
+    def rows(self) -> list[ConnectionStats]:
         return [read() for rows in self.connections.listeners for read in rows().values()]
 
     async def warn_of_habits(self, where: str, patterns: Iterable[str]) -> None: ...
@@ -144,23 +151,16 @@ class FakeBroker:
         self.room_waits += 1
         await self.room.wait()
 
-    async def subscribe(
-        self,
-        number: int,
-        sink: Sink,
-        patterns: Sequence[str],
-        start: wire.Start,
-        *,
-        credit_bytes: int,
-        overflow: str = "drop_oldest",
-    ) -> LiveSubscription:
+    async def subscribe(self, request: SubscribeRequest) -> LiveSubscription:
         await self.may_subscribe.wait()
         self._check()
-        subscription = FakeSubscription(number, sink, patterns, credit_bytes)
+        subscription = FakeSubscription(
+            request.number, request.sink, request.patterns, request.credit_bytes
+        )
         self.subscriptions.append(subscription)
         return cast(LiveSubscription, subscription)
 
-    async def fetch(self, topic: str, partition: int | None = None, **options: object) -> Fetched:
+    async def fetch(self, request: FetchRequest) -> FetchResult:
         self.fetches += 1
         return await asyncio.shield(self.fetched) if self.shares_fetched else await self.fetched
 
@@ -171,46 +171,6 @@ class FakeBroker:
 
     async def purge_topic(self, name: str) -> None:
         self._check()
-
-    async def describe_topic(
-        self,
-        name: str,
-        *,
-        owner: object,
-    ) -> wire.TopicState:
-        self._check()
-        return wire.TopicState(name, "disk", "main", 1, 0, 0)
-
-    async def topics(
-        self,
-        pattern: str = "*",
-        *,
-        after: str = "",
-        limit: int = 1000,
-        **options: object,
-    ) -> tuple[list[wire.TopicState], bool]:
-        return [wire.TopicState(pattern, "disk", "main", limit, 0, 0)], True
-
-    async def set_cursor(
-        self, name: str, places: Sequence[wire.CursorPlace], account: object = None
-    ) -> None:
-        self._check()
-
-    async def remove_cursor(self, name: str) -> None:
-        self._check()
-
-    def known_cursors(self, name: str) -> list[wire.CursorState]:
-        return []
-
-    async def cursors(
-        self,
-        name: str | None = None,
-        **options: object,
-    ) -> list[wire.CursorState]:
-        return [wire.CursorState(name or "all", (), 0)]
-
-    async def cursor_page(self, **options: object) -> Listed[wire.CursorState]:
-        return [wire.CursorState("all", (), 0)], True
 
     def routes(self, topics: Sequence[str]) -> list[wire.Route]:
         self._check()
@@ -225,3 +185,41 @@ class FakeBroker:
     def _check(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+
+class FakeTopics:
+    """The directory of a broker's topics."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+
+    async def describe(self, name: str, *, asker: object) -> wire.TopicState:
+        self._check()
+        return wire.TopicState(name, "disk", "main", 1, 0, 0)
+
+    async def list(self, request: TopicListRequest) -> tuple[list[wire.TopicState], bool]:
+        return [wire.TopicState(request.pattern, "disk", "main", request.limit, 0, 0)], True
+
+
+class FakeCursors:
+    """The cursors of a broker."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+
+    async def set(
+        self, name: str, places: Sequence[wire.CursorPlace], account: object = None
+    ) -> None:
+        self._check()
+
+    async def remove(self, name: str) -> None:
+        self._check()
+
+    def known(self, name: str) -> list[wire.CursorState]:
+        return []
+
+    async def list(self, name: str, **options: object) -> Sequence[wire.CursorState]:
+        return [wire.CursorState(name, (), 0)]
+
+    async def page(self, request: ListRequest[wire.CursorState]) -> Listed[wire.CursorState]:
+        return [wire.CursorState("all", (), 0)], True

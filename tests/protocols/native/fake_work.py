@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from runnel.broker.consumer_groups import WorkConsumer, WorkDelivery, WorkSink
+from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
+from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
+from runnel.broker.pages import ListRequest
 from runnel.errors import RunnelError, UnknownSubscriptionError
 from runnel.formats import wire, work_heads
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.group_rules.definition import Definition, Mode, Options
+from runnel.group_rules.definition import Definition, Mode, SubscriptionOptions
 
 
 @dataclass
@@ -45,7 +48,7 @@ class FakeConsumer:
             request.subscription,
             tuple(request.patterns),
             Mode(request.mode),
-            Options.of(request.options),
+            SubscriptionOptions.of(request.options),
         )
         self.member = request.member
 
@@ -140,16 +143,10 @@ class FakeWork:
             sink.consumer_ended(number, self.ends_consumers)
         return cast(WorkConsumer, consumer)
 
-    async def make_subscription(
-        self,
-        name: str,
-        patterns: Sequence[str],
-        mode: str,
-        start: wire.Start | None,
-        options: work_heads.WorkOptions | None,
-        account: object = None,
-    ) -> None:
-        self.verbs.append(("make", name, list(patterns), mode, start, options))
+    async def make_subscription(self, request: SubscriptionRequest, account: object = None) -> None:
+        patterns = list(request.patterns)
+        made = ("make", request.name, patterns, request.mode, request.start, request.options)
+        self.verbs.append(made)
 
     async def delete_subscription(self, name: str) -> None:
         self._check()
@@ -172,7 +169,7 @@ class FakeWork:
         return [_state(name)]
 
     async def subscription_page(
-        self, **options: object
+        self, request: ListRequest[Sequence[str]]
     ) -> tuple[list[work_heads.SubscriptionState], bool]:
         return [_state("all")], True
 
@@ -182,10 +179,11 @@ class FakeWork:
         batches = [Batch.from_messages([Message(f"!dead/{subscription}", b"1")])]
         return batches, offset + messages_max
 
-    async def settle_dead(
-        self, subscription: str, offsets: Sequence[int], *, is_all: bool, is_redriven: bool
-    ) -> int:
-        self.verbs.append(("settle", subscription, list(offsets), is_all, is_redriven))
+    async def settle_dead(self, request: SettleRequest) -> int:
+        offsets = list(request.offsets)
+        self.verbs.append(
+            ("settle", request.subscription, offsets, request.is_all, request.is_redriven)
+        )
         return len(offsets)
 
     def _check(self) -> None:
@@ -195,5 +193,5 @@ class FakeWork:
 
 def _state(name: str) -> work_heads.SubscriptionState:
     return work_heads.SubscriptionState(
-        name, "shared", ("*",), False, 7, Options().to_wire(), (), 0, 0
+        name, "shared", ("*",), False, 7, SubscriptionOptions().to_wire(), (), 0, 0
     )

@@ -42,7 +42,7 @@ from runnel.formats.work_heads import (
     Work,
     WorkOptions,
 )
-from runnel.group_rules.definition import Options
+from runnel.group_rules.definition import SubscriptionOptions
 from runnel.protocols.native.requests import PARTS_MAX
 from tests.protocols.native.fake_work import FakeConsumer
 from tests.protocols.native.scene import Scene
@@ -57,7 +57,7 @@ async def consuming(native: NativeSettings | None = None) -> tuple[Scene, FakeCo
     """A session with a consumer 1."""
     scene = Scene(native)
     await scene.ask_later(consume(2))
-    (consumer,) = scene.broker.work.consumers
+    (consumer,) = scene.broker.consumer_groups.consumers
     return scene, consumer
 
 
@@ -74,8 +74,10 @@ def error_in(answers: list[wire.Answer]) -> wire.Error:
 async def test_work_begins_after_the_client_knows_of_the_consumer() -> None:
     scene = Scene()
     (told,) = await scene.ask_later(consume(2, 7, member="a", window_messages=5))
-    assert told == Consuming(2, 7, "billing", "shared", ["orders/*"], Options().to_wire(), "a")
-    (consumer,) = scene.broker.work.consumers
+    assert told == Consuming(
+        2, 7, "billing", "shared", ["orders/*"], SubscriptionOptions().to_wire(), "a"
+    )
+    (consumer,) = scene.broker.consumer_groups.consumers
     assert consumer.request.window_messages == 5
     assert consumer.calls == [("start",)]
 
@@ -83,10 +85,10 @@ async def test_work_begins_after_the_client_knows_of_the_consumer() -> None:
 @in_loop
 async def test_a_consumer_that_waits_to_begin_holds_up_no_other_request() -> None:
     scene = Scene()
-    scene.broker.work.may_consume.clear()
+    scene.broker.consumer_groups.may_consume.clear()
     answers = await scene.ask_later(consume(2), wire.Ping(3), consume(4, 2))
     assert [type(answer) for answer in answers] == [wire.Pong]
-    scene.broker.work.may_consume.set()
+    scene.broker.consumer_groups.may_consume.set()
     await turn()
     assert [type(answer) for answer in scene.hear()] == [Consuming, Consuming]
 
@@ -94,41 +96,41 @@ async def test_a_consumer_that_waits_to_begin_holds_up_no_other_request() -> Non
 @in_loop
 async def test_of_windows_named_early_the_last_counts() -> None:
     scene = Scene()
-    scene.broker.work.may_consume.clear()
+    scene.broker.consumer_groups.may_consume.clear()
     await scene.ask_later(consume(2), Window(1, 1, 100), Window(1, 2, 200))
-    scene.broker.work.may_consume.set()
+    scene.broker.consumer_groups.may_consume.set()
     await turn()
-    assert scene.broker.work.consumers[0].calls == [("resize", 2, 200), ("start",)]
+    assert scene.broker.consumer_groups.consumers[0].calls == [("resize", 2, 200), ("start",)]
 
 
 @in_loop
 async def test_leaving_early_is_done_once_it_has_begun() -> None:
     scene = Scene()
-    scene.broker.work.may_consume.clear()
+    scene.broker.consumer_groups.may_consume.clear()
     assert await scene.ask_later(consume(2), Leave(3, 1), Leave(4, 1)) == []
-    scene.broker.work.may_consume.set()
+    scene.broker.consumer_groups.may_consume.set()
     await turn()
     told, *done = scene.hear()
     assert isinstance(told, Consuming)
     assert done == [wire.Done(3), wire.Done(4)]
-    assert scene.broker.work.consumers[0].calls == [("close", True)]
+    assert scene.broker.consumer_groups.consumers[0].calls == [("close", True)]
     assert len(scene.session.consumers) == 0
 
 
 @in_loop
 async def test_a_consumers_number_in_use_is_refused_and_free_again_after_a_failure() -> None:
     scene = Scene()
-    scene.broker.work.failure = UnknownSubscriptionError("no billing")
-    scene.broker.work.may_consume.clear()
+    scene.broker.consumer_groups.failure = UnknownSubscriptionError("no billing")
+    scene.broker.consumer_groups.may_consume.clear()
     taken = error_in(await scene.ask_later(consume(2), consume(3), Leave(4, 1)))
     assert (taken.id, taken.code) == (3, "bad_request")
-    scene.broker.work.may_consume.set()
+    scene.broker.consumer_groups.may_consume.set()
     await turn()
     done, *failed = scene.hear()
     assert done == wire.Done(4)
     error = error_in(failed)
     assert (error.id, error.code) == (2, "unknown_subscription")
-    scene.broker.work.failure = None
+    scene.broker.consumer_groups.failure = None
     (told,) = await scene.ask_later(consume(5))
     assert isinstance(told, Consuming)
 
@@ -152,10 +154,10 @@ async def test_one_consumer_more_than_allowed_is_refused() -> None:
 @in_loop
 async def test_a_consumer_that_ends_before_it_began_is_refused_so() -> None:
     scene = Scene()
-    scene.broker.work.ends_consumers = MemberReplacedError("another has come")
+    scene.broker.consumer_groups.ends_consumers = MemberReplacedError("another has come")
     error = error_in(await scene.ask_later(consume(2)))
     assert (error.id, error.code) == (2, "member_replaced")
-    assert scene.broker.work.consumers[0].calls == [("close", True)]
+    assert scene.broker.consumer_groups.consumers[0].calls == [("close", True)]
     assert len(scene.session.consumers) == 0
 
 
@@ -208,13 +210,13 @@ async def test_a_client_that_does_not_read_is_given_no_work_until_it_does() -> N
     scene.session.pause_output()
     scene.session.resume_output()
     assert consumer.calls == [("start",), ("pause",), ("resume",)]
-    scene.broker.work.may_consume.clear()
+    scene.broker.consumer_groups.may_consume.clear()
     scene.say(packed(consume(3, 2)))
     await turn()
     scene.session.pause_output()
-    scene.broker.work.may_consume.set()
+    scene.broker.consumer_groups.may_consume.set()
     await turn()
-    assert scene.broker.work.consumers[1].calls == [("pause",), ("start",)]
+    assert scene.broker.consumer_groups.consumers[1].calls == [("pause",), ("start",)]
 
 
 # --- What is said of it ---
@@ -307,11 +309,11 @@ async def test_what_crosses_the_end_of_its_consumer_is_no_mistake() -> None:
 @in_loop
 async def test_nothing_can_be_said_of_work_before_there_is_any() -> None:
     scene = Scene()
-    scene.broker.work.may_consume.clear()
+    scene.broker.consumer_groups.may_consume.clear()
     assert await scene.ask_later(consume(2), *OF_ONE_THAT_IS_NOT_THERE) == []
-    scene.broker.work.may_consume.set()
+    scene.broker.consumer_groups.may_consume.set()
     await turn()
-    assert scene.broker.work.consumers[0].calls == [("start",)]
+    assert scene.broker.consumer_groups.consumers[0].calls == [("start",)]
 
 
 @pytest.mark.parametrize("ack", [Ack(3, 1, [7]), Ack(3, 1), AckUpTo(3, 1, "a", 0, 17)])
@@ -391,25 +393,25 @@ async def test_an_ack_is_taken_though_its_connection_is_lost_before_the_answer()
 @in_loop
 async def test_a_consumer_opened_too_late_for_its_connection_is_closed() -> None:
     scene = Scene()
-    scene.broker.work.may_consume.clear()
+    scene.broker.consumer_groups.may_consume.clear()
     scene.say(packed(consume(2)))
     await turn()
     scene.session.lost()
-    scene.broker.work.may_consume.set()
+    scene.broker.consumer_groups.may_consume.set()
     await turn()
-    assert scene.broker.work.consumers[0].calls == [("close", True)]
+    assert scene.broker.consumer_groups.consumers[0].calls == [("close", True)]
 
 
 @in_loop
 async def test_who_has_said_everything_keeps_no_work_while_it_waits_for_answers() -> None:
     scene, consumer = await consuming()
     scene.broker.may_delete.clear()
-    scene.broker.work.may_consume.clear()
+    scene.broker.consumer_groups.may_consume.clear()
     scene.say(packed(wire.DeleteTopic(3, "a")), packed(consume(4, 2)), packed(Ack(0, 1, [7])))
     await turn()
     scene.session.end_input()
     assert consumer.calls[1:] == [("ack", [7], []), ("close", False)]
-    scene.broker.work.may_consume.set()
+    scene.broker.consumer_groups.may_consume.set()
     await turn()
     error = error_in(scene.hear())
     assert (error.id, error.code) == (4, "closed")
@@ -462,7 +464,7 @@ async def test_subscriptions_are_made_changed_and_deleted() -> None:
         DeleteSubscription(6, "billing"),
     )
     assert answers == [wire.Done(number) for number in range(2, 7)]
-    assert scene.broker.work.verbs == [
+    assert scene.broker.consumer_groups.verbs == [
         ("make", "billing", ["orders/*"], "key_shared", start, options),
         ("pause", "billing", True),
         ("move", "billing", later, "m"),
@@ -475,7 +477,7 @@ async def test_subscriptions_are_made_changed_and_deleted() -> None:
 @in_loop
 async def test_what_cannot_be_done_with_a_subscription_is_told(failure: RunnelError) -> None:
     scene = Scene()
-    scene.broker.work.failure = failure
+    scene.broker.consumer_groups.failure = failure
     error = error_in(await scene.ask_later(DeleteSubscription(2, "billing")))
     assert (error.id, error.code, error.text) == (2, "unknown_subscription", "no billing")
 
@@ -508,7 +510,7 @@ async def test_dead_letters_are_sent_back_or_dropped() -> None:
         SettleDead(3, "billing", is_redriven=False, is_all=True),
     )
     assert answers == [Settled(2, 2), Settled(3, 0)]
-    assert scene.broker.work.verbs == [
+    assert scene.broker.consumer_groups.verbs == [
         ("settle", "billing", [3, 4], False, True),
         ("settle", "billing", [], True, False),
     ]

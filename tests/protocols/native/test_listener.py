@@ -27,7 +27,7 @@ from runnel.config import Keep, NativeSettings, Settings, TopicRule
 from runnel.errors import SettingsError, Unavailable
 from runnel.formats import wire
 from runnel.formats.batch import Batch
-from runnel.platform import accepting
+from runnel.platform import acceptor
 from runnel.platform.clock import SystemClock
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
@@ -205,7 +205,7 @@ def refused(native: NativeSettings) -> str:
         ("127.0.0.1:65536", "the port '65536' is not a number"),
         ("::1:7470", "in brackets"),
         ("nowhere.invalid:7470", "is no address here"),
-        ("192.0.2.1:0", "nobody is asked for a token"),
+        ("192.0.2.1:0", "no token is required"),
         ("0.0.0.0:0", "native.allow_remote = true"),
         ("[::]:0", "native.allow_remote = true"),
     ],
@@ -377,7 +377,7 @@ async def _until_count(listener: Listener, count: int) -> None:
 def test_unfinished_handshakes_take_places_and_make_room_for_others(
     new_loop: NewLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accepting, "_HANDSHAKES_BEYOND_MAX", 1)
+    monkeypatch.setattr(acceptor, "_HANDSHAKES_BEYOND_MAX", 1)
     own = make_certificate(tmp_path)
     settings = msgspec.structs.replace(
         own.settings(), connections_max=3, handshake_timeout_ns=3600 * 1000 * MS_NS

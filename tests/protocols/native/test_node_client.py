@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from runnel.broker.fetcher import FetchRequest
 from runnel.config import GrpcSettings, HttpSettings, NativeSettings, Settings
 from runnel.formats.message import Message
 from runnel.server import Server, open_server
@@ -153,7 +154,7 @@ def test_node_publishes_and_fetches(client: Path, tmp_path: Path) -> None:
         *messages, page = await node.lines("fetch", "sensors/a", "--offset", "2", "--count", "1")
         assert told(messages, "offset", "payload") == [[2, "21.6"]]
         assert page["nextOffset"] == 3
-        fetched = await server.broker.fetch("sensors/a", 0, offset=1)
+        fetched = await server.broker.fetch(FetchRequest("sensors/a", 0, offset=1))
         stored = [message for each in fetched.batches for message in each]
         assert [message.payload for message in stored] == [b"21.5", b"21.6", b"", "grüße".encode()]
         assert all(message.event_time_ns and message.transmit_time_ns for message in stored)
@@ -202,7 +203,7 @@ def test_node_consumes_and_what_it_acknowledged_does_not_come_again(
             ["orders/eu", 3, 0],
             ["orders/us", 1, 0],
         ]
-        (state,) = await server.broker.work.subscriptions("billing")
+        (state,) = await server.broker.consumer_groups.subscriptions("billing")
         assert (state.mode, state.members[0].backlog) == ("shared", 0)
 
     run(client, tmp_path / "data", scenario)
@@ -240,7 +241,7 @@ def test_node_refuses_a_message_and_gets_its_key_again_in_order(
         lines = await node.script_lines(REFUSING)
         assert [line for line in lines if line[1] == "a"] == [[1, "a", 0], [1, "a", 1], [3, "a", 0]]
         assert [line for line in lines if line[1] == "b"] == [[2, "b", 0], [4, "b", 0]]
-        (state,) = await server.broker.work.subscriptions("billing")
+        (state,) = await server.broker.consumer_groups.subscriptions("billing")
         assert state.members[0].backlog == 0
 
     run(client, tmp_path / "data", scenario)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from runnel.broker.broker import Fetched, Level
+from runnel.broker.broker import FetchResult, Level
 from runnel.config import NativeSettings
 from runnel.errors import (
     BusyError,
@@ -127,7 +127,7 @@ async def test_requests_that_wait_are_answered_when_they_are_done() -> None:
 async def test_a_fetch_brings_its_batches_as_blocks() -> None:
     scene = Scene()
     batches = [Batch.from_messages([Message("a", payload)]) for payload in (b"1", b"22")]
-    scene.broker.fetched.set_result(Fetched(batches, 3, 1, 3))
+    scene.broker.fetched.set_result(FetchResult(batches, 3, 1, 3))
     scene.say(packed(wire.Fetch(2, "a", offset=1)))
     await turn()
     (frame,) = frames_of(bytes(scene.output.data))
@@ -377,7 +377,7 @@ async def test_few_fetches_of_a_connection_are_under_way_and_other_requests_go_o
     answers = await scene.ask_later(*(wire.Fetch(number, "a") for number in range(2, 22)))
     assert (answers, scene.broker.fetches) == ([], LARGE_ANSWERS_MAX)
     assert [type(answer) for answer in await scene.ask_later(wire.Ping(30))] == [wire.Pong]
-    scene.broker.fetched.set_result(Fetched([], 1, 1, 1))
+    scene.broker.fetched.set_result(FetchResult([], 1, 1, 1))
     await turn(50)
     assert [answer.id for answer in scene.hear()] == list(range(2, 22))  # type: ignore[union-attr]
     assert scene.broker.fetches == 20
@@ -389,7 +389,7 @@ async def test_no_fetch_is_begun_while_the_client_does_not_read() -> None:
     scene.broker.shares_fetched = True
     await scene.ask_later(*(wire.Fetch(number, "a") for number in range(2, 22)))
     scene.session.pause_output()
-    scene.broker.fetched.set_result(Fetched([], 1, 1, 1))
+    scene.broker.fetched.set_result(FetchResult([], 1, 1, 1))
     await turn(50)
     assert scene.broker.fetches == LARGE_ANSWERS_MAX
     assert len(scene.hear()) == LARGE_ANSWERS_MAX
@@ -406,7 +406,7 @@ async def test_fetches_that_have_not_begun_end_with_the_connection() -> None:
     await scene.ask_later(*(wire.Fetch(number, "a") for number in range(2, 22)))
     scene.session.pause_output()
     scene.session.lost()
-    scene.broker.fetched.set_result(Fetched([], 1, 1, 1))
+    scene.broker.fetched.set_result(FetchResult([], 1, 1, 1))
     await turn(50)
     assert scene.broker.fetches == LARGE_ANSWERS_MAX
     assert not scene.session._tasks

@@ -149,7 +149,7 @@ def test_new_connections_get_the_new_certificate_and_old_ones_go_on(
         assert await asyncio.to_thread(shown_by, address) == "first"
         old = await connected(address)
         pair.write("second")
-        tls = server.doors["native"].tls
+        tls = server.listeners["native"].tls
         assert tls is not None
         assert tls.reload()
         assert not tls.reload()
@@ -187,10 +187,10 @@ def test_a_server_looks_for_new_certificates_by_itself(
             for name in ("second", "third"):
                 _replace(pair.key, b"rubbish")
                 line = await told.lines.get()
-                assert line.startswith("the certificate was not changed door=native")
+                assert line.startswith("the certificate was not changed listener=native")
                 assert await asyncio.to_thread(shown_by, server.addresses["native"]) != name
                 pair.write(name)
-                while line != "a new certificate is in use door=native":
+                while line != "a new certificate is in use listener=native":
                     line = await told.lines.get()
                 assert await asyncio.to_thread(shown_by, server.addresses["native"]) == name
         finally:

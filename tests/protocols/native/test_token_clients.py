@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import runnel
-from runnel.client.api import Opening
-from runnel.client.link import Identity
+from runnel.client import Opening
+from runnel.client.connection import Identity
 from runnel.config import (
     Authentication,
     LogSettings,

@@ -269,7 +269,7 @@ async def test_each_request_without_its_right_is_answered_forbidden_and_the_conn
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path) as scene:
-        scene.broker.work.patterns = {"s": ["b"]}
+        scene.broker.consumer_groups.patterns = {"s": ["b"]}
         talker = await scene.greeted("read:a", "consume:a")
         for number, (name, request) in enumerate(REQUESTS.items(), 2):
             answer = await talker.ask(request(number), wire.Error)
@@ -279,8 +279,8 @@ async def test_each_request_without_its_right_is_answered_forbidden_and_the_conn
         assert scene.broker.published == []
         assert scene.broker.subscriptions == []
         assert scene.broker.topics_deleted == []
-        assert scene.broker.work.consumers == []
-        assert scene.broker.work.verbs == []
+        assert scene.broker.consumer_groups.consumers == []
+        assert scene.broker.consumer_groups.verbs == []
 
 
 @in_loop
@@ -339,12 +339,12 @@ async def test_nothing_of_a_revoked_token_is_begun_any_more(tmp_path: Path) -> N
 async def test_work_of_a_revoked_token_goes_back_without_having_failed(tmp_path: Path) -> None:
     async with opened(tmp_path) as scene:
         talker = await scene.greeted("consume:*")
-        scene.broker.work.patterns = {"s": ["a"]}
+        scene.broker.consumer_groups.patterns = {"s": ["a"]}
         await talker.ask(work.Consume(2, 1, "s", ("a",), "shared"), work.Consuming)
         scene.keys.revoke("tester")
         await scene.pass_time(0.3)
         await talker.hear_end()
-        (consumer,) = scene.broker.work.consumers
+        (consumer,) = scene.broker.consumer_groups.consumers
         assert consumer.calls[-1] == ("close", True)
 
 

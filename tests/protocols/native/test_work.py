@@ -18,14 +18,10 @@ from runnel.formats.message import Message
 from runnel.formats.work_heads import (
     Ack,
     Acked,
-    AckUpTo,
     Consume,
-    ConsumerEnded,
     Consuming,
-    DeleteSubscription,
     Late,
     Lease,
-    Leave,
     ListSubscriptions,
     Nack,
     Part,
@@ -41,7 +37,7 @@ from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
 from runnel.protocols.native.door import Door
 from runnel.security.gate import Gate
-from tests.protocols.native.talking import Talker, subscribe
+from tests.protocols.native.talking import Talker
 
 SECONDS_MAX = 30
 QUICK = WorkOptions(retry_delay_ms=0)
@@ -136,27 +132,6 @@ async def state_of(talker: Talker) -> SubscriptionState:
     return state
 
 
-def test_what_was_answered_as_stored_does_not_come_again_after_a_restart(tmp_path: Path) -> None:
-    async def before(door: Door) -> None:
-        await publish(door, b"1", b"2", b"3", b"4", b"5")
-        talker = await consuming(door)
-        told = await hear_work(talker, 5)
-        assert offsets(told) == [1, 2, 3, 4, 5]
-        delivery = told[0][0].delivery
-        acked = await talker.ask(Ack(3, 1, [], [Part(delivery, 1, 3), Part(delivery, 4, 5)]), Acked)
-        assert list(acked.late) == []
-
-    async def after(door: Door) -> None:
-        talker = await consuming(door)
-        told = await hear_work(talker, 2)
-        assert offsets(told) == [3, 5]
-        assert failures(told) == {}  # the broker went, not the consumer
-        await talker.ask(AckUpTo(3, 1, "orders/eu", 0, 5), Acked)
-        assert (await state_of(talker)).members[0].backlog == 0
-
-    run(tmp_path / "data", before, after)
-
-
 def test_an_ack_that_names_nothing_waits_for_those_before_it(tmp_path: Path) -> None:
     async def scenario(door: Door) -> None:
         await publish(door, b"1", b"2")
@@ -178,21 +153,6 @@ def test_a_lost_connection_gives_back_at_once_and_it_counts(tmp_path: Path) -> N
         first.transport.abort()
         told = await hear_work(second, 1)
         assert (offsets(told), failures(told)) == ([2], {2: 1})
-
-    run(tmp_path / "data", scenario)
-
-
-def test_who_leaves_gives_back_at_once_and_it_does_not_count(tmp_path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        await publish(door, b"1", b"2")
-        first = await consuming(door)
-        await hear_work(first, 2)
-        second = await consuming(door)
-        await first.ask(Leave(3, 1), wire.Done)
-        told = await hear_work(second, 2)
-        assert (offsets(told), failures(told)) == ([1, 2], {})
-        error = await first.ask(Ack(4, 1, [1]), wire.Error)
-        assert error.code == "late_ack"
 
     run(tmp_path / "data", scenario)
 
@@ -240,33 +200,6 @@ def test_a_keys_later_messages_are_recalled_and_come_again_in_order(tmp_path: Pa
         talker.say(Recalled(1, recall.parts))
         told = await hear_work(talker, 3)
         assert (offsets(told), failures(told)) == ([1, 2, 3], {1: 1})
-
-    run(tmp_path / "data", scenario)
-
-
-def test_a_message_that_fails_too_often_becomes_a_dead_letter(tmp_path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        await publish(door, b"1")
-        reader = await connected(door)
-        await reader.ask(subscribe(2, 1, "!dead/*"), wire.Subscribed)
-        options = WorkOptions(deliveries_max=2, retry_delay_ms=0)
-        talker = await consuming(door, options=options)
-        for _ in range(2):
-            ((lease, _),) = await hear_work(talker, 1)
-            talker.say(Nack(1, [Part(lease.delivery, 1, 2)], 0, "no such customer"))
-        _, tail = await reader.hear_all()
-        (letter,) = Batch.unpack(tail)
-        assert (letter.payload, letter.tags["dead.error"]) == (b"1", "no such customer")
-
-    run(tmp_path / "data", scenario)
-
-
-def test_consumers_are_told_when_their_subscription_is_deleted(tmp_path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        talker, other = await consuming(door), await connected(door)
-        await other.ask(DeleteSubscription(2, "billing"), wire.Done)
-        ended = await talker.hear(ConsumerEnded)
-        assert (ended.consumer, ended.code) == (1, "unknown_subscription")
 
     run(tmp_path / "data", scenario)
 

@@ -17,9 +17,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from runnel.spark.pipelines.archive.running import Plan
+from runnel.spark.pipelines.archive.job import ArchivePlan
 from runnel.spark.pipelines.archive.source import ArchiveReader, ArchiveSource, ArchiveWriter
-from runnel.spark.session import session
+from runnel.spark.runtime.session import session
 
 
 class FailingReader(ArchiveReader):
@@ -74,7 +74,7 @@ def main(url: str, directory: Path) -> None:
         {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
     )
     for source in (StuckBefore, StuckAfter):
-        plan = Plan.make(directory / source.name(), pattern="*", url=url)
+        plan = ArchivePlan.make(directory / source.name(), pattern="*", url=url)
         plan.start(spark, source=source)
     spark.streams.awaitAnyTermination()
 

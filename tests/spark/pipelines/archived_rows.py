@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from runnel.spark.pipelines.archive.file_writer import FileWriter
 from runnel.spark.pipelines.archive.layout import ArchiveFile
-from runnel.spark.schema import SPARK_SCHEMA, arrow_schema
+from runnel.spark.read.schema import SPARK_SCHEMA, arrow_schema
 
 START_NS = 1_700_000_000 * 10**9  # 2023-11-14T22:13:20Z
 

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus
 from runnel.config import TopicRule
 from runnel.formats.batch import Batch
 from runnel.spark import archive, replay
-from runnel.spark.chunking import Chunker
-from runnel.spark.connections import Address
-from runnel.spark.delivery import Outlet
-from tests.spark.serving import DiskBroker
+from runnel.spark.connections import BrokerLogin
+from runnel.spark.write.chunks import Chunker
+from runnel.spark.write.task_publisher import TaskPublisher
+from tests.spark.brokers import DiskBroker
 
 TOPICS = ("sensors/a", "sensors/b", "orders")
 RULES = (
@@ -76,17 +76,17 @@ def _binary(random: np.random.Generator, lengths: np.ndarray, missing: float = 0
 
 
 def publish(url: str, count: int, seed: int) -> None:
-    with closing(Outlet(Address(url), 60)) as outlet:
+    with closing(TaskPublisher(BrokerLogin(url), 60)) as publisher:
         chunker = Chunker(
             "round trip",
             1,
             topic=None,
             turn=0,
-            bytes_max=outlet.server.batch_bytes_max // 2,
-            find_routes=outlet.find_routes,
+            bytes_max=publisher.server.batch_bytes_max // 2,
+            find_routes=publisher.find_routes,
             now_ns=time.time_ns,
         )
-        outlet.publish(chunker.batches(random_rows(count, seed)))
+        publisher.publish(chunker.batches(random_rows(count, seed)))
 
 
 def stored(bus: BlockingBus, topics: Sequence[str]) -> pa.Table:

@@ -16,18 +16,18 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from runnel.cli.main import run
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus
 from runnel.config import TopicRule
 from runnel.errors import ClientFault
 from runnel.formats.message import Message
 from runnel.spark import archive, archive_status, compact, read_archive
 from runnel.spark.pipelines.archive.status import ArchiveStatus
 from runnel.spark.pipelines.archive.table import ArchiveTable
-from runnel.spark.pipelines.running import PipelineFailedError, Progress
+from runnel.spark.pipelines.streaming_query import PipelineFailedError, PipelineProgress
+from tests.spark.brokers import DiskBroker
 from tests.spark.pipelines import archive_driver
 from tests.spark.pipelines.archived_rows import ODD_TOPICS, START_NS, rows, write
-from tests.spark.reading import assert_same, publish, sensor_messages, stored
-from tests.spark.serving import DiskBroker
+from tests.spark.read_results import assert_same, publish, sensor_messages, stored
 
 RULES = (TopicRule(match="wide/*", partitions=3),)
 SECONDS_MAX = 240
@@ -57,7 +57,7 @@ def test_topics_are_archived_once_and_read_back_with_and_without_the_log(
     spark: SparkSession, broker: DiskBroker, bus: BlockingBus, table: Path
 ) -> None:
     publish(bus, sensor_messages(200))
-    told: list[Progress] = []
+    told: list[PipelineProgress] = []
     done = archive(
         spark,
         table,
@@ -169,7 +169,7 @@ def test_a_continuous_archive_is_compacted_beside_and_ends_when_interrupted(
 ) -> None:
     publish(bus, sensor_messages(20))
 
-    def go_on(progress: Progress) -> None:
+    def go_on(progress: PipelineProgress) -> None:
         if progress.rows >= 60 and has_compacted():
             raise KeyboardInterrupt
         publish(bus, sensor_messages(20))

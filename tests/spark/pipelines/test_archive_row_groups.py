@@ -16,7 +16,7 @@ from runnel.spark.pipelines.archive import row_groups as module
 from runnel.spark.pipelines.archive.file_writer import FileWriter, rewrite
 from runnel.spark.pipelines.archive.layout import CURRENT, ArchiveFile
 from runnel.spark.pipelines.archive.row_groups import row_groups
-from runnel.spark.schema import rows
+from runnel.spark.read.schema import rows
 from tests.spark.test_schema import ALL, EVEN, STACKS, TAGGED, stacked, stored
 
 

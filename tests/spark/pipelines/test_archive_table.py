@@ -18,9 +18,9 @@ from deltalake import DeltaTable
 from runnel.errors import ClientFault, CorruptionError, FormatVersionError
 from runnel.spark.pipelines.archive import query_record
 from runnel.spark.pipelines.archive.compaction import Compacted, compact, groups
+from runnel.spark.pipelines.archive.job import ArchivePlan, topic_options
 from runnel.spark.pipelines.archive.layout import CURRENT, PROPERTY, Column, Layout
 from runnel.spark.pipelines.archive.query_record import QueryRecord
-from runnel.spark.pipelines.archive.running import Plan, topic_options
 from runnel.spark.pipelines.archive.status import archive_status
 from runnel.spark.pipelines.archive.table import ArchiveTable, StoredFile, table_path
 from tests.spark.pipelines.archived_rows import ODD_TOPICS, START_NS, rows, write
@@ -331,12 +331,12 @@ def test_a_table_may_be_named_by_a_file_url(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_for_the_same_topics_every_time(tmp_path: Path) -> None:
-    plan = Plan.make(tmp_path / "table", pattern="sensors/*")
+    plan = ArchivePlan.make(tmp_path / "table", pattern="sensors/*")
     query_record.save(plan.table, plan.record)
-    assert Plan.make(tmp_path / "table", pattern="sensors/*").record == plan.record
+    assert ArchivePlan.make(tmp_path / "table", pattern="sensors/*").record == plan.record
     with pytest.raises(ClientFault, match=r"is of pattern sensors/\*, not of topics a, b"):
-        Plan.make(tmp_path / "table", topics=["a", "b"])
-    other = Plan.make(tmp_path / "table", topics=["a", "b"], name="others")
+        ArchivePlan.make(tmp_path / "table", topics=["a", "b"])
+    other = ArchivePlan.make(tmp_path / "table", topics=["a", "b"], name="others")
     assert other.record.cursor != plan.record.cursor
     assert other.record.checkpoint.endswith("/_runnel/others/checkpoint")
 
@@ -358,7 +358,7 @@ def test_a_wrong_plan_is_refused_before_anything_is_made(
     tmp_path: Path, arguments: dict[str, object], problem: str
 ) -> None:
     with pytest.raises(ClientFault, match=problem):
-        Plan.make(tmp_path / "table", **arguments)  # type: ignore[arg-type]
+        ArchivePlan.make(tmp_path / "table", **arguments)  # type: ignore[arg-type]
     assert not (tmp_path / "table").exists()
 
 

@@ -10,17 +10,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus
 from runnel.config import TopicRule
 from runnel.errors import InvalidNameError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import Owner, Route
-from runnel.spark.chunking import Chunker
-from runnel.spark.dead_letters import DeadLetters
-from runnel.spark.row_faults import TAG_BYTES_MAX, Limits
-from tests.spark.reading import stored
-from tests.spark.serving import DiskBroker
+from runnel.spark.write.chunks import Chunker
+from runnel.spark.write.dead_letters import RowDeadLetters
+from runnel.spark.write.row_faults import TAG_BYTES_MAX, Limits
+from tests.spark.brokers import DiskBroker
+from tests.spark.read_results import stored
 
 NOW_NS = 1_700_000_000_123_456_789
 UID = bytes(range(20))
@@ -67,7 +67,7 @@ def batches_of(
         bytes_max=20_000,
         find_routes=routes,
         now_ns=lambda: NOW_NS,
-        dead_letters=DeadLetters(DEAD, "test", LIMITS) if has_dead_letters else None,
+        dead_letters=RowDeadLetters(DEAD, "test", LIMITS) if has_dead_letters else None,
     )
     return [Batch.unpack(batch.pack()) for batch in chunker.batches(arrived)]
 

@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from runnel.errors import ClientFault, RunnelError, Unavailable
-from runnel.spark.pipelines.running import PipelineFailedError, failure_of
+from runnel.spark.pipelines.streaming_query import PipelineFailedError, failure_of
 
 WRAPPED = """[STREAM_FAILED] Query terminated with exception: Traceback (most recent call last):
   File "/x/link.py", line 113, in connect

@@ -13,7 +13,13 @@ from pyspark.sql import SparkSession
 from runnel.cli.main import run
 from runnel.errors import ClientFault
 from runnel.spark.pipelines.project import find_spec, init_project, run_project
-from runnel.spark.pipelines.project_process import Problem, Request, Said, condensed, parse_line
+from runnel.spark.pipelines.project_process import (
+    ProjectOutput,
+    ProjectProblem,
+    ProjectRequest,
+    condensed,
+    parse_line,
+)
 from runnel.spark.pipelines.statement import streamed_names
 
 
@@ -59,20 +65,20 @@ def test_a_directory_without_a_project_is_told_how_to_get_one(tmp_path: Path) ->
 
 
 def test_requests_come_out_as_they_went_in() -> None:
-    request = Request(spec="/a b/spark-pipeline.yml", tables=("x", "y"), full_refresh=True)
-    assert msgspec.json.decode(request.encode(), type=Request) == request
+    request = ProjectRequest(spec="/a b/spark-pipeline.yml", tables=("x", "y"), full_refresh=True)
+    assert msgspec.json.decode(request.encode(), type=ProjectRequest) == request
 
 
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ('{"said":"Run is COMPLETED."}\n', Said("Run is COMPLETED.")),
-        ('{"problem":"no"}\n', Problem("no")),
-        ("printed by somebody\n", Said("printed by somebody")),
-        ('{"mine":1}\n', Said("")),
+        ('{"said":"Run is COMPLETED."}\n', ProjectOutput("Run is COMPLETED.")),
+        ('{"problem":"no"}\n', ProjectProblem("no")),
+        ("printed by somebody\n", ProjectOutput("printed by somebody")),
+        ('{"mine":1}\n', ProjectOutput("")),
     ],
 )
-def test_lines_of_the_process(line: str, found: Said | Problem) -> None:
+def test_lines_of_the_process(line: str, found: ProjectOutput | ProjectProblem) -> None:
     assert parse_line(line) == found
 
 

@@ -10,21 +10,21 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus
 from runnel.config import TopicRule
 from runnel.errors import ClientFault, ProducerForgottenError, RunnelError, Unavailable
 from runnel.formats.message import Message
 from runnel.spark import replay
-from runnel.spark.connections import Address
-from runnel.spark.delivery import close_outlets
+from runnel.spark.connections import BrokerLogin
 from runnel.spark.pipelines.replay.job import ReplayResult
 from runnel.spark.pipelines.replay.options import check_options
-from runnel.spark.pipelines.replay.sending import TASK, Sender
-from runnel.spark.pipelines.replay.state import State, StateDirectory, TaskProgress
-from runnel.spark.pipelines.replay.watching import ReplayProgress
+from runnel.spark.pipelines.replay.progress import ReplayProgress
+from runnel.spark.pipelines.replay.sender import TASK, Sender
+from runnel.spark.pipelines.replay.state import ReplayState, StateDirectory, TaskProgress
+from runnel.spark.write.task_publisher import close_publishers
+from tests.spark.brokers import DiskBroker
 from tests.spark.pipelines.round_trip import check_round_trip
-from tests.spark.reading import START_NS, publish, sensor_messages, stored
-from tests.spark.serving import DiskBroker
+from tests.spark.read_results import START_NS, publish, sensor_messages, stored
 
 RULES = (
     TopicRule(match="sensors/*", partitions=2),
@@ -237,19 +237,21 @@ def failing(rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 @pytest.fixture
 def directory(tmp_path: Path) -> StateDirectory:
     made = StateDirectory.at(str(tmp_path / "state"))
-    made.save(State(version=1, replay_id="r", options=check_options(), parts=()))
+    made.save(ReplayState(version=1, replay_id="r", options=check_options(), parts=()))
     return made
 
 
 def sender(broker: DiskBroker, directory: StateDirectory) -> Sender:
-    return Sender(address=Address(broker.url), deadline_s=20, replay_id="r", directory=directory)
+    return Sender(
+        address=BrokerLogin(broker.url), deadline_s=20, replay_id="r", directory=directory
+    )
 
 
 def send(sender: Sender, rows: Iterator[pa.RecordBatch]) -> list[int]:
     try:
         (told,) = sender.send(rows)
     finally:
-        close_outlets()  # which a worker would keep
+        close_publishers()  # which a worker would keep
     return [column[0].as_py() for column in told.columns]
 
 

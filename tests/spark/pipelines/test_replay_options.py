@@ -10,8 +10,8 @@ import pytest
 
 from runnel.cli.main import run
 from runnel.errors import ClientFault, InvalidNameError
-from runnel.spark.pipelines.replay.options import Bounds, check_options, differences
-from runnel.spark.pipelines.replay.renaming import Renaming
+from runnel.spark.pipelines.replay.options import OffsetRange, check_options, differences
+from runnel.spark.pipelines.replay.rename_rules import RenameRules
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ from runnel.spark.pipelines.replay.renaming import Renaming
 def test_the_first_rule_about_a_topic_renames_it(
     rules: Mapping[str, str] | Iterable[str], topic: str, renamed: str
 ) -> None:
-    assert Renaming.make(rules).of(topic) == renamed
+    assert RenameRules.make(rules).of(topic) == renamed
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_the_first_rule_about_a_topic_renames_it(
 )
 def test_a_wrong_rule_is_refused_with_what_is_right(rule: str, problem: str) -> None:
     with pytest.raises(ClientFault, match=problem):
-        Renaming.make([rule])
+        RenameRules.make([rule])
 
 
 def test_a_name_that_becomes_too_long_is_told() -> None:
     with pytest.raises(ClientFault, match=r"rename \*=long/\*: .* longer than 255 bytes"):
-        Renaming.make(["*=long/*"]).of("x" * 254)
+        RenameRules.make(["*=long/*"]).of("x" * 254)
 
 
 def test_times_and_offsets_are_understood() -> None:
@@ -69,7 +69,7 @@ def test_times_and_offsets_are_understood() -> None:
     )
     assert options.since_ns == 1_738_324_800_000_000_007
     assert options.until_ns == 1_738_368_000_000_000_000
-    assert options.offsets == (Bounds("a", 0), Bounds("b", 1, 17, 41))
+    assert options.offsets == (OffsetRange("a", 0), OffsetRange("b", 1, 17, 41))
     assert options.pattern == "*"
     assert options.url == options.into_url
 

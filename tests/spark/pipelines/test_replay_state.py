@@ -8,10 +8,16 @@ import pytest
 
 from runnel.errors import ClientFault
 from runnel.spark.pipelines.replay.options import check_options
-from runnel.spark.pipelines.replay.pacing import Cut
-from runnel.spark.pipelines.replay.planning import Found, Part, Target, assign, rows_by_task
-from runnel.spark.pipelines.replay.state import State, StateDirectory, TaskProgress
-from runnel.spark.pipelines.replay.watching import Watch
+from runnel.spark.pipelines.replay.plan import (
+    PartitionRows,
+    ReplayPart,
+    ReplayTarget,
+    assign,
+    rows_by_task,
+)
+from runnel.spark.pipelines.replay.progress import ProgressWatch
+from runnel.spark.pipelines.replay.state import ReplayState, StateDirectory, TaskProgress
+from runnel.spark.pipelines.replay.timetable import Cut
 
 OPTIONS = check_options(
     topics=["sensors/a", "sensors/b"],
@@ -20,14 +26,14 @@ OPTIONS = check_options(
     offsets={("sensors/a", 0): range(3, 9)},
     speed=2,
 )
-TARGET = Target("again/sensors/a", 2, keeps_partition=True)
-STATE = State(
+TARGET = ReplayTarget("again/sensors/a", 2, keeps_partition=True)
+STATE = ReplayState(
     version=1,
     replay_id="4711",
     options=OPTIONS,
     parts=(
-        Part(Found("sensors/a", 0, 3, 9, 6), TARGET, 0),
-        Part(Found("sensors/a", 1, 1, 5, 4), TARGET, 1),
+        ReplayPart(PartitionRows("sensors/a", 0, 3, 9, 6), TARGET, 0),
+        ReplayPart(PartitionRows("sensors/a", 1, 1, 5, 4), TARGET, 1),
     ),
     first_ns=10 * 10**9,
     last_ns=30 * 10**9,
@@ -79,7 +85,7 @@ def test_a_directory_must_be_of_a_file_system(tmp_path: Path) -> None:
 
 def test_progress_is_what_the_tasks_told_last(tmp_path: Path) -> None:
     directory = StateDirectory.at(str(tmp_path))
-    watch = Watch(STATE, directory, 2)
+    watch = ProgressWatch(STATE, directory, 2)
     found = watch.look()
     assert (found.messages, found.messages_total, found.seconds_left) == (0, 10, 8)
     directory.report(0, TaskProgress(batches=1, rows=2))
@@ -100,13 +106,15 @@ def test_a_new_replay_does_not_inherit_progress(tmp_path: Path) -> None:
 
 
 def test_tasks_share_the_work_evenly_and_always_in_the_same_way() -> None:
-    found = [Found("t", number, 1, 100, rows) for number, rows in enumerate((5, 90, 40, 50, 3))]
+    found = [
+        PartitionRows("t", number, 1, 100, rows) for number, rows in enumerate((5, 90, 40, 50, 3))
+    ]
     assigned = assign(found, 2)
     assert assigned == assign(reversed(found), 2)
-    parts = [Part(each, TARGET, task) for each, task in assigned]
+    parts = [ReplayPart(each, TARGET, task) for each, task in assigned]
     assert sorted(rows_by_task(parts)) == [93, 95]
 
 
 def test_no_task_has_nothing_to_do() -> None:
-    found = [Found("t", 0, 1, 2, 1), Found("t", 1, 1, 2, 1)]
+    found = [PartitionRows("t", 0, 1, 2, 1), PartitionRows("t", 1, 1, 2, 1)]
     assert {task for _, task in assign(found, 16)} == {0, 1}

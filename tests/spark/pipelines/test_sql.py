@@ -11,13 +11,13 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from runnel.cli.pipeline.showing import text_of
-from runnel.client.blocking import BlockingBus
+from runnel.cli.commands.pipeline.progress_line import text_of
+from runnel.client import BlockingBus
 from runnel.errors import ClientFault, RunnelError
-from runnel.spark.pipelines.running import Progress
 from runnel.spark.pipelines.sql import Mode, sql
-from tests.spark.reading import START_NS, stored
-from tests.spark.serving import DiskBroker
+from runnel.spark.pipelines.streaming_query import PipelineProgress
+from tests.spark.brokers import DiskBroker
+from tests.spark.read_results import START_NS, stored
 
 NS_PER_S = 10**9
 FIELDS = "celsius double, station string"
@@ -26,10 +26,10 @@ HOT = "SELECT station AS key, celsius, event_time, topic FROM STREAM sensors WHE
 
 
 @pytest.fixture
-def run(spark: SparkSession, broker: DiskBroker, tmp_path: Path) -> Callable[..., Progress]:
+def run(spark: SparkSession, broker: DiskBroker, tmp_path: Path) -> Callable[..., PipelineProgress]:
     """A statement over JSON payloads, once, going on from its checkpoint."""
 
-    def once(statement: str, into: str, **others: Any) -> Progress:
+    def once(statement: str, into: str, **others: Any) -> PipelineProgress:
         usual = {
             "schemas": {"sensors": FIELDS},
             "checkpoint": str(tmp_path / "checkpoint"),
@@ -60,10 +60,10 @@ def forget_commit(checkpoint: Path, batch: int) -> None:
 
 
 def test_rows_of_a_stream_become_messages_once_and_what_does_not_parse_dead_letters(
-    run: Callable[..., Progress], broker: DiskBroker, bus: BlockingBus, tmp_path: Path
+    run: Callable[..., PipelineProgress], broker: DiskBroker, bus: BlockingBus, tmp_path: Path
 ) -> None:
     publish(bus, range(10))
-    seen: list[Progress] = []
+    seen: list[PipelineProgress] = []
     done = run(HOT, "topic:hot", on_progress=seen.append)
     assert (done.rows, done.batches) == (10, 1)
     assert seen[-1] == done
@@ -101,7 +101,7 @@ def test_rows_of_a_stream_become_messages_once_and_what_does_not_parse_dead_lett
 
 
 def test_rows_of_a_stream_land_in_a_table_once_and_dead_letters_beside_it(
-    run: Callable[..., Progress], bus: BlockingBus, tmp_path: Path
+    run: Callable[..., PipelineProgress], bus: BlockingBus, tmp_path: Path
 ) -> None:
     table = f"table:{tmp_path / 'hot'}"
     statement = "SELECT station, celsius, value.celsius AS same, event_time FROM STREAM sensors"
@@ -133,7 +133,7 @@ def test_rows_of_a_stream_land_in_a_table_once_and_dead_letters_beside_it(
 
 
 def test_windows_with_a_watermark_are_published_once_in_an_order_that_comes_again(
-    run: Callable[..., Progress], bus: BlockingBus, tmp_path: Path
+    run: Callable[..., PipelineProgress], bus: BlockingBus, tmp_path: Path
 ) -> None:
     statement = """
         SELECT window.start AS event_time, station AS key, count(*) AS readings, max(celsius) AS hottest
@@ -244,7 +244,7 @@ def test_mistakes_are_shown_without_a_java_trace(
 
 
 def test_without_dead_letters_a_message_that_does_not_parse_ends_the_query(
-    run: Callable[..., Progress], bus: BlockingBus
+    run: Callable[..., PipelineProgress], bus: BlockingBus
 ) -> None:
     publish(bus, range(5))
     with pytest.raises(RunnelError, match="FAILFAST"):

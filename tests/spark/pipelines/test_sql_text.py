@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runnel.cli.pipeline.sql import pairs
+from runnel.cli.commands.pipeline.sql import pairs
 from runnel.errors import ClientFault
 from runnel.spark.pipelines.statement import (
     check_query,
@@ -13,7 +13,7 @@ from runnel.spark.pipelines.statement import (
     quoted,
     streamed_names,
 )
-from runnel.spark.pipelines.target import Target, TargetKind
+from runnel.spark.pipelines.target import QueryTarget, TargetKind
 
 
 @pytest.mark.parametrize(
@@ -96,21 +96,21 @@ def test_an_error_without_a_place_is_its_first_sentence() -> None:
 @pytest.mark.parametrize(
     ("text", "target", "short_name"),
     [
-        ("topic:alerts/hot", Target(TargetKind.TOPIC, "alerts/hot"), "alerts/hot"),
-        ("topic", Target(TargetKind.TOPIC, None), "sql"),
-        ("table:/data/hot/", Target(TargetKind.TABLE, "/data/hot/"), "hot"),
-        ("table:s3://bucket/hot", Target(TargetKind.TABLE, "s3://bucket/hot"), "hot"),
+        ("topic:alerts/hot", QueryTarget(TargetKind.TOPIC, "alerts/hot"), "alerts/hot"),
+        ("topic", QueryTarget(TargetKind.TOPIC, None), "sql"),
+        ("table:/data/hot/", QueryTarget(TargetKind.TABLE, "/data/hot/"), "hot"),
+        ("table:s3://bucket/hot", QueryTarget(TargetKind.TABLE, "s3://bucket/hot"), "hot"),
     ],
 )
-def test_targets(text: str, target: Target, short_name: str) -> None:
-    assert Target.parse(text) == target
+def test_targets(text: str, target: QueryTarget, short_name: str) -> None:
+    assert QueryTarget.parse(text) == target
     assert target.short_name == short_name
 
 
 @pytest.mark.parametrize("text", ["alerts", "topic:", "table", "table:", "kafka:x"])
 def test_other_targets_are_refused(text: str) -> None:
     with pytest.raises(ClientFault):
-        Target.parse(text)
+        QueryTarget.parse(text)
 
 
 def test_pairs_are_cut_at_the_first_equals_sign() -> None:

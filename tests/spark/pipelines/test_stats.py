@@ -14,16 +14,16 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 from runnel.cli.main import run
-from runnel.client.blocking import BlockingBus
+from runnel.client import BlockingBus
 from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.spark import stats, stats_history, stats_of, write_stats
-from runnel.spark.pipelines.running import PipelineFailedError
 from runnel.spark.pipelines.stats.history import documents
+from runnel.spark.pipelines.streaming_query import PipelineFailedError
 from runnel.testing import BrokerThread
-from tests.spark.reading import publish, sensor_messages
-from tests.spark.serving import DiskBroker
+from tests.spark.brokers import DiskBroker
+from tests.spark.read_results import publish, sensor_messages
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -14,13 +14,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from runnel.cli.main import run
 from runnel.errors import ClientFault
-from runnel.spark.pipelines.running import _Tally
 from runnel.spark.pipelines.stats import table as stats_table
 from runnel.spark.pipelines.stats.documents import check_prefix, figures_of, topic_of
-from runnel.spark.pipelines.stats.record import Record, check_record
-from runnel.spark.pipelines.stats.running import Plan
+from runnel.spark.pipelines.stats.job import StatsPlan
+from runnel.spark.pipelines.stats.record import StatsRecord, check_record
 from runnel.spark.pipelines.stats.table import append_once, check_table
 from runnel.spark.pipelines.stats.windows import FIGURES, Windows
+from runnel.spark.pipelines.streaming_query import _ProgressTally
 
 MINUTE_US = 60 * 10**6
 START_US = 1_700_000_040 * 10**6
@@ -99,9 +99,9 @@ def test_a_plan_that_cannot_be_is_refused_without_spark(changed: dict[str, Any],
         "every_s": None,
         "url": "runnel://127.0.0.1:1",
     }
-    Plan.make(**usual)
+    StatsPlan.make(**usual)
     with pytest.raises(ClientFault, match=said):
-        Plan.make(**usual | changed)
+        StatsPlan.make(**usual | changed)
 
 
 @pytest.mark.parametrize(
@@ -124,17 +124,21 @@ def test_the_command_says_what_is_wrong_before_spark_starts(
 
 def test_a_checkpoint_is_for_one_question(tmp_path: Path) -> None:
     place = str(tmp_path / "checkpoint")
-    check_record(place, Record.of(windows(), {"pattern": "never begun"}))
-    check_record(place, Record.of(windows(tags=["unit"]), {"pattern": "sensors/*", "url": "u"}))
+    check_record(place, StatsRecord.of(windows(), {"pattern": "never begun"}))
+    check_record(
+        place, StatsRecord.of(windows(tags=["unit"]), {"pattern": "sensors/*", "url": "u"})
+    )
     (tmp_path / "checkpoint/offsets").mkdir()
-    check_record(place, Record.of(windows(tags=["unit"]), {"pattern": "sensors/*", "url": "v"}))
+    check_record(
+        place, StatsRecord.of(windows(tags=["unit"]), {"pattern": "sensors/*", "url": "v"})
+    )
     with pytest.raises(ClientFault, match=r"window_s is 300.0, but .* was begun with 60.0"):
-        check_record(place, Record.of(windows(window_s=300), {"pattern": "sensors/*"}))
+        check_record(place, StatsRecord.of(windows(window_s=300), {"pattern": "sensors/*"}))
     with pytest.raises(ClientFault, match=r"pattern is 'b', but .* was begun with 'sensors/\*'"):
-        check_record(place, Record.of(windows(tags=["unit"]), {"pattern": "b"}))
+        check_record(place, StatsRecord.of(windows(tags=["unit"]), {"pattern": "b"}))
     (tmp_path / "checkpoint/runnel-stats.json").write_text("{")
     with pytest.raises(ClientFault, match="is not what `stats` wrote there"):
-        check_record(place, Record.of(windows(), {"pattern": "b"}))
+        check_record(place, StatsRecord.of(windows(), {"pattern": "b"}))
 
 
 # --- Documents ---
@@ -283,7 +287,7 @@ def _state(dropped: int) -> dict[str, Any]:
 
 
 def test_what_spark_drops_is_told_once() -> None:
-    tally = _Tally()
+    tally = _ProgressTally()
     assert tally.look(cast(StreamingQuery, ReportingQuery(0, 2)))
     assert not tally.look(cast(StreamingQuery, ReportingQuery(0, 2)))
     assert tally.look(cast(StreamingQuery, ReportingQuery(0, 2, 3)))

@@ -7,7 +7,7 @@ what is written down; the rules themselves are in `runnel.group_rules`.
 from __future__ import annotations
 
 from runnel.broker.consumer_groups.consumer import WorkConsumer
+from runnel.broker.consumer_groups.consumer_groups import ConsumerGroups
 from runnel.broker.consumer_groups.sink import WorkDelivery, WorkSink
-from runnel.broker.consumer_groups.work import Work
 
-__all__ = ["Work", "WorkConsumer", "WorkDelivery", "WorkSink"]
+__all__ = ["ConsumerGroups", "WorkConsumer", "WorkDelivery", "WorkSink"]

@@ -15,24 +15,24 @@ class WorkConsumer:
 
     __slots__ = (
         "_consumer_group",
+        "_consumer_id",
         "_is_closed",
         "_is_paused",
         "_is_slowed",
         "_on_closed",
-        "_seat",
         "member",
     )
 
     def __init__(
         self,
         consumer_group: ConsumerGroup,
-        seat: int,
+        consumer_id: int,
         member: str,
         on_closed: Callable[[ConsumerGroup], None],
     ) -> None:
         self.member: Final = member
         self._consumer_group = consumer_group
-        self._seat = seat
+        self._consumer_id = consumer_id
         self._on_closed = on_closed
         self._is_closed = False
         self._is_paused = False  # by its connection
@@ -48,33 +48,46 @@ class WorkConsumer:
 
     def start(self) -> None:
         """Nothing is delivered before."""
-        self._consumer_group.start(self._seat)
+        self._consumer_group.start(self._consumer_id)
 
     def ack(
         self, deliveries: Sequence[int], parts: Sequence[Part], picked: Sequence[Picked] = ()
     ) -> Sequence[Part]:
         """Which parts came too late. Whole deliveries that did are parts from 0 to 0."""
-        return self._consumer_group.ack(self._seat, deliveries, parts, picked)
+        return self._consumer_group.ack(self._consumer_id, deliveries, parts, picked)
 
     def ack_up_to(self, topic: str, partition: int, offset: int) -> None:
-        self._consumer_group.ack_up_to(self._seat, (topic, partition), offset)
+        self._consumer_group.ack_up_to(self._consumer_id, (topic, partition), offset)
 
     def nack(self, parts: Sequence[Part], *, delay_ns: int | None, reason: str) -> Sequence[Part]:
-        return self._consumer_group.nack(self._seat, parts, delay_ns=delay_ns, reason=reason)
+        return self._consumer_group.nack(self._consumer_id, parts, delay_ns=delay_ns, reason=reason)
+
+    def give_back(self, parts: Sequence[Part]) -> None:
+        """Return messages on which no work has begun. They come again at once, and no failure is counted."""
+        self._consumer_group.give_back(self._consumer_id, parts)
+
+    def missing(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Which of these messages the consumer does not have, or does not have any more."""
+        return self._consumer_group.group.missing(self._consumer_id, parts)
+
+    @property
+    def leased(self) -> tuple[int, int]:
+        """How many messages and bytes the consumer has."""
+        return self._consumer_group.group.leased(self._consumer_id)
 
     def renew(self, deliveries: Sequence[int], *, lease_ns: int | None = None) -> None:
-        self._consumer_group.renew(self._seat, deliveries, lease_ns=lease_ns)
+        self._consumer_group.renew(self._consumer_id, deliveries, lease_ns=lease_ns)
 
     def recalled(self, parts: Sequence[Part]) -> None:
-        self._consumer_group.recalled(self._seat, parts)
+        self._consumer_group.recalled(self._consumer_id, parts)
 
     def resize(self, window_messages: int, window_bytes: int) -> None:
-        self._consumer_group.resize(self._seat, window_messages, window_bytes)
+        self._consumer_group.resize(self._consumer_id, window_messages, window_bytes)
 
     def pause(self) -> None:
         """The connection is full: nothing more for now."""
         self._is_paused = True
-        self._consumer_group.pause(self._seat)
+        self._consumer_group.pause(self._consumer_id)
 
     def resume(self) -> None:
         self._is_paused = False
@@ -83,7 +96,7 @@ class WorkConsumer:
     def slow(self) -> None:
         """Its token is over a rate: nothing more for now."""
         self._is_slowed = True
-        self._consumer_group.pause(self._seat)
+        self._consumer_group.pause(self._consumer_id)
 
     def unslow(self) -> None:
         self._is_slowed = False
@@ -91,7 +104,7 @@ class WorkConsumer:
 
     def _go_on(self) -> None:
         if not (self._is_paused or self._is_slowed or self._is_closed):
-            self._consumer_group.resume(self._seat)
+            self._consumer_group.resume(self._consumer_id)
 
     async def wait_stored(self) -> None:
         """Until everything that was acknowledged is stored. Raises what storing failed with."""
@@ -101,5 +114,5 @@ class WorkConsumer:
         """Leave. What is leased goes back; unless it leaves cleanly, that counts as a failed delivery."""
         if not self._is_closed:
             self._is_closed = True
-            if self._consumer_group.leave(self._seat, is_clean=is_clean):
+            if self._consumer_group.leave(self._consumer_id, is_clean=is_clean):
                 self._on_closed(self._consumer_group)

@@ -1,6 +1,6 @@
 """A consumer group at work: joins the group's rules to the log, the clock, the state journal and the listeners.
 
-A consumer group belongs to a subscription; a multicast has one for each member. It is awake while somebody consumes:
+A consumer group belongs to a subscription; a multicast has one for each member. It is active while somebody consumes:
 then it is told of what is stored, reads what is wanted, and sends what the group decides. Everything between two
 awaits sees one
 state; what was read meanwhile is offered, and the group takes of it what can be delivered by then.
@@ -15,27 +15,26 @@ from typing import Final
 
 import msgspec
 
-from runnel.broker.consumer_groups.alarms import Alarms
-from runnel.broker.consumer_groups.burying import Burying
-from runnel.broker.consumer_groups.reading import Missing, RunsRead, read_runs
+from runnel.broker.consumer_groups.ack_journals import AckJournals, ShardAckJournal
+from runnel.broker.consumer_groups.dead_letter_writer import DeadLetterWriter
 from runnel.broker.consumer_groups.run_cache import RunCache, StoredRun
+from runnel.broker.consumer_groups.run_reader import Missing, RunsRead, read_runs
 from runnel.broker.consumer_groups.sink import WorkDelivery, WorkSink
-from runnel.broker.consumer_groups.state import ShardState, WorkState
-from runnel.broker.events import EventKind, Events
-from runnel.broker.feeds import KeptLog
+from runnel.broker.consumer_groups.timer_queue import TimerQueue
+from runnel.broker.fair_semaphore import FairSemaphore
 from runnel.broker.loop_share import LoopShare
-from runnel.broker.metrics import Metrics
-from runnel.broker.stores import Stores
-from runnel.broker.turns import Turns
+from runnel.broker.monitoring.events import EventKind, Events
+from runnel.broker.monitoring.metrics import Metrics
+from runnel.broker.stores import KeptLog, Stores
 from runnel.errors import RunnelError, UnknownTopicError
 from runnel.formats.work_heads import Attempt, Lease, Part, Picked
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import Definition, Mode
-from runnel.group_rules.effects import OFFSET_MAX, Burial, Delivery, Effects, Failure
+from runnel.group_rules.effects import OFFSET_MAX, DeadLetter, Effects, Failure, LeasedDelivery
 from runnel.group_rules.group import Group
 from runnel.group_rules.records import FailedRecord, PickedRecord
-from runnel.log.tasks import OwnedTasks
 from runnel.platform.clock import Clock
+from runnel.platform.tasks import OwnedTasks
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
 
@@ -50,20 +49,20 @@ class ConsumerGroupParts(msgspec.Struct, frozen=True):
     """What all consumer groups share."""
 
     stores: Stores
-    state: WorkState
+    state: AckJournals
     run_cache: RunCache
-    alarms: Alarms
+    timers: TimerQueue
     clock: Clock
     workers: Workers
-    turns: Turns
+    reads: FairSemaphore
     tasks: OwnedTasks
     metrics: Metrics
     events: Events
-    burying: Burying
+    dead_letter_writer: DeadLetterWriter
     share: LoopShare
 
 
-class _Seat(msgspec.Struct):
+class _GroupConsumer(msgspec.Struct):
     """A consumer as its consumer group sees it."""
 
     number: int  # the client's
@@ -93,12 +92,12 @@ class ConsumerGroup:
             TopicPartition, int
         ] = {}  # where partitions begin of which nothing is stored
         self._parts = parts
-        self._seats: dict[int, _Seat] = {}
-        self._last_seat = 0
-        self._shards: dict[TopicPartition, ShardState] = {}  # of the partitions it covers
-        self._touched: set[ShardState] = set()  # noted to since somebody waited
-        self._burials = 0
-        self._alarm_ns: int | None = None
+        self._consumers: dict[int, _GroupConsumer] = {}
+        self._last_consumer = 0
+        self._shards: dict[TopicPartition, ShardAckJournal] = {}  # of the partitions it covers
+        self._touched: set[ShardAckJournal] = set()  # noted to since somebody waited
+        self._letters_under_way = 0
+        self._timer_ns: int | None = None
         self._is_reading = False
         self._is_turn_due = False
         self._is_delivering = False
@@ -111,14 +110,14 @@ class ConsumerGroup:
 
     @property
     def consumers(self) -> int:
-        return len(self._seats)
+        return len(self._consumers)
 
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing would be missed if it were made anew from what is stored."""
         return (
-            not self._seats
-            and not self._burials
+            not self._consumers
+            and not self._letters_under_way
             and not self._is_reading
             and all(shard.is_stored for shard in self._touched)
         )
@@ -188,64 +187,67 @@ class ConsumerGroup:
     # --- Consumers ---
 
     def join(self, number: int, sink: WorkSink, window_messages: int, window_bytes: int) -> int:
-        """A seat for a consumer, which gets nothing before `start`."""
-        self._last_seat += 1
-        seat = _Seat(number, sink, window_messages, window_bytes)
-        self._seats[self._last_seat] = seat
-        self.group.join(self._last_seat, window_messages=0, window_bytes=0)
-        return self._last_seat
+        """The id of a new consumer, which gets nothing before `start`."""
+        self._last_consumer += 1
+        self._consumers[self._last_consumer] = _GroupConsumer(
+            number, sink, window_messages, window_bytes
+        )
+        self.group.join(self._last_consumer, window_messages=0, window_bytes=0)
+        return self._last_consumer
 
-    def start(self, seat: int) -> None:
-        if (known := self._seats.get(seat)) is not None:  # else it has been ended meanwhile
+    def start(self, consumer_id: int) -> None:
+        if (
+            known := self._consumers.get(consumer_id)
+        ) is not None:  # else it has been ended meanwhile
             known.is_started = True
-            self._resize(seat, known)
+            self._resize(consumer_id, known)
 
-    def resize(self, seat: int, window_messages: int, window_bytes: int) -> None:
-        if (known := self._seats.get(seat)) is not None:
+    def resize(self, consumer_id: int, window_messages: int, window_bytes: int) -> None:
+        if (known := self._consumers.get(consumer_id)) is not None:
             is_smaller = (
                 window_messages <= known.window_messages and window_bytes <= known.window_bytes
             )
             known.window_messages = window_messages
             known.window_bytes = window_bytes
-            self._resize(seat, known, is_smaller=is_smaller)
+            self._resize(consumer_id, known, is_smaller=is_smaller)
 
-    def pause(self, seat: int) -> None:
+    def pause(self, consumer_id: int) -> None:
         """The connection is full."""
-        if (known := self._seats.get(seat)) is not None:
+        if (known := self._consumers.get(consumer_id)) is not None:
             known.is_paused = True
-            self._resize(seat, known)
+            self._resize(consumer_id, known)
 
-    def resume(self, seat: int) -> None:
-        if (known := self._seats.get(seat)) is not None:
+    def resume(self, consumer_id: int) -> None:
+        if (known := self._consumers.get(consumer_id)) is not None:
             known.is_paused = False
-            self._resize(seat, known)
+            self._resize(consumer_id, known)
 
-    def _resize(self, number: int, seat: _Seat, *, is_smaller: bool = False) -> None:
-        has_room = seat.is_started and not seat.is_paused
+    def _resize(self, consumer_id: int, known: _GroupConsumer, *, is_smaller: bool = False) -> None:
+        has_room = known.is_started and not known.is_paused
         self.group.resize(
-            number,
-            window_messages=seat.window_messages if has_room else 0,
-            window_bytes=seat.window_bytes if has_room else 0,
+            consumer_id,
+            window_messages=known.window_messages if has_room else 0,
+            window_bytes=known.window_bytes if has_room else 0,
         )
         if not is_smaller:  # else there is nothing more to deliver
             self.wake()
 
-    def leave(self, seat: int, *, is_clean: bool) -> bool:
+    def leave(self, consumer_id: int, *, is_clean: bool) -> bool:
         """Whether it was there: the broker may have ended it before."""
-        if self._seats.pop(seat, None) is None:
+        if self._consumers.pop(consumer_id, None) is None:
             return False
         # With an unnamed member goes all that it is owed: nothing of it has failed.
         is_clean = is_clean or not self.is_durable
         now_ns = self._parts.clock.monotonic_ns()
-        self._apply(self.group.leave(seat, now_ns, is_clean=is_clean))
+        self._apply(self.group.leave(consumer_id, now_ns, is_clean=is_clean))
         self.wake()
         return True
 
     def dismiss(self, error: RunnelError) -> None:
         """End all consumers. What was leased to them goes back and does not count."""
-        for number, seat in list(self._seats.items()):
-            self.leave(number, is_clean=True)
-            seat.sink.consumer_ended(seat.number, error)
+        for consumer_id, known in list(self._consumers.items()):
+            self.leave(consumer_id, is_clean=True)
+            known.sink.consumer_ended(known.number, error)
 
     def end(self, error: RunnelError) -> None:
         """Its subscription or member is no more: tell everybody, and do nothing further."""
@@ -255,7 +257,7 @@ class ConsumerGroup:
     def rest(self) -> None:
         """The broker closes: what is leased will be delivered again, and nothing is said of it."""
         self._is_closed = True
-        self._seats.clear()
+        self._consumers.clear()
 
     def redefine(self, definition: Definition) -> None:
         """Its subscription was paused, goes on, or has other options."""
@@ -267,36 +269,44 @@ class ConsumerGroup:
 
     def ack(
         self,
-        seat: int,
+        consumer_id: int,
         deliveries: Sequence[int],
         parts: Sequence[Part],
         picked: Sequence[Picked] = (),
     ) -> Sequence[Part]:
         """What came too late of it; of a whole delivery nothing more is known than that."""
         now_ns = self._parts.clock.monotonic_ns()
-        late = self._apply(self.group.ack(seat, deliveries, parts, now_ns, picked))
+        late = self._apply(self.group.ack(consumer_id, deliveries, parts, now_ns, picked))
         self.wake()
         return [_named(part) for part in late]
 
-    def ack_up_to(self, seat: int, key: TopicPartition, offset: int) -> None:
+    def ack_up_to(self, consumer_id: int, key: TopicPartition, offset: int) -> None:
         now_ns = self._parts.clock.monotonic_ns()
-        self._apply(self.group.ack_up_to(seat, key, offset, now_ns))
+        self._apply(self.group.ack_up_to(consumer_id, key, offset, now_ns))
         self.wake()
 
     def nack(
-        self, seat: int, parts: Sequence[Part], *, delay_ns: int | None, reason: str
+        self, consumer_id: int, parts: Sequence[Part], *, delay_ns: int | None, reason: str
     ) -> Sequence[Part]:
         now_ns = self._parts.clock.monotonic_ns()
-        late = self._apply(self.group.nack(seat, parts, now_ns, delay_ns=delay_ns, reason=reason))
+        late = self._apply(
+            self.group.nack(consumer_id, parts, now_ns, delay_ns=delay_ns, reason=reason)
+        )
         self.wake()
         return late
 
-    def renew(self, seat: int, deliveries: Sequence[int], *, lease_ns: int | None) -> None:
-        self.group.renew(seat, deliveries, self._parts.clock.monotonic_ns(), lease_ns=lease_ns)
-        self._set_alarm()  # a lease may be made shorter
+    def give_back(self, consumer_id: int, parts: Sequence[Part]) -> None:
+        self._apply(self.group.give_back(consumer_id, parts, self._parts.clock.monotonic_ns()))
+        self.wake()
 
-    def recalled(self, seat: int, parts: Sequence[Part]) -> None:
-        self._apply(self.group.recalled(seat, parts, self._parts.clock.monotonic_ns()))
+    def renew(self, consumer_id: int, deliveries: Sequence[int], *, lease_ns: int | None) -> None:
+        self.group.renew(
+            consumer_id, deliveries, self._parts.clock.monotonic_ns(), lease_ns=lease_ns
+        )
+        self._set_timer()  # a lease may be made shorter
+
+    def recalled(self, consumer_id: int, parts: Sequence[Part]) -> None:
+        self._apply(self.group.recalled(consumer_id, parts, self._parts.clock.monotonic_ns()))
         self.wake()
 
     async def wait_stored(self) -> None:
@@ -316,13 +326,17 @@ class ConsumerGroup:
             self._note(effects)
         if effects.late:
             counters.work_late += len(effects.late)
-        for seat, recalls in groupby(effects.recalls, key=lambda recall: recall[0]):
-            known = self._seats.get(seat)
+        for consumer_id, recalls in groupby(effects.recalls, key=lambda recall: recall[0]):
+            known = self._consumers.get(consumer_id)
             if known is not None:
                 known.sink.recall(known.number, [part for _, part in recalls])
-        for burial in effects.burials:
-            self._burials += 1
-            self._parts.tasks.start(self._bury(burial))
+        for consumer_id, expired in groupby(effects.expired, key=lambda lease: lease[0]):
+            known = self._consumers.get(consumer_id)
+            if known is not None:
+                known.sink.leases_expired(known.number, [delivery for _, delivery in expired])
+        for dead_letter in effects.dead_letters:
+            self._letters_under_way += 1
+            self._parts.tasks.start(self._write_dead_letter(dead_letter))
         return effects.late
 
     def _note(self, effects: Effects) -> None:
@@ -362,24 +376,26 @@ class ConsumerGroup:
                 )
                 self._touched.add(shard)
 
-    async def _bury(self, burial: Burial) -> None:
+    async def _write_dead_letter(self, dead_letter: DeadLetter) -> None:
         """Store a dead letter, and only then acknowledge the message."""
         try:
-            is_stored = await self._parts.burying.bury(self.definition.name, self.member, burial)
+            is_stored = await self._parts.dead_letter_writer.write(
+                self.definition.name, self.member, dead_letter
+            )
             self._parts.metrics.counters.dead_letters += is_stored
         finally:
-            self._burials -= 1
+            self._letters_under_way -= 1
         now_ns = self._parts.clock.monotonic_ns()
-        if burial.key in self._shards and not self._is_closed:
-            settle = self.group.buried if is_stored else self.group.unburied
-            self._apply(settle(burial.key, burial.offset, now_ns))
+        if dead_letter.key in self._shards and not self._is_closed:
+            settle = self.group.dead_letter_stored if is_stored else self.group.dead_letter_failed
+            self._apply(settle(dead_letter.key, dead_letter.offset, now_ns))
             self.wake()
 
     # --- Delivering ---
 
     def wake(self) -> None:
         """Deliver what can be delivered at once, and see to it that the rest is read."""
-        if self._is_closed or not self._seats:
+        if self._is_closed or not self._consumers:
             return
         if self._is_delivering:  # a connection that has just become full, or has room again
             self._take_turn_soon()
@@ -391,7 +407,7 @@ class ConsumerGroup:
                 self._deliver()
             finally:
                 self._is_delivering = False
-        self._set_alarm()
+        self._set_timer()
 
     def _take_turn_soon(self) -> None:
         if not self._is_turn_due:
@@ -427,11 +443,11 @@ class ConsumerGroup:
                 self._observe_age(run)
         else:
             self._take_turn_soon()
-        for number, deliveries in decided.items():
-            seat = self._seats[number]
-            seat.sink.deliver_work(seat.number, deliveries)
+        for consumer_id, deliveries in decided.items():
+            known = self._consumers[consumer_id]
+            known.sink.deliver_work(known.number, deliveries)
 
-    def _packed(self, delivery: Delivery, run: StoredRun) -> WorkDelivery:
+    def _packed(self, delivery: LeasedDelivery, run: StoredRun) -> WorkDelivery:
         """Hot: once a delivery."""
         topic, partition = delivery.key
         attempts: Sequence[Attempt] = ()
@@ -484,8 +500,8 @@ class ConsumerGroup:
     async def _read_page(self, key: TopicPartition, offset: int, bytes_max: int) -> RunsRead:
         parts = self._parts
         log = parts.stores.existing(key[0])
-        seat = next(iter(self._seats.values()), None)
-        async with parts.turns.of(0 if seat is None else seat.sink.connection_id):
+        first = next(iter(self._consumers.values()), None)
+        async with parts.reads.of(0 if first is None else first.sink.connection_id):
             page_bytes = max(_PAGE_BYTES_MIN, min(bytes_max, _PAGE_BYTES_MAX))
             return await read_runs(log, key, offset, page_bytes, parts.workers)
 
@@ -516,7 +532,7 @@ class ConsumerGroup:
             offset=offset,
             error=str(error),
         )
-        self._parts.alarms.set(self._parts.clock.monotonic_ns() + _READ_RETRY_NS, self.wake)
+        self._parts.timers.set(self._parts.clock.monotonic_ns() + _READ_RETRY_NS, self.wake)
 
     # --- Time ---
 
@@ -526,14 +542,14 @@ class ConsumerGroup:
         if due_ns is not None and due_ns <= now_ns:
             self._apply(self.group.expire(now_ns))
 
-    def _set_alarm(self) -> None:
+    def _set_timer(self) -> None:
         due_ns = self.group.next_time_ns()
-        if due_ns is not None and (self._alarm_ns is None or due_ns < self._alarm_ns):
-            self._alarm_ns = due_ns
-            self._parts.alarms.set(due_ns, self._ring)
+        if due_ns is not None and (self._timer_ns is None or due_ns < self._timer_ns):
+            self._timer_ns = due_ns
+            self._parts.timers.set(due_ns, self._fire)
 
-    def _ring(self) -> None:
-        self._alarm_ns = None
+    def _fire(self) -> None:
+        self._timer_ns = None
         self.wake()
 
 

@@ -18,7 +18,7 @@ from runnel.formats.batch import Batch
 from runnel.formats.columns import first_event_time_ns
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
-from runnel.log.log import Stored
+from runnel.log.log import VisibleBatch
 from runnel.topics.names import TopicPartition
 
 # What a run takes beside its body, about.
@@ -152,7 +152,7 @@ class RunCache:
             del self._bases[key]
 
 
-def run_of(stored: Stored) -> StoredRun | None:
+def run_of(stored: VisibleBatch) -> StoredRun | None:
     """What was just stored, if it is one run that need not be unpacked first."""
     head = stored.envelope
     if head.run_count != 1 or head.codec != Codec.NONE:

@@ -1,6 +1,6 @@
 """All acknowledged subscriptions: made, joined, paused, moved and deleted; told of what is stored.
 
-A subscription is its definition, which the catalogue keeps, and the consumer groups that are awake. One without
+A subscription is its definition, which the catalogue keeps, and the consumer groups that are active. One without
 consumers costs its definition and what is stored of it: nothing is told to it, and nothing is read for it.
 """
 
@@ -16,15 +16,15 @@ from typing import Final
 
 import msgspec
 
-from runnel.broker.consumer_groups.awake import AwakeConsumerGroups
-from runnel.broker.consumer_groups.begins import begins_of
+from runnel.broker.consumer_groups.active_groups import ActiveConsumerGroups
 from runnel.broker.consumer_groups.consumer import WorkConsumer
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup, ConsumerGroupParts
 from runnel.broker.consumer_groups.sink import WorkSink
-from runnel.broker.events import EventKind
-from runnel.broker.feeds import KeptLog
-from runnel.broker.live_subscription import LiveSubscription
+from runnel.broker.consumer_groups.start_offsets import start_offsets
+from runnel.broker.live.subscription import LiveSubscription
+from runnel.broker.monitoring.events import EventKind
 from runnel.broker.quotas import Account
+from runnel.broker.stores import KeptLog
 from runnel.errors import (
     ClientFault,
     MemberReplacedError,
@@ -37,9 +37,9 @@ from runnel.errors import (
 from runnel.formats.heads import Start
 from runnel.formats.work_heads import Consume, WorkOptions
 from runnel.group_rules import definition as definitions
-from runnel.group_rules.definition import Definition, MemberRecord, Mode, Options
+from runnel.group_rules.definition import Definition, MemberRecord, Mode, SubscriptionOptions
 from runnel.group_rules.records import AtRecord, ForgottenRecord
-from runnel.log.log import Stored, TopicInfo
+from runnel.log.log import LogTopic, VisibleBatch
 from runnel.topics.names import TopicPartition
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern, any_of
@@ -52,7 +52,7 @@ _TOPICS_TOLD_MAX: Final = 20
 
 
 class WorkSubscription:
-    """A definition, its patterns as they are compared, and the consumer groups that are awake, by member."""
+    """A definition, its patterns as they are compared, and the consumer groups that are active, by member."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
@@ -64,10 +64,10 @@ class WorkSubscription:
     @property
     def redelivered(self) -> int:
         """Messages that were delivered again, since the broker started."""
-        awake = sum(
+        active = sum(
             consumer_group.group.releases for consumer_group in self.consumer_groups.values()
         )
-        return self.redelivered_before + awake
+        return self.redelivered_before + active
 
     @property
     def members(self) -> list[str]:
@@ -75,6 +75,16 @@ class WorkSubscription:
         if self.definition.mode is not Mode.MULTICAST:
             return [""]
         return [member.name for member in self.definition.members]
+
+
+class SubscriptionRequest(msgspec.Struct, frozen=True):
+    """Asks for a subscription: to make it, or to change the options of one with the same patterns and mode."""
+
+    name: str
+    patterns: Sequence[str] = ()
+    mode: str = ""  # "": shared
+    start: Start | None = None  # of a new subscription; None: earliest
+    options: WorkOptions | None = None
 
 
 class WorkSubscriptions:
@@ -86,7 +96,7 @@ class WorkSubscriptions:
         self._by_name: dict[str, WorkSubscription] = {}
         self._owned: Counter[str] = Counter()  # by the token that made them
         self._covering: PatternIndex[WorkSubscription] = PatternIndex()
-        self._awake = AwakeConsumerGroups(parts.run_cache)
+        self._active = ActiveConsumerGroups(parts.run_cache)
         self._changing = asyncio.Lock()
         self._last_id = 0
         self._unnamed = count(1)
@@ -161,36 +171,24 @@ class WorkSubscriptions:
 
     # --- Definitions ---
 
-    async def make(
-        self,
-        name: str,
-        patterns: Sequence[str],
-        mode: str,
-        start: Start | None,
-        options: WorkOptions | None,
-        account: Account | None = None,
-    ) -> None:
+    async def make(self, request: SubscriptionRequest, account: Account | None = None) -> None:
         """Make a subscription; one that is there already must be the same."""
         async with self._changing:
-            if name in self._by_name:
-                await self._check_same(self._by_name[name], patterns, mode, options)
+            known = self._by_name.get(request.name)
+            if known is None:
+                await self._make(request, account)
             else:
-                await self._make(name, patterns, mode, start, options, account)
+                await self._check_same(known, request)
 
     async def _make(
-        self,
-        name: str,
-        patterns: Sequence[str],
-        mode: str,
-        start: Start | None,
-        options: WorkOptions | None,
-        account: Account | None,
+        self, request: SubscriptionRequest, account: Account | None
     ) -> WorkSubscription:
+        name, patterns = request.name, request.patterns
         definitions.check_name(name)
         self._check_patterns(name, patterns)
         if account is not None:
             account.check_subscription(name)
-        checked_mode = Mode.checked(mode or Mode.SHARED)
+        checked_mode = Mode.checked(request.mode or Mode.SHARED)
         now_ns = self._parts.clock.time_ns()
         self._last_id = max(now_ns, self._last_id + 1)
         definition = Definition(
@@ -198,13 +196,13 @@ class WorkSubscriptions:
             name,
             tuple(patterns),
             checked_mode,
-            Options.of(options),
+            SubscriptionOptions.of(request.options),
             made_ns=now_ns,
             owner="" if account is None else account.name,
         )
         subscription = WorkSubscription(definition)
         if checked_mode is not Mode.MULTICAST:  # whose members each begin when they join
-            await self._begin(subscription, "", start or Start("earliest"))
+            await self._begin(subscription, "", request.start or Start("earliest"))
         await self._keeper.set_subscription(name, definitions.encode(definition))
         self._add(subscription)
         self._parts.events.tell(
@@ -228,14 +226,11 @@ class WorkSubscriptions:
                 )
 
     async def _check_same(
-        self,
-        subscription: WorkSubscription,
-        patterns: Sequence[str],
-        mode: str,
-        options: WorkOptions | None,
+        self, subscription: WorkSubscription, request: SubscriptionRequest
     ) -> None:
         """Mode and topics are fixed; options that are given hold from now on."""
         definition = subscription.definition
+        mode, patterns = request.mode, request.patterns
         if mode and Mode.checked(mode) is not definition.mode:
             raise SubscriptionDiffersError(
                 f"subscription {definition.name!r} is {definition.mode}, not {mode}"
@@ -245,7 +240,7 @@ class WorkSubscriptions:
                 f"subscription {definition.name!r} is over {' '.join(definition.patterns)}, not over "
                 f"{' '.join(patterns)}; delete it first, or choose another name"
             )
-        wanted = definition.options.changed(options)
+        wanted = definition.options.changed(request.options)
         if wanted != definition.options:
             await self._redefine(subscription, msgspec.structs.replace(definition, options=wanted))
 
@@ -343,7 +338,7 @@ class WorkSubscriptions:
     async def _begins(
         self, subscription: WorkSubscription, start: Start
     ) -> dict[TopicPartition, int]:
-        return await begins_of(
+        return await start_offsets(
             f"subscription {subscription.definition.name!r}", self.partitions(subscription), start
         )
 
@@ -372,36 +367,35 @@ class WorkSubscriptions:
     ) -> WorkConsumer:
         """A place in a consumer group. Nothing is delivered before its `start` is called."""
         name = request.subscription
+        wanted = SubscriptionRequest(
+            name, request.patterns, request.mode, request.start, request.options
+        )
         async with self._changing:
             subscription = self._by_name.get(name)
             if subscription is not None:
-                await self._check_same(
-                    subscription, request.patterns, request.mode, request.options
-                )
+                await self._check_same(subscription, wanted)
             elif request.patterns:
-                subscription = await self._make(
-                    name, request.patterns, request.mode, request.start, request.options, account
-                )
+                subscription = await self._make(wanted, account)
             else:
                 raise UnknownSubscriptionError(
                     f"subscription {name!r} does not exist; name its topics to make it"
                 )
             consumer_group, member = await self._consumer_group_for(subscription, request)
             try:
-                await self._awaken(subscription, consumer_group)
+                await self._activate(subscription, consumer_group)
             except BaseException:
                 self._left(
                     subscription, consumer_group
-                )  # half awake, it would miss what it was not told of
+                )  # half active, it would miss what it was not told of
                 raise
-            seat = consumer_group.join(
+            consumer_id = consumer_group.join(
                 number,
                 sink,
                 min(request.window_messages, _WINDOW_MESSAGES_MAX),
                 min(request.window_bytes, _WINDOW_BYTES_MAX),
             )
         return WorkConsumer(
-            consumer_group, seat, member, lambda closed: self._left(subscription, closed)
+            consumer_group, consumer_id, member, lambda closed: self._left(subscription, closed)
         )
 
     async def _consumer_group_for(
@@ -450,11 +444,13 @@ class WorkSubscriptions:
             subscription.consumer_groups[member] = consumer_group
         return consumer_group
 
-    async def _awaken(self, subscription: WorkSubscription, consumer_group: ConsumerGroup) -> None:
+    async def _activate(
+        self, subscription: WorkSubscription, consumer_group: ConsumerGroup
+    ) -> None:
         """Tell it of everything that is stored from now on, and then of what there is."""
-        if consumer_group in self._awake:
+        if consumer_group in self._active:
             return
-        self._awake.add(consumer_group, subscription.matches)
+        self._active.add(consumer_group, subscription.matches)
         async for key, log in self.partitions(subscription):
             with suppress(UnknownTopicError):  # deleted meanwhile
                 consumer_group.cover(key, log)
@@ -463,7 +459,7 @@ class WorkSubscriptions:
         """A consumer has gone. A consumer group without any is told nothing more."""
         if consumer_group.consumers:
             return
-        self._awake.discard(consumer_group)
+        self._active.discard(consumer_group)
         if not consumer_group.is_durable:
             subscription.consumer_groups.pop(consumer_group.member, None)
             subscription.redelivered_before += consumer_group.group.releases
@@ -474,19 +470,19 @@ class WorkSubscriptions:
     ) -> None:
         consumer_group.end(error)
         subscription.consumer_groups.pop(consumer_group.member, None)
-        self._awake.discard(consumer_group)
+        self._active.discard(consumer_group)
 
     # --- What the logs tell ---
 
-    def on_stored(self, stored: Stored) -> None:
+    def on_stored(self, stored: VisibleBatch) -> None:
         """Hot: once a batch."""
-        self._awake.on_stored(stored)
+        self._active.on_stored(stored)
 
-    def on_topic_made(self, info: TopicInfo) -> None:
+    def on_topic_made(self, info: LogTopic) -> None:
         log = self._parts.stores.log_of(info.name)
         if log is None:
             return
-        for consumer_group in self._awake.of(info.name):
+        for consumer_group in self._active.of(info.name):
             for partition in range(len(info.shards)):
                 consumer_group.cover((info.name, partition), log)
 
@@ -508,7 +504,7 @@ class WorkSubscriptions:
             await self._parts.clock.sleep(_LOOK_INTERVAL_S)
             for subscription in self.all():
                 for member, consumer_group in list(subscription.consumer_groups.items()):
-                    if consumer_group.is_at_rest and consumer_group not in self._awake:
+                    if consumer_group.is_at_rest and consumer_group not in self._active:
                         del subscription.consumer_groups[member]
                         subscription.redelivered_before += consumer_group.group.releases
                 if subscription.definition.mode is Mode.MULTICAST:
@@ -546,8 +542,8 @@ class WorkSubscriptions:
         for subscription in self.all():
             for consumer_group in list(subscription.consumer_groups.values()):
                 consumer_group.rest()
-        self._awake.clear()
-        await self._parts.tasks.wait()
+        self._active.clear()
+        await self._parts.tasks.finish()
         await self._parts.state.close()
 
 

@@ -17,13 +17,13 @@ Nothing here waits on a loop, writes a file or takes a lock. Messages past the a
 their segment is there: how old is too old is in a broker's settings, not in its files. Purged and deleted ones are not.
 """
 
+from runnel.log.reading.block_plan import PlannedBlock, Stretch
 from runnel.log.reading.offline_log import JournalInfo, OfflineLog
 from runnel.log.reading.open_segment import SegmentInfo, SegmentName
-from runnel.log.reading.planning import PlannedBlock, Stretch
 from runnel.log.reading.report import Report
 from runnel.log.reading.selection import Selection
 from runnel.log.reading.summaries import PartitionInfo, TopicInfo
-from runnel.log.reading.verifying import Verified, verify
+from runnel.log.reading.verification import Verified, verify
 
 __all__ = [
     "JournalInfo",

@@ -11,11 +11,17 @@ import msgspec
 from runnel.errors import ClientFault, CorruptionError, MalformedError
 from runnel.formats import block as blocks
 from runnel.formats.batch import Batch
-from runnel.log import paths
+from runnel.log.disk.recovery import FORMAT, check_format
 from runnel.log.log import Cursor, ShardId
-from runnel.log.losses import Remembered, is_mended, read_losses
-from runnel.log.missing import UNKNOWN_ENTRY, SegmentSpan, find_breaks, find_lost_end
-from runnel.log.reading.catalogued import Catalogued, read_catalogue
+from runnel.log.losses.missing_segments import (
+    UNKNOWN_ENTRY,
+    SegmentSpan,
+    find_breaks,
+    find_lost_end,
+)
+from runnel.log.losses.shard_losses import LossesFile, is_mended, read_losses
+from runnel.log.reading.block_plan import PlannedBlock, Stretch, plan_blocks, stretches
+from runnel.log.reading.catalogue_view import CatalogueView, read_catalogue
 from runnel.log.reading.open_segment import (
     OpenSegment,
     SegmentInfo,
@@ -25,15 +31,15 @@ from runnel.log.reading.open_segment import (
     opened,
     sealed_info,
 )
-from runnel.log.reading.planning import PlannedBlock, Stretch, plan_blocks, stretches
 from runnel.log.reading.report import Report
-from runnel.log.reading.selection import Matcher, Selection, StaleIndexError
+from runnel.log.reading.selection import Matcher, Selection
 from runnel.log.reading.summaries import TopicInfo, TopicSummaries
-from runnel.log.recovery import FORMAT, check_format
-from runnel.log.scan import Damage
-from runnel.log.segment import HEADER_BYTES, decode_header
-from runnel.log.segments import PIECE_BYTES
-from runnel.log.synced_marks import Mark, missing_file, read_marks
+from runnel.log.segments import paths
+from runnel.log.segments.index import StaleIndexError
+from runnel.log.segments.scan import Damage
+from runnel.log.segments.segment import HEADER_BYTES, decode_header
+from runnel.log.segments.segments import PIECE_BYTES
+from runnel.log.segments.synced_marks import Mark, missing_file, read_marks
 from runnel.platform.disk import Disk, File, RealDisk
 from runnel.platform.lock_holder import LockHolder, find_lock_holder
 
@@ -89,7 +95,7 @@ class OfflineLog:
     # --- What there is ---
 
     @cached_property
-    def catalogued(self) -> Catalogued:
+    def catalogued(self) -> CatalogueView:
         """What the catalogue knows of topics and cursors, read once."""
         folder = f"{self.directory}/{paths.CATALOGUE}"
         return read_catalogue(self.disk, folder, self.report, self.marks.marks.get(paths.CATALOGUE))
@@ -282,7 +288,7 @@ class OfflineLog:
         folders = {paths.shard_folder(self.directory, each.journal, each.shard) for each in seen}
         for shard_id in self.catalogued.next_entries.keys() - seen:
             folder = paths.shard_folder(self.directory, shard_id.journal, shard_id.shard)
-            self._report_breaks(shard_id, folder, [], Remembered())
+            self._report_breaks(shard_id, folder, [], LossesFile())
             folders.add(folder)
         for name, mark in self.marks.marks.items():
             folder = f"{self.directory}/{name}"
@@ -291,7 +297,7 @@ class OfflineLog:
                 self.report.add_damage(missing_file(folder, mark))
 
     def _report_remembered(
-        self, folder: str, remembered: Remembered, matcher: Matcher | None
+        self, folder: str, remembered: LossesFile, matcher: Matcher | None
     ) -> None:
         for loss in remembered.losses:
             is_wanted = matcher is None or any(
@@ -308,7 +314,7 @@ class OfflineLog:
         shard_id: ShardId,
         folder: str,
         names: Sequence[SegmentName],
-        remembered: Remembered,
+        remembered: LossesFile,
     ) -> None:
         if not self._keeps_account:
             return

@@ -17,14 +17,14 @@ from typing import Final
 import msgspec
 
 from runnel.errors import CorruptionError, MalformedError
-from runnel.log import index as indexes
-from runnel.log import paths, segment
-from runnel.log.index import GrowingIndex, Index, SealedIndex
 from runnel.log.reading.report import Report, Withheld
-from runnel.log.scan import Damage, Scanned, Unit, Window
-from runnel.log.segment import HEADER_BYTES, StoredBlock
-from runnel.log.segments import SEARCH_BYTES
-from runnel.platform.disk import Access, Disk, File
+from runnel.log.segments import index as indexes
+from runnel.log.segments import paths, segment
+from runnel.log.segments.index import GrowingIndex, Index, SealedIndex
+from runnel.log.segments.scan import Damage, Scanned, ScanUnit, ScanWindow
+from runnel.log.segments.segment import HEADER_BYTES, StoredBlock
+from runnel.log.segments.segments import SEARCH_BYTES
+from runnel.platform.disk import Disk, File, FileAccess
 
 # A scan beside a writer may see half of a write as damage; the next one sees it whole.
 _SCANS_MAX: Final = 4
@@ -73,7 +73,7 @@ class OpenSegment(msgspec.Struct, frozen=True):
 
 @contextmanager
 def opened(disk: Disk, path: str) -> Iterator[File]:
-    file = disk.open(path, Access.READ)
+    file = disk.open(path, FileAccess.READ)
     try:
         yield file
     finally:
@@ -249,12 +249,14 @@ def _scan(
     start = growing.covered_bytes
     scanner = segment.scanner(
         name.path,
-        Window(file.read, file.size()),
+        ScanWindow(file.read, file.size()),
         start=start,
         search_bytes=SEARCH_BYTES,
         durable=durable,
     )
-    unsure: list[Unit[StoredBlock]] = []  # of the last group or two: nothing vouches for them yet
+    unsure: list[
+        ScanUnit[StoredBlock]
+    ] = []  # of the last group or two: nothing vouches for them yet
     for unit in scanner:
         durable = max(durable, unit.durable_position)
         if unsure and unsure[-1].position < durable:
@@ -269,20 +271,20 @@ def _scan(
     return growing, scanned
 
 
-def _without_body(unit: Unit[StoredBlock]) -> Unit[StoredBlock]:
+def _without_body(unit: ScanUnit[StoredBlock]) -> ScanUnit[StoredBlock]:
     """The envelope alone, so that what waits does not keep the file's bytes in memory."""
     assert unit.content is not None
     empty = memoryview(b"")
     return msgspec.structs.replace(unit, content=StoredBlock(unit.content.envelope, empty, empty))
 
 
-def _add_all(growing: GrowingIndex, units: list[Unit[StoredBlock]]) -> None:
+def _add_all(growing: GrowingIndex, units: list[ScanUnit[StoredBlock]]) -> None:
     for unit in units:
         assert unit.content is not None
         add_block(growing, unit, unit.content)
 
 
-def add_block(growing: GrowingIndex, unit: Unit[StoredBlock], stored: StoredBlock) -> None:
+def add_block(growing: GrowingIndex, unit: ScanUnit[StoredBlock], stored: StoredBlock) -> None:
     head = stored.envelope
     keys = list(zip(head.topics, head.column32(head.partitions), strict=True))
     growing.add(head, keys, unit.position, unit.size)

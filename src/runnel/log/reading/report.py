@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from runnel.log.scan import Damage
+from runnel.log.segments.scan import Damage
 
 _KEPT_MAX: Final = 1000
 

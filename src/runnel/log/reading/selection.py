@@ -13,6 +13,7 @@ from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.columns import Columns
 from runnel.formats.envelope import Envelope
+from runnel.log.segments.index import StaleIndexError
 from runnel.topics.names import TopicPartition
 from runnel.topics.patterns import Pattern, any_of
 
@@ -43,10 +44,6 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.topics:
             raise ClientFault("a selection needs at least one topic pattern; '*' is all topics")
-
-
-class StaleIndexError(Exception):
-    """The index led to a block that is not what it says: the segment itself has to be asked."""
 
 
 class Matcher:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from runnel.log.index import Index
-from runnel.log.reading.catalogued import Catalogued
+from runnel.log.reading.catalogue_view import CatalogueView
 from runnel.log.reading.selection import END_OF_OFFSETS, Matcher
+from runnel.log.segments.index import Index
 from runnel.topics.names import TopicPartition
 
 
@@ -40,7 +40,7 @@ class _Counts:
 class TopicSummaries:
     """Give it the indexes of all segments, then ask for `topics`."""
 
-    def __init__(self, matcher: Matcher, catalogued: Catalogued) -> None:
+    def __init__(self, matcher: Matcher, catalogued: CatalogueView) -> None:
         self._matcher = matcher
         self._catalogued = catalogued
         self._counts: dict[TopicPartition, _Counts] = {}

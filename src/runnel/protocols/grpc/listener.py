@@ -20,11 +20,11 @@ from runnel.config import GrpcSettings, Settings
 from runnel.errors import SettingsError
 from runnel.platform.addresses import Endpoint, format_address, resolve
 from runnel.platform.diagnostics import get_logger
-from runnel.platform.listening import listen
+from runnel.platform.listening_socket import listen
 from runnel.platform.tls import TlsFiles
-from runnel.protocols.grpc.door import GrpcDoor
-from runnel.protocols.grpc.grpc_server import new_server
-from runnel.protocols.grpc.public import Public
+from runnel.protocols.grpc.server.connections import GrpcDoor
+from runnel.protocols.grpc.server.grpc_server import new_server
+from runnel.protocols.grpc.server.public import Public
 from runnel.protocols.grpc.service import SERVICE, services_of
 from runnel.security.gate import Gate
 

@@ -14,15 +14,15 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from runnel.errors import RunnelError
-from runnel.protocols.grpc import consuming, live, publishing, reading, topics, work
-from runnel.protocols.grpc.admission import enter
-from runnel.protocols.grpc.calls import Call, Context, single_request
-from runnel.protocols.grpc.door import GrpcDoor
+from runnel.protocols.grpc.encoding.messages import parsed
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.grpc_server import Services
-from runnel.protocols.grpc.messages import parsed
-from runnel.protocols.grpc.sending import request_in
-from runnel.protocols.grpc.statuses import refused
+from runnel.protocols.grpc.methods import consuming, live, publishing, reading, topics, work
+from runnel.protocols.grpc.methods.sending import request_in
+from runnel.protocols.grpc.server.admission import enter
+from runnel.protocols.grpc.server.calls import Call, Context, single_request
+from runnel.protocols.grpc.server.connections import GrpcDoor
+from runnel.protocols.grpc.server.grpc_server import Services
+from runnel.protocols.grpc.server.statuses import refused
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Runnel"]
 

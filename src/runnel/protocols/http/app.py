@@ -10,20 +10,20 @@ from litestar.exceptions import ValidationException
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ControllerRouterHandler
 
-from runnel.protocols.http.answers import Answer
-from runnel.protocols.http.calls import call_of
-from runnel.protocols.http.cursors import cursor_handlers
-from runnel.protocols.http.health import health_handlers
-from runnel.protocols.http.live import live_handlers
-from runnel.protocols.http.metrics import metrics_handlers
-from runnel.protocols.http.page import page_handlers
-from runnel.protocols.http.problems import PROBLEM_TYPE, problem_bytes, problem_of
-from runnel.protocols.http.publishing import publish_handlers
-from runnel.protocols.http.reading import read_handlers
-from runnel.protocols.http.requests import DoorRequest, explained
-from runnel.protocols.http.statistics import watch_handlers
-from runnel.protocols.http.topics import topic_handlers
-from runnel.protocols.http.work import work_handlers
+from runnel.protocols.http.encoding.problems import PROBLEM_TYPE, problem_bytes, problem_of
+from runnel.protocols.http.resources.consuming import work_handlers
+from runnel.protocols.http.resources.cursors import cursor_handlers
+from runnel.protocols.http.resources.health import health_handlers
+from runnel.protocols.http.resources.live import live_handlers
+from runnel.protocols.http.resources.messages import read_handlers
+from runnel.protocols.http.resources.metrics import metrics_handlers
+from runnel.protocols.http.resources.page import page_handlers
+from runnel.protocols.http.resources.publishing import publish_handlers
+from runnel.protocols.http.resources.statistics import watch_handlers
+from runnel.protocols.http.resources.topics import topic_handlers
+from runnel.protocols.http.server.answers import Answer
+from runnel.protocols.http.server.calls import call_of
+from runnel.protocols.http.server.requests import DoorRequest, explained
 
 HANDLERS: list[ControllerRouterHandler] = [
     *publish_handlers,

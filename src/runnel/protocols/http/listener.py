@@ -11,15 +11,15 @@ from uvicorn.config import Config
 
 from runnel.broker.broker import Broker
 from runnel.config import Settings
-from runnel.platform.accepting import Acceptor
+from runnel.platform.acceptor import Acceptor
 from runnel.platform.addresses import format_address
-from runnel.platform.draining import PortListener
-from runnel.platform.listening import listen
+from runnel.platform.listening_socket import listen
+from runnel.platform.port_listener import PortListener
 from runnel.platform.tls import TlsFiles
 from runnel.protocols.http.app import litestar_app
-from runnel.protocols.http.browsers import BrowserPolicy
-from runnel.protocols.http.door import HttpDoor
-from runnel.protocols.http.front import Front
+from runnel.protocols.http.server.browsers import BrowserPolicy
+from runnel.protocols.http.server.connections import HttpDoor
+from runnel.protocols.http.server.front import Front
 from runnel.security.gate import Gate
 
 

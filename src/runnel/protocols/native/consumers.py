@@ -272,6 +272,9 @@ class Consumers:
     def late(self, consumer: int, parts: Sequence[Part]) -> None:
         say(self._output, Late(consumer, parts))
 
+    def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:
+        """The client library watches its leases itself, and a late ack is answered with `late`."""
+
     def consumer_ended(self, consumer: int, error: RunnelError) -> None:
         found = self._by_number.get(consumer)
         if isinstance(found, _Opening):

@@ -11,10 +11,10 @@ from runnel.broker.broker import Broker
 from runnel.broker.connections import ReadRows
 from runnel.config import Settings
 from runnel.errors import BusyError, ClosedError, RunnelError
-from runnel.platform.draining import Patience
+from runnel.platform.port_listener import DrainDeadline
+from runnel.platform.tasks import OwnedTasks
 from runnel.protocols.native.pipe import connect_pipe
 from runnel.protocols.native.protocol import HELLO_BYTES_MAX, RECEIVE_BYTES, Connection
-from runnel.protocols.native.tasks import Tasks
 from runnel.protocols.native.turns import Turns
 from runnel.protocols.native.wake_up import WakeUp
 from runnel.security.gate import Gate
@@ -34,7 +34,7 @@ class Door:
         self.broker = broker
         self.gate = gate
         self.settings = settings
-        self.tasks = Tasks()
+        self.tasks = OwnedTasks("the native listener")
         self.turns = Turns()
         self._loop = asyncio.get_running_loop()
         self.wake_up = WakeUp(self._loop)
@@ -48,7 +48,7 @@ class Door:
         self._empty = asyncio.Event()  # nobody is there
         self._empty.set()
         drain_seconds_max = settings.native.drain_timeout_ns / _NS_PER_SECOND
-        self._patience = Patience(broker.clock, drain_seconds_max)
+        self._patience = DrainDeadline(broker.clock, drain_seconds_max)
         broker.connections.listeners.append(self.rows)
         self._sweeping = self._loop.create_task(self._sweep())
 

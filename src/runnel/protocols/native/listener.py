@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from runnel.broker.broker import Broker
 from runnel.config import Settings
-from runnel.platform.accepting import Acceptor
+from runnel.platform.acceptor import Acceptor
 from runnel.platform.addresses import format_address
-from runnel.platform.draining import PortListener
-from runnel.platform.listening import listen
+from runnel.platform.listening_socket import listen
+from runnel.platform.port_listener import PortListener
 from runnel.platform.tls import TlsFiles
 from runnel.protocols.native.door import Door
 from runnel.security.gate import Gate

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
-from runnel.broker.broker import Broker, ConnectionRow
-from runnel.broker.topic_traffic import Flow
+from runnel.broker.broker import Broker, ConnectionStats
+from runnel.broker.monitoring.topic_traffic import Flow
 from runnel.config import Settings, format_duration
 from runnel.errors import HandshakeError, RunnelError, TimeoutExpiredError
 from runnel.formats.frames import Frame, FrameReader
+from runnel.platform.tasks import OwnedTasks
 from runnel.protocols.native.greeting import answer_to_http
 from runnel.protocols.native.output import Buffer
 from runnel.protocols.native.session import Session
-from runnel.protocols.native.tasks import Tasks
 from runnel.protocols.native.turns import Turns
 from runnel.protocols.native.wake_up import WakeUp
 from runnel.security.gate import Gate
@@ -39,7 +39,7 @@ class Host(Protocol):
 
     broker: Broker
     settings: Settings
-    tasks: Tasks
+    tasks: OwnedTasks
     turns: Turns
     wake_up: WakeUp
 
@@ -300,10 +300,10 @@ class Connection(asyncio.BufferedProtocol):
         self._is_closed = True
         self._transport.abort()
 
-    def row(self) -> ConnectionRow:
+    def row(self) -> ConnectionStats:
         """As the metrics show it."""
         session = self.session
-        return ConnectionRow(
+        return ConnectionStats(
             self.connection_id,
             "native",
             self.peer,

@@ -30,6 +30,7 @@ from runnel.formats import wire
 from runnel.formats import work_heads as work
 from runnel.formats.frames import Frame
 from runnel.platform.diagnostics import get_logger
+from runnel.platform.tasks import OwnedTasks
 from runnel.protocols.native import verbs
 from runnel.protocols.native.answers import error_answer, published_answer
 from runnel.protocols.native.consumers import Consumers
@@ -38,7 +39,6 @@ from runnel.protocols.native.large_answers import LargeAnswer, LargeAnswers
 from runnel.protocols.native.output import Output, say
 from runnel.protocols.native.requests import check_no_tail, id_of, message_of, only_batch
 from runnel.protocols.native.subscriptions import Subscriptions
-from runnel.protocols.native.tasks import Tasks
 from runnel.protocols.native.turns import Turns
 from runnel.security.gate import Gate, Pass
 from runnel.security.rights import Rights
@@ -112,7 +112,7 @@ class Session:
         output: Output,
         *,
         gate: Gate | None,
-        tasks: Tasks | None = None,
+        tasks: OwnedTasks | None = None,
         turns: Turns | None = None,
     ) -> None:
         """Without a gate nobody is asked for a token, whatever the settings say."""
@@ -123,7 +123,7 @@ class Session:
         self._appending: asyncio.Task[None] | None = None  # the publish that waits for room
         self._settings = settings
         self._output = output
-        self._tasks = Tasks() if tasks is None else tasks
+        self._tasks = OwnedTasks("a session") if tasks is None else tasks
         self._turns = Turns() if turns is None else turns
         self.subscriptions = Subscriptions(output)
         tail_bytes_max = min(settings.native.frame_bytes_max // 2, _WORK_BYTES_MAX)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from runnel.broker.access import Access
-from runnel.broker.broker import Delivery, LiveSubscription
+from runnel.broker.broker import LiveDelivery, LiveSubscription
+from runnel.broker.live.subscription import SubscribeRequest
 from runnel.errors import ClientFault, LimitExceededError, RunnelError
 from runnel.formats import wire
 from runnel.protocols.native.answers import ended_notice
@@ -55,12 +56,14 @@ class Subscriptions:
             return  # the connection was lost before its turn came
         try:
             subscription = await access.subscribe(
-                number,
-                self,
-                request.patterns,
-                request.start,
-                credit_bytes=request.credit_bytes,
-                overflow=request.overflow,
+                SubscribeRequest(
+                    number,
+                    self,
+                    request.patterns,
+                    request.start,
+                    request.credit_bytes,
+                    request.overflow,
+                )
             )
         except BaseException:
             self._forget(number, opening)
@@ -142,7 +145,7 @@ class Subscriptions:
     def peer(self) -> str:
         return self._output.peer
 
-    def deliver(self, subscription: int, delivery: Delivery) -> None:
+    def deliver(self, subscription: int, delivery: LiveDelivery) -> None:
         """Hot: once for every batch and subscriber."""
         shard = delivery.shard
         head = wire.Deliver(

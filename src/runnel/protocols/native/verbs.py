@@ -13,6 +13,10 @@ import msgspec
 
 from runnel.broker.access import Access
 from runnel.broker.broker import ShardId
+from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
+from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
+from runnel.broker.fetcher import FetchRequest
+from runnel.broker.shard_fetcher import ShardFetchRequest
 from runnel.formats import block, wire
 from runnel.formats import envelope as envelopes
 from runnel.formats import work_heads as work
@@ -27,7 +31,7 @@ PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Producer | wire.Statis
 ListRequest: TypeAlias = (
     wire.Topics | wire.Shards | wire.Cursors | work.ListSubscriptions | work.DeadLetters
 )
-FetchRequest: TypeAlias = wire.Fetch | wire.FetchShard
+FetchHead: TypeAlias = wire.Fetch | wire.FetchShard
 SmallRequest: TypeAlias = (
     wire.DescribeTopic
     | wire.DeleteTopic
@@ -52,7 +56,7 @@ _WorkRequest: TypeAlias = (
     | work.MoveSubscription
     | work.RemoveMember
 )
-WaitingRequest: TypeAlias = FetchRequest | ListRequest | SmallRequest
+WaitingRequest: TypeAlias = FetchHead | ListRequest | SmallRequest
 
 _NS_PER_MS: Final = 1_000_000
 
@@ -138,16 +142,16 @@ async def _wait_work_reply(access: Access, request: _WorkRequest) -> Reply:
             return Reply(work.DeadList(request.id, next_offset), blocks, sum(map(len, batches)))
         case work.SettleDead():
             check_count(request, len(request.offsets))
-            settled = await access.settle_dead(
-                request.subscription,
-                request.offsets,
-                is_all=request.is_all,
-                is_redriven=request.is_redriven,
+            wanted = SettleRequest(
+                request.subscription, request.offsets, request.is_all, request.is_redriven
             )
+            settled = await access.settle_dead(wanted)
             return Reply(work.Settled(request.id, settled))
         case work.MakeSubscription():
             await access.make_subscription(
-                request.name, request.patterns, request.mode, request.start, request.options
+                SubscriptionRequest(
+                    request.name, request.patterns, request.mode, request.start, request.options
+                )
             )
         case work.DeleteSubscription():
             await access.delete_subscription(request.name)
@@ -162,14 +166,16 @@ async def _wait_work_reply(access: Access, request: _WorkRequest) -> Reply:
 
 async def _wait_fetched(access: Access, request: wire.Fetch, while_waiting: WhileWaiting) -> Reply:
     fetched = await access.fetch(
-        request.topic,
-        request.partition,
-        offset=request.offset,
-        time_ns=request.time_ns,
-        messages_max=request.messages_max,
-        bytes_max=request.bytes_max,
-        wait_ns=request.wait_ms * _NS_PER_MS,
-        while_waiting=while_waiting,
+        FetchRequest(
+            request.topic,
+            request.partition,
+            request.offset,
+            request.time_ns,
+            request.messages_max,
+            request.bytes_max,
+            request.wait_ms * _NS_PER_MS,
+            while_waiting,
+        )
     )
     head = wire.Fetched(
         request.id,
@@ -184,12 +190,14 @@ async def _wait_fetched(access: Access, request: wire.Fetch, while_waiting: Whil
 
 async def _wait_shard_fetched(access: Access, request: wire.FetchShard) -> Reply:
     fetched = await access.fetch_shard(
-        ShardId(request.journal, request.shard),
-        request.entry,
-        end_entry=request.end_entry,
-        patterns=request.patterns,
-        epoch=request.epoch,
-        bytes_max=request.bytes_max,
+        ShardFetchRequest(
+            ShardId(request.journal, request.shard),
+            request.entry,
+            request.end_entry,
+            request.patterns,
+            request.epoch,
+            request.bytes_max,
+        )
     )
     head = wire.ShardFetched(
         request.id,

@@ -28,9 +28,14 @@ from pyspark.sql import SparkSession
 from runnel.errors import ClientFault
 from runnel.spark.connections import usual_url
 from runnel.spark.pipelines import project_process
-from runnel.spark.pipelines.project_process import Problem, Request, Said, parse_line
-from runnel.spark.pipelines.running import PipelineFailedError
-from runnel.spark.session import session
+from runnel.spark.pipelines.project_process import (
+    ProjectOutput,
+    ProjectProblem,
+    ProjectRequest,
+    parse_line,
+)
+from runnel.spark.pipelines.streaming_query import PipelineFailedError
+from runnel.spark.runtime.session import session
 from runnel.topics.names import Label, check_label, dead_letter_topic
 
 SPEC_NAMES: Final = ("spark-pipeline.yml", "spark-pipeline.yaml")
@@ -106,7 +111,7 @@ def run_project(
     and begin anew. `dry_run`: only check. `on_event` hears what happens. PipelineFailedError says what went wrong.
     """
     spec = find_spec(Path(directory))
-    request = Request(
+    request = ProjectRequest(
         spec=str(spec), tables=tuple(tables), full_refresh=full_refresh, dry_run=dry_run
     )
     environment = {_URL_VARIABLE: url or usual_url()}
@@ -183,7 +188,7 @@ def _free_port() -> int:
         return port
 
 
-def _run(request: Request, environment: Mapping[str, str], on_event: OnEvent | None) -> None:
+def _run(request: ProjectRequest, environment: Mapping[str, str], on_event: OnEvent | None) -> None:
     """The project's files are loaded by a process of their own, which is nothing but a client of Spark Connect."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(
@@ -200,9 +205,9 @@ def _run(request: Request, environment: Mapping[str, str], on_event: OnEvent | N
             assert process.stdout is not None
             for line in process.stdout:
                 match parse_line(line):
-                    case Problem(text):
+                    case ProjectProblem(text):
                         problem = text
-                    case Said(text) if on_event is not None:
+                    case ProjectOutput(text) if on_event is not None:
                         on_event(text)
             process.wait()
         finally:

@@ -22,7 +22,7 @@ _SEE_ABOVE: Final = "\n\nTo view the exceptions"
 _EXIT_FAILED: Final = 1
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class ProjectRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to run."""
 
     spec: str
@@ -34,11 +34,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
-class Said(msgspec.Struct, frozen=True):
+class ProjectOutput(msgspec.Struct, frozen=True):
     text: str
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ProjectProblem(msgspec.Struct, frozen=True):
     text: str
 
 
@@ -47,19 +47,21 @@ class _Line(msgspec.Struct, omit_defaults=True):
     problem: str | None = None
 
 
-def parse_line(line: str) -> Said | Problem:
+def parse_line(line: str) -> ProjectOutput | ProjectProblem:
     """A line of the process; anything that is not one of ours is something that somebody printed."""
     try:
         found = msgspec.json.decode(line, type=_Line)
     except msgspec.MsgspecError:
-        return Said(line.rstrip("\n"))
-    return Said(found.said or "") if found.problem is None else Problem(found.problem)
+        return ProjectOutput(line.rstrip("\n"))
+    return (
+        ProjectOutput(found.said or "") if found.problem is None else ProjectProblem(found.problem)
+    )
 
 
 def condensed(text: str) -> str:
     """What Spark says of an event: one line, and of an error its reason, without plans and traces."""
-    from runnel.spark.pipelines.running import reason_in
     from runnel.spark.pipelines.statement import explained
+    from runnel.spark.pipelines.streaming_query import reason_in
 
     text = _TIME.sub("", text.strip())
     head, newline, rest = text.partition("\n")
@@ -83,14 +85,14 @@ class _Lines(TextIOBase):
 
 
 def main() -> int:
-    request = msgspec.json.decode(sys.argv[1], type=Request)
+    request = msgspec.json.decode(sys.argv[1], type=ProjectRequest)
     lines = _Lines(sys.stdout)
     sys.stdout = lines  # all that print needs of it is there
     warnings.simplefilter("ignore")
     from pyspark.errors import PySparkException
     from pyspark.pipelines import cli
 
-    from runnel.spark.pipelines.running import reason_of
+    from runnel.spark.pipelines.streaming_query import reason_of
 
     refreshed = request.full_refresh
     try:
@@ -114,7 +116,7 @@ def main() -> int:
     return 0
 
 
-def _placed(error: BaseException, told: str, request: Request) -> str:
+def _placed(error: BaseException, told: str, request: ProjectRequest) -> str:
     """With the line of the project that it came from, if it came from one."""
     root = Path(request.spec).parent
     frames = [

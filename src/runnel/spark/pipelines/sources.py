@@ -15,18 +15,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from runnel.client.api import connect_blocking
+from runnel.client import connect_blocking
 from runnel.errors import ClientFault
 from runnel.spark.options import literal
 from runnel.spark.payloads import json
-from runnel.spark.pipelines.parsing import VALUE, parsed
-from runnel.spark.pipelines.running import OBSERVATION
+from runnel.spark.pipelines.payload_parser import VALUE, parsed
 from runnel.spark.pipelines.statement import (
     explained,
     name_parts,
     quoted,
     streamed_names,
 )
+from runnel.spark.pipelines.streaming_query import OBSERVATION
 from runnel.topics.patterns import Pattern
 
 _NOT_FOUND: Final = "TABLE_OR_VIEW_NOT_FOUND"
@@ -36,7 +36,7 @@ _NAMES_TOLD_MAX: Final = 10
 _views_lock = threading.Lock()
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How topics are read."""
 
     url: str
@@ -58,7 +58,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
                 raise ClientFault(f"source {name}={pattern!r}: {error}") from None
 
 
-class Found(msgspec.Struct, frozen=True):
+class ResolvedStatement(msgspec.Struct, frozen=True):
     """A statement that Spark has understood."""
 
     rows: DataFrame
@@ -68,7 +68,9 @@ class Found(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def understood(spark: SparkSession, statement: str, reading: Reading) -> Iterator[Found]:
+def resolved_statement(
+    spark: SparkSession, statement: str, reading: SourceOptions
+) -> Iterator[ResolvedStatement]:
     """What a statement gives. Its views are there until the `with` ends: a Connect server looks at them again then."""
     reading.check()
     views = _Views(spark, statement, reading)
@@ -80,7 +82,7 @@ def understood(spark: SparkSession, statement: str, reading: Reading) -> Iterato
 
 
 class _Views:
-    def __init__(self, spark: SparkSession, statement: str, reading: Reading) -> None:
+    def __init__(self, spark: SparkSession, statement: str, reading: SourceOptions) -> None:
         self._spark = spark
         self._statement = statement
         self._reading = reading
@@ -88,7 +90,7 @@ class _Views:
         self._made: dict[str, str] = {}  # the pattern of each
         self._letters: list[DataFrame] = []
 
-    def understand(self) -> Found:
+    def understand(self) -> ResolvedStatement:
         for name in self._reading.patterns:
             self._make(name)
         rows, is_stream = self._resolved()
@@ -102,7 +104,7 @@ class _Views:
             else None
         )
         patterns = tuple(self._made[name] for name in self._streamed if name in self._made)
-        return Found(rows, letters, is_stream, patterns)
+        return ResolvedStatement(rows, letters, is_stream, patterns)
 
     def _resolved(self) -> tuple[DataFrame, bool]:
         """The statement's rows. Names that Spark does not know are topics, until it knows them all."""

@@ -24,19 +24,19 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from runnel.errors import ClientFault
 from runnel.spark.connections import usual_url
 from runnel.spark.pipelines import results
-from runnel.spark.pipelines.running import (
+from runnel.spark.pipelines.sources import ResolvedStatement, SourceOptions, resolved_statement
+from runnel.spark.pipelines.statement import check_query, explained
+from runnel.spark.pipelines.streaming_query import (
     WRITTEN,
     OnProgress,
-    Progress,
+    PipelineProgress,
     failure_of,
     reason_of,
     run_query,
 )
-from runnel.spark.pipelines.sources import Found, Reading, understood
-from runnel.spark.pipelines.statement import check_query, explained
 from runnel.spark.pipelines.table_sink import FORMAT as TABLE_FORMAT
 from runnel.spark.pipelines.table_sink import LETTER, TableSink
-from runnel.spark.pipelines.target import Target, TargetKind
+from runnel.spark.pipelines.target import QueryTarget, TargetKind
 from runnel.topics.names import Label, check_label, dead_letter_topic
 from runnel.topics.patterns import Pattern
 
@@ -66,7 +66,7 @@ def sql(
     dead_letters: str | None = None,
     options: Mapping[str, str] | None = None,
     on_progress: OnProgress | None = None,
-) -> Progress:
+) -> PipelineProgress:
     """Run a statement until it ends, or until its query is stopped; what it did by then is returned.
 
     `into`: topic:NAME; topic, if the rows have a column topic; or table:PATH, a Delta table. `sources`: which topics a
@@ -76,14 +76,14 @@ def sql(
     `!dead/<name>`; "" for none, and then they end the query. `options`: of reading, as maxRowsPerTrigger.
     """
     check_query(statement)
-    target = Target.parse(into)
+    target = QueryTarget.parse(into)
     if mode not in get_args(Mode):
         raise ClientFault(f"mode {mode!r}: it must be one of {', '.join(get_args(Mode))}")
     name = target.short_name if name is None else name
     check_label(
         Label.SUBSCRIPTION, name
     )  # its dead letters are called after it, as those of a subscription
-    reading = Reading(
+    reading = SourceOptions(
         url=url or usual_url(),
         token=token,
         patterns=dict(sources or {}),
@@ -96,7 +96,7 @@ def sql(
     job = _Job(spark, target, name, mode, reading)
     with ExitStack() as stack:
         stack.enter_context(_quiet())
-        with understood(spark, statement, reading) as found:
+        with resolved_statement(spark, statement, reading) as found:
             job.check(found)
             if not found.is_stream:
                 return job.run_batch(found)
@@ -126,7 +126,12 @@ class _Job:
     """A statement that was understood, on its way to its target."""
 
     def __init__(
-        self, spark: SparkSession, target: Target, name: str, mode: Mode, reading: Reading
+        self,
+        spark: SparkSession,
+        target: QueryTarget,
+        name: str,
+        mode: Mode,
+        reading: SourceOptions,
     ) -> None:
         self._spark = spark
         self._target = target
@@ -134,7 +139,7 @@ class _Job:
         self._mode = mode
         self._reading = reading
 
-    def check(self, found: Found) -> None:
+    def check(self, found: ResolvedStatement) -> None:
         if self._target.kind is TargetKind.TABLE and self._mode == "update":
             raise ClientFault(
                 "mode 'update' cannot be written to a table, which has no key to update by: append or complete"
@@ -150,7 +155,7 @@ class _Job:
                     )
 
     def start(
-        self, found: Found, checkpoint: str, *, once: bool, every: str | None
+        self, found: ResolvedStatement, checkpoint: str, *, once: bool, every: str | None
     ) -> StreamingQuery:
         rows = self._rows(msgspec.structs.replace(found, rows=_observed(found.rows, WRITTEN)))
         stream = rows.writeStream.outputMode(self._mode).queryName(self._name)
@@ -167,7 +172,7 @@ class _Job:
         stream = stream.format("runnel").options(**self._options())
         return stream.option("sort", "true") if _shuffles(rows) else stream
 
-    def run_batch(self, found: Found) -> Progress:
+    def run_batch(self, found: ResolvedStatement) -> PipelineProgress:
         counted = Observation(WRITTEN)
         rows = self._rows(msgspec.structs.replace(found, rows=_observed(found.rows, counted)))
         if self._target.kind is TargetKind.TABLE:
@@ -184,7 +189,7 @@ class _Job:
         except PySparkException as error:
             raise failure_of(error) from error
         written = counted.get["rows"]
-        return Progress(
+        return PipelineProgress(
             batches=1,
             rows=written,
             rows_per_second=0.0,
@@ -193,7 +198,7 @@ class _Job:
             is_stream=False,
         )
 
-    def _rows(self, found: Found) -> DataFrame:
+    def _rows(self, found: ResolvedStatement) -> DataFrame:
         """The result as the sink takes it, and dead letters among it."""
         if self._target.kind is TargetKind.TABLE:
             self._spark.dataSource.register(TableSink)

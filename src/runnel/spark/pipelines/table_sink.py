@@ -24,11 +24,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from runnel.errors import ClientFault
-from runnel.spark.writer import (
-    Part,
+from runnel.spark.write.writer import (
+    TaskIdentity,
     WriteOptions,
     current_task,
-    part_of_query,
+    identity_in_query,
     publish_rows,
     query_of,
 )
@@ -52,7 +52,7 @@ class TableFile(msgspec.Struct, frozen=True):
     rows: int
 
 
-class Files(WriterCommitMessage):
+class WrittenFiles(WriterCommitMessage):
     """What a task tells when it is done."""
 
     def __init__(self, query_id: str | None, files: Sequence[TableFile]) -> None:
@@ -68,26 +68,26 @@ class TableSink(DataSource):
         return FORMAT
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
-        return _BatchTableWriter(_Work.of(dict(self.options), schema), overwrite=overwrite)
+        return _BatchTableWriter(_TableWrite.of(dict(self.options), schema), overwrite=overwrite)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self,
         schema: StructType,
         overwrite: bool,  # noqa: FBT001
     ) -> DataSourceStreamArrowWriter:
-        return _StreamTableWriter(_Work.of(dict(self.options), schema), overwrite=overwrite)
+        return _StreamTableWriter(_TableWrite.of(dict(self.options), schema), overwrite=overwrite)
 
 
 class _BatchTableWriter(DataSourceArrowWriter):
-    def __init__(self, work: _Work, *, overwrite: bool) -> None:
+    def __init__(self, work: _TableWrite, *, overwrite: bool) -> None:
         self._work = work
         self._overwrite = overwrite
         self._write_id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         partition = current_task().partitionId()
-        part = Part(f"{self._work.name}/{self._write_id}/{partition}", 1, partition)
-        return Files(None, self._work.do(iterator, part))
+        identity = TaskIdentity(f"{self._work.name}/{self._write_id}/{partition}", 1, partition)
+        return WrittenFiles(None, self._work.do(iterator, identity))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._work.commit(_files(messages), transaction=None, overwrite=self._overwrite)
@@ -97,18 +97,18 @@ class _BatchTableWriter(DataSourceArrowWriter):
 
 
 class _StreamTableWriter(DataSourceStreamArrowWriter):
-    def __init__(self, work: _Work, *, overwrite: bool) -> None:
+    def __init__(self, work: _TableWrite, *, overwrite: bool) -> None:
         self._work = work
         self._overwrite = overwrite
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = current_task()
         query_id = query_of(context)
-        part = part_of_query(self._work.name, query_id, context)
-        return Files(query_id, self._work.do(iterator, part))
+        identity = identity_in_query(self._work.name, query_id, context)
+        return WrittenFiles(query_id, self._work.do(iterator, identity))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        told = [message for message in messages if isinstance(message, Files)]
+        told = [message for message in messages if isinstance(message, WrittenFiles)]
         if told:
             assert told[0].query_id is not None
             self._work.commit(
@@ -120,10 +120,12 @@ class _StreamTableWriter(DataSourceStreamArrowWriter):
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[TableFile]:
-    return [file for message in messages if isinstance(message, Files) for file in message.files]
+    return [
+        file for message in messages if isinstance(message, WrittenFiles) for file in message.files
+    ]
 
 
-class _Work:
+class _TableWrite:
     """What tasks and driver do, of a stream and of a batch alike."""
 
     def __init__(self, path: str, columns: pa.Schema, letters: WriteOptions | None) -> None:
@@ -133,7 +135,7 @@ class _Work:
         self.name = (letters.producer if letters is not None else None) or "table"
 
     @classmethod
-    def of(cls, options: Mapping[str, str], schema: StructType) -> _Work:
+    def of(cls, options: Mapping[str, str], schema: StructType) -> _TableWrite:
         others = dict(options)
         path = others.pop(_PATH)
         if "://" not in path:
@@ -146,14 +148,14 @@ class _Work:
 
     # --- In a task ---
 
-    def do(self, iterator: Iterator[pa.RecordBatch], part: Part) -> list[TableFile]:
+    def do(self, iterator: Iterator[pa.RecordBatch], identity: TaskIdentity) -> list[TableFile]:
         with _FileWriter(self._path, self._columns) as writer:
             letters = self._sort_out(iterator, writer)
             if self._letters is None:
                 for _ in letters:
                     raise AssertionError("a dead letter where there can be none")
             else:
-                publish_rows(letters, self._letters, part)
+                publish_rows(letters, self._letters, identity)
         return writer.files
 
     def _sort_out(

@@ -19,14 +19,14 @@ class TargetKind(enum.Enum):
     TABLE = "table"
 
 
-class Target(msgspec.Struct, frozen=True):
+class QueryTarget(msgspec.Struct, frozen=True):
     """`name`: of the topic, None where each row says its own; or the path of the table."""
 
     kind: TargetKind
     name: str | None
 
     @classmethod
-    def parse(cls, text: str) -> Target:
+    def parse(cls, text: str) -> QueryTarget:
         kind, colon, name = text.partition(":")
         if kind == TargetKind.TOPIC.value:
             if not colon:

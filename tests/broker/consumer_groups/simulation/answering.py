@@ -78,6 +78,14 @@ def give_back_these(hand: Hand, parts: Sequence[Stretch]) -> None:
     hand.consumer.recalled(to_parts(parts))
 
 
+async def return_unbegun(history: History) -> None:
+    if (hand := _any_worker(history)) is not None:
+        is_front = history.random.random() < 0.4
+        client = hand.client
+        parts = client.answer_first() if is_front else client.answer(history.random)
+        hand.consumer.give_back(to_parts(parts))
+
+
 async def resize(history: History) -> None:
     """Another window, or a connection that is full for a while."""
     if not history.hands:
@@ -102,7 +110,7 @@ async def rubbish(history: History) -> None:
     other = random.choice(history.hands)
     parts = random.sample(other.client.answered, min(len(other.client.answered), 2))
     parts.append(Stretch(random.randint(0, 50), random.randint(0, 9), random.randint(0, 2**40)))
-    match random.randint(0, 4):
+    match random.randint(0, 5):
         case 0:
             hand.consumer.ack([random.randint(0, 60), 2**62], to_parts(parts))
         case 1:
@@ -110,6 +118,8 @@ async def rubbish(history: History) -> None:
         case 2:
             hand.consumer.recalled(to_parts(parts))
         case 3:
+            hand.consumer.give_back(to_parts(parts))
+        case 4:
             hand.consumer.ack(
                 (), (), [Picked(random.randint(0, 9), random.randint(0, 9), b"\xff\x01")]
             )

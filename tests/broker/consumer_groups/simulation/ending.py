@@ -1,4 +1,4 @@
-"""The end of a history: disk and consumers are well again, and then nothing may be owed; nor after one last crash."""
+"""The end of a history: disk and consumers work again. Then no message may be left, also after one last crash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.broker.consumer_groups.simulation.operations import see_rest
 from tests.broker.consumer_groups.simulation.operators import look_at_definitions
 from tests.broker.consumer_groups.simulation.plan import SECOND_NS
 from tests.group_rules import history as events
-from tests.group_rules.telling import Violation
+from tests.simulation.history import Violation
 
 if TYPE_CHECKING:
     from tests.broker.consumer_groups.simulation.history import History
@@ -23,7 +23,7 @@ WINDOW = (1000, 10**6)
 async def end(history: History) -> None:
     await history.finish_beside()
     history.say("everything is well again")
-    history.heal()
+    history.heal_disk()
     if history.was_faulty:
         await history.restart()
     await _finish(history)
@@ -130,7 +130,7 @@ async def _check_states(history: History) -> None:
 
 
 async def _rest(history: History) -> None:
-    """Nobody consumes: nothing stays awake."""
+    """Nobody consumes: nothing stays active."""
     for hand in list(history.hands):
         dismiss(history, hand, is_clean=True)
     for _ in range(3):

@@ -13,7 +13,7 @@ from tests.broker.consumer_groups.simulation.recorder import Recorder
 from tests.broker.consumer_groups.simulation.recording import RecordingGroup, stretch
 from tests.broker.consumer_groups.simulation.writer import Writer
 from tests.group_rules.simulation.consumer import SimulatedConsumer
-from tests.group_rules.telling import Violation
+from tests.simulation.history import Violation
 
 
 class Hand:
@@ -50,7 +50,7 @@ class Hand:
 
     def check_on_way(self) -> None:
         """What was decided for it has reached it."""
-        seat = self.consumer._seat
+        seat = self.consumer._consumer_id
         lost = [event for event in self.writer.on_way.values() if event.consumer == seat]
         if lost and self.error is None:
             raise Violation(f"{self} never got this: {lost[0]}")
@@ -58,6 +58,9 @@ class Hand:
             for number, part in self.writer.recalls_on_way:
                 if number == seat:
                     raise Violation(f"{self} was never told that {part} is recalled")
+            for number, delivery in self.writer.expiries_on_way:
+                if number == seat:
+                    raise Violation(f"{self} was never told that delivery {delivery} expired")
 
     # --- What the broker says ---
 
@@ -99,11 +102,15 @@ class Hand:
 
     def recall(self, consumer: int, parts: Sequence[Part]) -> None:
         for part in map(stretch, parts):
-            self.writer.recalls_on_way.discard((self.consumer._seat, part))
+            self.writer.recalls_on_way.discard((self.consumer._consumer_id, part))
             self.client.recalled.append(part)
 
     def late(self, consumer: int, parts: Sequence[Part]) -> None:
-        """What is late is told by what is asked here; sessions use this."""
+        """Only sessions use this; here the answers to acks report what is late."""
+
+    def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:
+        for delivery in deliveries:
+            self.writer.expiries_on_way.discard((self.consumer._consumer_id, delivery))
 
     def consumer_ended(self, consumer: int, error: RunnelError) -> None:
         self.error = error

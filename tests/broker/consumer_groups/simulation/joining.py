@@ -68,7 +68,7 @@ async def join(
         consuming.cancel()
         await asyncio.wait([consuming])
         if not consuming.cancelled() and consuming.exception() is None:
-            consuming.result().close(is_clean=False)  # it was in, and nobody had heard of it
+            consuming.result().close(is_clean=False)  # it had joined, and its caller did not know
         forget_unnamed(history)
         if turns_max is None:
             raise

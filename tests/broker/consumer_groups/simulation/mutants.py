@@ -1,4 +1,4 @@
-"""Mistakes that a broker could make with acknowledged work, to see that the histories find them."""
+"""Deliberate mistakes in the broker's consumer groups, which histories must find."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any, Final
 import pytest
 from msgspec import structs
 
-from runnel.broker.consumer_groups.alarms import Alarms
-from runnel.broker.consumer_groups.burying import Burying
-from runnel.broker.consumer_groups.claims import WorkClaims
+from runnel.broker.consumer_groups.ack_journals import ShardAckJournal
 from runnel.broker.consumer_groups.consumer import WorkConsumer
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
-from runnel.broker.consumer_groups.dead import DeadLetters
+from runnel.broker.consumer_groups.dead_letter_queues import DeadLetterQueues
+from runnel.broker.consumer_groups.dead_letter_writer import DeadLetterWriter
+from runnel.broker.consumer_groups.group_holds import GroupHolds
 from runnel.broker.consumer_groups.run_cache import RunCache, StoredRun
-from runnel.broker.consumer_groups.state import ShardState
 from runnel.broker.consumer_groups.subscriptions import WorkSubscriptions
-from runnel.broker.feeds import KeptLog
+from runnel.broker.consumer_groups.timer_queue import TimerQueue
+from runnel.broker.stores import KeptLog
 from runnel.config import Pin, Retain, Rotate, Until
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.effects import Effects, Failure
 from runnel.group_rules.records import Record
-from runnel.log.state_journal import StateJournal
+from runnel.log.metadata.state_journal import StateJournal
 from runnel.topics.names import TopicPartition
 from tests.broker.consumer_groups.simulation.plan import Plan
+from tests.simulation.mutants import Mutant
 
 Patch = pytest.MonkeyPatch
-Mutant = Callable[[Patch], None]
 
 
 # --- What is stored ---
@@ -43,24 +43,24 @@ def acks_are_said_to_be_stored_before_they_are(patch: Patch) -> None:
 
 
 def notes_are_lost_when_a_write_fails(patch: Patch) -> None:
-    written = ShardState._written
+    written = ShardAckJournal._written
 
-    def forgetful(state: ShardState, notes: list[Record], done: asyncio.Future[None]) -> None:
+    def forgetful(state: ShardAckJournal, notes: list[Record], done: asyncio.Future[None]) -> None:
         written(state, [] if done.exception() else notes, done)
 
-    patch.setattr(ShardState, "_written", forgetful)
+    patch.setattr(ShardAckJournal, "_written", forgetful)
 
 
 def snapshots_are_made_of_what_was_there_at_first(patch: Patch) -> None:
     """What has come since the start is not in them."""
-    init = ShardState.__init__
+    init = ShardAckJournal.__init__
 
-    def old(state: ShardState, *parts: Any) -> None:
+    def old(state: ShardAckJournal, *parts: Any) -> None:
         init(state, *parts)
         known = list(state._snapshot())
         parts[0].snapshot = lambda: known
 
-    patch.setattr(ShardState, "__init__", old)
+    patch.setattr(ShardAckJournal, "__init__", old)
 
 
 def begins_are_not_written_down(patch: Patch) -> None:
@@ -105,73 +105,73 @@ def state_is_found_damaged(patch: Patch) -> None:
 
 
 def messages_are_done_before_their_letters_are_stored(patch: Patch) -> None:
-    bury = Burying.bury
+    write = DeadLetterWriter.write
 
     async def hasty(*arguments: Any) -> bool:
-        task = asyncio.get_running_loop().create_task(bury(*arguments))
+        task = asyncio.get_running_loop().create_task(write(*arguments))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return True
 
-    patch.setattr(Burying, "bury", hasty)
+    patch.setattr(DeadLetterWriter, "write", hasty)
 
 
 def letters_that_could_not_be_stored_count_as_stored(patch: Patch) -> None:
-    bury = Burying.bury
+    write = DeadLetterWriter.write
 
     async def careless(*arguments: Any) -> bool:
-        await bury(*arguments)
+        await write(*arguments)
         return True
 
-    patch.setattr(Burying, "bury", careless)
+    patch.setattr(DeadLetterWriter, "write", careless)
 
 
 def settled_letters_are_not_written_down(patch: Patch) -> None:
-    settle = DeadLetters._settle
+    settle = DeadLetterQueues._settle
 
-    async def forgetful(letters: DeadLetters, *arguments: Any, **options: Any) -> int:
+    async def forgetful(letters: DeadLetterQueues, *arguments: Any, **options: Any) -> int:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(ShardState, "note_acked", lambda *arguments: None)
+            inner.setattr(ShardAckJournal, "note_acked", lambda *arguments: None)
             return await settle(letters, *arguments, **options)
 
-    patch.setattr(DeadLetters, "_settle", forgetful)
+    patch.setattr(DeadLetterQueues, "_settle", forgetful)
 
 
 # --- Retention ---
 
 
-def claims_free_what_is_owed(patch: Patch) -> None:
+def holds_free_what_is_owed(patch: Patch) -> None:
     """One subscription's acknowledgement is enough."""
-    owed = WorkClaims.owed
+    owed = GroupHolds.owed
 
     def hasty(
-        claims: WorkClaims, key: TopicPartition, begin: int, end: int
+        holds: GroupHolds, key: TopicPartition, begin: int, end: int
     ) -> Sequence[tuple[int, int]] | None:
         covering = WorkSubscriptions.covering
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(
                 WorkSubscriptions, "covering", lambda all_, topic: covering(all_, topic)[:1]
             )
-            return owed(claims, key, begin, end)
+            return owed(holds, key, begin, end)
 
-    patch.setattr(WorkClaims, "owed", hasty)
+    patch.setattr(GroupHolds, "owed", hasty)
 
 
 def topics_made_later_are_nobodys(patch: Patch) -> None:
-    """Where nothing is written down yet, nothing is claimed."""
-    acked = WorkClaims._acked
+    """Where nothing is written down yet, nothing is held."""
+    acked = GroupHolds._acked
 
-    def hasty(claims: WorkClaims, subscription: Any, key: TopicPartition) -> Any:
-        for each in acked(claims, subscription, key):
+    def hasty(holds: GroupHolds, subscription: Any, key: TopicPartition) -> Any:
+        for each in acked(holds, subscription, key):
             yield AckSet(2**40) if each == AckSet(1) else each
 
-    patch.setattr(WorkClaims, "_acked", hasty)
+    patch.setattr(GroupHolds, "_acked", hasty)
 
 
 # --- Delivering ---
 
 
 def clocks_are_not_looked_at(patch: Patch) -> None:
-    patch.setattr(Alarms, "_ring", lambda alarms: None)
+    patch.setattr(TimerQueue, "_fire", lambda timers: None)
 
 
 def topics_made_later_do_not_join(patch: Patch) -> None:
@@ -230,7 +230,7 @@ def _acknowledged_messages_go_at_once(plan: Plan) -> Plan:
 
 
 CHANGES: Final[dict[Mutant, Callable[[Plan], Plan]]] = {
-    claims_free_what_is_owed: _acknowledged_messages_go_at_once,
+    holds_free_what_is_owed: _acknowledged_messages_go_at_once,
 }
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
@@ -244,7 +244,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     messages_are_done_before_their_letters_are_stored,
     letters_that_could_not_be_stored_count_as_stored,
     settled_letters_are_not_written_down,
-    claims_free_what_is_owed,
+    holds_free_what_is_owed,
     topics_made_later_are_nobodys,
     clocks_are_not_looked_at,
     topics_made_later_do_not_join,
@@ -254,3 +254,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     purged_messages_are_still_delivered,
     recalls_reach_nobody,
 )
+
+# Seeds that show mutants which are rare.
+SHOWN_BY: Final[dict[Mutant, int]] = {
+    acks_are_said_to_be_stored_before_they_are: 84,
+    notes_are_lost_when_a_write_fails: 12,
+    topics_made_later_are_nobodys: 23,
+    purged_messages_are_still_delivered: 15,
+}

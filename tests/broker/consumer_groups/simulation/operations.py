@@ -1,8 +1,7 @@
-"""What a history may do: every operation is a function of the history; `draw` chooses one."""
+"""What a history does: every operation is a function of the history, and `TABLE` draws one."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,25 +13,17 @@ from tests.broker.consumer_groups.simulation import answering, operators, troubl
 from tests.broker.consumer_groups.simulation.hand import Hand
 from tests.broker.consumer_groups.simulation.joining import consume, dismiss
 from tests.broker.consumer_groups.simulation.operators import note_stored
-from tests.broker.consumer_groups.simulation.plan import JOURNALS, SECOND_NS, Trouble
+from tests.broker.consumer_groups.simulation.plan import JOURNALS, SECOND_NS
 from tests.broker.consumer_groups.simulation.subject import is_unnamed
 from tests.group_rules import history as events
-from tests.group_rules.telling import Violation
+from tests.simulation.history import Violation
+from tests.simulation.operations import OperationTable
+from tests.simulation.troubles import Trouble, cancel_operation
 
 if TYPE_CHECKING:
     from tests.broker.consumer_groups.simulation.history import History
 
 Operation = Callable[["History"], Coroutine[Any, Any, None]]
-
-
-def draw(history: History) -> tuple[Operation, bool]:
-    """An operation, and whether it runs beside what follows."""
-    choices = dict(_PLAIN)
-    for trouble in Trouble:
-        if trouble in history.plan.troubles:
-            choices |= _TROUBLES[trouble]
-    [operation] = history.random.choices(list(choices), list(choices.values()))
-    return operation, operation in _BESIDE and history.random.random() < 0.4
 
 
 # --- Publishing, time ---
@@ -167,66 +158,55 @@ async def wait_stored(history: History) -> None:
         note_stored(history, subject, group, number, is_consumers=True)
 
 
-# --- Whoever waits may leave ---
+# --- Consumers that leave while they join ---
 
 
 async def leave_while_joining(history: History) -> None:
     await consume(history, turns_max=history.random.randint(0, 30))
 
 
-async def leave_operation(history: History) -> None:
-    """Whoever waits for an answer may leave: what it began goes on, or leaves nothing behind."""
-    if not history.beside:
-        return
-    name, work = history.beside.pop(0)
-    history.say(f"   {name} is cancelled")
-    work.cancel()
-    await asyncio.wait([work])
-    if not work.cancelled() and (error := work.exception()) is not None:
-        raise error
-
-
 async def join(history: History) -> None:
     await consume(history)
 
 
-_PLAIN: Final[dict[Operation, float]] = {
-    publish: 22,
-    join: 24,
-    leave: 2,
-    answering.ack: 24,
-    answering.ack_whole: 10,
-    answering.ack_up_to: 4,
-    answering.renew: 3,
-    answering.give_back: 6,
-    answering.resize: 3,
-    wait_stored: 8,
-    pass_time: 10,
-    trim: 5,
-    look: 3,
-    restart: 1,
-}
-_TROUBLES: Final[dict[Trouble, dict[Operation, float]]] = {
-    Trouble.CRASHES: {troubles.crash: 5},
-    Trouble.KILLS: {troubles.kill: 4},
-    Trouble.FAULTS: {troubles.break_disk: 6},
-    Trouble.FULL: {troubles.fill_disk: 4},
-    Trouble.LOSSES: {lose: 5},
-    Trouble.STALLS: {stall: 5},
-    Trouble.NACKS: {answering.nack: 18},
-    Trouble.RUBBISH: {answering.rubbish: 6},
-    Trouble.OPERATORS: {
-        operators.pause: 4,
-        operators.move: 3,
-        operators.delete_subscription: 1,
-        operators.remove_member: 1,
-        operators.settle_dead: 6,
+TABLE: Final[OperationTable[Operation]] = OperationTable(
+    plain={
+        publish: 22,
+        join: 24,
+        leave: 2,
+        answering.ack: 24,
+        answering.ack_whole: 10,
+        answering.ack_up_to: 4,
+        answering.renew: 3,
+        answering.give_back: 6,
+        answering.return_unbegun: 4,
+        answering.resize: 3,
+        wait_stored: 8,
+        pass_time: 10,
+        trim: 5,
+        look: 3,
+        restart: 1,
     },
-    Trouble.HIDING: {operators.purge: 2, operators.delete_topic: 2},
-    Trouble.LEAVING: {leave_while_joining: 4, leave_operation: 5},
-}
-_BESIDE: Final[frozenset[Operation]] = frozenset(
-    {
+    troubles={
+        Trouble.POWER_LOSS: {troubles.crash: 5},
+        Trouble.KILL: {troubles.kill: 4},
+        Trouble.DISK_FAULT: {troubles.break_disk: 6},
+        Trouble.DISK_FULL: {troubles.fill_disk: 4},
+        Trouble.LOST_CONSUMER: {lose: 5},
+        Trouble.STALLED_CONSUMER: {stall: 5},
+        Trouble.NACK: {answering.nack: 18},
+        Trouble.BAD_ACK: {answering.rubbish: 6},
+        Trouble.OPERATOR: {
+            operators.pause: 4,
+            operators.move: 3,
+            operators.delete_subscription: 1,
+            operators.remove_member: 1,
+            operators.settle_dead: 6,
+        },
+        Trouble.TOPIC_REMOVAL: {operators.purge: 2, operators.delete_topic: 2},
+        Trouble.CANCELLATION: {leave_while_joining: 4, cancel_operation: 5},
+    },
+    beside={
         join,
         wait_stored,
         trim,
@@ -237,5 +217,6 @@ _BESIDE: Final[frozenset[Operation]] = frozenset(
         operators.settle_dead,
         operators.purge,
         operators.delete_topic,
-    }
+    },
+    beside_share=0.4,
 )

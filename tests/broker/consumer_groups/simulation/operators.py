@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
 from runnel.errors import BusyError, RunnelError, UnknownTopicError
 from runnel.formats.heads import Start
 from runnel.formats.wire import PartitionPlace
 from runnel.group_rules.definition import Mode
 from tests.broker.consumer_groups.simulation.subject import Subject
 from tests.group_rules import history as events
-from tests.group_rules.telling import Violation
+from tests.simulation.history import Violation
 
 if TYPE_CHECKING:
     from tests.broker.consumer_groups.simulation.history import History
@@ -148,7 +149,7 @@ async def settle_dead(history: History) -> None:
     offsets = random.sample(found, random.randint(1, len(found)))
     is_redriven = random.random() < 0.7
     asked = history.work.settle_dead(
-        subject.name, offsets, is_all=random.random() < 0.2, is_redriven=is_redriven
+        SettleRequest(subject.name, offsets, is_all=random.random() < 0.2, is_redriven=is_redriven)
     )
     what = "sent back" if is_redriven else "dropped"
     if await _ask(history, asked, f"dead letters {offsets} of {subject.name} are {what}"):

@@ -1,8 +1,7 @@
-"""What is drawn before a history begins: rules of topics, subscriptions and their options, which troubles it meets."""
+"""The plan of a history, drawn from its seed: rules of topics, subscriptions and their options, troubles."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -19,6 +18,7 @@ from runnel.config import (
 )
 from runnel.formats.work_heads import WorkOptions
 from runnel.group_rules.definition import Mode
+from tests.simulation.troubles import Trouble, draw_troubles, names
 
 SECOND_NS: Final = 1_000_000_000
 # Topics of a journal may share a batch. The last of each are made late, or never.
@@ -27,24 +27,25 @@ TOPICS: Final = tuple(topic for topics in JOURNALS.values() for topic in topics)
 PATTERNS: Final = (("t/*",), ("t/*",), ("t/1",), ("u*",), ("t/1", "u"), ("*",))
 
 
-class Trouble(enum.Enum):
-    """What may happen to a history beside plain work."""
-
-    CRASHES = enum.auto()  # power loss
-    KILLS = enum.auto()  # the process dies, the machine does not
-    FAULTS = enum.auto()  # operations of the disk fail
-    FULL = enum.auto()  # the disk is full
-    LOSSES = enum.auto()  # consumers vanish without a word
-    STALLS = enum.auto()  # consumers hold on to what they have and do not renew
-    NACKS = enum.auto()
-    RUBBISH = enum.auto()  # acks of what nobody has, or twice
-    OPERATORS = enum.auto()  # subscriptions are moved, paused, deleted; dead letters are settled
-    HIDING = enum.auto()  # topics are purged and deleted
-    LEAVING = enum.auto()  # whoever waits for an answer goes away
+TROUBLES: Final = (
+    Trouble.POWER_LOSS,
+    Trouble.KILL,
+    Trouble.DISK_FAULT,
+    Trouble.DISK_FULL,
+    Trouble.LOST_CONSUMER,
+    Trouble.STALLED_CONSUMER,
+    Trouble.NACK,
+    Trouble.BAD_ACK,
+    Trouble.OPERATOR,
+    Trouble.TOPIC_REMOVAL,
+    Trouble.CANCELLATION,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionPlan:
+    """A subscription that consumers of the history make."""
+
     name: str
     patterns: tuple[str, ...]
     mode: Mode
@@ -62,6 +63,8 @@ class SubscriptionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """The plan of one history of a broker with consumer groups."""
+
     settings: Settings
     subscriptions: tuple[SubscriptionPlan, ...]
     keys: tuple[bytes | None, ...]
@@ -76,8 +79,7 @@ class Plan:
             f"kept until {rule.retain.until}, {rule.retain.age_ns}, {rule.retain.bytes_max}"
             for rule in self.settings.topics
         ]
-        troubles = ", ".join(sorted(trouble.name.lower() for trouble in self.troubles))
-        return [*map(str, self.subscriptions), *rules, f"troubles: {troubles}"]
+        return [*map(str, self.subscriptions), *rules, f"troubles: {names(self.troubles)}"]
 
 
 def draw(random: Random) -> Plan:
@@ -92,7 +94,7 @@ def draw(random: Random) -> Plan:
                 state_log_bytes_max=random.choice((1, 300, 10**6)),
                 catalogue_log_bytes_max=random.choice((300, 10**6)),
             ),
-            # Nobody looks at them here.
+            # The history does not look at metrics.
             broker=BrokerSettings(metrics_interval_ns=86_400 * SECOND_NS),
         ),
         subscriptions=tuple(
@@ -102,11 +104,7 @@ def draw(random: Random) -> Plan:
         consumers_max=random.randint(2, 5),
         worker_turns_max=random.choice((0, 1, 4)),
         steps=random.choice((25, 50, 100)),
-        troubles=frozenset(
-            trouble
-            for trouble in Trouble
-            if random.random() < (0.7 if trouble is Trouble.NACKS else 0.4)
-        ),
+        troubles=draw_troubles(random, TROUBLES, 0.4, {Trouble.NACK: 0.7}),
     )
 
 

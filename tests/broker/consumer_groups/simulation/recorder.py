@@ -1,12 +1,12 @@
-"""What happened in a broker, written down as one history for each subscription, and held against what it promises.
+"""Records what happens in a broker as one history for each subscription, and compares it with the promises.
 
 Each subscription has a checker, which sees every event of its groups as it happens (tests/group_rules/checker.py).
-What the checker cannot know is looked after here, because it lies between subscriptions, or between them and the log:
+The recorder checks what lies between subscriptions, or between them and the log:
 
-- what is gone, may be gone: deleted, purged, past a limit, or owed by nobody at some time;
+- a message is gone only for a reason: deleted, purged, past a limit, or owed to no group at some time;
 - a message is done as a dead letter only after its letter is stored;
 - a subscription begins where it was told to; one that was made, paused or deleted is so after a crash, too;
-- whatever a group decides to deliver reaches its consumer, whole and as it was published.
+- what a group decides to deliver reaches its consumer, complete and as it was published.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runnel.group_rules.records import (
     AtRecord,
     FailedRecord,
     ForgottenRecord,
-    PartitionState,
+    PartitionAcks,
     Record,
 )
 from runnel.platform.clock import Clock
@@ -35,16 +35,17 @@ from tests.broker.consumer_groups.simulation.subject import Subject, is_unnamed,
 from tests.broker.consumer_groups.simulation.writer import Writer, failed_before
 from tests.group_rules import history
 from tests.group_rules.history import Event, place_text
-from tests.group_rules.telling import Violation, trail
+from tests.group_rules.telling import trail
+from tests.simulation.history import Violation
 
 # Costs depend on how a message is read, alone or with others; of these small ones none costs more.
 COST_BYTES_MAX = 4_000
 
-FindState = Callable[[int, str, TopicPartition], PartitionState | None]
+FindState = Callable[[int, str, TopicPartition], PartitionAcks | None]
 
 
 class Recorder:
-    """See the module's first lines."""
+    """Turns what the broker does into events of each subscription, and checks them."""
 
     def __init__(self, policies: Policies, clock: Clock) -> None:
         self.stock = Stock(policies)
@@ -414,10 +415,10 @@ class Recorder:
                     self._recover(subject, group, key, state(subject.id, group, key))
 
     def _recover(
-        self, subject: Subject, group: str, key: TopicPartition, state: PartitionState | None
+        self, subject: Subject, group: str, key: TopicPartition, state: PartitionAcks | None
     ) -> None:
         if state is None:
-            state = PartitionState(AckSet(1), {})
+            state = PartitionAcks(AckSet(1), {})
         self.note_purged(subject, group, key)
         floor, done = state.acked.standing()
         failed = failed_before(key, state.failures, self.from_wall)

@@ -1,7 +1,7 @@
 """Consumer groups, their rules and their stored state, each as a subclass that records what it does.
 
-A broker that is opened within `watched(recorder)` is the real one, but for these subclasses: they do what they always
-do and tell the recorder of it. What the recorder makes of that is in `recorder`.
+A broker that is opened within `watched(recorder)` is the real one, except for these subclasses. They work as usual and
+report to the recorder.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import runnel.broker.broker as broker_module
+import runnel.broker.consumer_groups.ack_journals as state_module
 import runnel.broker.consumer_groups.consumer_group as consumer_group_module
-import runnel.broker.consumer_groups.state as state_module
 import runnel.broker.consumer_groups.subscriptions as subscriptions_module
+from runnel.broker.consumer_groups.ack_journals import ShardAckJournal
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
-from runnel.broker.consumer_groups.state import ShardState
-from runnel.broker.consumer_groups.work import Work
+from runnel.broker.consumer_groups.consumer_groups import ConsumerGroups
 from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.work_heads import Part, Picked
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import Definition
-from runnel.group_rules.effects import Delivery, Effects, Failure, Want
+from runnel.group_rules.effects import Effects, Failure, LeasedDelivery, Want
 from runnel.group_rules.group import Group
-from runnel.group_rules.records import PartitionState, Record
-from runnel.log.log import Stored, TopicInfo
+from runnel.group_rules.records import PartitionAcks, Record
+from runnel.log.log import LogTopic, VisibleBatch
 from runnel.topics.names import TopicPartition
 from tests.group_rules import history
 from tests.group_rules.history import Stretch
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 def watched(recorder: Recorder) -> Iterator[None]:
     """Brokers that are at work meanwhile tell the recorder everything."""
     places: Sequence[tuple[Any, str, Any]] = (
-        (broker_module, "Work", partial(RecordingWork, recorder)),
+        (broker_module, "ConsumerGroups", partial(RecordingWork, recorder)),
         (subscriptions_module, "ConsumerGroup", partial(RecordingConsumerGroup, recorder)),
         (consumer_group_module, "Group", RecordingGroup),
-        (state_module, "ShardState", partial(RecordingShardState, recorder)),
+        (state_module, "ShardAckJournal", partial(RecordingShardState, recorder)),
     )
     former = [getattr(module, name) for module, name, _ in places]
     for module, name, watching in places:
@@ -56,7 +56,7 @@ def watched(recorder: Recorder) -> Iterator[None]:
             setattr(module, name, value)
 
 
-class RecordingWork(Work):
+class RecordingWork(ConsumerGroups):
     """Tells of messages and topics before anybody else hears of them."""
 
     def __init__(self, recorder: Recorder, *parts: Any) -> None:
@@ -64,11 +64,11 @@ class RecordingWork(Work):
         recorder.consumer_groups = self.consumer_groups
         super().__init__(*parts)
 
-    def on_stored(self, stored: Stored) -> None:
+    def on_stored(self, stored: VisibleBatch) -> None:
         self._recorder.published(Batch(stored.envelope, stored.body).messages())
         super().on_stored(stored)
 
-    def on_topic_made(self, info: TopicInfo) -> None:
+    def on_topic_made(self, info: LogTopic) -> None:
         self._recorder.topic_made(info.name, len(info.shards))
         super().on_topic_made(info)
 
@@ -81,13 +81,13 @@ class RecordingWork(Work):
 
     def stored_state(
         self, subscription: int, member: str, key: TopicPartition
-    ) -> PartitionState | None:
+    ) -> PartitionAcks | None:
         return self._subscriptions._parts.state.find(subscription, member, key)
 
     @property
     def is_busy(self) -> bool:
-        """Whether something was asked for that is not done; whoever asked may have left."""
-        return bool(self._asked)
+        """Whether a request is not done yet; its caller may have left."""
+        return bool(self._verbs)
 
     @property
     def dead_keepers(self) -> list[str]:
@@ -96,7 +96,7 @@ class RecordingWork(Work):
 
     @property
     def consumer_groups_awake(self) -> int:
-        return len(self._subscriptions._awake)
+        return len(self._subscriptions._active)
 
     def consumer_groups(self) -> list[ConsumerGroup]:
         return [
@@ -141,16 +141,16 @@ class RecordingConsumerGroup(ConsumerGroup):
 
     @property
     def is_busy(self) -> bool:
-        """Whether it goes on by itself, without anybody doing anything."""
-        return self._is_reading or self._is_turn_due or bool(self._burials)
+        """Whether the group continues by itself, without a request."""
+        return self._is_reading or self._is_turn_due or bool(self._letters_under_way)
 
     def _note(self, effects: Effects) -> None:
         with self._recorder.noting():
             super()._note(effects)
 
 
-class RecordingShardState(ShardState):
-    """Tells of what is noted beside consumer groups: where subscriptions begin, move, and end."""
+class RecordingShardState(ShardAckJournal):
+    """Reports what is stored beside consumer groups: where subscriptions begin, move and end."""
 
     def __init__(self, recorder: Recorder, *parts: Any) -> None:
         self._recorder = recorder
@@ -256,7 +256,7 @@ class RecordingGroup(Group):
         size_bytes: int,
         now_ns: int,
         row_keys: Sequence[bytes | None] | None = None,
-    ) -> list[Delivery]:
+    ) -> list[LeasedDelivery]:
         deliveries = super().offer(key, base, count, size_bytes, now_ns, row_keys)
         if self.writer is not None:
             for delivery in deliveries:
@@ -304,6 +304,12 @@ class RecordingGroup(Group):
             delay_ns=delay_ns,
         )
 
+    def give_back(self, consumer: int, parts: Sequence[Part], now_ns: int) -> Effects:
+        effects = super().give_back(consumer, parts, now_ns)
+        return self._tell(
+            effects, history.Returned, consumer=consumer, parts=[*map(stretch, parts)]
+        )
+
     def renew(
         self,
         consumer: int,
@@ -323,15 +329,19 @@ class RecordingGroup(Group):
 
     # --- Dead letters, time ---
 
-    def buried(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:
+    def dead_letter_stored(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:
         if self.writer is not None:
             self.writer.about_to_be_buried(key, offset)
-        effects = super().buried(key, offset, now_ns)
-        return self._tell(effects, history.Buried, place=key, offset=offset, is_stored=True)
+        effects = super().dead_letter_stored(key, offset, now_ns)
+        return self._tell(
+            effects, history.DeadLetterSettled, place=key, offset=offset, is_stored=True
+        )
 
-    def unburied(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:
-        effects = super().unburied(key, offset, now_ns)
-        return self._tell(effects, history.Buried, place=key, offset=offset, is_stored=False)
+    def dead_letter_failed(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:
+        effects = super().dead_letter_failed(key, offset, now_ns)
+        return self._tell(
+            effects, history.DeadLetterSettled, place=key, offset=offset, is_stored=False
+        )
 
     def expire(self, now_ns: int) -> Effects:
         return self._tell(super().expire(now_ns), history.Expired)

@@ -9,7 +9,7 @@ from runnel.formats.dead_letters import FROM_TAG, OFFSET_TAG, PARTITION_TAG, TOP
 from runnel.formats.message import Message
 from runnel.topics.names import DEAD_LETTER_PREFIX, TopicPartition
 from runnel.topics.policies import Policies
-from tests.group_rules.telling import Violation
+from tests.simulation.history import Violation
 
 
 class Stock:

@@ -1,4 +1,4 @@
-"""A subscription as it is watched: its checker, its consumer groups, and what its operators were promised."""
+"""An observed subscription: its checker, its consumer groups, and what the broker promised its operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Subject:
-    """See the module's first line."""
+    """An observed subscription: its checker, its groups, and what the broker confirmed about it."""
 
     def __init__(self, definition: Definition) -> None:
         self.id = definition.id

@@ -1,4 +1,4 @@
-"""Whoever writes down what one group does, and asks at once whether that may be."""
+"""Records what one group does, and checks each event at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
-from runnel.group_rules.effects import Delivery, Effects, Failure
+from runnel.group_rules.effects import Effects, Failure, LeasedDelivery
 from runnel.topics.names import TopicPartition
 from tests.broker.consumer_groups.simulation.recording import stretch
 from tests.broker.consumer_groups.simulation.subject import Subject
@@ -15,7 +15,7 @@ from tests.group_rules import history
 from tests.group_rules.facts import PartitionFacts
 from tests.group_rules.history import Stretch, Told, message_text, place_text
 from tests.group_rules.stage import offsets_of
-from tests.group_rules.telling import Violation
+from tests.simulation.history import Violation
 
 if TYPE_CHECKING:
     from tests.broker.consumer_groups.simulation.recorder import Recorder
@@ -34,6 +34,7 @@ class Writer:
         # Decided, and not with the consumer yet: that takes no time at all.
         self.on_way: dict[int, history.Delivered] = {}
         self.recalls_on_way: set[tuple[int, Stretch]] = set()
+        self.expiries_on_way: set[tuple[int, int]] = set()  # consumer, delivery
 
     def see(self, make: Any, **fields: Any) -> None:
         self._recorder.see(self.subject, make(self._recorder.now_ns, self.group, **fields))
@@ -43,7 +44,9 @@ class Writer:
         told = Told(
             late=[stretch(part) for part in effects.late],
             recalls=[history.Recall(seat, stretch(part)) for seat, part in effects.recalls],
-            burials=[history.Burial(b.key, b.offset, b.failures) for b in effects.burials],
+            dead_letters=[
+                history.GivenUp(b.key, b.offset, b.failures) for b in effects.dead_letters
+            ],
             failed=[
                 history.Failure(key, offset, failures, from_group(until), from_group(first))
                 for key, offset, failures, until, first, _ in effects.failed
@@ -57,8 +60,10 @@ class Writer:
                     for begin, end in masks.runs(base, mask)
                 ),
             ],
+            expired=effects.expired,
         )
         self.see(make, told=told, **fields)
+        self.expiries_on_way |= set(effects.expired)
         self.recalls_on_way |= {(recall.consumer, recall.stretch) for recall in told.recalls}
         if make in (history.Moved, history.Reopened):
             self._recorder.excuse(self.subject, self.group, fields["place"])
@@ -131,7 +136,7 @@ class Writer:
                 )
             )
 
-    def delivered(self, delivery: Delivery, *, cost_bytes: int) -> None:
+    def delivered(self, delivery: LeasedDelivery, *, cost_bytes: int) -> None:
         from_group = self._recorder.from_group
         event = history.Delivered(
             self._recorder.now_ns,

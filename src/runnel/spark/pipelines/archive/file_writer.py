@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from runnel.spark.pipelines.archive.file_sync import EarlySync, sync_files
 from runnel.spark.pipelines.archive.layout import (
     CURRENT,
     STATISTICS,
@@ -28,7 +29,6 @@ from runnel.spark.pipelines.archive.layout import (
     statistics,
 )
 from runnel.spark.pipelines.archive.row_groups import GROUP_BYTES, GROUP_ROWS
-from runnel.spark.pipelines.archive.syncing import EarlySync, sync_files
 
 # Of all files together; beyond it they are closed, and further rows begin new ones.
 _HELD_BYTES_MAX: Final = 256 * 2**20

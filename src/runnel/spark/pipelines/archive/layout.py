@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import DateType, StructField, StructType
 
-from runnel.spark.schema import SPARK_SCHEMA, arrow_schema
+from runnel.spark.read.schema import SPARK_SCHEMA, arrow_schema
 
 PROPERTY: Final = "runnel.layout"
 PARTITION_COLUMNS: Final = ("topic", "date")

@@ -11,8 +11,8 @@ from typing import Final
 import pyarrow as pa
 
 from runnel.formats.batch import Batch
-from runnel.spark.columns import COLUMNS, Stack, grouped
 from runnel.spark.pipelines.archive.layout import CURRENT
+from runnel.spark.read.columns import COLUMNS, Stack, grouped
 
 # A row group is what readers skip or take whole, and what a file's writer holds in memory.
 GROUP_ROWS: Final = 256 * 1024

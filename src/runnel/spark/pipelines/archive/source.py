@@ -22,15 +22,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from runnel.errors import ClientFault
-from runnel.spark import schema
 from runnel.spark.connections import usual_url
 from runnel.spark.options import stream_options
 from runnel.spark.pipelines.archive.file_writer import FileWriter
 from runnel.spark.pipelines.archive.layout import ArchiveFile
 from runnel.spark.pipelines.archive.row_groups import row_groups
-from runnel.spark.query_cursor import StreamPartition
-from runnel.spark.ranges import read
-from runnel.spark.stream_reader import StreamReader
+from runnel.spark.read import schema
+from runnel.spark.read.query_cursor import StreamPartition
+from runnel.spark.read.ranges import read
+from runnel.spark.read.stream_reader import StreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +94,7 @@ class ArchiveReader(StreamReader):
             )
 
 
-class Written(WriterCommitMessage):
+class TaskFiles(WriterCommitMessage):
     """The files of one task, and of which query."""
 
     def __init__(self, query_id: str, files: Sequence[ArchiveFile]) -> None:
@@ -114,7 +114,7 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
         query_id = None if context is None else context.getLocalProperty(_QUERY_ID)
         if query_id is None:
             raise ClientFault(f"Spark does not say which query this is: {_QUERY_ID} is not set")
-        return Written(
+        return TaskFiles(
             query_id,
             [
                 msgspec.json.decode(text, type=ArchiveFile)
@@ -125,7 +125,7 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Once: Spark repeats a micro-batch of which it does not know that it was committed."""
-        told = [message for message in messages if isinstance(message, Written)]
+        told = [message for message in messages if isinstance(message, TaskFiles)]
         files = [file for message in told for file in message.files]
         if files:
             # Only the driver commits, so only it needs the library.

@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from runnel.client.api import connect_blocking
+from runnel.client import connect_blocking
 from runnel.errors import RunnelError
 from runnel.spark.pipelines.archive.query_record import QueryRecord, load_all
 from runnel.spark.pipelines.archive.source import app_id

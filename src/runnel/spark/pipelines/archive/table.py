@@ -19,6 +19,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from runnel.errors import ClientFault, FormatVersionError, Unavailable
+from runnel.spark.pipelines.archive.file_sync import sync_path
 from runnel.spark.pipelines.archive.file_writer import remove_files
 from runnel.spark.pipelines.archive.layout import (
     CURRENT,
@@ -29,7 +30,6 @@ from runnel.spark.pipelines.archive.layout import (
     ArchiveFile,
     Layout,
 )
-from runnel.spark.pipelines.archive.syncing import sync_path
 
 _LOG: Final = "_delta_log"
 _STATISTICS_PROPERTY: Final = "delta.dataSkippingStatsColumns"

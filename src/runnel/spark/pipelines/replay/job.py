@@ -14,18 +14,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
-from runnel.client.api import connect_blocking
+from runnel.client import connect_blocking
 from runnel.errors import ClientFault
-from runnel.spark.connections import Address
+from runnel.spark.connections import BrokerLogin
 from runnel.spark.pipelines.replay.options import ReplayOptions, Time, check_options
-from runnel.spark.pipelines.replay.pacing import DUE, ByEventTime, ByRate, Timetable
-from runnel.spark.pipelines.replay.planning import Part, rows_by_task
-from runnel.spark.pipelines.replay.sending import TASK, TOLD, Sender
-from runnel.spark.pipelines.replay.settling import STORED_ORDER, settle, slots, with_due
-from runnel.spark.pipelines.replay.sources import SENT, Source
-from runnel.spark.pipelines.replay.state import State, StateDirectory
-from runnel.spark.pipelines.replay.watching import OnProgress, Watch
-from runnel.spark.pipelines.running import PipelineFailedError, failure_of
+from runnel.spark.pipelines.replay.plan import ReplayPart, rows_by_task
+from runnel.spark.pipelines.replay.planner import STORED_ORDER, plan_replay, slots, with_due
+from runnel.spark.pipelines.replay.progress import OnProgress, ProgressWatch
+from runnel.spark.pipelines.replay.sender import TASK, TOLD, Sender
+from runnel.spark.pipelines.replay.sources import SENT, ReplaySource
+from runnel.spark.pipelines.replay.state import ReplayState, StateDirectory
+from runnel.spark.pipelines.replay.timetable import DUE, ByEventTime, ByRate, Timetable
+from runnel.spark.pipelines.streaming_query import PipelineFailedError, failure_of
 
 _DEFAULT_DEADLINE_S: Final = 120.0
 _LOOK_EVERY_S: Final = 0.5
@@ -119,14 +119,14 @@ def run_replay(
     """The same, with options that were checked before there was a session."""
     if tasks is not None and tasks < 1:
         raise ClientFault(f"tasks is {tasks}: it must be a number from 1 on")
-    source = Source(options, token)
-    target = Address(options.into_url, into_token)
+    source = ReplaySource(options, token)
+    target = BrokerLogin(options.into_url, into_token)
     with _directory(checkpoint) as directory, _told_plainly():
         state = directory.load(options)
         if state is None:
             # Connected first, or everything could be read for nothing.
             with connect_blocking(target.url, token=target.token) as bus:
-                state = settle(
+                state = plan_replay(
                     spark,
                     source,
                     bus,
@@ -163,10 +163,10 @@ def _told_plainly() -> Iterator[None]:
 
 def _send(
     spark: SparkSession,
-    source: Source,
-    state: State,
+    source: ReplaySource,
+    state: ReplayState,
     directory: StateDirectory,
-    target: Address,
+    target: BrokerLogin,
     deadline_s: float,
     on_progress: OnProgress | None,
 ) -> ReplayResult:
@@ -184,7 +184,7 @@ def _send(
         directory=directory,
         timetables=timetables,
     )
-    watch = Watch(state, directory, len(task_rows))
+    watch = ProgressWatch(state, directory, len(task_rows))
 
     def look() -> None:
         if on_progress is not None:
@@ -205,7 +205,7 @@ def _send(
     return ReplayResult(messages=rows, sent=rows - there, already_there=there)
 
 
-def _timetables(state: State, task_rows: tuple[int, ...]) -> tuple[Timetable, ...]:
+def _timetables(state: ReplayState, task_rows: tuple[int, ...]) -> tuple[Timetable, ...]:
     options = state.options
     if options.speed is not None:
         return (ByEventTime(state.first_ns, options.speed, state.cuts),) * len(task_rows)
@@ -215,7 +215,9 @@ def _timetables(state: State, task_rows: tuple[int, ...]) -> tuple[Timetable, ..
     return ()
 
 
-def _in_order(spark: SparkSession, source: Source, state: State, tasks: int) -> DataFrame:
+def _in_order(
+    spark: SparkSession, source: ReplaySource, state: ReplayState, tasks: int
+) -> DataFrame:
     """The rows of each task in one partition of Spark's, in an order that is always the same."""
     due = (DUE,) if state.options.speed is not None else ()
     rows = source.rows(spark, SENT, state.parts).join(
@@ -241,7 +243,7 @@ def _in_order(spark: SparkSession, source: Source, state: State, tasks: int) -> 
     )
 
 
-def _plan(spark: SparkSession, parts: Iterable[Part]) -> DataFrame:
+def _plan(spark: SparkSession, parts: Iterable[ReplayPart]) -> DataFrame:
     rows = [
         (
             part.found.topic,

@@ -9,11 +9,11 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from runnel.client.addresses import parse_url
+from runnel.client.connection import parse_url
 from runnel.errors import ClientFault
 from runnel.spark.connections import usual_url
 from runnel.spark.options import parse_time_ns
-from runnel.spark.pipelines.replay.renaming import Renaming
+from runnel.spark.pipelines.replay.rename_rules import RenameRules
 from runnel.topics.names import check_topic
 from runnel.topics.patterns import Pattern
 
@@ -24,7 +24,7 @@ _OFFSET_MAX: Final = 2**63 - 1
 _GAP_MAX_S_MIN: Final = 0.001
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class OffsetRange(msgspec.Struct, frozen=True):
     """Of one partition, offsets from `begin` on and below `end`; None: without a bound."""
 
     topic: str
@@ -44,10 +44,10 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     pattern: str | None = None
     since_ns: int | None = None
     until_ns: int | None = None
-    offsets: tuple[Bounds, ...] = ()
+    offsets: tuple[OffsetRange, ...] = ()
     tags: dict[str, str] = {}
     where: str | None = None
-    rename: Renaming = Renaming()
+    rename: RenameRules = RenameRules()
     speed: float | None = None
     rate: float | None = None
     gap_max_s: float | None = None
@@ -73,7 +73,7 @@ def differences(one: ReplayOptions, other: ReplayOptions) -> list[str]:
 
 
 def _told(value: object) -> str:
-    if isinstance(value, Renaming):
+    if isinstance(value, RenameRules):
         value = [str(rule) for rule in value.rules]
     return "not given" if value in (None, (), [], {}) else str(msgspec.to_builtins(value))
 
@@ -124,7 +124,7 @@ def check_options(
         offsets=tuple(_bounds(*each) for each in sorted((offsets or {}).items(), key=_first)),
         tags=dict(tags or {}),
         where=where,
-        rename=Renaming.make(rename),
+        rename=RenameRules.make(rename),
         speed=None if speed is None else float(speed),
         rate=None if rate is None else float(rate),
         gap_max_s=None if gap_max_s is None else float(gap_max_s),
@@ -163,14 +163,14 @@ def _time_ns(name: str, time: Time | None) -> int | None:
     return parsed
 
 
-def _bounds(where: tuple[str, int], offsets: range) -> Bounds:
+def _bounds(where: tuple[str, int], offsets: range) -> OffsetRange:
     topic, partition = where
     check_topic(topic)
     if offsets.step != 1 or offsets.start < 0 or not offsets or partition < 0:
         raise ClientFault(
             f"offsets of {topic}[{partition}] are {offsets}: range(17, 41) would be those from 17 to 40"
         )
-    return Bounds(
+    return OffsetRange(
         topic,
         partition,
         offsets.start if offsets.start > 1 else None,

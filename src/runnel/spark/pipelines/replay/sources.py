@@ -11,29 +11,29 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from runnel.client.api import connect_blocking
+from runnel.client import connect_blocking
 from runnel.errors import ClientFault
 from runnel.log.reading import OfflineLog
 from runnel.spark.options import literal
-from runnel.spark.pipelines.archive.reading import read_archive
+from runnel.spark.pipelines.archive.reader import read_archive
 from runnel.spark.pipelines.archive.table import ArchiveTable
-from runnel.spark.pipelines.replay.options import Bounds, ReplayOptions
-from runnel.spark.pipelines.replay.planning import Part
-from runnel.spark.schema import SPARK_SCHEMA
+from runnel.spark.pipelines.replay.options import OffsetRange, ReplayOptions
+from runnel.spark.pipelines.replay.plan import ReplayPart
+from runnel.spark.read.schema import SPARK_SCHEMA
 
 # What a replay is planned by, and what it then sends.
 PLANNED: Final = ("topic", "partition", "offset", "event_time_ns", "receive_time_ns")
 SENT: Final = (*PLANNED, "key", "payload", "tags", "transmit_time_ns", "uid")
 
 
-class Source(msgspec.Struct, frozen=True):
+class ReplaySource(msgspec.Struct, frozen=True):
     """Where a replay's rows come from."""
 
     options: ReplayOptions
     token: str | None = None
 
     def rows(
-        self, spark: SparkSession, columns: Sequence[str], parts: Iterable[Part] | None = None
+        self, spark: SparkSession, columns: Sequence[str], parts: Iterable[ReplayPart] | None = None
     ) -> DataFrame:
         """What is selected. With `parts`, of these partitions only what was there when they were found."""
         options = self.options
@@ -41,7 +41,7 @@ class Source(msgspec.Struct, frozen=True):
             bounds = options.offsets
         else:
             bounds = tuple(
-                Bounds(found.topic, found.partition, found.begin, found.end)
+                OffsetRange(found.topic, found.partition, found.begin, found.end)
                 for found in (part.found for part in parts)
             )
         if options.archive is not None:
@@ -59,7 +59,7 @@ class Source(msgspec.Struct, frozen=True):
                 raise ClientFault(f"where is {options.where!r}: {told}") from None
         return frame.select(*columns)
 
-    def _archived(self, spark: SparkSession, bounds: Iterable[Bounds]) -> DataFrame:
+    def _archived(self, spark: SparkSession, bounds: Iterable[OffsetRange]) -> DataFrame:
         options = self.options
         assert options.archive is not None
         frame = read_archive(
@@ -81,7 +81,7 @@ class Source(msgspec.Struct, frozen=True):
         return frame
 
     def _logged(
-        self, spark: SparkSession, columns: Sequence[str], bounds: Sequence[Bounds]
+        self, spark: SparkSession, columns: Sequence[str], bounds: Sequence[OffsetRange]
     ) -> DataFrame:
         options = self.options
         reader = spark.read.format("runnel").options(**_places(bounds))
@@ -123,7 +123,7 @@ class Source(msgspec.Struct, frozen=True):
             return {topic: len(route.owners) for topic, route in bus.routes(*topics).items()}
 
 
-def _places(bounds: Iterable[Bounds]) -> dict[str, str]:
+def _places(bounds: Iterable[OffsetRange]) -> dict[str, str]:
     """Bounds as the options of a read."""
     begins: dict[str, dict[str, int]] = {}
     ends: dict[str, dict[str, int]] = {}

@@ -19,8 +19,8 @@ import msgspec
 
 from runnel.errors import ClientFault
 from runnel.spark.pipelines.replay.options import ReplayOptions, differences
-from runnel.spark.pipelines.replay.pacing import Cut
-from runnel.spark.pipelines.replay.planning import Part
+from runnel.spark.pipelines.replay.plan import ReplayPart
+from runnel.spark.pipelines.replay.timetable import Cut
 
 VERSION: Final = 1
 _STATE: Final = "replay.json"
@@ -28,13 +28,13 @@ _PROGRESS: Final = "progress"
 _LOCAL: Final = "file:"
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
     """A replay as it was settled when it began."""
 
     version: int
     replay_id: str
     options: ReplayOptions
-    parts: tuple[Part, ...]
+    parts: tuple[ReplayPart, ...]
     first_ns: int = 0  # of the timetable by event time
     last_ns: int = 0
     cuts: tuple[Cut, ...] = ()
@@ -79,7 +79,7 @@ class StateDirectory(msgspec.Struct, frozen=True):
             raise ClientFault(f"checkpoint is {checkpoint!r}: {error.strerror}") from None
         return cls(str(path))
 
-    def load(self, options: ReplayOptions) -> State | None:
+    def load(self, options: ReplayOptions) -> ReplayState | None:
         """What was begun here with these options; None if nothing was."""
         path = Path(self.path, _STATE)
         try:
@@ -93,7 +93,7 @@ class StateDirectory(msgspec.Struct, frozen=True):
                     f"{path} is of version {found.version}, and this Runnel knows {VERSION}: finish the replay "
                     "with the Runnel that began it, or give another directory"
                 )
-            state = msgspec.json.decode(encoded, type=State)
+            state = msgspec.json.decode(encoded, type=ReplayState)
         except msgspec.DecodeError as error:
             raise ClientFault(f"{path} is not the state of a replay: {error}") from None
         if others := differences(state.options, options):
@@ -102,13 +102,13 @@ class StateDirectory(msgspec.Struct, frozen=True):
             )
         return state
 
-    def begin(self, state: State) -> None:
+    def begin(self, state: ReplayState) -> None:
         """Note a new replay. What another one left here, whose state somebody removed, says nothing of it."""
         for left in Path(self.path, _PROGRESS).iterdir():
             left.unlink()
         self.save(state)
 
-    def save(self, state: State) -> None:
+    def save(self, state: ReplayState) -> None:
         _replace(Path(self.path, _STATE), msgspec.json.encode(state))
 
     # --- Progress ---

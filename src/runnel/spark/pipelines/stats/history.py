@@ -12,11 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from runnel.spark.options import batch_options
-from runnel.spark.pipelines.running import failure_of
 from runnel.spark.pipelines.stats.documents import document
-from runnel.spark.pipelines.stats.places import place_of, source_options
+from runnel.spark.pipelines.stats.paths import source_options, table_location
 from runnel.spark.pipelines.stats.table import check_table, write_new
 from runnel.spark.pipelines.stats.windows import FIGURES, LATE_S, WINDOW_S, Windows, figures
+from runnel.spark.pipelines.streaming_query import failure_of
 
 _ROWS_PER_GROUP: Final = 10_000
 
@@ -47,7 +47,7 @@ def stats_history(
 
 def write_stats(rows: DataFrame, table: str | os.PathLike[str]) -> int:
     """Make a Delta table of figures, at a path where there is none. How many rows it has."""
-    uri = place_of(rows.sparkSession, table)
+    uri = table_location(rows.sparkSession, table)
     check_table(uri, must_be_new=True)
     written = 0
 

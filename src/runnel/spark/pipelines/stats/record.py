@@ -18,7 +18,7 @@ _FILE: Final = "runnel-stats.json"
 _BEGUN: Final = "offsets"  # Spark makes it when it plans the first micro-batch
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class StatsRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The question. Names as the arguments of `stats`."""
 
     topics: str | None
@@ -29,7 +29,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     late_s: float
 
     @classmethod
-    def of(cls, windows: Windows, options: Mapping[str, str]) -> Record:
+    def of(cls, windows: Windows, options: Mapping[str, str]) -> StatsRecord:
         return cls(
             topics=options.get("topics"),
             pattern=options.get("pattern"),
@@ -40,7 +40,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def check_record(checkpoint: str, record: Record) -> None:
+def check_record(checkpoint: str, record: StatsRecord) -> None:
     """Write it for a query that has not begun. ClientFault if the checkpoint is of another question."""
     path = Path(checkpoint) / _FILE
     if not (path.exists() and (path.parent / _BEGUN).exists()):
@@ -48,7 +48,7 @@ def check_record(checkpoint: str, record: Record) -> None:
         path.write_bytes(msgspec.json.encode(record))
         return
     try:
-        before = msgspec.json.decode(path.read_bytes(), type=Record)
+        before = msgspec.json.decode(path.read_bytes(), type=StatsRecord)
     except msgspec.DecodeError as error:
         raise ClientFault(f"{path} is not what `stats` wrote there: {error}") from None
     was, now = _fields(before), _fields(record)
@@ -60,5 +60,5 @@ def check_record(checkpoint: str, record: Record) -> None:
             )
 
 
-def _fields(record: Record) -> dict[str, Any]:
+def _fields(record: StatsRecord) -> dict[str, Any]:
     return msgspec.structs.asdict(record)

@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from runnel.spark.connections import Address, connection
+from runnel.spark.connections import BrokerLogin, connection
 from runnel.spark.pipelines.stats.documents import figures_of
 from runnel.spark.pipelines.stats.table import append_once, check_table
 from runnel.spark.pipelines.stats.windows import FIGURES
@@ -29,7 +29,7 @@ _ORDER: Final = [("window_end", "ascending"), ("window_start", "ascending"), ("t
 class Destination(msgspec.Struct, frozen=True):
     """Where figures go: a table, topics below a prefix, or both."""
 
-    address: Address
+    address: BrokerLogin
     table: str | None
     prefix: str | None
 
@@ -46,7 +46,7 @@ class Destination(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_options(cls, options: Mapping[str, str]) -> Destination:
-        address = Address(options["url"], options.get("token"))
+        address = BrokerLogin(options["url"], options.get("token"))
         return cls(address, options.get("table"), options.get("prefix"))
 
 
@@ -108,7 +108,7 @@ class StatsWriter(DataSourceStreamArrowWriter):
         """Whatever is in the table or was published stays: the micro-batch comes again."""
 
 
-def publish(address: Address, prefix: str, rows: pa.Table) -> None:
+def publish(address: BrokerLogin, prefix: str, rows: pa.Table) -> None:
     """All of them, oldest window first, so that the last value of each topic is the newest."""
     with connection(address).publisher() as publisher:
         for figure in figures_of(rows, prefix):

@@ -27,7 +27,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from runnel.errors import ClientFault
-from runnel.spark.schema import SPARK_SCHEMA
+from runnel.spark.read.schema import SPARK_SCHEMA
 
 WINDOW_S: Final = 60.0
 LATE_S: Final = 10.0

@@ -1,0 +1,225 @@
+"""What was acknowledged and what failed, written down beside the shards it belongs to.
+
+Each shard has a table and notes. Notes gather while a write runs; then the table takes them and they are written
+together. So the table is ahead of the journal by the write that is under way, and a snapshot, made from the table,
+misses nothing. Notes that could not be stored are written again after a while, or when somebody asks for them, together
+with those that have come since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+from runnel.broker.consumer_groups.timer_queue import TimerQueue
+from runnel.broker.stores import KeptLog, Stores
+from runnel.errors import ClosedError, RunnelError, UnknownTopicError
+from runnel.group_rules import records
+from runnel.group_rules.records import AckedRecord, PartitionAcks, Record, StateTable
+from runnel.log.log import ShardId
+from runnel.platform.clock import Clock
+from runnel.topics.names import TopicPartition
+
+_RETRY_NS: Final = 1_000_000_000
+# A flipped bit in a snapshot costs so many of its records, not all of them.
+_RECORDS_TOGETHER: Final = 256
+
+
+RetryLater = Callable[[Callable[[], None]], None]
+
+
+class Journal(Protocol):
+    """What is needed of a shard's state journal."""
+
+    snapshot: Callable[[], Iterable[bytes]] | None
+    contents: list[bytes]
+
+    def add(self, content: bytes) -> asyncio.Future[None]: ...
+
+
+class ShardAckJournal:
+    """One shard's table, and the notes that wait to be stored."""
+
+    def __init__(self, journal: Journal, retry: RetryLater) -> None:
+        self.table: Final = StateTable()
+        self._journal = journal
+        self._retry = retry
+        self._acked: dict[tuple[int, str, TopicPartition], list[int]] = {}
+        self._notes: list[Record] = []
+        self._is_writing = False
+        self._is_due = False
+        self._is_held = False  # the last write failed: not every further note tries another
+        self._waiting: list[asyncio.Future[None]] = []  # for notes that are not being written yet
+        self._under_way: list[asyncio.Future[None]] = []
+        self.version = 0  # goes up whenever the table changes
+        for content in journal.contents:
+            for record in records.decode(content):
+                self.table.apply(record)
+        journal.contents = []
+        journal.snapshot = self._snapshot
+
+    def _snapshot(self) -> Iterable[bytes]:
+        """What the table says now; a worker encodes it."""
+        known = self.table.snapshot()
+        return (
+            records.encode(known[begin : begin + _RECORDS_TOGETHER])
+            for begin in range(0, len(known), _RECORDS_TOGETHER)
+        )
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether nothing that was noted waits to be stored."""
+        return not self._acked and not self._notes and not self._is_writing
+
+    def note_acked(
+        self, subscription: int, member: str, key: TopicPartition, begin: int, end: int
+    ) -> None:
+        """Hot: neighbouring ranges become one."""
+        ranges = self._acked.setdefault((subscription, member, key), [])
+        if ranges and ranges[-1] == begin:
+            ranges[-1] = end
+        else:
+            ranges += (begin, end)
+        self._write_soon()
+
+    def note(self, record: Record) -> None:
+        self._take_acked()  # what was said before it stays before it
+        self._notes.append(record)
+        self._write_soon()
+
+    def wait_stored(self) -> asyncio.Future[None]:
+        """Done once everything noted so far is stored; or failed, and then it is tried again all the same."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._acked or self._notes:
+            self._waiting.append(future)
+            self._begin_soon()  # whatever failed before: whoever asks is told how it is now
+        elif self._is_writing:
+            self._under_way.append(future)
+        else:
+            future.set_result(None)
+        return future
+
+    def _take_acked(self) -> None:
+        for (subscription, member, key), ranges in self._acked.items():
+            packed = array("q", ranges).tobytes()
+            self._notes.append(AckedRecord(subscription, member, *key, packed))
+        self._acked = {}
+
+    def _write_soon(self) -> None:
+        if not self._is_held:
+            self._begin_soon()
+
+    def _begin_soon(self) -> None:
+        if not self._is_due and not self._is_writing:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._write)
+
+    def _write(self) -> None:
+        self._is_due = False
+        self._take_acked()
+        written, self._notes = self._notes, []
+        if not written or self._is_writing:
+            self._notes = written
+            return
+        self._is_writing = True
+        for record in written:
+            self.table.apply(record)
+        self.version += 1
+        self._under_way, self._waiting = self._waiting, []
+        self._journal.add(records.encode(written)).add_done_callback(
+            lambda done: self._written(written, done)
+        )
+
+    def _written(self, written: list[Record], done: asyncio.Future[None]) -> None:
+        self._is_writing = False
+        waiting, self._under_way = self._under_way, []
+        if done.cancelled():
+            error: BaseException | None = ClosedError("the state journal was closed")
+        else:
+            error = done.exception()
+        if error is not None:
+            self._notes = written + self._notes
+            if not self._is_held:
+                self._is_held = True
+                self._retry(self._try_again)
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # seen: whoever still waits gets it, and nobody need
+            if self._waiting:  # they came while it was written
+                self._begin_soon()
+            return
+        self._is_held = False
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+        self._write()
+
+    def _try_again(self) -> None:
+        self._is_held = False
+        self._write_soon()
+
+
+class AckJournals:
+    """The state of all subscriptions, by the shards that their partitions lie in."""
+
+    def __init__(self, stores: Stores, clock: Clock, timers: TimerQueue) -> None:
+        self._stores = stores
+        self._clock = clock
+        self._timers = timers
+        self._shards: dict[tuple[KeptLog, ShardId], ShardAckJournal] = {}
+        self._changes = 0
+
+    def open(self) -> None:
+        """Read what the journals of all shards say."""
+        for log, shard in self._stores.shards():
+            self._shard(log, shard)
+
+    def _shard(self, log: KeptLog, shard: ShardId) -> ShardAckJournal:
+        state = self._shards.get((log, shard))
+        if state is None:
+            state = ShardAckJournal(log.state(shard), self._retry_later)
+            self._shards[log, shard] = state
+        return state
+
+    def _retry_later(self, write: Callable[[], None]) -> None:
+        self._timers.set(self._clock.monotonic_ns() + _RETRY_NS, write)
+
+    def of(self, key: TopicPartition) -> ShardAckJournal:
+        """The state of the shard that a partition lies in. UnknownTopicError if its topic is gone."""
+        topic, partition = key
+        log = self._stores.log_of(topic)
+        if log is None:
+            raise UnknownTopicError(f"topic {topic!r} does not exist")
+        return self._shard(log, log.topic(topic).shards[partition])
+
+    def find(self, subscription: int, member: str, key: TopicPartition) -> PartitionAcks | None:
+        """What is stored of a partition: None if nothing was ever said of it."""
+        return self.of(key).table.get(subscription, member, key)
+
+    def all(self) -> Mapping[tuple[KeptLog, ShardId], ShardAckJournal]:
+        return self._shards
+
+    @property
+    def version(self) -> int:
+        """Goes up whenever somebody may be owed less or more than before."""
+        return self._changes + sum(state.version for state in self._shards.values())
+
+    def change(self) -> None:
+        """Something was acknowledged of which nothing is written down."""
+        self._changes += 1
+
+    async def wait_stored(self) -> None:
+        """Until everything noted so far is stored everywhere. Raises what the first failure was."""
+        waiting = [state.wait_stored() for state in self._shards.values()]
+        if waiting:
+            await asyncio.gather(*waiting)
+
+    async def close(self) -> None:
+        """Write what is noted; what cannot be stored is delivered again after the next start."""
+        try:
+            await self.wait_stored()
+        except RunnelError:
+            return

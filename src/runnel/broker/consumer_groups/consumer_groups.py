@@ -1,0 +1,208 @@
+"""The broker's verbs of acknowledged work, and everything they need put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from typing import Any, Final, TypeVar
+
+from runnel.broker.consumer_groups.ack_journals import AckJournals
+from runnel.broker.consumer_groups.consumer import WorkConsumer
+from runnel.broker.consumer_groups.consumer_group import ConsumerGroupParts
+from runnel.broker.consumer_groups.dead_letter_queues import DeadLetterQueues, SettleRequest
+from runnel.broker.consumer_groups.dead_letter_writer import DeadLetterWriter, Publish, WaitRoom
+from runnel.broker.consumer_groups.group_holds import GroupHolds
+from runnel.broker.consumer_groups.group_stats import GroupStats
+from runnel.broker.consumer_groups.run_cache import RunCache
+from runnel.broker.consumer_groups.sink import WorkSink
+from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest, WorkSubscriptions
+from runnel.broker.consumer_groups.timer_queue import TimerQueue
+from runnel.broker.fair_semaphore import FairSemaphore
+from runnel.broker.live.subscription import LiveSubscription
+from runnel.broker.loop_share import LoopShare
+from runnel.broker.monitoring.events import Events
+from runnel.broker.monitoring.metrics import Metrics
+from runnel.broker.pages import Listed, ListRequest
+from runnel.broker.quotas import Account
+from runnel.broker.stores import Stores
+from runnel.config import Settings
+from runnel.formats.batch import Batch
+from runnel.formats.heads import Start
+from runnel.formats.work_heads import Consume, SubscriptionState
+from runnel.log.log import LogTopic, VisibleBatch
+from runnel.platform.clock import Clock
+from runnel.platform.tasks import OwnedTasks
+from runnel.platform.workers import Workers
+from runnel.topics.pattern_index import PatternIndex
+
+_RUN_CACHE_BYTES_MAX: Final = 32 * 2**20
+# Pages that are read at a time for all consumer groups.
+_READS_AT_ONCE: Final = 4
+
+T = TypeVar("T")
+
+
+class ConsumerGroups:
+    """What `Broker` offers of acknowledged work."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stores: Stores,
+        index: PatternIndex[LiveSubscription],
+        clock: Clock,
+        workers: Workers,
+        metrics: Metrics,
+        events: Events,
+        publish: Publish,
+        wait_room: WaitRoom,
+        share: LoopShare,
+    ) -> None:
+        timers = TimerQueue(clock)
+        run_cache = RunCache(_RUN_CACHE_BYTES_MAX)
+        state = AckJournals(stores, clock, timers)
+        dead_letter_writer = DeadLetterWriter(
+            stores, run_cache, workers, clock, events, settings.limits, publish, wait_room
+        )
+        parts = ConsumerGroupParts(
+            stores=stores,
+            state=state,
+            run_cache=run_cache,
+            timers=timers,
+            clock=clock,
+            workers=workers,
+            reads=FairSemaphore(_READS_AT_ONCE),
+            tasks=OwnedTasks("the consumer groups"),
+            metrics=metrics,
+            events=events,
+            dead_letter_writer=dead_letter_writer,
+            share=share,
+        )
+        self._timers = timers
+        self._subscriptions = WorkSubscriptions(parts, index)
+        self._dead = DeadLetterQueues(
+            stores, state, self._subscriptions, dead_letter_writer, workers
+        )
+        self._stats = GroupStats(state, self._subscriptions, self._dead, workers, clock, share)
+        self._keepers: list[asyncio.Task[None]] = []
+        self._verbs = OwnedTasks("the consumer groups")
+        self._subscriptions.open()
+        holds = GroupHolds(state, self._subscriptions)
+        for log in stores.kept:
+            log.subscription_holds = holds
+
+    def tell_lost(self) -> None:
+        """After damage was found: tell of subscriptions whose definitions are gone."""
+        self._subscriptions.tell_lost()
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._keepers = [
+            loop.create_task(self._timers.run(), name="runnel-leases"),
+            loop.create_task(self._subscriptions.run(), name="runnel-subscriptions"),
+        ]
+
+    async def close(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        if self._keepers:
+            await asyncio.wait(self._keepers)
+        await self._verbs.wait()
+        await self._subscriptions.close()
+
+    # --- What the logs tell ---
+
+    def on_stored(self, stored: VisibleBatch) -> None:
+        self._subscriptions.on_stored(stored)
+
+    def on_topic_made(self, info: LogTopic) -> None:
+        self._subscriptions.on_topic_made(info)
+
+    def on_topic_deleted(self, name: str) -> None:
+        self._subscriptions.on_topic_deleted(name)
+
+    def on_topic_purged(self, name: str) -> None:
+        self._subscriptions.on_topic_purged(name)
+
+    # --- Verbs. Whoever asked may leave; what was begun is finished, so that memory and disk agree. ---
+
+    def _begun(self, verb: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._verbs.start_awaited(verb)
+        task.add_done_callback(_see)
+        return task
+
+    async def consume(
+        self, number: int, sink: WorkSink, request: Consume, account: Account | None = None
+    ) -> WorkConsumer:
+        joining = self._begun(self._subscriptions.consume(number, sink, request, account))
+        try:
+            return await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            joining.add_done_callback(_leave)
+            raise
+
+    async def make_subscription(
+        self, request: SubscriptionRequest, account: Account | None = None
+    ) -> None:
+        await asyncio.shield(self._begun(self._subscriptions.make(request, account)))
+
+    async def delete_subscription(self, name: str) -> None:
+        await asyncio.shield(self._begun(self._subscriptions.delete(name)))
+
+    async def pause_subscription(self, name: str, *, is_paused: bool) -> None:
+        pausing = self._subscriptions.pause(name, is_paused=is_paused)
+        await asyncio.shield(self._begun(pausing))
+
+    async def move_subscription(self, name: str, start: Start, member: str | None = None) -> None:
+        await asyncio.shield(self._begun(self._subscriptions.move(name, start, member)))
+
+    async def remove_member(self, name: str, member: str) -> None:
+        await asyncio.shield(self._begun(self._subscriptions.remove_member(name, member)))
+
+    def owned_by(self, owner: str) -> int:
+        """How many subscriptions there are that this token made."""
+        return self._subscriptions.owned_by(owner)
+
+    def patterns_of(self, name: str) -> Sequence[str]:
+        """What a subscription is over. UnknownSubscriptionError: there is none of this name."""
+        return self._subscriptions.get(name).definition.patterns
+
+    async def report(self) -> Sequence[SubscriptionState]:
+        """All subscriptions as of a moment ago: with many of them they are not looked at every time."""
+        return await self._stats.report()
+
+    async def subscriptions(
+        self,
+        name: str | None = None,
+        *,
+        is_visible: Callable[[Sequence[str]], bool] | None = None,
+        owner: Hashable = None,
+    ) -> list[SubscriptionState]:
+        """All, or one. `is_visible`: only those whose patterns it says yes to. `owner`: whose turns it takes."""
+        return await self._stats.states(name, is_visible=is_visible, owner=owner)
+
+    async def subscription_page(
+        self, request: ListRequest[Sequence[str]]
+    ) -> Listed[SubscriptionState]:
+        """Subscriptions whose patterns are visible, and whether these are all that remain."""
+        return await self._stats.page(request)
+
+    async def dead_letters(
+        self, subscription: str, offset: int, messages_max: int
+    ) -> tuple[Sequence[Batch], int]:
+        return await self._dead.list(subscription, offset, messages_max)
+
+    async def settle_dead(self, request: SettleRequest) -> int:
+        return await asyncio.shield(self._begun(self._dead.settle(request)))
+
+
+def _see(task: asyncio.Task[Any]) -> None:
+    """Take note of a failure: the caller that waited for the verb may have gone."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _leave(joining: asyncio.Task[WorkConsumer]) -> None:
+    """Nobody is there any more to consume."""
+    if not joining.cancelled() and joining.exception() is None:
+        joining.result().close(is_clean=True)

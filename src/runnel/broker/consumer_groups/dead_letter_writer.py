@@ -1,0 +1,173 @@
+"""Dead letters: what a subscription gave up, stored as messages of `!dead/<subscription>` that say what they were.
+
+The message's own key, payload, times and tags stand beside the letter's (`formats/dead_letters.py`); own tags go
+without where there is no room for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from runnel.broker.consumer_groups.run_cache import RunCache, StoredRun
+from runnel.broker.consumer_groups.run_reader import read_runs
+from runnel.broker.monitoring.events import EventKind, Events
+from runnel.broker.stores import Stores
+from runnel.config import LimitSettings
+from runnel.errors import BusyError, RunnelError, UnknownTopicError
+from runnel.formats.batch import Batch
+from runnel.formats.dead_letters import (
+    DELIVERIES_TAG,
+    ERROR_TAG,
+    ERROR_TYPE_TAG,
+    FROM_TAG,
+    MEMBER_TAG,
+    OFFSET_TAG,
+    PARTITION_TAG,
+    TOPIC_TAG,
+    TRACEBACK_TAG,
+    parse_reason,
+)
+from runnel.formats.message import Message
+from runnel.formats.table import TAGS_MAX
+from runnel.group_rules.effects import DeadLetter
+from runnel.log.log import Appended, Level
+from runnel.platform.clock import Clock
+from runnel.platform.workers import Workers
+from runnel.topics.names import DEAD_LETTER_PREFIX, TopicPartition
+
+_ERROR_CHARACTERS_MAX: Final = 1000
+
+Publish = Callable[[Batch, Level], asyncio.Future[Appended]]
+WaitRoom = Callable[[str], Awaitable[None]]
+
+
+def dead_topic(subscription: str) -> str:
+    return f"{DEAD_LETTER_PREFIX}{subscription}"
+
+
+class DeadLetterWriter:
+    """Reads a message that failed too often, and stores its letter."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        run_cache: RunCache,
+        workers: Workers,
+        clock: Clock,
+        events: Events,
+        limits: LimitSettings,
+        publish: Publish,
+        wait_room: WaitRoom,
+    ) -> None:
+        self._stores = stores
+        self._run_cache = run_cache
+        self._workers = workers
+        self._clock = clock
+        self._events = events
+        self._limits = limits
+        self._publish = publish
+        self._wait_room = wait_room
+
+    async def write(self, subscription: str, member: str, dead_letter: DeadLetter) -> bool:
+        """Whether the message may be acknowledged: its letter is stored, or there is nothing left to store."""
+        try:
+            message = await self.message_at(dead_letter.key, dead_letter.offset)
+            if message is not None:
+                await self.store(_letter(subscription, member, dead_letter, message, self._limits))
+        except (RunnelError, OSError) as error:
+            self._events.tell(
+                EventKind.DEAD_LETTER_FAILED,
+                subscription,
+                topic=dead_letter.key[0],
+                offset=dead_letter.offset,
+                error=str(error),
+            )
+            return False
+        self._events.tell(
+            EventKind.DEAD_LETTER,
+            subscription,
+            topic=dead_letter.key[0],
+            partition=dead_letter.key[1],
+            offset=dead_letter.offset,
+            deliveries=dead_letter.failures,
+            reason=parse_reason(dead_letter.reason).error,
+        )
+        return True
+
+    async def message_at(self, key: TopicPartition, offset: int) -> Message | None:
+        """The message at an offset; None if it is gone."""
+        run = self._run_cache.find(key, offset) or await self._read(key, offset)
+        if run is None:
+            return None
+        return run.batch.slice(offset - run.base, offset - run.base + 1).messages()[0]
+
+    async def _read(self, key: TopicPartition, offset: int) -> StoredRun | None:
+        log = self._stores.log_of(key[0])
+        if log is None:
+            return None
+        try:
+            read = await read_runs(log, key, offset, 1, self._workers)
+        except UnknownTopicError:
+            return None
+        return next((run for run in read.runs if run.base <= offset < run.end), None)
+
+    async def store(self, message: Message) -> None:
+        """Publish a message of the broker's own, and wait until it is stored."""
+        batch = Batch.from_messages([message])
+        while True:
+            try:
+                published = self._publish(batch, Level.STORED)
+            except BusyError:
+                await self._wait_room(message.topic)
+                continue
+            await published
+            return
+
+
+def _letter(
+    subscription: str, member: str, dead_letter: DeadLetter, message: Message, limits: LimitSettings
+) -> Message:
+    reason = parse_reason(dead_letter.reason[:_ERROR_CHARACTERS_MAX])
+    said = {
+        ERROR_TAG: reason.error or "no reason was given",
+        TOPIC_TAG: dead_letter.key[0],
+        PARTITION_TAG: str(dead_letter.key[1]),
+        OFFSET_TAG: str(dead_letter.offset),
+        DELIVERIES_TAG: str(dead_letter.failures),
+        FROM_TAG: subscription,
+    }
+    if member:
+        said[MEMBER_TAG] = member
+    details = {ERROR_TYPE_TAG: reason.error_type, TRACEBACK_TAG: reason.traceback}
+    if (
+        len(said) + len(details) + len(message.tags) <= TAGS_MAX
+    ):  # no tag of the message goes for them
+        said |= {name: text for name, text in details.items() if text}
+    return Message(
+        dead_topic(subscription),
+        message.payload,
+        message.key,
+        _own_tags(message, said, limits) | said,
+        message.event_time_ns,
+        message.transmit_time_ns,
+        uid=message.uid,
+        partition_key=message.partition_key,
+    )
+
+
+def _own_tags(message: Message, said: Mapping[str, str], limits: LimitSettings) -> dict[str, str]:
+    """Those of the message's tags for which there is room beside what the letter says."""
+    room = TAGS_MAX - len(said)
+    room_bytes = limits.tag_bytes_max - sum(map(_tag_bytes, said.items()))
+    kept: dict[str, str] = {}
+    for tag in message.tags.items():
+        room_bytes -= _tag_bytes(tag)
+        if tag[0] not in said and room_bytes >= 0 and len(kept) < room:
+            kept[tag[0]] = tag[1]
+    return kept
+
+
+def _tag_bytes(tag: tuple[str, str]) -> int:
+    return len(tag[0].encode()) + len(tag[1].encode())

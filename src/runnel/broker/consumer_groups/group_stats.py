@@ -1,0 +1,242 @@
+"""Subscriptions as people see them: backlog, in flight, the oldest that waits, and by whom it is owed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final
+
+import msgspec
+
+from runnel.broker.consumer_groups.ack_journals import AckJournals
+from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
+from runnel.broker.consumer_groups.dead_letter_queues import DeadLetterQueues
+from runnel.broker.consumer_groups.run_reader import read_runs
+from runnel.broker.consumer_groups.subscriptions import WorkSubscription, WorkSubscriptions
+from runnel.broker.loop_share import LoopShare
+from runnel.broker.pages import Listed, ListRequest, PageBuilder
+from runnel.broker.stores import KeptLog
+from runnel.errors import RunnelError
+from runnel.formats.work_heads import MemberState, PartitionWork, SubscriptionState
+from runnel.group_rules.ack_set import AckSet
+from runnel.group_rules.definition import Mode
+from runnel.platform.clock import Clock
+from runnel.platform.workers import Workers
+from runnel.topics.names import TopicPartition
+
+# Of one member: looking for its oldest message reads the log.
+_OLDEST_LOOKED_AT: Final = 16
+_PARTITIONS_TOLD_MAX: Final = 10_000
+_SUBSCRIPTIONS_PER_STEP: Final = 32
+_PARTITIONS_PER_STEP: Final = 200
+# Reporting takes at most one part in so many of the time.
+_SHARE: Final = 50
+
+
+class _Standing(msgspec.Struct):
+    """Where a member stands in a partition."""
+
+    key: TopicPartition
+    log: KeptLog
+    acked: AckSet
+    next_offset: int
+
+    @property
+    def backlog(self) -> int:
+        return max(0, self.next_offset - self.acked.floor - self.acked.count_above)
+
+
+class _Owed(msgspec.Struct):
+    """What a member is owed in all partitions, and the first of them in which it is."""
+
+    messages: int = 0
+    behind: list[_Standing] = msgspec.field(default_factory=list)
+
+    def add(self, standing: _Standing) -> None:
+        backlog = standing.backlog
+        self.messages += backlog
+        if backlog and len(self.behind) < _OLDEST_LOOKED_AT:
+            self.behind.append(standing)
+
+
+class GroupStats:
+    """Looks when it is asked: nothing is counted on the way of a message."""
+
+    def __init__(
+        self,
+        state: AckJournals,
+        subscriptions: WorkSubscriptions,
+        dead: DeadLetterQueues,
+        workers: Workers,
+        clock: Clock,
+        share: LoopShare,
+    ) -> None:
+        self._clock = clock
+        self._share = share
+        self._reported: Sequence[SubscriptionState] = ()
+        self._report_again_ns = 0  # of the monotonic clock
+        self._state = state
+        self._subscriptions = subscriptions
+        self._dead = dead
+        self._workers = workers
+
+    async def states(
+        self,
+        name: str | None = None,
+        *,
+        is_visible: Callable[[Sequence[str]], bool] | None = None,
+        owner: Hashable = None,
+    ) -> list[SubscriptionState]:
+        """All of them in order of their names, or one with its partitions.
+
+        `is_visible`: only those whose patterns it says yes to.
+        """
+        if name is not None:
+            one = self._subscriptions.get(name)
+            return [await self._state_of(one, owner, with_partitions=True)]
+        known = self._ordered()
+        found: list[SubscriptionState] = []
+        async for some in self._share.steps(known, owner, _SUBSCRIPTIONS_PER_STEP):
+            found += [
+                await self._state_of(each, owner, with_partitions=False)
+                for each in some
+                if is_visible is None or is_visible(each.definition.patterns)
+            ]
+        return found
+
+    async def page(self, request: ListRequest[Sequence[str]]) -> Listed[SubscriptionState]:
+        """Subscriptions, and whether these are all that remain."""
+        owner, is_visible = request.owner, request.is_visible
+        page: PageBuilder[SubscriptionState] = PageBuilder(request.limit, "subscriptions")
+        for number, each in enumerate(self._ordered(request.after)):
+            if number % _SUBSCRIPTIONS_PER_STEP == 0:
+                await self._share.turn(owner)
+            if is_visible is None or is_visible(each.definition.patterns):
+                if page.is_full():
+                    return page.items, False
+                state = await self._state_of(each, owner, with_partitions=False)
+                page.add(state, len(state.members))
+        return page.items, True
+
+    def _ordered(self, after: str = "") -> list[WorkSubscription]:
+        known = [each for each in self._subscriptions.all() if each.definition.name > after]
+        return sorted(known, key=lambda each: each.definition.name)
+
+    async def report(self) -> Sequence[SubscriptionState]:
+        """All of them, looked at sparingly: at most a fiftieth of the time goes into it."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= self._report_again_ns:
+            self._reported = await self.states()
+            done_ns = self._clock.monotonic_ns()
+            self._report_again_ns = done_ns + (done_ns - now_ns) * _SHARE
+        return self._reported
+
+    async def _state_of(
+        self, subscription: WorkSubscription, owner: Hashable, *, with_partitions: bool
+    ) -> SubscriptionState:
+        definition = subscription.definition
+        names = list(subscription.members)
+        names += [
+            consumer_group.member
+            for consumer_group in subscription.consumer_groups.values()
+            if not consumer_group.is_durable
+        ]
+        owed = {member: _Owed() for member in names}
+        partitions: list[PartitionWork] = []
+        looked_at = 0
+        async for key, log in self._subscriptions.partitions(subscription, owner):
+            for member in names:
+                looked_at += 1
+                if looked_at % _PARTITIONS_PER_STEP == 0:
+                    await self._share.turn(owner)
+                consumer_group = subscription.consumer_groups.get(member)
+                standing = self._standing(subscription, member, consumer_group, key, log)
+                if standing is None:
+                    continue
+                owed[member].add(standing)
+                if with_partitions and len(partitions) < _PARTITIONS_TOLD_MAX:
+                    partitions.append(_told(member, consumer_group, standing))
+        members = [
+            await self._member(
+                subscription, member, subscription.consumer_groups.get(member), owed[member]
+            )
+            for member in names
+        ]
+        return SubscriptionState(
+            definition.name,
+            definition.mode,
+            definition.patterns,
+            definition.is_paused,
+            definition.made_ns,
+            definition.options.to_wire(),
+            members,
+            subscription.redelivered,
+            await self._dead.count(subscription),
+            partitions,
+        )
+
+    def _standing(
+        self,
+        subscription: WorkSubscription,
+        member: str,
+        consumer_group: ConsumerGroup | None,
+        key: TopicPartition,
+        log: KeptLog,
+    ) -> _Standing | None:
+        """None: the topic was deleted meanwhile."""
+        acked = None if consumer_group is None else consumer_group.acked(key)
+        try:
+            if acked is None:
+                state = self._state.find(subscription.definition.id, member, key)
+                acked = AckSet(1) if state is None else state.acked.copy()
+                acked.add(1, log.floor(*key))  # what was deleted or purged is nobody's any more
+            return _Standing(key, log, acked, log.next_offset(*key))
+        except RunnelError:
+            return None
+
+    async def _member(
+        self,
+        subscription: WorkSubscription,
+        member: str,
+        consumer_group: ConsumerGroup | None,
+        owed: _Owed,
+    ) -> MemberState:
+        definition = subscription.definition
+        absent_ns = 0
+        if definition.mode is Mode.MULTICAST:
+            absent_ns = next(
+                (each.absent_since_ns for each in definition.members if each.name == member), 0
+            )
+        return MemberState(
+            member,
+            0 if consumer_group is None else consumer_group.consumers,
+            owed.messages,
+            0 if consumer_group is None else consumer_group.group.in_flight,
+            0 if consumer_group is None else consumer_group.group.delayed,
+            await self._oldest_ns(owed.behind),
+            absent_ns,
+        )
+
+    async def _oldest_ns(self, behind: Sequence[_Standing]) -> int:
+        """When the oldest message that is owed was received, by the partitions looked at; 0: none is."""
+        oldest = 0
+        for standing in behind:
+            offset = standing.acked.first_missing(standing.acked.floor)
+            try:
+                read = await read_runs(standing.log, standing.key, offset, 1, self._workers)
+            except (RunnelError, OSError):
+                continue  # gone meanwhile, or unreadable: delivering tells of that
+            for run in read.runs[:1]:
+                received_ns = int.from_bytes(run.batch.envelope.receive_times[:8], "little")
+                oldest = received_ns if not oldest else min(oldest, received_ns)
+        return oldest
+
+
+def _told(member: str, consumer_group: ConsumerGroup | None, standing: _Standing) -> PartitionWork:
+    return PartitionWork(
+        member,
+        *standing.key,
+        standing.acked.floor,
+        standing.next_offset,
+        standing.acked.count_above,
+        0 if consumer_group is None else consumer_group.group.partition_in_flight(standing.key),
+    )

@@ -1,0 +1,82 @@
+"""A partition's messages for consumers: the runs of a page, and what will never come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from runnel.broker.consumer_groups.run_cache import StoredRun
+from runnel.broker.stores import KeptLog
+from runnel.errors import OffsetGoneError
+from runnel.formats.envelope import Codec
+from runnel.log.log import FoundBatch
+from runnel.platform.workers import Workers
+from runnel.topics.names import TopicPartition
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """Offsets that will never be read: a hole, damage, or what retention has passed."""
+
+    begin: int
+    end: int
+    reason: str  # as in a gap: "" for a hole that deletion left, which nobody misses
+
+
+class RunsRead(msgspec.Struct, frozen=True):
+    runs: Sequence[StoredRun]
+    missing: Sequence[Missing]
+
+
+async def read_runs(
+    log: KeptLog, key: TopicPartition, offset: int, bytes_max: int, workers: Workers
+) -> RunsRead:
+    """The partition's runs from an offset on. UnknownTopicError if it is gone altogether."""
+    try:
+        page = await log.read(*key, offset, bytes_max=bytes_max)
+    except OffsetGoneError as gone:
+        return RunsRead((), [Missing(offset, gone.first_offset, "retention")])
+    runs: list[StoredRun] = []
+    for found in page.found:
+        runs += await _runs_of(found, workers)
+    missing = [Missing(gap.first_offset, gap.next_offset, "damage") for gap in page.gaps]
+    present = sorted(
+        [(run.base, run.end) for run in runs] + [(gap.begin, gap.end) for gap in missing]
+    )
+    missing += _holes(offset, page.next_offset, present)
+    return RunsRead(runs, missing)
+
+
+def _holes(begin: int, end: int, present: Sequence[tuple[int, int]]) -> list[Missing]:
+    holes = []
+    for first, behind in present:
+        if first > begin:
+            holes.append(Missing(begin, first, ""))
+        begin = max(begin, behind)
+    if begin < end:
+        holes.append(Missing(begin, end, ""))
+    return holes
+
+
+async def _runs_of(found: FoundBatch, workers: Workers) -> Sequence[StoredRun]:
+    if found.batch.envelope.codec == Codec.NONE:
+        return _cut(found)
+    return await workers.submit(_cut, found)
+
+
+def _cut(found: FoundBatch) -> Sequence[StoredRun]:
+    """Each run as a batch of its own. One that is compressed is unpacked: rows will be picked from it."""
+    batch = found.wanted()
+    head = batch.envelope
+    if head.run_count == 1:
+        packed = (found.block,) if batch is found.batch else None
+        if head.codec != Codec.NONE:
+            batch = batch.uncompressed()
+        base = int.from_bytes(head.base_offsets, "little")
+        return [StoredRun(batch, base, head.message_count, packed)]
+    if head.codec != Codec.NONE:
+        batch = batch.uncompressed()
+    return [
+        StoredRun(batch, run.base_offset, run.count, run=number)
+        for number, run in enumerate(batch.runs())
+    ]

@@ -1,0 +1,53 @@
+"""Where a subscription, or a member of one, begins in each partition: from its `start` to offsets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Final
+
+from runnel.broker.stores import KeptLog
+from runnel.errors import ClientFault, UnknownTopicError
+from runnel.formats.heads import Start
+from runnel.topics.names import TopicPartition
+
+_STARTS: Final = ("earliest", "latest", "time", "offsets")
+
+
+async def start_offsets(
+    who: str, partitions: AsyncIterator[tuple[TopicPartition, KeptLog]], start: Start
+) -> dict[TopicPartition, int]:
+    """The first offset that is owed of each of these; of `offsets`, only of those that are named."""
+    if start.kind not in _STARTS:
+        raise ClientFault(f"start {start.kind!r} is none of {', '.join(_STARTS)}")
+    given = {(place.topic, place.partition): place.offset for place in start.partitions}
+    begins: dict[TopicPartition, int] = {}
+    async for key, log in partitions:
+        if start.kind == "offsets" and key not in given:
+            continue  # as it is: from the first message on, unless something is stored of it
+        with suppress(UnknownTopicError):  # deleted meanwhile
+            begins[key] = await _begin_of(log, key, start, given)
+    unknown = [key for key in given if key not in begins]
+    if unknown:
+        topic, partition = unknown[0]
+        raise UnknownTopicError(f"{topic}[{partition}] is no partition that {who} covers")
+    return begins
+
+
+async def _begin_of(
+    log: KeptLog, key: TopicPartition, start: Start, given: Mapping[TopicPartition, int]
+) -> int:
+    match start.kind:
+        case "latest":
+            return log.next_offset(*key)
+        case "time":
+            return await log.offset_at(*key, start.time_ns)
+        case "offsets" if key in given:
+            end = log.next_offset(*key)
+            if not 1 <= given[key] <= end:
+                raise ClientFault(
+                    f"offset {given[key]} of {key[0]}[{key[1]}] is not between 1 and {end}, the next "
+                    "message's"
+                )
+            return given[key]
+    return (await log.bounds(*key)).first_offset

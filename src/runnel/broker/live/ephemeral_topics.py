@@ -1,0 +1,295 @@
+"""Topics that are not kept: numbered while somebody reads them, gone when nobody does. No loop and no files here.
+
+A topic exists from the first message that somebody receives until its last reader leaves; made again, it begins at
+offset 1 in a new epoch. One whose policy has `last_value` exists from its first message on, and stays. Names that
+are published to without a reader are remembered for a while, so that publishing to nobody costs a look into a dict.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from runnel.broker.live.subscription import LiveSubscription
+from runnel.config import Keep
+from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
+from runnel.formats import envelope as envelopes
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
+from runnel.log.log import VisibleBatch
+from runnel.log.metadata.last_values import messages_of
+from runnel.log.metadata.topic_table import told_run
+from runnel.topics.names import check_topic, is_reserved
+from runnel.topics.policies import Policies, Policy
+
+_QUIET_MAX: Final = 10_000
+_TOPICS_AT_ONCE: Final = 100  # whose policy changes in one step
+_PARTITION_0: Final = bytes(4)
+# A last value keeps the whole batch that it came in, if that is no larger than this: cutting it out costs more.
+_WHOLE_BYTES_MAX: Final = 16 * 1024
+
+
+class EphemeralTopic:
+    """A name, its policy and its numbers. It may not exist (yet, or any more)."""
+
+    __slots__ = (
+        "epoch",
+        "exists",
+        "keeps_last",
+        "last",
+        "name",
+        "next_offsets",
+        "policy",
+        "readers",
+        "readers_change",
+    )
+
+    def __init__(self, name: str, policy: Policy, epoch: int) -> None:
+        self.name = name
+        self.policy = policy
+        self.keeps_last = policy.last_value
+        self.exists = False
+        # Who reads it, as of a change among all subscriptions: quicker than to ask the index again.
+        self.readers: tuple[LiveSubscription, ...] = ()
+        self.readers_change = -1
+        self.epoch = epoch
+        self.next_offsets = [1] * policy.partitions
+        self.last: list[Batch | None] = [None] * policy.partitions
+
+    def last_message(self, partition: int) -> Batch | None:
+        """The partition's last message, as a batch of its own."""
+        batch = self.last[partition]
+        if batch is None or len(batch) == 1:
+            return batch
+        key = (self.name, partition)
+        return dict(messages_of(batch, {key: self.next_offsets[partition] - 1})).get(key)
+
+
+class EphemeralTopics:
+    """All of them. `on_known` and `on_forgotten` hear of names, existing or not."""
+
+    def __init__(
+        self,
+        policies: Policies,
+        topics_max: int,
+        epoch: int,
+        *,
+        on_known: Callable[[str], None],
+        on_forgotten: Callable[[str], None],
+        on_made: Callable[[EphemeralTopic], None],
+    ) -> None:
+        self._policies = policies
+        self._topics_max = topics_max
+        self._on_known = on_known
+        self._on_forgotten = on_forgotten
+        self._on_made = on_made
+        self._known: dict[str, EphemeralTopic] = {}
+        self._quiet: dict[str, None] = {}  # known, but nobody reads them; oldest first
+        self._next_entry = 1
+        self._is_one_epoch = True  # none has vanished yet, so all have the same
+        self.epoch = epoch  # of topics that are made from now on
+
+    def __len__(self) -> int:
+        return len(self._known) - len(self._quiet)
+
+    def __iter__(self) -> Iterator[EphemeralTopic]:
+        return (topic for topic in self._known.values() if topic.exists)
+
+    def names(self) -> list[str]:
+        """Of all that are known, existing or not."""
+        return list(self._known)
+
+    @property
+    def next_entry(self) -> int:
+        return self._next_entry
+
+    def knows(self, name: str) -> bool:
+        """Whether the name is one of a topic that is not kept. False: its policy tells."""
+        return name in self._known
+
+    def known(self, name: str) -> EphemeralTopic | None:
+        """The topic, if its name is known, whether or not it exists."""
+        return self._known.get(name)
+
+    def find(self, name: str) -> EphemeralTopic | None:
+        """The topic, if it exists."""
+        topic = self._known.get(name)
+        return topic if topic is not None and topic.exists else None
+
+    def resolve(self, envelope: Envelope) -> list[EphemeralTopic]:
+        """The topic of each run; an error names the run. Hot: once a run (bench/live.py, "small batches")."""
+        known = self._known
+        try:
+            topics = [known[name] for name in envelope.topics]
+        except KeyError:
+            topics = [
+                known.get(name) or self._learn(envelope, run)
+                for run, name in enumerate(envelope.topics)
+            ]
+        self.check_partitions(envelope, topics)
+        return topics
+
+    def learned(self, envelope: Envelope, run: int) -> EphemeralTopic:
+        """The topic of one run."""
+        return self._known.get(envelope.topics[run]) or self._learn(envelope, run)
+
+    def check_partitions(self, envelope: Envelope, topics: Sequence[EphemeralTopic]) -> None:
+        """Whether every run's topic has its partition; an error names the run."""
+        if any(envelope.partitions):  # every topic has partition 0
+            _check_partitions(envelope, topics)
+
+    def resolve_run(self, envelope: Envelope) -> EphemeralTopic:
+        """The same for a batch of one run."""
+        topic = self._known.get(envelope.topics[0])
+        if topic is None or envelope.partitions != _PARTITION_0:
+            (topic,) = self.resolve(envelope)
+        return topic
+
+    def _learn(self, envelope: Envelope, run: int) -> EphemeralTopic:
+        name = envelope.topics[run]
+        try:
+            check_topic(name)
+            policy = self._policies.for_topic(name)
+        except ClientFault as fault:
+            raise type(fault)(f"{told_run(envelope, run)}{fault}") from None
+        if policy.keep is not Keep.NONE:
+            raise ClientFault(
+                f"run {run}: topic {name!r} is kept ({policy.keep}), the runs before it are not; a "
+                "batch goes to one shard"
+            )
+        topic = self._known[name] = EphemeralTopic(name, policy, self.epoch)
+        self._on_known(name)
+        self._rest(topic)
+        return topic
+
+    def follow_rules(self) -> Iterator[None]:
+        """Keep last values as the rules say now, in steps. A topic stays one that is not kept as long as it exists."""
+        for number, topic in enumerate(list(self._known.values()), 1):
+            topic.policy = self._policies.for_recorded(topic.name, topic.policy.fixed)
+            topic.keeps_last = topic.policy.last_value
+            if not topic.keeps_last:
+                self.purge(topic)
+            if number % _TOPICS_AT_ONCE == 0:
+                yield
+
+    def _rest(self, topic: EphemeralTopic) -> None:
+        """Nobody reads it: remember its name among the quiet ones, of which there may be so many."""
+        self._quiet[topic.name] = None
+        if len(self._quiet) > _QUIET_MAX:
+            oldest = next(iter(self._quiet))
+            del self._quiet[oldest], self._known[oldest]
+            self._on_forgotten(oldest)
+
+    def make(self, topic: EphemeralTopic) -> None:
+        """Somebody will receive its messages."""
+        if len(self) >= self._topics_max and not is_reserved(topic.name):
+            raise LimitExceededError(
+                f"topic {topic.name!r} would be one more than limits.topics_max = {self._topics_max}"
+            )
+        if self._quiet.pop(topic.name, topic) is topic:  # it was forgotten since it was learned
+            self._known[topic.name] = topic
+            self._on_known(topic.name)
+        topic.exists = True
+        topic.epoch = self.epoch
+        topic.next_offsets = [1] * topic.policy.partitions
+        self._on_made(topic)
+
+    def vanish(self, topic: EphemeralTopic) -> None:
+        """Its last reader has left, or it is deleted. Made again, it has a later epoch."""
+        topic.exists = False
+        self.epoch = max(self.epoch, topic.epoch + 1)
+        self._is_one_epoch = False
+        topic.last = [None] * topic.policy.partitions
+        topic.readers, topic.readers_change = (), -1
+        self._rest(topic)
+
+    def purge(self, topic: EphemeralTopic) -> None:
+        """There is nothing to remove but last values."""
+        topic.last = [None] * topic.policy.partitions
+
+    def number(
+        self, batch: Batch, topics: Sequence[EphemeralTopic], receive_time_ns: int
+    ) -> tuple[Envelope, bytes]:
+        """Give the runs of a batch their offsets. Hot: once a run (bench/live.py, "small batches").
+
+        Topics that do not exist are numbered too, which counts for nothing: `make` begins anew.
+        """
+        head = batch.envelope
+        if len(topics) == 1 or self._is_one_epoch:
+            epochs = topics[0].epoch.to_bytes(8, "little")
+        else:
+            epochs = envelopes.pack64([topic.epoch for topic in topics])
+        entry = self._next_entry
+        self._next_entry = entry + 1
+        numbered = Envelope(  # by position: a quarter of the time that replacing the fields of another takes
+            head.version,
+            head.topics,
+            head.partitions,
+            head.counts,
+            _next_bases(head, topics),
+            receive_time_ns.to_bytes(8, "little", signed=True),
+            epochs,
+            entry.to_bytes(8, "little"),
+            b"",  # rows
+            0,  # shard
+            None,  # producer
+            0,  # term
+            0,  # number
+            head.codec,
+            head.body_bytes,
+            head.body_crc,
+        )
+        return numbered, envelopes.encode(numbered)
+
+    def keep_last(
+        self, stored: VisibleBatch, topics: Sequence[EphemeralTopic], bytes_max: int
+    ) -> None:
+        """Remember the last messages of those topics whose policy asks for it."""
+        head = stored.envelope
+        if True not in [topic.keeps_last for topic in topics]:
+            return
+        batch = Batch(head, bytes(stored.body))  # and nothing else that arrived with it
+        keeping = {
+            (topic.name, number): topic
+            for topic, number in zip(topics, head.column32(head.partitions), strict=True)
+            if topic.keeps_last
+        }
+        if head.body_bytes <= _WHOLE_BYTES_MAX:
+            for (_, number), topic in keeping.items():
+                topic.last[number] = batch
+            return
+        wanted = {key: topic.next_offsets[key[1]] - 1 for key, topic in keeping.items()}
+        for key, last in messages_of(batch, wanted):
+            is_small = last.envelope.body_bytes <= bytes_max
+            keeping[key].last[key[1]] = last if is_small else None
+
+
+def _next_bases(head: Envelope, topics: Sequence[EphemeralTopic]) -> bytes:
+    """The first offset of each run, as a column; what comes next begins behind it."""
+    if len(topics) == 1:
+        number = int.from_bytes(head.partitions, "little")
+        offsets = topics[0].next_offsets
+        base = offsets[number]
+        offsets[number] = base + int.from_bytes(head.counts, "little")
+        return base.to_bytes(8, "little")
+    bases: list[int] = []
+    add = bases.append
+    for topic, number, count in zip(
+        topics, head.column32(head.partitions), head.column32(head.counts), strict=True
+    ):
+        offsets = topic.next_offsets
+        base = offsets[number]
+        add(base)
+        offsets[number] = base + count
+    return array("q", bases).tobytes()
+
+
+def _check_partitions(envelope: Envelope, topics: Sequence[EphemeralTopic]) -> None:
+    partitions = envelope.column32(envelope.partitions)
+    for run, (topic, number) in enumerate(zip(topics, partitions, strict=True)):
+        if number >= topic.policy.partitions:
+            raise UnknownTopicError(
+                f"{told_run(envelope, run)}topic {topic.name!r} has partitions 0 to "
+                f"{topic.policy.partitions - 1}, not {number}"
+            )

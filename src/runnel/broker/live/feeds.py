@@ -1,0 +1,500 @@
+"""What a subscription reads before it is live: a shard from an entry on, partitions from offsets on, last values."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import PurePath
+from typing import Final, NamedTuple, Protocol
+
+from runnel.broker.live.ephemeral_topics import EphemeralTopics
+from runnel.broker.live.subscription import LiveDelivery, LiveSubscription
+from runnel.broker.stores import LIVE_SHARD, KeptLog
+from runnel.errors import OffsetAheadError, OffsetGoneError, UnknownTopicError
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Codec
+from runnel.formats.wire import GapState
+from runnel.log.log import Chosen, DamageGap, EntryPage, FoundBatch, Position, ShardId
+from runnel.platform.workers import Workers
+from runnel.topics.names import TopicPartition
+from runnel.topics.pattern_index import Walk
+
+_PAGE_BYTES_MAX: Final = 2**20
+_PAGE_BYTES_MIN: Final = 2**16
+# Topics whose last values are looked up together: a batch that many of them share is read so much less often.
+_TOPICS_AT_ONCE: Final = 2000
+_UNKEPT_AT_ONCE: Final = 100
+# A cut goes through all runs of its batch, wanted or not.
+_RUNS_CUT_ON_LOOP_MAX: Final = 4096
+
+
+def page_bytes(credit_bytes: int) -> int:
+    """How much to read at once for a reader with so much credit."""
+    return max(_PAGE_BYTES_MIN, min(credit_bytes, _PAGE_BYTES_MAX))
+
+
+class TopicLogs(Protocol):
+    """Where a feed looks up the topics that there are now."""
+
+    def log_of(self, topic: str) -> KeptLog | None: ...
+
+
+class ShardFeed:
+    """All wanted messages of a shard from a position on, in the order in which they were stored."""
+
+    __slots__ = ("_log", "_position", "_shard", "_tells_passed", "_workers")
+
+    def __init__(
+        self,
+        log: KeptLog,
+        shard: ShardId,
+        position: Position,
+        workers: Workers,
+        *,
+        tells_passed: bool = True,
+    ) -> None:
+        """`tells_passed`: messages that are no longer served are a gap for this reader from the first on.
+
+        Not for one that begins with the earliest: what has expired by then was never its to read.
+        """
+        self._log = log
+        self._shard = shard
+        self._position = position
+        self._workers = workers
+        self._tells_passed = tells_passed
+
+    def lag(self, subscription: LiveSubscription) -> int:  # noqa: ARG002 - its position is here
+        return max(0, self._log.entries(self._shard).next_offset - self._position.entry)
+
+    def has_passed(self, entry: int) -> bool:
+        """Whether an entry lies before what it reads."""
+        return self._position.epoch in (0, self._log.epoch) and entry < self._position.entry
+
+    async def step(self, subscription: LiveSubscription) -> bool:
+        try:
+            page = await self._log.read_shard(
+                self._shard, self._position, bytes_max=page_bytes(subscription.credit_bytes)
+            )
+        except OffsetGoneError as gone:
+            text = (
+                f"shard {self._shard} begins at entry {gone.first_offset}; "
+                f"{gone.gap} entries from {gone.offset} on are gone"
+            )
+            gap = GapState("retention" if gone.gap > 0 else "restart", 0, text=text)
+            return self._jump(subscription, gone.first_offset, gap)
+        except OffsetAheadError as ahead:
+            gap = GapState("restart", 0, text=str(ahead))
+            return self._jump(subscription, ahead.next_offset, gap)
+        buffers: list[bytes | memoryview] = []
+        messages = 0
+        for found in page.found:
+            block, count = await wanted_block(
+                found, subscription.matches, self._position, self._workers
+            )
+            if count:
+                buffers.append(block)
+                messages += count
+        if subscription.is_closed:
+            return True
+        gaps = damage_gaps(page, subscription.matches)
+        if self._tells_passed:
+            gaps += passed_gaps(page, subscription.matches, self._log)
+        for gap in gaps:
+            subscription.tell_gap(gap)
+        self._position = page.next_position
+        if buffers:
+            self._tells_passed = True
+        if buffers or gaps:
+            self._send(subscription, page.next_position, buffers, messages)
+        return self._is_at_end()
+
+    def _jump(self, subscription: LiveSubscription, entry: int, gap: GapState) -> bool:
+        if subscription.is_closed:
+            return True
+        subscription.tell_gap(gap)
+        self._position = Position(0, entry)
+        self._send(subscription, Position(self._log.epoch, entry), (), 0)
+        return self._is_at_end()
+
+    def _send(
+        self,
+        subscription: LiveSubscription,
+        position: Position,
+        buffers: Sequence[bytes | memoryview],
+        messages: int,
+    ) -> None:
+        """Without blocks it says where the reader stands, so that it is not told of a gap again after a loss."""
+        size = sum(map(len, buffers))
+        subscription.send(
+            LiveDelivery(self._shard, position.epoch, position.entry, buffers, size, messages)
+        )
+
+    def _is_at_end(self) -> bool:
+        return self._position.entry >= self._log.entries(self._shard).next_offset
+
+
+async def wanted_block(
+    found: FoundBatch, matches: Callable[[str], bool], position: Position, workers: Workers
+) -> tuple[bytes | memoryview, int]:
+    """The matching part of a stored batch, packed, from a position on; 0 messages: nothing."""
+    batch = found.batch
+    head = batch.envelope
+    runs = [
+        run
+        for run in (range(head.run_count) if found.runs is None else found.runs)
+        if matches(head.topics[run])
+    ]
+    if not runs:
+        return b"", 0
+    is_begun = position.row > 0 and head.entry == position.entry
+    if len(runs) == head.run_count and not is_begun:
+        return found.block, head.message_count
+    row = position.row if is_begun else 0
+
+    def cut() -> Batch | None:
+        return _behind_row(batch.cut(runs), row)
+
+    wanted = cut() if head.codec == Codec.NONE else await workers.submit(cut)
+    return (b"", 0) if wanted is None else (wanted.pack(), len(wanted))
+
+
+def passed_gaps(page: EntryPage, matches: Callable[[str], bool], log: KeptLog) -> list[GapState]:
+    """Messages that a reader was too slow for: a gap for each stretch of a partition of which nothing is served.
+
+    Some of a stretch may have left the log altogether: it counts too.
+    """
+    if not page.passed:
+        return []
+    served = _base_offsets(page.found, matches)
+    stretches: dict[TopicPartition, list[tuple[int, int]]] = {}
+    for topic, number, first, end in page.passed:
+        if not matches(topic) or not log.has_topic(topic):
+            continue
+        known = stretches.setdefault((topic, number), [])
+        if known:
+            begin, former_end = known[-1]
+            bases = served.get((topic, number), ())
+            later = bisect_left(bases, former_end)
+            if later == len(bases) or bases[later] > first:
+                known[-1] = (begin, end)
+                continue
+        known.append((first, end))
+    text = "they passed their age, or were purged, before they were read"
+    return [
+        GapState("retention", end - first, *key, first, end, text)
+        for key, known in stretches.items()
+        for first, end in known
+    ]
+
+
+def _base_offsets(
+    page: Sequence[FoundBatch], matches: Callable[[str], bool]
+) -> dict[TopicPartition, list[int]]:
+    """Of the runs that are served, by partition, in order."""
+    bases: dict[TopicPartition, list[int]] = {}
+    for found in page:
+        head = found.batch.envelope
+        partitions, offsets = head.column32(head.partitions), head.column64(head.base_offsets)
+        for run in range(head.run_count) if found.runs is None else found.runs:
+            if matches(head.topics[run]):
+                bases.setdefault((head.topics[run], partitions[run]), []).append(offsets[run])
+    return bases
+
+
+class PartitionsFeed:
+    """The partitions of a subscription's literal topics in one shard, each from its own offset on."""
+
+    __slots__ = ("_log", "_shard", "_topics", "_turn", "_workers")
+
+    def __init__(self, log: KeptLog, shard: ShardId, topics: TopicLogs, workers: Workers) -> None:
+        self._log = log
+        self._shard = shard
+        self._topics = topics
+        self._workers = workers
+        self._turn = 0
+
+    async def step(self, subscription: LiveSubscription) -> bool:
+        keys = self._keys(subscription)
+        self._turn += 1
+        for at in range(len(keys)):
+            key = keys[(self._turn + at) % len(keys)]
+            if await self._read(subscription, key):
+                return subscription.is_closed
+        return True  # nothing was read, so nothing was awaited
+
+    def lag(self, subscription: LiveSubscription) -> int:
+        assert subscription.places is not None
+        return sum(
+            max(0, self._log.next_offset(*key) - subscription.places.get(key, 1))
+            for key in self._keys(subscription)
+        )
+
+    def _keys(self, subscription: LiveSubscription) -> list[TopicPartition]:
+        """Looked up each time: a topic may have been made meanwhile, or deleted."""
+        return [
+            (info.name, number)
+            for pattern in subscription.patterns
+            if self._topics.log_of(pattern.prefix) is self._log
+            for info in (self._log.topic(pattern.prefix),)
+            for number, shard in enumerate(info.shards)
+            if shard == self._shard
+        ]
+
+    async def _read(self, subscription: LiveSubscription, key: TopicPartition) -> bool:
+        """Deliver the partition's next page; False, without waiting, if there is none."""
+        places = subscription.places
+        assert places is not None
+        offset = places.get(key)
+        if offset is not None and offset >= self._log.next_offset(*key):
+            return False
+        try:
+            if offset is None:
+                offset = (await self._log.bounds(*key)).first_offset  # made since
+                places[key] = offset
+                return True
+            page = await self._log.read(
+                *key, offset, bytes_max=page_bytes(subscription.credit_bytes)
+            )
+        except OffsetGoneError as gone:
+            if subscription.is_closed:
+                return True
+            subscription.tell_gap(
+                GapState("retention", gone.gap, *key, gone.offset, gone.first_offset, str(gone))
+            )
+            places[key] = gone.first_offset
+            return True
+        except UnknownTopicError:
+            places.pop(key, None)  # deleted meanwhile
+            return True
+        batches = [await wanted_from(found, offset, self._workers) for found in page.found]
+        if subscription.is_closed:
+            return True
+        for gap in page.gaps:
+            subscription.tell_gap(damage_gap(gap, key, gap.first_offset, gap.next_offset))
+        places[key] = page.next_offset
+        send_batches(subscription, self._shard, self._log.epoch, batches)
+        return True
+
+
+def send_batches(
+    subscription: LiveSubscription, shard: ShardId, epoch: int, batches: Sequence[Batch]
+) -> None:
+    """Deliver batches that say nothing about the shard's order."""
+    buffers = [batch.pack() for batch in batches]
+    if buffers:
+        messages = sum(map(len, batches))
+        size = sum(map(len, buffers))
+        subscription.send(LiveDelivery(shard, epoch, 0, buffers, size, messages))
+
+
+async def wanted_from(found: FoundBatch, offset: int, workers: Workers) -> Batch:
+    """The runs asked for, from an offset on: a stored batch may begin before it."""
+
+    def cut() -> Batch:
+        batch = found.wanted()
+        head = batch.envelope
+        before = offset - head.column64(head.base_offsets)[0]
+        return batch.slice(before) if 0 < before < len(batch) else batch
+
+    if found.batch.envelope.codec == Codec.NONE:
+        return cut()
+    return await workers.submit(cut)
+
+
+class LastValuesFeed:
+    """The last message of every matching partition, as they were when the subscription began.
+
+    Messages that came since are noted in the subscription's `first_new`, and follow from the log. So do those behind
+    the places of a subscription that resumes: where one lies there, it is left out. A step looks for the next topics,
+    or sends what one stored batch, or a few small ones, have of those found.
+    """
+
+    __slots__ = (
+        "_ephemeral",
+        "_reading",
+        "_seen",
+        "_topics",
+        "_unkept",
+        "_walks",
+        "_wanted",
+        "_workers",
+    )
+
+    def __init__(
+        self, topics: TopicLogs, ephemeral: EphemeralTopics, walks: Sequence[Walk], workers: Workers
+    ) -> None:
+        self._topics = topics
+        self._ephemeral = ephemeral
+        self._walks = deque(walks)  # over the topics that there were when it began
+        self._workers = workers
+        self._seen: set[str] = set()  # several patterns may match it
+        # Of the topics found and not sent yet: the offset of each partition, by shard, and those not kept.
+        self._wanted: dict[tuple[KeptLog, ShardId], dict[TopicPartition, int]] = {}
+        self._unkept: deque[str] = deque()
+        self._reading: _Reading | None = None
+
+    def lag(self, subscription: LiveSubscription) -> int:  # noqa: ARG002 - nobody counts topics
+        return 0
+
+    async def step(self, subscription: LiveSubscription) -> bool:
+        if subscription.is_closed:
+            if self._reading is not None:
+                await self._reading.messages.aclose()
+            return True
+        if self._reading is not None or self._wanted:
+            await self._send_kept(subscription)
+        elif self._unkept:
+            self._send_unkept(subscription)
+        elif self._walks:
+            self._find(subscription, self._walks[0].step(_TOPICS_AT_ONCE))
+            if self._walks[0].done:
+                self._walks.popleft()
+        else:
+            return True
+        return False
+
+    def _find(self, subscription: LiveSubscription, topics: Sequence[str]) -> None:
+        for topic in topics:
+            if topic in self._seen:
+                continue
+            self._seen.add(topic)
+            log = self._topics.log_of(topic)
+            if log is None:
+                self._unkept.append(topic)
+                continue
+            for number, shard in enumerate(log.topic(topic).shards):
+                key = (topic, number)
+                offset = self._last_before(subscription, log, key)
+                if offset >= 1 and not _is_ahead(subscription, key, offset):
+                    self._wanted.setdefault((log, shard), {})[key] = offset
+
+    def _last_before(
+        self, subscription: LiveSubscription, log: KeptLog, key: TopicPartition
+    ) -> int:
+        """The offset of the last message before what has come since."""
+        assert subscription.first_new is not None
+        end = subscription.first_new.get(key)
+        return (log.next_offset(*key) if end is None else end) - 1
+
+    async def _send_kept(self, subscription: LiveSubscription) -> None:
+        if self._reading is None:
+            (log, shard), wanted = self._wanted.popitem()
+            self._reading = _Reading(log, shard, log.messages_at(shard, wanted), dict(wanted))
+        log, shard, messages, left = self._reading
+        chosen = await anext(messages, None)
+        if chosen is None:
+            if left:
+                await _tell_damage(subscription, log, *left.popitem())
+            else:
+                self._reading = None
+            return
+        for each in chosen:
+            for run in each.batch.runs():
+                key = (run.topic, run.partition)
+                if 0 <= left.get(key, 0) - run.base_offset < run.count:
+                    left.pop(key, None)
+        feed = subscription.behind().get(shard)
+        batches = [
+            await taken(each, self._workers)
+            for each in chosen
+            if not isinstance(feed, ShardFeed) or feed.has_passed(each.batch.envelope.entry)
+        ]
+        if not subscription.is_closed:
+            send_batches(subscription, shard, log.epoch, batches)
+
+    def _send_unkept(self, subscription: LiveSubscription) -> None:
+        """A few of them: nothing may come in between, or a message might be sent that is not the last any more."""
+        assert subscription.first_new is not None
+        batches: list[Batch] = []
+        epoch, size = 0, 0
+        while self._unkept and len(batches) < _UNKEPT_AT_ONCE and size < _PAGE_BYTES_MIN:
+            topic = self._ephemeral.find(self._unkept[0])
+            if topic is not None:
+                if batches and topic.epoch != epoch:
+                    break
+                epoch = topic.epoch
+                for number in range(topic.policy.partitions):
+                    batch = topic.last_message(number)
+                    # If something has come since, the newest waits in the queue.
+                    if batch is not None and (topic.name, number) not in subscription.first_new:
+                        batches.append(batch)
+                        size += len(batch.body)
+            self._unkept.popleft()
+        send_batches(subscription, LIVE_SHARD, epoch, batches)
+
+
+def _is_ahead(subscription: LiveSubscription, key: TopicPartition, offset: int) -> bool:
+    """Whether a subscription by partitions will read this message from its place on."""
+    return subscription.places is not None and offset >= subscription.places.get(key, offset + 1)
+
+
+class _Reading(NamedTuple):
+    """Messages of one shard that are being read."""
+
+    log: KeptLog
+    shard: ShardId
+    messages: AsyncGenerator[Sequence[Chosen], None]
+    left: dict[TopicPartition, int]  # what has not been found
+
+
+async def _tell_damage(
+    subscription: LiveSubscription, log: KeptLog, key: TopicPartition, offset: int
+) -> None:
+    """A last message was not found: say so if it is damaged, and nothing if retention or a purge took it."""
+    try:
+        page = await log.read(*key, offset, bytes_max=_PAGE_BYTES_MIN)
+    except (OffsetGoneError, UnknownTopicError):
+        return
+    if subscription.is_closed:
+        return
+    for gap in page.gaps:
+        if gap.first_offset <= offset < gap.next_offset:
+            subscription.tell_gap(damage_gap(gap, key, gap.first_offset, gap.next_offset))
+
+
+async def taken(chosen: Chosen, workers: Workers) -> Batch:
+    """The messages asked for, cut off the loop where that takes a while."""
+    head = chosen.batch.envelope
+    if head.codec == Codec.NONE and head.run_count <= _RUNS_CUT_ON_LOOP_MAX:
+        return chosen.taken()
+    return await workers.submit(chosen.taken)
+
+
+def _behind_row(batch: Batch, row: int) -> Batch | None:
+    """Without the rows that lie before this one in the entry as it was first stored."""
+    if not row:
+        return batch
+    wanted: list[int] = []
+    begin = 0
+    for run in batch.runs():
+        wanted += range(begin + max(0, min(run.count, row - run.row)), begin + run.count)
+        begin += run.count
+    return batch.take(wanted) if wanted else None
+
+
+def damage_gaps(page: EntryPage, matches: Callable[[str], bool]) -> list[GapState]:
+    """What a reader of a shard misses because it is damaged: by partition, where that is known."""
+    told: list[GapState] = []
+    for gap in page.gaps:
+        if not gap.lost:
+            told.append(GapState("damage", 0, text=_damage_text(gap)))
+        told += [
+            damage_gap(gap, (lost.topic, lost.partition), lost.first_offset, lost.next_offset)
+            for lost in gap.lost
+            if matches(lost.topic)
+        ]
+    return told
+
+
+def damage_gap(
+    gap: DamageGap, key: TopicPartition, first_offset: int, next_offset: int
+) -> GapState:
+    missed = next_offset - first_offset
+    return GapState("damage", missed, *key, first_offset, next_offset, _damage_text(gap))
+
+
+def _damage_text(gap: DamageGap) -> str:
+    """For readers, who need not know where the data directory is: the diagnostics name the whole path."""
+    file = PurePath(gap.path).name
+    return f"{file}:{gap.position}: {gap.problem.replace(gap.path, file)}"

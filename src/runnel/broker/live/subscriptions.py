@@ -1,0 +1,440 @@
+"""All live subscriptions: begun, fed with the past, pushed to, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Final
+
+from runnel.broker.fair_semaphore import FairSemaphore
+from runnel.broker.live import fanout, start_positions
+from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
+from runnel.broker.live.feeds import LastValuesFeed, PartitionsFeed, ShardFeed
+from runnel.broker.live.subscription import Feed, LiveSubscription, Overflow, SubscribeRequest
+from runnel.broker.loop_share import LoopShare
+from runnel.broker.monitoring.events import EventKind, Events
+from runnel.broker.monitoring.metrics import Metrics
+from runnel.broker.stores import LIVE_SHARD, KeptLog, Stores
+from runnel.config import BrokerSettings
+from runnel.errors import ClientFault, LimitExceededError, RunnelError, Unavailable
+from runnel.formats.columns import first_event_time_ns
+from runnel.formats.envelope import Codec, Envelope
+from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
+from runnel.log.log import Position, ShardId, VisibleBatch
+from runnel.platform.diagnostics import get_logger
+from runnel.platform.tasks import OwnedTasks
+from runnel.platform.workers import Workers
+from runnel.topics.names import SYSTEM_MARK, TopicPartition
+from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
+from runnel.topics.patterns import Pattern
+
+# Pages that are read at a time for all who are behind: whatever else there is to do is done in between.
+_FEEDS_AT_ONCE: Final = 4
+_SWEPT_PER_STEP: Final = 100
+# Comparisons that finding a topic's subscribers may take within somebody else's step.
+_FIRST_COMPARISONS: Final = 32
+_PLAIN: Final = Codec.NONE.value  # an enum's member takes several times as long to look up
+
+logger = get_logger("runnel")
+
+
+class LiveSubscriptions:
+    """Who reads live, and what they are sent."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        ephemeral: EphemeralTopics,
+        index: PatternIndex[LiveSubscription],
+        settings: BrokerSettings,
+        workers: Workers,
+        metrics: Metrics,
+        events: Events,
+        share: LoopShare,
+    ) -> None:
+        self._metrics = metrics
+        self._events = events
+        self._stores = stores
+        self._ephemeral = ephemeral
+        self._index = index
+        self._settings = settings
+        self._workers = workers
+        self._share = share
+        self._tasks = OwnedTasks("live subscriptions")
+        self._reads = FairSemaphore(_FEEDS_AT_ONCE)
+        self._subscriptions: dict[LiveSubscription, None] = {}
+        self._slow: set[LiveSubscription] = set()  # that were told of, and have not caught up yet
+        self._is_sweep_due = False
+        self._sweep: asyncio.Future[None] | None = None  # under way
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._subscriptions)
+
+    def subscriptions(self) -> list[LiveSubscription]:
+        return list(self._subscriptions)
+
+    def subscribers(self, topic: str) -> tuple[LiveSubscription, ...]:
+        remembered = self._index.recall(topic)
+        return self._index.subscribers(topic) if remembered is None else remembered
+
+    async def look_up(self, topic: str, owner: Hashable) -> None:
+        """Find a topic's subscribers in steps; they are remembered for as long as none comes or leaves."""
+        if self._index.recall(topic) is None:
+            search = self._index.search(topic)
+            is_over = search.step(_FIRST_COMPARISONS)
+            while not is_over:
+                await self._share.turn(owner)
+                is_over = search.step()
+
+    # --- Beginning and ending ---
+
+    async def subscribe(self, request: SubscribeRequest) -> LiveSubscription:
+        """A subscription that has begun but is not started: see `LiveSubscription.start`."""
+        parsed, start = _parse(request.patterns), request.start
+        start_positions.check_start(start, parsed)
+        if len(self._subscriptions) >= self._settings.subscriptions_max:
+            raise LimitExceededError(
+                "one subscription more than broker.subscriptions_max = "
+                f"{self._settings.subscriptions_max}"
+            )
+        subscription = LiveSubscription(
+            request.number,
+            request.sink,
+            parsed,
+            credit_bytes=request.credit_bytes,
+            overflow=Overflow.checked(request.overflow),
+            queue_bytes_max=self._settings.live_queue_bytes_max,
+            counters=self._metrics.counters,
+            on_behind=self._feed,
+            on_closed=self._ended,
+        )
+        # Whatever has to be looked up comes first; then it begins, everywhere at the same moment.
+        if subscription.places is not None:
+            await self._wait_swept()
+            offsets = await start_positions.offsets_at(self._stores, parsed, start)
+            subscription.gaps_at_start += start_positions.lost_partitions(
+                self._stores, parsed, start
+            )
+            self._begin_partitions(
+                subscription,
+                start,
+                start_positions.begin_offsets(self._stores, parsed, start, offsets),
+            )
+        else:
+            await self._wait_swept()
+            ends: Mapping[ShardId, int] = {}
+            matching: Mapping[ShardId, KeptLog] = {}
+            entries: Mapping[ShardId, int] = {}
+            if start.kind in ("earliest", "time"):
+                share, owner = self._share, request.sink.connection_id
+                ends = await start_positions.ends_before(self._stores, share, owner)
+                matching = await start_positions.matching_shards(
+                    self._stores, self._index, parsed, share, owner
+                )
+                if start.kind == "time":
+                    entries = await start_positions.entries_at(
+                        matching, start.time_ns, share, owner
+                    )
+            subscription.gaps_at_start += start_positions.lost_shards(self._stores, start)
+            self._begin_shards(
+                subscription,
+                start_positions.begin_positions(self._stores, start, matching, entries, ends),
+                is_held=start.kind in start_positions.WITH_LAST,
+                tells_passed=start.kind not in ("earliest", "time"),
+            )
+        if self._is_closed:
+            raise Unavailable("the broker is closing")
+        if start.kind in start_positions.WITH_LAST:
+            subscription.first_new = {}
+            walks = [self._index.walk(pattern) for pattern in parsed]
+            subscription.prelude = LastValuesFeed(
+                self._stores, self._ephemeral, walks, self._workers
+            )
+        self._index.add(subscription, parsed)
+        self._subscriptions[subscription] = None
+        return subscription
+
+    def _begin_partitions(
+        self,
+        subscription: LiveSubscription,
+        start: Start,
+        begins: Mapping[TopicPartition, start_positions.Begin],
+    ) -> None:
+        assert subscription.places is not None
+        told: list[PartitionPlace] = []
+        for (topic, number), (log, offset, gap) in begins.items():
+            subscription.places[topic, number] = offset
+            told.append(PartitionPlace(topic, number, offset, log.epoch))
+            if gap is not None:
+                subscription.gaps_at_start.append(gap)
+            shard = log.topic(topic).shards[number]
+            is_behind = offset < log.next_offset(topic, number)
+            is_held = start.kind in start_positions.WITH_LAST
+            if (is_behind or is_held) and shard not in subscription.behind():
+                feed = PartitionsFeed(log, shard, self._stores, self._workers)
+                subscription.fall_behind(shard, feed)
+        subscription.partitions = told
+
+    def _begin_shards(
+        self,
+        subscription: LiveSubscription,
+        begins: Sequence[tuple[KeptLog, ShardId, Position]],
+        *,
+        is_held: bool,
+        tells_passed: bool,
+    ) -> None:
+        told: list[ShardPlace] = []
+        for log, shard, position in begins:
+            end = log.entries(shard).next_offset
+            is_of_epoch = position.epoch in (0, log.epoch)
+            if is_of_epoch and position.entry > end:
+                text = f"entry {position.entry} of shard {shard} is beyond the next one, {end}"
+                subscription.gaps_at_start.append(GapState("restart", 0, text=text))
+                position = Position(log.epoch, end)
+            epoch = position.epoch or log.epoch
+            told.append(ShardPlace(shard.journal, shard.shard, epoch, position.entry, position.row))
+            # A place of another epoch is for the feed to answer, wherever it is: as a gap, and all there is.
+            is_behind = position.entry < end or position.row > 0 or not is_of_epoch
+            if is_held or is_behind:
+                feed = ShardFeed(log, shard, position, self._workers, tells_passed=tells_passed)
+                subscription.fall_behind(shard, feed)
+        subscription.shards = told
+
+    def _ended(self, subscription: LiveSubscription) -> None:
+        self._slow.discard(subscription)
+        if self._subscriptions.pop(subscription, subscription) is None:
+            self._index.remove(subscription)
+            if not self._is_sweep_due:
+                self._is_sweep_due = True
+                if self._sweep is None:
+                    self._sweep = asyncio.get_running_loop().create_future()
+                    self._tasks.start(self._run_sweeps())
+
+    async def _run_sweeps(self) -> None:
+        """Topics that are not kept vanish with their last reader: looked for once after many have left."""
+        live = self._ephemeral
+        while self._is_sweep_due:
+            self._is_sweep_due = False
+            async for names in self._share.steps(live.names(), self, _SWEPT_PER_STEP):
+                for name in names:
+                    topic = live.find(name)
+                    if topic is None or topic.policy.last_value:
+                        continue
+                    await self.look_up(name, self)
+                    if live.find(name) is topic and not self.subscribers(name):
+                        live.vanish(topic)
+            assert self._sweep is not None
+            self._sweep.set_result(None)
+            self._sweep = asyncio.get_running_loop().create_future() if self._is_sweep_due else None
+
+    async def _wait_swept(self) -> None:
+        """Until topics are gone whose last reader has left: for a new reader they begin anew."""
+        for _ in range(
+            2
+        ):  # the one under way, which may have begun before that reader left, and the next
+            if self._sweep is not None:
+                await asyncio.wait({self._sweep})
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for subscription in self.subscriptions():
+            subscription.close()
+        await self._tasks.finish()
+
+    # --- The past ---
+
+    def _feed(self, subscription: LiveSubscription) -> None:
+        subscription.is_fed = True
+        self._tasks.start(self._feed_until_live(subscription))
+
+    async def _feed_until_live(self, subscription: LiveSubscription) -> None:
+        try:
+            await self._run_feeds(subscription)
+            if subscription in self._slow:
+                self._slow.remove(subscription)
+                self._events.tell(EventKind.READER_CAUGHT_UP, _named(subscription))
+        except (RunnelError, OSError) as error:
+            logger.warning(
+                "a live reader could not be fed", reader=_named(subscription), error=str(error)
+            )
+            failure = error if isinstance(error, RunnelError) else Unavailable(str(error))
+            subscription.end(failure)
+        finally:
+            subscription.is_fed = False
+
+    async def _run_feeds(self, subscription: LiveSubscription) -> None:
+        if subscription.prelude is not None:
+            await self._run_prelude(subscription, subscription.prelude)
+            subscription.end_prelude()
+        behind = subscription.behind()
+        while behind and not subscription.is_closed:
+            await subscription.wait_room()
+            async with self._reads.of(subscription.sink.connection_id):
+                shard, feed = next(iter(behind.items()), _NO_FEED)
+                if feed is None:
+                    return
+                if not subscription.has_room:
+                    continue  # it was paused before its turn came
+                if await feed.step(subscription):
+                    behind.pop(shard, None)
+                elif shard in behind:
+                    behind[shard] = behind.pop(shard)  # the next one's turn
+                # What the page cache answers never waits: others run before this turn is passed on.
+                await asyncio.sleep(0)
+
+    async def _run_prelude(self, subscription: LiveSubscription, prelude: Feed) -> None:
+        is_over = False
+        while not is_over:
+            await subscription.wait_room()
+            async with self._reads.of(subscription.sink.connection_id):
+                if subscription.has_room or subscription.is_closed:
+                    is_over = await prelude.step(subscription)
+                    await asyncio.sleep(0)
+
+    # --- The present ---
+
+    def spread_kept(self, shard: ShardId, stored: VisibleBatch) -> bool:
+        """A stored batch has become visible. Whether anybody was sent it at once."""
+        answers = self._answers(stored.envelope.topics)
+        shares = fanout.shares(shard, stored, answers)
+        is_delivered = fanout.spread_kept(shard, stored, shares, self._fall_behind)
+        self._count_out(stored, shares)
+        return is_delivered
+
+    def spread_ephemeral(
+        self, stored: VisibleBatch, answers: Sequence[tuple[LiveSubscription, ...]]
+    ) -> int:
+        """A batch that is not kept goes to its readers; how many they are."""
+        shares = fanout.shares(LIVE_SHARD, stored, answers)
+        self._count_out(stored, shares)
+        receivers = fanout.spread_ephemeral(shares)
+        if receivers:
+            received_ns = int.from_bytes(stored.envelope.receive_times[-8:], "little")
+            self.observe_age(stored, received_ns)
+        return receivers
+
+    def spread_run(
+        self,
+        stored: VisibleBatch,
+        readers: tuple[LiveSubscription, ...],
+        epoch: int,
+        entry: int,
+        count: int,
+        received_ns: int,
+    ) -> None:
+        """The same for a batch of one run, of which all its readers want all."""
+        envelope, body = stored.envelope, stored.body
+        size = len(body) * len(readers)
+        self._metrics.traffic.count_out(envelope.topics[0], count * len(readers), size)
+        delivery = fanout.whole_delivery(LIVE_SHARD, stored, epoch, entry, count)
+        for reader in readers:
+            reader.push(delivery, envelope, body)
+        self.observe_age(stored, received_ns)
+
+    def observe_age(self, stored: VisibleBatch, now_ns: int) -> None:
+        """Once a batch that somebody was sent: how old its first message is by then."""
+        head = stored.envelope
+        if head.codec == _PLAIN and not head.topics[0].startswith(SYSTEM_MARK):
+            event_time_ns = first_event_time_ns(stored.body)
+            if event_time_ns > 0:
+                self._metrics.live_age.observe(now_ns - event_time_ns)
+
+    def _count_out(self, stored: VisibleBatch, shares: Sequence[fanout.Shared]) -> None:
+        """By topic: what goes to its readers now, or will once they have caught up."""
+        head = stored.envelope
+        traffic = self._metrics.traffic
+        count = head.message_count
+        if len(head.topics) == 1:  # most batches: what all of them want is all of it
+            for _, subscribers in shares:
+                readers = len(subscribers)
+                traffic.count_out(head.topics[0], count * readers, len(stored.body) * readers)
+            return
+        for share, subscribers in shares:
+            readers = len(subscribers)
+            topics, counts = share.topics_and_counts()
+            total = sum(counts)
+            size = len(stored.body) * total // count * readers
+            if len(topics) == 1:
+                traffic.count_out(topics[0], total * readers, size)
+            else:
+                sent = counts if readers == 1 else [count * readers for count in counts]
+                traffic.count_runs(topics, sent, total * readers, size, is_out=True)
+
+    def _fall_behind(
+        self, subscription: LiveSubscription, shard: ShardId, envelope: Envelope, *, is_slow: bool
+    ) -> None:
+        log = self._stores.log_of(envelope.topics[0])
+        if log is None:
+            return  # deleted while its last batches were on their way
+        if is_slow and not subscription.is_behind:
+            self._slow.add(subscription)
+            self._metrics.counters.slow_readers += 1
+            self._events.tell(
+                EventKind.SLOW_READER,
+                _named(subscription),
+                patterns=[pattern.text for pattern in subscription.patterns],
+                shard=str(shard),
+                entry=envelope.entry,
+            )
+        feed: Feed
+        if subscription.places is not None:
+            subscription.begin_new(envelope)
+            feed = PartitionsFeed(log, shard, self._stores, self._workers)
+        else:
+            feed = ShardFeed(log, shard, Position(log.epoch, envelope.entry), self._workers)
+        subscription.fall_behind(shard, feed)
+
+    def ephemeral_readers(
+        self, topics: Sequence[EphemeralTopic]
+    ) -> list[tuple[LiveSubscription, ...]]:
+        """The readers of topics that are not kept; a topic that nobody reads any more vanishes."""
+        changes = self._index.changes
+        return [
+            topic.readers if topic.readers_change == changes else self._look_up(topic)
+            for topic in topics
+        ]
+
+    def is_current(self, topic: EphemeralTopic) -> bool:
+        """Whether its readers have been looked up since any came or left."""
+        return topic.readers_change == self._index.changes
+
+    def readers_of_ephemeral(self, topic: EphemeralTopic) -> tuple[LiveSubscription, ...]:
+        """The same for one."""
+        is_known = topic.readers_change == self._index.changes
+        return topic.readers if is_known else self._look_up(topic)
+
+    def _look_up(self, topic: EphemeralTopic) -> tuple[LiveSubscription, ...]:
+        readers = self.subscribers(topic.name)
+        if topic.exists and not readers and not topic.keeps_last:
+            self._ephemeral.vanish(topic)
+        elif not topic.exists and (readers or topic.keeps_last):
+            self._ephemeral.make(topic)
+        topic.readers, topic.readers_change = readers, self._index.changes
+        return readers
+
+    def _answers(self, topics: Sequence[str]) -> list[tuple[LiveSubscription, ...]]:
+        """The subscribers of each topic. Hot: once a run."""
+        recall = self._index.recall
+        return [
+            self._index.subscribers(topic) if answer is None else answer
+            for topic, answer in zip(topics, map(recall, topics), strict=True)
+        ]
+
+
+_NO_FEED: tuple[ShardId, None] = (ShardId(""), None)
+
+
+def _named(subscription: LiveSubscription) -> str:
+    """As events name it."""
+    return f"{subscription.sink.peer} {subscription.number}"
+
+
+def _parse(patterns: Sequence[str]) -> list[Pattern]:
+    if not patterns:
+        raise ClientFault("a subscription needs at least one pattern")
+    if len(patterns) > PATTERNS_PER_SUBSCRIBER_MAX:
+        raise LimitExceededError(
+            f"{len(patterns)} patterns in one subscription: at most {PATTERNS_PER_SUBSCRIBER_MAX}"
+        )
+    return [Pattern(text) for text in dict.fromkeys(patterns)]

@@ -1,0 +1,317 @@
+"""The broker kept in order: retention applied, shards reopened after a failed sync, and all of it told as events.
+
+Whatever goes wrong in a round is told of, and the next round tries again; one log or shard that fails stops no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Final, Protocol, runtime_checkable
+
+import msgspec
+
+from runnel.broker.monitoring.events import EventKind, Events
+from runnel.broker.monitoring.store_statistics import StoreReading, StoreStatistics
+from runnel.config import Settings
+from runnel.errors import ClosedError, RunnelError
+from runnel.log.disk.recovery import Recovered
+from runnel.log.log import Cursor, CursorPosition, LogStatistics, OffsetBounds, ShardId, Trimmed
+from runnel.platform.clock import Clock
+from runnel.platform.diagnostics import get_logger
+
+_LOOK_INTERVAL_NS: Final = 1_000_000_000
+_REOPEN_DELAY_MIN_NS: Final = 1_000_000_000
+_REOPEN_DELAY_MAX_NS: Final = 60_000_000_000
+_REOPENINGS_MAX: Final = 8  # at a time: they share the workers with everybody
+_SHOWN_MAX: Final = 10  # places or lines in one event
+
+logger = get_logger("runnel")
+
+
+class MaintainedLog(Protocol):
+    """What is needed of a log."""
+
+    def shards(self) -> list[ShardId]: ...
+    async def trim_shard(self, shard: ShardId) -> Trimmed: ...
+    def statistics(self) -> LogStatistics: ...
+    def cursors(self) -> list[Cursor]: ...
+    async def bounds(self, topic: str, partition: int) -> OffsetBounds: ...
+    def entries(self, shard: ShardId) -> OffsetBounds: ...
+
+
+@runtime_checkable
+class Reopens(Protocol):
+    """A log on a device, whose shards may become read-only."""
+
+    async def reopen(self, shard: ShardId) -> Sequence[str]: ...
+
+
+class _Closed(msgspec.Struct):
+    """A shard that takes nothing: since when, and when reopening it is tried next."""
+
+    log: Reopens
+    since_ns: int
+    next_try_ns: int
+    delay_ns: int = _REOPEN_DELAY_MIN_NS
+    tries: int = 0
+    is_under_way: bool = False
+
+
+class LogMaintenance:
+    """Works on the logs by name ("disk", "memory"), which are those that `stores` reads."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        logs: Mapping[str, MaintainedLog],
+        stores: StoreStatistics,
+        events: Events,
+    ) -> None:
+        self._retention_interval_ns = settings.log.retention_interval_ns
+        self._clock = clock
+        self._logs = logs
+        self._stores = stores
+        self._events = events
+        self._closed: dict[tuple[str, ShardId], _Closed] = {}
+        # What was there at the beginning is no news: recovery has told of it.
+        self._seen = stores.read()
+        self._segments = {
+            (name, shard.shard): shard.segments
+            for name, log in self._seen.logs.items()
+            for shard in log.shards
+        }
+
+    async def run(self) -> None:
+        """Keep house until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._retain())
+            while True:
+                await self._clock.sleep(_LOOK_INTERVAL_NS / 1e9)
+                try:
+                    self._look(group)
+                except Exception:  # the next look may see more, and retention goes on
+                    logger.exception("looking after the logs failed")
+
+    # --- Retention ---
+
+    async def _retain(self) -> None:
+        while True:
+            await self._clock.sleep(self._retention_interval_ns / 1e9)
+            await self.trim()
+
+    async def trim(self) -> None:
+        """One round of retention over all logs."""
+        for log in self._logs.values():
+            for shard in log.shards():
+                try:
+                    trimmed = await log.trim_shard(shard)
+                    await self._tell_trimmed(str(shard), log, trimmed)
+                except ClosedError:
+                    break
+                except Exception as error:  # noqa: BLE001 - told of; whatever it is, others have to be trimmed
+                    self._events.tell(EventKind.RETENTION_FAILED, str(shard), error=_text(error))
+
+    async def _tell_trimmed(self, subject: str, log: MaintainedLog, trimmed: Trimmed) -> None:
+        if trimmed.segments_removed or trimmed.segments_rewritten:
+            self._events.tell(
+                EventKind.RETENTION,
+                subject,
+                segments_removed=trimmed.segments_removed,
+                bytes_removed=trimmed.bytes_removed,
+                segments_rewritten=trimmed.segments_rewritten,
+            )
+        if trimmed.holds_passed:
+            cursors = {cursor.name: cursor for cursor in log.cursors()}
+            for name in trimmed.holds_passed:
+                if name in cursors:
+                    await self._tell_passed(subject, log, cursors[name])
+                else:  # a subscription, which tells of each message as it finds it missing
+                    self._events.tell(EventKind.PIN_PASSED, name, trimmed=subject)
+
+    async def _tell_passed(self, subject: str, log: MaintainedLog, cursor: Cursor) -> None:
+        """Name the reader and what it lost: all that lay between where it stands and what is left."""
+        losses = [loss for place in cursor.positions if (loss := await _loss(log, place))]
+        self._events.tell(
+            EventKind.PIN_PASSED,
+            cursor.name,
+            trimmed=subject,
+            messages_lost=sum(loss.lost for loss in losses if loss.topic is not None),
+            entries_lost=sum(loss.lost for loss in losses if loss.topic is None),
+            places=[msgspec.structs.asdict(loss) for loss in losses[:_SHOWN_MAX]],
+            place_count=len(losses),
+            cursor_updated_ns=cursor.updated_ns,
+        )
+
+    # --- Looking after shards ---
+
+    def _look(self, group: asyncio.TaskGroup) -> None:
+        reading = self._stores.read()
+        if reading is not self._seen:
+            self._tell_damage(reading)
+            self._tell_rotations(reading)
+            self._note_closed(reading)
+            self._seen = reading
+        self._reopen_due(group)
+        self._events.flush()
+
+    def _tell_damage(self, reading: StoreReading) -> None:
+        for name, log in reading.logs.items():
+            for place in log.damage[len(self._seen.logs[name].damage) :]:
+                self._events.tell(EventKind.DAMAGE, _printable(place), log=name)
+
+    def _tell_rotations(self, reading: StoreReading) -> None:
+        """A shard with more segments than at the last look has rotated.
+
+        A rotation in the same second as a removal goes unnoticed, which is good enough for telling people.
+        """
+        for name, log in reading.logs.items():
+            if not isinstance(self._logs[name], Reopens):
+                continue  # in memory every batch counts as a segment
+            for shard in log.shards:
+                before = self._segments.get((name, shard.shard), 1)
+                if shard.segments != before:
+                    self._segments[name, shard.shard] = shard.segments
+                if shard.segments > before:
+                    self._events.tell(
+                        EventKind.SEGMENT_ROTATED,
+                        str(shard.shard),
+                        segments=shard.segments,
+                        stored_bytes=shard.stored_bytes,
+                    )
+
+    def _note_closed(self, reading: StoreReading) -> None:
+        now_ns = self._clock.monotonic_ns()
+        read_only: set[tuple[str, ShardId]] = set()
+        for name, statistics in reading.logs.items():
+            log = self._logs[name]
+            if not isinstance(log, Reopens):
+                continue
+            for shard in statistics.shards:
+                if not shard.is_read_only:
+                    continue
+                read_only.add((name, shard.shard))
+                if (name, shard.shard) not in self._closed:
+                    self._closed[name, shard.shard] = _Closed(
+                        log, now_ns, now_ns + _REOPEN_DELAY_MIN_NS
+                    )
+                    self._events.tell(EventKind.SHARD_READ_ONLY, str(shard.shard), log=name)
+        for key in self._closed.keys() - read_only:
+            if not self._closed[key].is_under_way:
+                del self._closed[key]  # somebody else has reopened it
+
+    def _reopen_due(self, group: asyncio.TaskGroup) -> None:
+        now_ns = self._clock.monotonic_ns()
+        room = _REOPENINGS_MAX - sum(closed.is_under_way for closed in self._closed.values())
+        due = [
+            item
+            for item in self._closed.items()
+            if not item[1].is_under_way and item[1].next_try_ns <= now_ns
+        ]
+        due.sort(key=lambda item: item[1].next_try_ns)
+        for (name, shard), closed in due[: max(0, room)]:
+            closed.is_under_way = True
+            group.create_task(self._reopen(name, shard, closed))
+
+    async def _reopen(self, name: str, shard: ShardId, closed: _Closed) -> None:
+        closed.tries += 1
+        try:
+            damage = await _finished(closed.log.reopen(shard))
+        except ClosedError:
+            return  # the broker ends
+        except Exception as error:  # noqa: BLE001 - told of, and tried again
+            now_ns = self._clock.monotonic_ns()
+            closed.next_try_ns = now_ns + closed.delay_ns
+            self._events.tell(
+                EventKind.SHARD_REOPEN_FAILED,
+                str(shard),
+                log=name,
+                error=_text(error),
+                tries=closed.tries,
+                next_try_in_ns=closed.delay_ns,
+            )
+            closed.delay_ns = min(closed.delay_ns * 2, _REOPEN_DELAY_MAX_NS)
+            closed.is_under_way = False
+        else:
+            del self._closed[name, shard]
+            self._stores.forget()  # it says that the shard is read-only
+            self._events.tell(
+                EventKind.SHARD_REOPENED,
+                str(shard),
+                log=name,
+                tries=closed.tries,
+                closed_for_ns=self._clock.monotonic_ns() - closed.since_ns,
+                damage=[_printable(place) for place in damage[:_SHOWN_MAX]],
+            )
+
+
+def tell_recovered(events: Events, name: str, recovered: Recovered) -> None:
+    """What opening a log found. Nothing is told of one that was closed in good order and fits its rules."""
+    if not recovered.was_clean or recovered.torn or recovered.damage:
+        events.tell(
+            EventKind.RECOVERED,
+            name,
+            was_clean=recovered.was_clean,
+            torn=[_printable(place) for place in recovered.torn[:_SHOWN_MAX]],
+            torn_count=len(recovered.torn),
+            damage=[_printable(place) for place in recovered.damage[:_SHOWN_MAX]],
+            damage_count=len(recovered.damage),
+        )
+    differing: dict[str, list[str]] = {}
+    for difference in recovered.differences:
+        differing.setdefault(difference.topic, []).append(difference.text)
+    for topic, texts in differing.items():  # once a topic: a second event of it would be held back
+        events.tell(EventKind.POLICY_DIFFERS, topic, text="; ".join(texts))
+
+
+class _Loss(msgspec.Struct, frozen=True):
+    """What one place of a cursor lost: messages of a partition, or entries of a shard."""
+
+    topic: str | None
+    partition: int
+    shard: str | None
+    at: int  # where the cursor stands
+    first: int  # where what is left begins
+    lost: int
+
+
+async def _loss(log: MaintainedLog, place: CursorPosition) -> _Loss | None:
+    try:
+        if place.topic is not None:
+            at, first = place.offset, (await log.bounds(place.topic, place.partition)).first_offset
+        else:
+            assert place.shard is not None
+            assert place.position is not None
+            at, first = place.position.entry, log.entries(place.shard).first_offset
+    except ClosedError:
+        raise
+    except RunnelError:
+        return None  # deleted meanwhile
+    if first <= at:
+        return None
+    # Messages are numbered from 1: a cursor set to 0 has not lost one that never was.
+    lost = first - max(at, 1)
+    shard = None if place.shard is None else str(place.shard)
+    return _Loss(place.topic, place.partition, shard, at, first, lost) if lost else None
+
+
+async def _finished(work: Awaitable[Sequence[str]]) -> Sequence[str]:
+    """Await something that must not be left half done, also when we are cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # nobody is left to hear of it
+        raise
+
+
+def _text(error: Exception) -> str:
+    return _printable(f"{type(error).__name__}: {error}")
+
+
+def _printable(text: str) -> str:
+    """As valid UTF-8: a path may hold bytes that are none."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,201 @@
+"""Single messages, gathered across topics and connections into one batch per shard and wake-up of the loop.
+
+Each was checked before it came here, keeps its place among everything published to its shard, and gets an answer of
+its own. What is gathered leaves when the loop turns, when it is full, and before a whole batch for the same shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from runnel.config import BrokerSettings
+from runnel.errors import BusyError, ClientFault, RunnelError
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.log.log import Appended, Level, ShardId
+from runnel.platform.tasks import OwnedTasks
+
+Published = Appended
+Publish = Callable[[Batch, Level | None], asyncio.Future[Published]]
+WaitRoom = Callable[[str], Awaitable[None]]
+
+
+class ShardBatcher:
+    """The single messages of one shard that wait for this wake-up to end."""
+
+    __slots__ = (
+        "_bytes",
+        "_is_held",
+        "_level",
+        "_messages",
+        "_publish",
+        "_settings",
+        "_tasks",
+        "_wait_room",
+        "_waiting",
+    )
+
+    def __init__(
+        self, publish: Publish, wait_room: WaitRoom, settings: BrokerSettings, tasks: OwnedTasks
+    ) -> None:
+        self._publish = publish
+        self._wait_room = wait_room
+        self._tasks = tasks
+        self._is_held = False  # until the shard has room again
+        self._settings = settings
+        self._messages: list[Message] = []
+        self._waiting: list[asyncio.Future[Published]] = []
+        self._bytes = 0
+        self._level: Level | None = None
+
+    def add(self, message: Message, level: Level | None) -> asyncio.Future[Published]:
+        """BusyError if the shard takes nothing now; then the message was not taken."""
+        settings = self._settings
+        if self._messages and (
+            level is not self._level
+            or len(self._messages) >= settings.gather_messages_max
+            or self._bytes + message.size > settings.gather_bytes_max
+        ):
+            self.leave()
+            if self._messages:
+                raise BusyError("single messages wait to be stored; wait for room")
+        loop = asyncio.get_running_loop()
+        if not self._messages:
+            loop.call_soon(self.leave)
+        self._level = level
+        self._messages.append(message)
+        self._bytes += message.size
+        future: asyncio.Future[Published] = loop.create_future()
+        self._waiting.append(future)
+        return future
+
+    def leave(self) -> None:
+        """Publish what is gathered. If the shard is busy it stays until there is room."""
+        if not self._messages or self._is_held:
+            return
+        messages, waiting, level = self._messages, self._waiting, self._level
+        if len(messages) > 1:  # those of one partition together: they are one run
+            order = sorted(range(len(messages)), key=lambda at: _place(messages[at]))
+            messages = [messages[at] for at in order]
+            waiting = [waiting[at] for at in order]
+        try:
+            published = self._publish(Batch.from_messages(messages), level)
+        except BusyError:
+            self._is_held = True
+            self._tasks.start(self._leave_when_room(messages[0].topic))
+            return
+        except ClientFault as fault:
+            self._clear()
+            self._publish_apart(messages, waiting, level, fault)
+            return
+        except RunnelError as error:
+            self._clear()
+            _fail(waiting, error)
+            return
+        self._clear()
+        published.add_done_callback(lambda done: _answer_each(done, messages, waiting))
+
+    async def _leave_when_room(self, topic: str) -> None:
+        try:
+            await self._wait_room(topic)
+        except RunnelError as error:
+            waiting = self._waiting
+            self._clear()
+            _fail(waiting, error)
+        finally:
+            self._is_held = False
+        self.leave()
+
+    def _clear(self) -> None:
+        self._messages, self._waiting, self._bytes = [], [], 0
+
+    def _publish_apart(
+        self,
+        messages: Sequence[Message],
+        waiting: Sequence[asyncio.Future[Published]],
+        level: Level | None,
+        fault: ClientFault,
+    ) -> None:
+        """One of them is refused, and would take the others along: each goes by itself."""
+        if len(messages) == 1:
+            _fail(waiting, fault)
+            return
+        for message, future in zip(messages, waiting, strict=True):
+            try:
+                published = self._publish(Batch.from_messages([message]), level)
+            except RunnelError as error:
+                _fail([future], error)
+            else:
+                published.add_done_callback(
+                    lambda done, message=message, future=future: _answer_each(  # type: ignore[misc]
+                        done, [message], [future]
+                    )
+                )
+
+
+def _place(message: Message) -> tuple[str, int]:
+    return (message.topic, message.partition)
+
+
+def _answer_each(
+    published: asyncio.Future[Published],
+    messages: Sequence[Message],
+    waiting: Sequence[asyncio.Future[Published]],
+) -> None:
+    if published.cancelled():
+        _fail(waiting, BusyError("the broker closed before this was stored"))
+        return
+    failure = published.exception()
+    if failure is not None:
+        _fail(waiting, failure)
+        return
+    answer = published.result()
+    run, row = -1, 0
+    last: tuple[str, int] | None = None
+    for message, future in zip(messages, waiting, strict=True):
+        place = _place(message)
+        if place != last:
+            run, row, last = run + 1, 0, place
+        if not future.done():
+            own = [answer.base_offsets[run] + row] if answer.base_offsets else []
+            future.set_result(msgspec.structs.replace(answer, base_offsets=own))
+        row += 1
+
+
+def _fail(waiting: Sequence[asyncio.Future[Published]], error: BaseException) -> None:
+    for future in waiting:
+        if not future.done():
+            future.set_exception(error)
+
+
+class MessageBatcher:
+    """One for each shard that single messages go to."""
+
+    def __init__(self, publish: Publish, wait_room: WaitRoom, settings: BrokerSettings) -> None:
+        self._publish = publish
+        self._wait_room = wait_room
+        self._settings = settings
+        self.tasks = OwnedTasks("the message batcher")
+        self._by_shard: dict[ShardId, ShardBatcher] = {}
+        self._filled: dict[ShardBatcher, None] = {}
+
+    def add(
+        self, shard: ShardId, message: Message, level: Level | None
+    ) -> asyncio.Future[Published]:
+        batcher = self._by_shard.get(shard)
+        if batcher is None:
+            batcher = self._by_shard[shard] = ShardBatcher(
+                self._publish, self._wait_room, self._settings, self.tasks
+            )
+        self._filled[batcher] = None
+        return batcher.add(message, level)
+
+    def leave(self) -> None:
+        """A whole batch is about to be published: what was gathered before goes first."""
+        if self._filled:
+            filled, self._filled = self._filled, {}
+            for batcher in filled:
+                batcher.leave()

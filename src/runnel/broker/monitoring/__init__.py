@@ -1,0 +1,1 @@
+"""What operators see of a broker: metrics, events, audit trail."""

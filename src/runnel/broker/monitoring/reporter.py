@@ -1,0 +1,248 @@
+"""Metrics as messages: every interval the registry is sampled and published as JSON on `!system/metrics/…`.
+
+broker          everything global: rates over the interval, totals, gauges, histograms, limits and how much is in use
+topics          the busiest topics, and the rest by journal
+journals        traffic, storage, queues and sync times by journal
+connections     the busiest connections
+subscriptions   live subscriptions, the most behind first
+work            acknowledged subscriptions, the largest backlog first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from runnel.broker.monitoring import metric_tables
+from runnel.broker.monitoring.histogram import HistogramSnapshot
+from runnel.broker.monitoring.metric_tables import (
+    BusiestConnections,
+    ConnectionStats,
+    LiveSubscriptionStats,
+    Table,
+)
+from runnel.broker.monitoring.metrics import Metrics
+from runnel.broker.monitoring.store_statistics import StoreStatistics
+from runnel.broker.throttled import Throttled
+from runnel.config import Settings
+from runnel.errors import RunnelError
+from runnel.formats.work_heads import SubscriptionState
+from runnel.platform.clock import Clock
+from runnel.platform.diagnostics import get_logger
+
+METRICS_TOPIC: Final = "!system/metrics"
+
+# Steps that take so long together are followed by a breath. With no more than a turn of the loop in between, the
+# quarter of a second in which they fell had twice the p99 of the others (5,000 single messages a second).
+_STEP_NS: Final = 100_000
+_BREATH_SECONDS: Final = 0.003
+_ROWS_PER_STEP: Final = 128
+
+logger = get_logger("runnel")
+
+# Topic and payload. It must not wait; what it raises as a RunnelError is logged.
+Publish = Callable[[str, bytes], None]
+
+T = TypeVar("T")
+
+
+class Reporter:
+    """Samples and publishes. `connections` and `subscriptions` may give many rows: the reporter chooses among them.
+
+    Where giving them takes long, it asks less often. A source of very many subscriptions may leave out live ones.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        metrics: Metrics,
+        stores: StoreStatistics,
+        publish: Publish,
+        *,
+        connections: Callable[[], Awaitable[Mapping[int, ConnectionStats]]],
+        subscriptions: Callable[[], Iterable[LiveSubscriptionStats]] = tuple,
+        work: Callable[[], Awaitable[Sequence[SubscriptionState]]] | None = None,
+    ) -> None:
+        self._interval_ns = settings.broker.metrics_interval_ns
+        self._node = settings.node
+        self._clock = clock
+        self._metrics = metrics
+        self._publish = publish
+        self._read_stores = stores.read
+        self._stores = _Changing(stores.read(), clock)
+        self._read_connections = connections
+        self._connections: _Changing[Mapping[int, ConnectionStats]] = _Changing({}, clock)
+        self._subscriptions = Throttled(lambda: list(subscriptions()), clock)
+        self._work = work
+        self._began_ns = clock.monotonic_ns()
+        self._sampled_ns = self._breathed_ns = self._began_ns
+        self._totals: Mapping[str, int] = metrics.totals()
+        self._last: _Interval | None = None
+        self._failing: set[str] = set()  # documents that could not be published last time
+
+    async def run(self) -> None:
+        """Report at every interval, until cancelled. What a busy loop missed is not made up for."""
+        due_ns = self._clock.monotonic_ns() + self._interval_ns
+        while True:
+            await self._clock.sleep((due_ns - self._clock.monotonic_ns()) / 1e9)
+            try:
+                await self.report()
+            except Exception:  # watching must not end what is watched
+                logger.exception("metrics could not be sampled")
+            late_ns = max(0, self._clock.monotonic_ns() - due_ns)
+            due_ns += (late_ns // self._interval_ns + 1) * self._interval_ns
+
+    async def report(self) -> None:
+        """End the interval: sample everything and publish it.
+
+        All of it takes as long as twenty messages that come one by one, or longer where much is going on. So it is
+        done in small steps, with a breath wherever it has held up the loop for a while.
+        """
+        self._breathed_ns = now_ns = self._clock.monotonic_ns()
+        interval_ns = max(1, now_ns - self._sampled_ns)
+        totals = self._metrics.totals()
+        rates = _rates(totals, self._totals, interval_ns)
+        self._sampled_ns, self._totals = now_ns, totals
+        await self._breathe()
+        traffic = self._metrics.traffic.end_interval(interval_ns)
+        histograms: dict[str, HistogramSnapshot] = {}
+        for name, ended in self._metrics.end_interval():
+            histograms[name] = ended
+            await self._breathe()
+        self._last = _Interval(interval_ns, rates, histograms)
+
+        broker: Table = {}
+        for _ in self._fill(broker):
+            await self._breathe()
+        self._send("broker", broker)
+        await self._breathe()
+        self._send(
+            "topics", self._head(interval_ns) | metric_tables.topics_table(traffic, interval_ns)
+        )
+        await self._breathe()
+        stores = self._stores.look(self._read_stores())
+        self._send(
+            "journals",
+            self._head(interval_ns)
+            | metric_tables.journals_table(traffic, interval_ns, stores.now, stores.before),
+        )
+        await self._breathe()
+        await self._report_connections()
+        await self._breathe()
+        self._send(
+            "subscriptions",
+            self._head(interval_ns)
+            | metric_tables.subscriptions_table(self._subscriptions.value()),
+        )
+        if self._work is not None:
+            await self._breathe()
+            states = await self._work()
+            self._send("work", self._head(interval_ns) | metric_tables.work_table(states))
+
+    async def _report_connections(self) -> None:
+        rows = self._connections.look(await self._read_connections())
+        busiest = BusiestConnections(rows.before, rows.interval_ns)
+        now = list(rows.now.values())
+        for begin in range(0, len(now), _ROWS_PER_STEP):
+            busiest.add(now[begin : begin + _ROWS_PER_STEP])
+            await self._breathe()
+        self._send("connections", self._head(rows.interval_ns) | busiest.table())
+
+    async def _breathe(self) -> None:
+        """Let messages have the loop, if they have waited for it."""
+        if self._clock.monotonic_ns() - self._breathed_ns >= _STEP_NS:
+            await self._clock.sleep(_BREATH_SECONDS)
+            self._breathed_ns = self._clock.monotonic_ns()
+
+    def document(self) -> Table:
+        """The broker as it is now. Rates, and the histograms' `interval`, are of the last whole interval.
+
+        Before there was one, they are of all the time since the beginning.
+        """
+        document: Table = {}
+        for _ in self._fill(document):
+            pass
+        return document
+
+    def _fill(self, document: Table) -> Iterator[None]:
+        """Make that document bit by bit."""
+        uptime_ns = self._clock.monotonic_ns() - self._began_ns
+        totals = self._metrics.totals()
+        seen = self._metrics.histograms()
+        last = self._last or _Interval(
+            uptime_ns, _rates(totals, self._totals, max(1, uptime_ns)), seen
+        )
+        document |= self._head(last.length_ns)
+        document |= {"uptime_ns": uptime_ns, "rates": last.rates, "totals": totals}
+        yield
+        gauges: dict[str, float] = {}
+        for name, value in self._metrics.each_gauge():
+            gauges[name] = value
+            yield
+        limits: Table = {}
+        for name, limit in self._metrics.each_limit():
+            limits[name] = limit
+            yield
+        histograms: Table = {}
+        for name, total in seen.items():
+            interval = last.histograms.get(name, total)
+            histograms[name] = {"interval": interval.summary(), "total": total.summary()}
+            yield
+        document |= {"gauges": gauges, "limits": limits, "histograms": histograms}
+
+    def _head(self, interval_ns: int) -> Table:
+        return {"time_ns": self._clock.time_ns(), "node": self._node, "interval_ns": interval_ns}
+
+    def _send(self, name: str, document: Table) -> None:
+        topic = f"{METRICS_TOPIC}/{name}"
+        try:
+            self._publish(topic, msgspec.json.encode(document))
+        except RunnelError as error:
+            if name not in self._failing:  # told once, not every second
+                logger.warning("metrics could not be published", topic=topic, error=str(error))
+                self._failing.add(name)
+        else:
+            self._failing.discard(name)
+
+
+class _Interval(msgspec.Struct, frozen=True):
+    """What the last whole interval amounted to."""
+
+    length_ns: int
+    rates: Mapping[str, float]
+    histograms: Mapping[str, HistogramSnapshot]
+
+
+class _Change(msgspec.Struct, Generic[T], frozen=True):
+    now: T
+    before: T
+    interval_ns: int  # between them
+
+
+class _Changing(Generic[T]):
+    """A reading that is made sparingly, beside the one before it: what has changed, and in which time.
+
+    As long as the reading is the same object, so is the change.
+    """
+
+    def __init__(self, first: T, clock: Clock) -> None:
+        self._clock = clock
+        self._read_ns = clock.monotonic_ns()
+        self._change = _Change(first, first, 1)
+
+    def look(self, value: T) -> _Change[T]:
+        if value is not self._change.now:
+            now_ns = self._clock.monotonic_ns()
+            self._change = _Change(value, self._change.now, max(1, now_ns - self._read_ns))
+            self._read_ns = now_ns
+        return self._change
+
+
+def _rates(now: Mapping[str, int], before: Mapping[str, int], interval_ns: int) -> dict[str, float]:
+    return {
+        name: round((value - before.get(name, 0)) * 1e9 / interval_ns, 3)
+        for name, value in now.items()
+    }

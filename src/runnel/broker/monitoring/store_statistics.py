@@ -1,0 +1,142 @@
+"""What the logs tell of themselves, added up by journal and over all."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from runnel.broker.monitoring.metrics import Metrics, MetricUnit
+from runnel.broker.throttled import Throttled
+from runnel.log.log import LogStatistics, ShardStatistics
+from runnel.platform.clock import Clock
+
+_LARGEST_MAX: Final = 100
+
+
+class StatisticsSource(Protocol):
+    def statistics(self) -> LogStatistics: ...
+
+
+class JournalStatistics(msgspec.Struct, gc=False):
+    """The sum of some shards. Messages and bytes are those appended since the log was opened."""
+
+    shards: int = 0
+    messages: int = 0
+    bytes: int = 0
+    stored_bytes: int = 0
+    segments: int = 0
+    queued_batches: int = 0
+    queued_bytes: int = 0
+    failed_batches: int = 0
+    read_only_shards: int = 0
+    syncs: int = 0
+    sync_time_ns: int = 0
+    sync_time_max_ns: int = 0
+
+    def add(self, shard: ShardStatistics) -> None:
+        self.shards += 1
+        self.messages += shard.messages
+        self.bytes += shard.bytes
+        self.stored_bytes += shard.stored_bytes
+        self.segments += shard.segments
+        self.queued_batches += shard.queued_batches
+        self.queued_bytes += shard.queued_bytes
+        self.failed_batches += shard.failed_batches
+        self.read_only_shards += shard.is_read_only
+        self.syncs += shard.syncs
+        self.sync_time_ns += shard.sync_time_ns
+        self.sync_time_max_ns = max(self.sync_time_max_ns, shard.sync_time_max_ns)
+
+
+class Peaks(msgspec.Struct, gc=False):
+    """The fullest shard of a log, in each respect: what has a limit has it for each shard."""
+
+    stored_bytes: int = 0
+    queued_batches: int = 0
+    queued_bytes: int = 0
+    producers: int = 0
+
+    def add(self, shard: ShardStatistics) -> None:
+        self.stored_bytes = max(self.stored_bytes, shard.stored_bytes)
+        self.queued_batches = max(self.queued_batches, shard.queued_batches)
+        self.queued_bytes = max(self.queued_bytes, shard.queued_bytes)
+        self.producers = max(self.producers, shard.producers)
+
+
+class StoreReading(msgspec.Struct, frozen=True):
+    """All logs at one moment."""
+
+    logs: Mapping[str, LogStatistics]
+    peaks: Mapping[str, Peaks]  # by log
+    journals: Mapping[str, JournalStatistics]  # one that several logs have is added up
+    largest: Sequence[str]  # journals with the most stored bytes
+    total: JournalStatistics
+
+    @classmethod
+    def of(cls, logs: Mapping[str, LogStatistics]) -> StoreReading:
+        journals: dict[str, JournalStatistics] = {}
+        peaks = {name: Peaks() for name in logs}
+        total = JournalStatistics()
+        for name, statistics in logs.items():
+            for shard in statistics.shards:
+                peaks[name].add(shard)
+                journals.setdefault(shard.shard.journal, JournalStatistics()).add(shard)
+                total.add(shard)
+        largest = heapq.nlargest(
+            _LARGEST_MAX, journals, key=lambda name: journals[name].stored_bytes
+        )
+        return cls(logs, peaks, journals, largest, total)
+
+
+class StoreStatistics:
+    """The logs by name ("disk", "memory"), and a reading of them that is as fresh as is cheap."""
+
+    def __init__(self, logs: Mapping[str, StatisticsSource], clock: Clock) -> None:
+        self._reading = Throttled(
+            lambda: StoreReading.of({name: log.statistics() for name, log in logs.items()}), clock
+        )
+
+    def read(self) -> StoreReading:
+        return self._reading.value()
+
+    def forget(self) -> None:
+        """Something has been changed that a reader must see: read anew."""
+        self._reading.forget()
+
+    def register(self, metrics: Metrics) -> None:
+        """What the logs count and hold becomes part of the registry."""
+
+        def of_total(name: str) -> Callable[[], int]:
+            return lambda: int(getattr(self.read().total, name))
+
+        def gauge(name: str, text: str, unit: MetricUnit = MetricUnit.COUNT) -> None:
+            metrics.add_gauge(name, text, of_total(name), unit=unit)
+
+        gauge("shards", "Shards of all journals.")
+        gauge("stored_bytes", "Bytes of all journals, on disk and in memory.", MetricUnit.BYTES)
+        gauge("segments", "Segments of all journals; in memory each batch counts as one.")
+        gauge("queued_batches", "Batches waiting to be written.")
+        gauge("queued_bytes", "Bytes waiting to be written.", MetricUnit.BYTES)
+        gauge("read_only_shards", "Shards that take nothing since a sync failed.")
+        metrics.add_counter("syncs", "Syncs of all shards.", of_total("syncs"))
+        metrics.add_counter(
+            "batches_failed", "Batches that could not be written.", of_total("failed_batches")
+        )
+        metrics.add_gauge(
+            "topics_kept",
+            "Topics whose messages are kept.",
+            lambda: sum(log.topics for log in self.read().logs.values()),
+        )
+        metrics.add_gauge(
+            "open_files",
+            "Segment and index files held open.",
+            lambda: sum(log.open_files for log in self.read().logs.values()),
+        )
+        metrics.add_gauge(
+            "damage",
+            "Damaged places found since the logs were opened; a hundred at most are counted.",
+            lambda: sum(len(log.damage) for log in self.read().logs.values()),
+        )

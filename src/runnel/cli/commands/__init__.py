@@ -1,0 +1,1 @@
+"""The commands of `runnel`: one module per command or group, each with an `app`. `main.py` lists them."""

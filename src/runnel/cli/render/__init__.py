@@ -1,0 +1,1 @@
+"""How the commands print: tables, messages, times. `tables.py` has the words and tables that all of them use."""

@@ -1,0 +1,34 @@
+"""Connections of a client: an address becomes a link, which connects again after a loss. Read `link.py` first."""
+
+from runnel.client.connection.addresses import (
+    dial_to,
+    parse_host,
+    parse_url,
+    token_from_environment,
+)
+from runnel.client.connection.connection import BrokerConnection, OnAnswer
+from runnel.client.connection.link import ConnectionWatch, Dial, Identity, Link, backoff_s
+from runnel.client.connection.pattern_hints import warn_of_habits
+from runnel.client.connection.routing import Router
+from runnel.client.connection.timers import Deadline, Handle, LoopTimers, Timers, Usual
+
+__all__ = [
+    "BrokerConnection",
+    "ConnectionWatch",
+    "Deadline",
+    "Dial",
+    "Handle",
+    "Identity",
+    "Link",
+    "LoopTimers",
+    "OnAnswer",
+    "Router",
+    "Timers",
+    "Usual",
+    "backoff_s",
+    "dial_to",
+    "parse_host",
+    "parse_url",
+    "token_from_environment",
+    "warn_of_habits",
+]

@@ -1,0 +1,137 @@
+"""What a consumer tells the broker: acks, gathered into one frame a wake-up; nacks, renewals, what was given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
+
+from runnel.client.connection import Deadline, Link, OnAnswer
+from runnel.client.consumer.ledger import Acks, Ledger
+from runnel.errors import MalformedError, RunnelError
+from runnel.formats import wire
+from runnel.formats.work_heads import Ack, Acked, Nack, Part, Picked, Recalled, Renew
+
+_T = TypeVar("_T")
+
+_NAMED_MAX: Final = 1000  # deliveries or parts, in one frame
+_REASON_CHARS_MAX: Final = 1000
+
+
+class AckSender:
+    """The frames of one consumer. Nothing here waits, but for what is to be stored."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        link: Callable[[], Link],
+        number: int,
+        on_late: Callable[[Sequence[Part]], object],
+    ) -> None:
+        self.is_scheduled = False
+        self._ledger = ledger
+        self._link = link
+        self._number = number
+        self._on_late = on_late
+        self._loop = asyncio.get_running_loop()
+        self._sent_frames = self._stored_frames = (
+            0  # frames with acks that were sent, and those known to be stored
+        )
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether everything acked so far is known to be stored."""
+        return self._sent_frames == self._stored_frames and not self._ledger.unsent
+
+    def forget(self) -> bool:
+        """The connection is gone: whether acks may have gone with it."""
+        may_have_lost_acks = self._sent_frames > self._stored_frames
+        self._stored_frames = self._sent_frames
+        return may_have_lost_acks
+
+    def schedule(self) -> None:
+        """Send what has gathered at the end of the wake-up, or now if it is much."""
+        if self._ledger.is_send_due:
+            self.send()
+        elif not self.is_scheduled and (self._ledger.unsent or self._ledger.given_up):
+            self.is_scheduled = True
+            self._loop.call_soon(self._send_scheduled)
+
+    def _send_scheduled(self) -> None:
+        self.is_scheduled = False
+        self.send()
+
+    def send(self, answered: asyncio.Future[None] | None = None) -> None:
+        """A frame with all acks, another with what was given up. With a future: answered once all is stored."""
+        link = self._link()
+        connection = link.connection
+        if connection is None:
+            return  # losing it has made everything late
+        if self._ledger.unsent or answered is not None:
+            self._sent_frames += 1
+            *others, last = _frames(self._ledger.take_acks())
+            for each in others:
+                link.tell(Ack(0, self._number, *each))
+            if answered is None:
+                link.tell(Ack(0, self._number, *last))
+            else:
+                number = link.next_number()
+                settle = self._settles(answered, self._sent_frames)
+                connection.request(number, Ack(number, self._number, *last), settle)
+        if self._ledger.given_up:
+            for chunk in _chunks(self._ledger.take_given_up()):
+                link.tell(Recalled(self._number, chunk))
+
+    def nack(self, parts: Sequence[Part], delay_ms: int | None, reason: str) -> None:
+        """Tell what failed: behind the acks, or what was acked before might come again with it.
+
+        The reason has UTF-8, and the delay 64 bits: what could not be encoded would be lost with what is taken here.
+        """
+        given_up = self._ledger.take_given_up()
+        self.send()
+        for chunk in _chunks(parts):
+            self._link().tell(Nack(self._number, chunk, delay_ms, reason[:_REASON_CHARS_MAX]))
+        self._ledger.given_up += given_up  # understood only behind the nack that it belongs to
+        self.send()
+
+    def renew(self, deliveries: Sequence[int], lease_ms: int | None = None) -> None:
+        for chunk in _chunks(deliveries):
+            self._link().tell(Renew(self._number, chunk, lease_ms))
+
+    async def wait_stored(self, deadline: Deadline, what: str) -> None:
+        """Send all acks, and wait until they are stored. By then those are told that were late."""
+        answered: asyncio.Future[None] = self._loop.create_future()
+        self.send(answered)
+        await deadline.wait(answered, lambda: self._link().expired(what, deadline))
+
+    def _settles(self, answered: asyncio.Future[None], told: int) -> OnAnswer:
+        def settle(answer: wire.Answer | RunnelError, _: memoryview) -> None:
+            if isinstance(answer, Acked):
+                self._stored_frames = max(self._stored_frames, told)
+                self._on_late(answer.late)
+                if not answered.done():
+                    answered.set_result(None)
+            elif not answered.done():
+                answered.set_exception(
+                    answer
+                    if isinstance(answer, RunnelError)
+                    else MalformedError("answer", f"{answer!r:.200} to an ack")
+                )
+
+        return settle
+
+
+def _chunks(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    for begin in range(0, len(items), _NAMED_MAX):
+        yield items[begin : begin + _NAMED_MAX]
+
+
+def _frames(acks: Acks) -> list[tuple[Sequence[int], Sequence[Part], Sequence[Picked]]]:
+    """What each frame tells; at least one, which may be empty."""
+    if len(acks.deliveries) + len(acks.parts) + len(acks.picked) <= _NAMED_MAX:
+        return [acks]
+    return [
+        *((chunk, (), ()) for chunk in _chunks(acks.deliveries)),
+        *(((), chunk, ()) for chunk in _chunks(acks.parts)),
+        *(((), (), chunk) for chunk in _chunks(acks.picked)),
+    ]

@@ -1,0 +1,314 @@
+"""A consumer: takes part in a subscription, hands out what is leased to it, and acknowledges it.
+
+Iterating suspends only when nothing has arrived, acknowledging only when the connection is full. Acks gather and
+leave together at the end of a wake-up: per message there is no task, no future and no frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Final
+
+from runnel.client.arguments import milliseconds, reason_text
+from runnel.client.consumer.consumer_session import ConsumerSession
+from runnel.client.consumer.deliveries import HeldDelivery, LeasedItem, is_concerned
+from runnel.client.consumer.ledger import (
+    EARLY_ACKS_MIN,
+    LEASE_OVER,
+)
+from runnel.client.consumer.work import LateWork, Work, WorkBatch, WorkItem
+from runnel.client.consumer.worker_pool import (
+    BatchFunction,
+    BatchSource,
+    MessageFunction,
+    MessageSource,
+    OnError,
+    WorkerPool,
+)
+from runnel.errors import (
+    ClientFault,
+    LateAckError,
+    MalformedError,
+)
+from runnel.formats.batch import unpack_blocks
+from runnel.formats.work_heads import Lease, Part
+
+# A reader that always finds something lets others run after so much.
+_YIELD_BYTES: Final = 256 * 2**10
+_NS_PER_MS: Final = 1_000_000
+
+
+class Consumer(ConsumerSession):
+    """Iterate it for `Work`, `batches()` for `WorkBatch`, or give `process` a function. Use it in an `async with`.
+
+    Leaving it waits until acks are stored; what was not acknowledged goes back, and does not count as failed.
+    """
+
+    # --- Handing out ---
+
+    def leased(self, leases: Sequence[Lease], tail: memoryview) -> None:
+        batches = unpack_blocks(tail)
+        if len(batches) != len(leases):
+            raise MalformedError("work", f"{len(leases)} leases, {len(batches)} blocks")
+        now_ns = self._timers.monotonic_ns()
+        time_ns = self._timers.time_ns()
+        for lease, batch in zip(leases, batches, strict=True):
+            delivery = HeldDelivery(
+                lease,
+                batch,
+                self,
+                now_ns=now_ns,
+                time_ns=time_ns,
+                lease_ns=self._renewer.lease_ns,
+            )
+            self._ledger.add(delivery)
+            self._barrier.add(delivery)
+        self._renewer.watch()
+
+    async def __aiter__(self) -> AsyncIterator[Work]:
+        # A generator is quicker than __anext__. What it has not given yet stays in the arrivals: breaking off loses
+        # nothing, another loop goes on, and several may share the work.
+        queue = self._queue
+        while True:
+            for work in queue.begin_each():
+                yield work
+                if queue.taken_bytes >= _YIELD_BYTES:
+                    await self._let_others_run()
+            if not await self.wait_arrival():
+                return
+
+    async def __anext__(self) -> Work:
+        """One message: `await anext(consumer)`."""
+        while True:
+            for work in self._queue.begin_each():
+                return work
+            if not await self.wait_arrival():
+                raise StopAsyncIteration
+
+    async def batches(self) -> AsyncIterator[WorkBatch]:
+        """The same work, a delivery at a time."""
+        queue = self._queue
+        while True:
+            while (delivery := queue.take_delivery_nowait()) is not None:
+                if (batch := queue.begin_batch_nowait(delivery)) is not None:
+                    yield batch
+                if queue.taken_bytes >= _YIELD_BYTES:
+                    await self._let_others_run()
+            if not await self.wait_arrival():
+                return
+
+    async def wait_arrival(self) -> bool:
+        """Until something may have arrived. False: the consumer is closed. Raises why it has ended, if it has."""
+        if not self._is_begun and not self._is_closed:
+            await self.open()
+        elif self._error is not None:
+            raise self._error.with_traceback(None)
+        elif not self._is_closed:
+            self._queue.taken_bytes = 0
+            await self._wait()
+        return not self._is_closed
+
+    async def _let_others_run(self) -> None:
+        self._queue.taken_bytes = 0
+        await asyncio.sleep(0)
+
+    # --- For a reader in another thread ---
+
+    async def next_works(self) -> list[Work]:
+        """Everything that waits, at least one message, none of it begun; empty once the consumer is closed."""
+        while True:
+            works = []
+            while (work := self._queue.take_nowait()) is not None:
+                works.append(work)
+            if works or not await self.wait_arrival():
+                return works
+
+    async def next_batch(self) -> WorkBatch | None:
+        """The next of `batches()`; None once the consumer is closed."""
+        async for batch in self.batches():
+            return batch
+        return None
+
+    async def put_back(self, works: Iterable[Work]) -> None:
+        """What `next_works` gave and was not begun is to be handed out in another way."""
+        self._queue.put_back(work.delivery for work in works)
+
+    def begin_nowait(self, work: Work) -> bool:
+        """Begin what `next_works` gave, from any thread; False: it was taken back meanwhile."""
+        with self._ledger.lock:
+            return self._queue.begin_nowait(work) is not None
+
+    # --- Acknowledging ---
+
+    def check_loop(self) -> None:
+        """Refuse to make a coroutine where nobody could await it: dropped, it would do nothing, silently."""
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_here = False
+        if not is_here:
+            raise ClientFault(
+                "the consumer's event loop does not run in this thread. `process` acknowledges by itself, when the "
+                "function returns or raises; to do it before that, make the function an `async def`, or hand "
+                "consumer.ack(work) to asyncio.run_coroutine_threadsafe"
+            )
+
+    async def ack(self, *items: LeasedItem, stored: bool = False) -> None:
+        """These are done: messages, or batches whole. Waits only for room.
+
+        With `stored` it waits until the broker has stored that; LateAckError, if some came too late.
+        """
+        # One message that this consumer works on is the usual case, and spared the longer way's calls.
+        work = items[0] if len(items) == 1 and not stored else None
+        if (
+            work.__class__ is Work
+            and (delivery := work.delivery).holder is self
+            and self._ledger.ack_begun(delivery, work.message.offset)
+        ):
+            if not self._ack_sender.is_scheduled or self._ledger.unsent >= EARLY_ACKS_MIN:
+                self._ack_sender.schedule()
+        else:
+            self.check_own(items)
+            if stored:
+                await self._ack_stored(items)
+                return
+            self.ack_nowait(items)
+        connection = self._link.connection
+        if connection is not None and not connection.is_writable:
+            await self.wait_room()
+
+    def check_own(self, items: Iterable[LeasedItem]) -> None:
+        """Refuse what this consumer did not hand out, before anything of the rest is done. From any thread."""
+        for item in items:
+            try:
+                holder = item.delivery.holder
+            except AttributeError:
+                raise ClientFault(
+                    f"{item!r:.200} is no work: give messages or batches as this consumer handed them out"
+                ) from None
+            if holder is not self:
+                raise ClientFault(
+                    f"{item!r:.200} was given by another consumer: acknowledge it there"
+                )
+
+    def ack_nowait(self, items: Iterable[LeasedItem]) -> list[LateWork]:
+        """Own ones, without waiting for room. Those of them that are late, as far as can be known at once."""
+        ledger = self._ledger
+        sender = self._ack_sender
+        for item in items:
+            item.ack_in(ledger)
+        if not sender.is_scheduled or ledger.is_send_due:
+            sender.schedule()
+        return self._report_late() if ledger.late else []
+
+    async def _ack_stored(self, items: Sequence[LeasedItem]) -> None:
+        told: list[Part] = []
+        self._late_listeners.append(told)
+        try:
+            late = self.ack_nowait(items)
+            await self._wait_stored()
+        finally:
+            self._late_listeners.remove(told)
+        for part in told:
+            item = next((item for item in items if is_concerned(item, part)), None)
+            if item is not None:
+                place = item.delivery.topic, item.delivery.partition
+                late.append(LateWork(*place, part.begin, part.end, part.delivery, LEASE_OVER))
+        if late:
+            raise LateAckError(
+                f"acknowledged too late in {self.subscription!r}, {len(late)} of them: {late[0]}"
+            )
+
+    async def ack_up_to(self, item: WorkItem) -> None:
+        """This message is done, and everything before it of its partition that is leased to this consumer."""
+        self.check_own((item,))
+        if item.delivery.loss:  # late, and everything before it is another delivery's by now
+            item.ack_in(self._ledger)
+        else:
+            self._ledger.ack_up_to(item.topic, item.partition, item.offset)
+        self._ack_sender.schedule()
+        self._report_late()
+        await self.wait_room()
+
+    async def nack(
+        self, *items: LeasedItem, delay_s: float | None = None, reason: str = ""
+    ) -> None:
+        """These failed, and come again after a delay: this one, or the subscription's."""
+        # What cannot be told is refused before the ledger takes anything: nobody else would tell it.
+        delay_ms = milliseconds("delay_s", delay_s)
+        reason = reason_text(reason)
+        self.check_own(items)
+        parts: list[Part] = []
+        places: set[tuple[str, int]] = set()
+        for item in items:
+            failed = self._ledger.nack(item)
+            parts += failed
+            if failed and self.mode == "key_shared":
+                places.add((item.delivery.topic, item.delivery.partition))
+                for first in item.first_of_keys():
+                    self._ledger.drop_later(first)
+        self._ack_sender.nack(parts, delay_ms, reason)
+        for place in places:
+            self._barrier.hold(place, self._link)
+        await self.wait_room()
+
+    async def extend(self, item: LeasedItem, seconds: float) -> None:
+        """Lease an item's delivery for so long from now on, up to the subscription's longest processing time."""
+        self.check_own((item,))
+        delivery = item.delivery
+        lease_ms = milliseconds("seconds", seconds)
+        if lease_ms is None:
+            raise ClientFault("extend needs seconds")
+        if not delivery.loss:
+            lease_ns = min(lease_ms * _NS_PER_MS, self._renewer.processing_ns_max)
+            delivery.deadline_ns = self._timers.monotonic_ns() + lease_ns
+            self._ack_sender.renew((delivery.id,), lease_ms)
+        await self.wait_room()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the connection takes more. Without one nothing is there to wait for."""
+        connection = self._link.connection
+        return connection is None or connection.is_writable
+
+    async def wait_room(self) -> None:
+        while not self.has_room:
+            await self._wait()
+
+    # --- Processing ---
+
+    async def process(
+        self,
+        function: MessageFunction,
+        *,
+        concurrency: int = 8,
+        stop: asyncio.Event | None = None,
+        drain_s: float = 30,
+        on_error: OnError[Work] | None = None,
+    ) -> None:
+        """Call a function for every message, so many at a time: acked when it returns, nacked when it raises.
+
+        An `async def` runs in the loop, a plain function in threads. In key_shared mode messages of one key are
+        processed one after the other. Goes on until `stop` is set or the caller is cancelled: then nothing new is
+        begun, and what runs has `drain_s` to finish. What has not goes back when the consumer is left.
+        """
+        source = MessageSource(self._queue, self)
+        await WorkerPool(
+            self, source, function, self._timers, concurrency=concurrency, on_error=on_error
+        ).run(stop, drain_s)
+
+    async def process_batches(
+        self,
+        function: BatchFunction,
+        *,
+        concurrency: int = 8,
+        stop: asyncio.Event | None = None,
+        drain_s: float = 30,
+        on_error: OnError[WorkBatch] | None = None,
+    ) -> None:
+        """The same for whole batches. In key_shared mode those of one partition come one after the other."""
+        source = BatchSource(self._queue, self)
+        await WorkerPool(
+            self, source, function, self._timers, concurrency=concurrency, on_error=on_error
+        ).run(stop, drain_s)

@@ -1,0 +1,65 @@
+"""Keeps the leases of a consumer: renews what is worked on, and lets go what has been worked on for too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from runnel.client.connection import Handle, Timers
+from runnel.client.consumer.deliveries import WAITING, HeldDelivery
+from runnel.client.consumer.ledger import Ledger
+
+_RENEWALS_PER_LEASE: Final = 3
+
+
+class LeaseRenewer:
+    """Looks at a consumer's deliveries every third of a lease, as long as there are any."""
+
+    def __init__(
+        self, ledger: Ledger, timers: Timers, renew: Callable[[Sequence[int]], object]
+    ) -> None:
+        self.lease_ns = 0  # as the broker said, when it accepted the consumer
+        self.processing_ns_max = 0
+        self._ledger = ledger
+        self._timers = timers
+        self._renew = renew
+        self._timer: Handle | None = None
+
+    def watch(self) -> None:
+        """There is something leased."""
+        if self._timer is None and self.lease_ns:
+            seconds = self.lease_ns / 1e9 / _RENEWALS_PER_LEASE
+            self._timer = self._timers.call_later(seconds, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        now_ns = self._timers.monotonic_ns()
+        due: list[int] = []
+        for delivery in list(self._ledger.deliveries.values()):
+            if delivery.is_lapsed or delivery.deadline_ns > now_ns + self.lease_ns:
+                continue  # nothing can be done for it, or somebody has extended it
+            if delivery.deadline_ns < now_ns:
+                # The loop was held up, or nobody has worked on it for long: by now it is somebody else's.
+                self._ledger.lapse(delivery)
+            elif delivery.left and self._is_worked_on(delivery, now_ns):
+                delivery.deadline_ns = now_ns + self.lease_ns
+                due.append(delivery.id)
+        if due:
+            self._renew(due)
+        if self._ledger.deliveries:
+            self.watch()
+
+    def _is_worked_on(self, delivery: HeldDelivery, now_ns: int) -> bool:
+        """Neither has a message of it been in work for too long, nor does one wait for a reader that stands still."""
+        with self._ledger.lock:
+            oldest_ns = delivery.oldest_begun_ns(now_ns)
+        if now_ns - oldest_ns > self.processing_ns_max:
+            return False
+        if WAITING not in delivery.states:
+            return True
+        return now_ns - max(delivery.arrived_ns, self._ledger.taken_ns) <= self.processing_ns_max

@@ -1,0 +1,305 @@
+"""A live subscription: batches arrive, wait within its credit, and are iterated as messages.
+
+What has arrived is never asked for again, and what has not is: places move on when a delivery arrives, and a new
+connection resumes from them. Iterating suspends only when nothing has arrived, never for a single message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+
+from runnel.client.connection import BrokerConnection, OnAnswer, Router, Timers
+from runnel.client.consumer.reconnecting_reader import ReconnectingReader
+from runnel.client.consumer.subscription_position import SubscriptionPosition
+from runnel.client.results import Gap
+from runnel.errors import ClientFault, MalformedError, RunnelError
+from runnel.formats import wire
+from runnel.formats.batch import Batch, unpack_blocks
+from runnel.formats.message import Message
+
+if TYPE_CHECKING:
+    import pyarrow
+
+OVERFLOWS: Final = ("drop_oldest", "newest_per_topic", "disconnect")
+_GAPS_MAX: Final = 1000
+# A reader that always finds something lets others run after so much.
+_YIELD_BYTES: Final = 256 * 2**10
+_CLOSE_TIMEOUT_S: Final = 2.0
+
+
+class _Arrived(msgspec.Struct, frozen=True):
+    """Blocks of one delivery, or a gap, in the order they came."""
+
+    batches: Sequence[Batch]
+    size: int
+    gap: Gap | None = None
+
+
+class Subscription(ReconnectingReader):
+    """Iterate it for messages, `batches()` for batches, `to_arrow()` for record batches.
+
+    Entering it in an `async with`, or the first step of an iteration, waits until the broker has accepted it.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        timers: Timers,
+        number: int,
+        patterns: Sequence[str],
+        start: wire.Start,
+        *,
+        overflow: str = "drop_oldest",
+        buffer_bytes: int = 8 * 2**20,
+        on_gap: Callable[[Gap], object] | None = None,
+        deadline_s: float | None = 30,
+        on_close: Callable[[Subscription], object] | None = None,
+    ) -> None:
+        if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+            raise ClientFault(f"{patterns!r}: a subscription needs at least one pattern, as text")
+        if overflow not in OVERFLOWS:
+            raise ClientFault(f"overflow {overflow!r} is unknown: {', '.join(OVERFLOWS)}")
+        if buffer_bytes < 1:
+            raise ClientFault(f"buffer_bytes is {buffer_bytes}: at least 1 is needed")
+        what = f"subscribing to {' '.join(patterns)}"
+        super().__init__(router, timers, what=what, deadline_s=deadline_s, patterns=patterns)
+        self.gaps: Final[deque[Gap]] = deque(maxlen=_GAPS_MAX)
+        self._number = number
+        self._overflow = overflow
+        self._buffer_bytes = buffer_bytes
+        self._on_gap = on_gap
+        self._on_close = on_close
+        self._position = SubscriptionPosition(self.patterns, start)
+        self._is_read = False  # somebody waits for the next batch
+        self._arrived: deque[_Arrived] = deque()
+        self._gaps_arrived = 0
+        self._held_bytes = 0  # arrived, and credit not yet returned
+        self._consumed_bytes = 0  # of these: read
+        self._unyielded_bytes = 0
+        self._current: Iterator[Batch] = iter(())
+        self._messages: Iterator[Message] = iter(())
+
+    def __repr__(self) -> str:
+        return f"<Subscription to {' '.join(self.patterns)}, {self._state()}>"
+
+    def _state(self) -> str:
+        if self._is_closed:
+            return "closed"
+        if self._error is not None:
+            return f"ended: {self._error}"
+        return f"{self._held_bytes} bytes waiting, {self._link.state}"
+
+    # --- Opening and closing ---
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            self._unsubscribe(lambda _answer, _tail: None)  # nobody will leave what was not entered
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Iteration ends; what has arrived and was not read is dropped."""
+        done = asyncio.Event()
+        if not self._is_closed and self._unsubscribe(lambda _answer, _tail: done.set()):
+            with contextlib.suppress(TimeoutError):  # the broker is slow; it will have heard
+                await asyncio.wait_for(done.wait(), _CLOSE_TIMEOUT_S)
+
+    def _unsubscribe(self, on_answer: OnAnswer) -> bool:
+        """Leave, and tell the broker if it knows of the subscription. Whether there will be an answer."""
+        self._leave()
+        connection = self._link.connection
+        if connection is None or connection.receivers.pop(self._number, None) is None:
+            return False
+        number = self._link.next_number()
+        connection.request(number, wire.Unsubscribe(number, self._number), on_answer)
+        return True
+
+    def abandon(self) -> None:
+        """Close without telling the broker, whose connection ends anyway."""
+        if connection := self._link.connection:
+            connection.receivers.pop(self._number, None)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._arrived.clear()
+        self._current = iter(())
+        self._messages = iter(())
+        self._detach()
+        if self._on_close is not None:
+            self._on_close(self)
+
+    # --- Subscribing, and again after a loss ---
+
+    def _ask(self, connection: BrokerConnection) -> None:
+        if self._number in connection.receivers:
+            return
+        connection.receivers[self._number] = self
+        number = self._link.next_number()
+        credit_bytes = max(0, self._buffer_bytes - self._held_bytes)
+        head = wire.Subscribe(
+            number,
+            self._number,
+            self.patterns,
+            self._position.next_start(),
+            credit_bytes,
+            self._overflow,
+        )
+        connection.request(number, head, lambda answer, _: self._answered(answer))
+
+    def _answered(self, answer: wire.Answer | RunnelError) -> None:
+        if isinstance(answer, wire.Subscribed):
+            self._position.begin(answer)
+            self._accepted()
+        elif isinstance(answer, RunnelError):
+            if connection := self._link.connection:
+                connection.receivers.pop(self._number, None)
+            self._refused(answer)
+        else:
+            self._fail(MalformedError("answer", f"{answer!r:.200} to a subscribe"))
+
+    # --- What the link and the connection tell ---
+
+    def link_writable(self) -> None:
+        """Credit is small, and goes out whenever it is due."""
+
+    def delivered(self, head: wire.Deliver, tail: memoryview) -> None:
+        batches = self._position.delivered(head, unpack_blocks(tail))
+        self._arrived.append(_Arrived(batches, len(tail)))
+        self._held_bytes += len(tail)
+        if self._waiting:
+            self.wake()
+
+    def missed(self, gap: wire.GapState) -> None:
+        self._position.missed(gap)
+        if self._gaps_arrived < _GAPS_MAX:
+            self._gaps_arrived += 1
+            self._arrived.append(_Arrived((), 0, gap))
+        else:  # nobody reads: those beyond are added up
+            self._add_up(gap)
+        self.wake()
+
+    def _add_up(self, gap: Gap) -> None:
+        last = self._arrived[-1].gap
+        if last is not None and last.missed and gap.missed:
+            missed = last.missed + gap.missed
+        else:
+            missed = 0
+        text = "several gaps, added up because nobody read them"
+        if last is not None:
+            self._arrived.pop()
+        self._arrived.append(_Arrived((), 0, Gap(gap.reason, missed or gap.missed, text=text)))
+
+    def ended(self, error: RunnelError) -> None:
+        self._refused(error)
+
+    # --- Reading ---
+
+    def _return_credit(self) -> None:
+        """In steps of a quarter of the buffer: a frame now and then, not one a batch."""
+        if self._consumed_bytes * 4 >= self._buffer_bytes:
+            credit_bytes, self._consumed_bytes = self._consumed_bytes, 0
+            self._held_bytes -= credit_bytes
+            if self._is_attached:
+                self._link.tell(wire.Credit(self._number, credit_bytes))
+
+    def _take(self) -> Sequence[Batch]:
+        """The batches of the next delivery, if one is there. Gaps before it are told."""
+        while self._arrived:
+            arrived = self._arrived.popleft()
+            if arrived.gap is not None:
+                self._gaps_arrived = max(0, self._gaps_arrived - 1)
+                self.gaps.append(arrived.gap)
+                if self._on_gap is not None:
+                    self._on_gap(arrived.gap)
+                continue
+            self._consumed_bytes += arrived.size
+            self._unyielded_bytes += arrived.size
+            if arrived.batches:
+                return arrived.batches
+            self._return_credit()  # nothing of it is for the reader, who may wait next
+        return ()
+
+    async def _next_batch(self) -> Batch | None:
+        """The next batch; None once the subscription is closed. The others of its delivery follow it in `_current`."""
+        for batch in self._current:
+            return batch
+        if self._is_read:
+            raise ClientFault("another reader waits for this subscription: one at a time can")
+        self._is_read = True
+        try:
+            while not self._is_closed:
+                self._return_credit()
+                if not self._is_begun:
+                    await self.open()
+                if self._unyielded_bytes >= _YIELD_BYTES:
+                    self._unyielded_bytes = 0
+                    await asyncio.sleep(0)
+                if batches := self._take():
+                    self._current = iter(batches)
+                    return next(self._current)
+                if self._error is not None:
+                    raise self._error.with_traceback(None)
+                if not self._is_closed:
+                    self._unyielded_bytes = 0
+                    await self._wait()
+            return None
+        finally:
+            self._is_read = False
+
+    async def next_batches(self) -> list[Batch]:
+        """Everything that has arrived, at least one batch; empty once the subscription is closed."""
+        batch = await self._next_batch()
+        if batch is None:
+            return []
+        batches = [batch, *self._current]
+        while more := self._take():
+            batches += more
+        return batches
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """The same subscription, a batch at a time."""
+        while (batch := await self._next_batch()) is not None:
+            yield batch
+
+    async def to_arrow(self) -> AsyncIterator[pyarrow.RecordBatch]:
+        """The same subscription, a pyarrow.RecordBatch at a time: `pip install '.[arrow]'`."""
+        while (batch := await self._next_batch()) is not None:
+            yield batch.to_arrow()
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        # A generator is a quarter quicker than __anext__. What it has not given yet stays here, not in the
+        # generator, so that breaking off loses nothing and another loop goes on.
+        while True:
+            for message in self._messages:
+                yield message
+            batch = await self._next_batch()
+            if batch is None:
+                return
+            self._messages = iter(batch)
+
+    async def __anext__(self) -> Message:
+        """One message: `await anext(subscription)`."""
+        while True:
+            for message in self._messages:
+                return message
+            batch = await self._next_batch()
+            if batch is None:
+                raise StopAsyncIteration
+            self._messages = iter(batch)

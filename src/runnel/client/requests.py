@@ -1,0 +1,55 @@
+"""Sends the requests of a bus to the broker that it is connected to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from runnel.client.connection import Deadline, Router, Timers, Usual
+from runnel.errors import ClientFault, ClosedError, MalformedError
+from runnel.formats import wire
+
+_Wanted = TypeVar("_Wanted", bound=wire.Head)
+
+PER_PAGE = 1000  # of lists; the broker gives no more at once
+
+
+class BusRequests:
+    """What all groups of verbs need: the routes to brokers, a deadline for each request, and the end of the bus."""
+
+    def __init__(self, router: Router, timers: Timers, *, deadline_s: float | None) -> None:
+        self._router = router
+        self._timers = timers
+        self._deadline_s = deadline_s
+        self._is_closed = False
+
+    def _deadline(
+        self, deadline_s: float | Usual | None = Usual.DEADLINE, *, extra_s: float = 0
+    ) -> Deadline:
+        if self._is_closed:
+            raise ClosedError("the bus has been closed")
+        seconds = self._seconds(deadline_s)
+        return Deadline(self._timers, None if seconds is None else seconds + extra_s)
+
+    def _seconds(self, deadline_s: float | Usual | None) -> float | None:
+        """Without a deadline of its own, that of the bus; None: no deadline."""
+        return self._deadline_s if isinstance(deadline_s, Usual) else deadline_s
+
+    async def _ask(
+        self,
+        kind: type[_Wanted],
+        make: Callable[[int], wire.Head],
+        what: str,
+        *,
+        is_repeatable: bool = True,
+    ) -> tuple[_Wanted, memoryview]:
+        try:
+            wire.check_request(make(1))  # else the broker ends the connection, again and again
+        except MalformedError as error:
+            raise ClientFault(f"{what}: an argument is of the wrong type: {error}") from None
+        return await self._router.home.ask(
+            kind, make, deadline=self._deadline(), what=what, is_repeatable=is_repeatable
+        )
+
+    async def _do(self, make: Callable[[int], wire.Head], what: str) -> None:
+        await self._ask(wire.Done, make, what, is_repeatable=False)

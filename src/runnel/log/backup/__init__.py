@@ -1,0 +1,1 @@
+"""Consistent copies of a data directory."""

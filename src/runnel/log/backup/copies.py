@@ -1,0 +1,147 @@
+"""Copies of a data directory: written under an unfinished name, synced, and renamed when they are whole.
+
+A copy made from a checkpoint is of one moment. What a copy gets besides, when it is put in the place of a data
+directory, is an epoch of its own: messages that are stored from then on never have the epoch and entry of others that
+the original stored after the copy was made. All functions block.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from runnel.errors import ClientFault, DiskFullError
+from runnel.log.metadata import catalogue
+from runnel.log.segments import paths
+from runnel.log.segments.records import RecordFile
+from runnel.platform.disk import Disk
+
+UNFINISHED_SUFFIX: Final = ".unfinished"
+_PIECE_BYTES: Final = 4 * 2**20
+_NS_PER_MS: Final = 1_000_000
+
+
+def check_target(target: Path, *, beside: Path) -> None:
+    """ClientFault unless a copy may be made there; `beside` is what is copied."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ClientFault(
+            f"{target} exists and is not an empty directory; a copy needs one of its own"
+        )
+    if not target.parent.is_dir():
+        raise ClientFault(f"{target.parent} is not a directory: the copy would be made in it")
+    unfinished = _unfinished(target)
+    if unfinished.exists():
+        raise ClientFault(
+            f"{unfinished} is there: another copy is being made, or was not finished; remove it if none is"
+        )
+    for one, other in ((target, beside), (beside, target)):
+        if one.resolve().is_relative_to(other.resolve()):
+            raise ClientFault(f"{target} and {beside} lie in each other; a copy belongs elsewhere")
+
+
+def check_room(target: Path, files: Iterable[tuple[str, int]]) -> None:
+    """DiskFullError unless there is room for these files."""
+    needed = sum(size for _, size in files)
+    free = shutil.disk_usage(target.parent).free
+    if needed > free:
+        raise DiskFullError(
+            f"no room for the copy in {target.parent}: {needed} bytes are needed, {free} are free"
+        )
+
+
+@contextmanager
+def new_copy(target: Path) -> Iterator[Path]:
+    """A folder to put the copy into. It gets its name at the end, and is removed if anything fails before."""
+    unfinished = _unfinished(target)
+    unfinished.mkdir(mode=0o700)
+    try:
+        yield unfinished
+        _sync_folder(unfinished)
+        unfinished.rename(target)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def copy_files(source: Path, target: Path, files: Iterable[tuple[str, int]]) -> int:
+    """Copy so many bytes of each file, by its path within the folders; how many bytes these were."""
+    folders: set[Path] = set()
+    total = 0
+    for relative, size in files:
+        path = target / relative
+        # One by one from the top: with `parents=True`, mkdir gives its mode to the last folder alone.
+        for folder in reversed([path.parent, *path.parent.parents]):
+            if folder not in folders and folder.is_relative_to(target):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                folders.add(folder)
+        _copy(source / relative, path, size)
+        total += size
+    for folder in sorted(folders, reverse=True):
+        _sync_folder(folder)
+    return total
+
+
+def files_of(directory: Path) -> list[tuple[str, int]]:
+    """Each file of a copy, or of a data directory that nobody has open, with its size."""
+    found = []
+    for folder, folders, names in os.walk(directory):
+        folders[:] = sorted(set(folders) - {paths.CHECKPOINT})
+        for name in sorted(names):
+            relative = str(Path(folder, name).relative_to(directory))
+            if relative != paths.LOCK_FILE and not name.endswith(paths.UNFINISHED_SUFFIX):
+                found.append((relative, Path(folder, name).stat().st_size))
+    return found
+
+
+def begin_epoch(disk: Disk, directory: Path) -> int:
+    """Let the copy go on in an epoch that nobody else has: the time in milliseconds, or the next if that is higher."""
+    folder = f"{directory}/{paths.CATALOGUE}"
+    numbers = [int(name) for name in disk.list(folder) if name.isdecimal()]
+    if not numbers:
+        return 0  # nothing was ever stored
+    loaded = catalogue.read_newest(disk, folder)
+    opened = [each.epoch for each in loaded.records if isinstance(each, catalogue.Opened)]
+    now_ns = time.time_ns()
+    epoch = max(max(opened, default=0) + 1, now_ns // _NS_PER_MS)
+    file, _, _ = RecordFile.recover(disk, f"{folder}/{max(numbers):020d}")
+    try:
+        file.append(msgspec.msgpack.encode([catalogue.Opened(epoch, now_ns)]))
+    finally:
+        file.close()
+    return epoch
+
+
+def _unfinished(target: Path) -> Path:
+    return target.with_name(target.name + UNFINISHED_SUFFIX)
+
+
+def _copy(source: Path, target: Path, size: int) -> None:
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with source.open("rb", buffering=0) as reading, os.fdopen(descriptor, "wb") as writing:
+        left = size
+        while left:
+            piece = reading.read(min(left, _PIECE_BYTES))
+            if not piece:
+                raise ClientFault(f"{source} ends {left} bytes before it should")
+            writing.write(piece)
+            left -= len(piece)
+        writing.flush()
+        with suppress(AttributeError):  # only a hint: what was read once is not needed again
+            os.posix_fadvise(reading.fileno(), 0, size, os.POSIX_FADV_DONTNEED)
+        os.fsync(writing.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

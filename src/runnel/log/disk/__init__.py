@@ -1,0 +1,1 @@
+"""The log on disk: shards that write, sync, read and recover."""

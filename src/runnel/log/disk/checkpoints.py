@@ -1,0 +1,120 @@
+"""Makes checkpoints of a data directory that is in use: every file as of one moment, for a copy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from uuid import uuid4
+
+from runnel.errors import ClientFault, Unavailable
+from runnel.log.backup import checkpoint
+from runnel.log.disk.shard import DiskShard
+from runnel.log.disk.writer import ShardWriter
+from runnel.log.log import ShardId
+from runnel.log.metadata.catalogue import Catalogue
+from runnel.log.metadata.state_journal import StateJournals
+from runnel.platform.clock import Clock
+from runnel.platform.workers import Workers
+
+
+class Checkpoints:
+    """The checkpoint of one log, of which there is at most one at a time.
+
+    The log is at rest while a checkpoint is made: no file changes, and batches wait in the queues. `shards` is the
+    log's table, which may grow meanwhile.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        shards: Mapping[ShardId, DiskShard],
+        states: StateJournals,
+        catalogue: Catalogue,
+        clock: Clock,
+        workers: Workers,
+        check_open: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._shards = shards
+        self._states = states
+        self._catalogue = catalogue
+        self._clock = clock
+        self._workers = workers
+        self._check_open = check_open
+        self._has_one = False
+        self._paused: list[ShardWriter] | None = None  # None: the log is not at rest
+        self.resting = asyncio.Lock()  # held while the log is at rest, or closes
+
+    async def make(self) -> tuple[str, str]:
+        """Returns the checkpoint's path, in the data directory, and its id.
+
+        It stays until `drop`; ClientFault while there is one. Publishers wait for as long as it takes to make a link
+        for each file.
+        """
+        self._check_open()
+        if self._has_one:
+            raise ClientFault("a copy of this broker is being made; wait until it is done")
+        self._has_one = True
+        contents_id = uuid4().hex
+        try:
+            async with self._at_rest():
+                prefix = f"{self._directory}/"
+                ends = {
+                    path.removeprefix(prefix): end
+                    for shard in self._shards.values()
+                    for path, end in shard.growing_ends().items()
+                }
+                contents = checkpoint.Contents(contents_id, self._clock.time_ns(), ends)
+                path = await self._workers.submit(checkpoint.make, self._directory, contents)
+        except OSError as error:
+            self._has_one = False
+            raise Unavailable(
+                f"a checkpoint could not be made: {error.strerror or error}"
+            ) from error
+        except BaseException:
+            self._has_one = False
+            raise
+        return path, contents_id
+
+    async def drop(self) -> None:
+        """Remove the checkpoint's files. Then the next one may be made."""
+        try:
+            await self._workers.submit(checkpoint.discard, self._directory)
+        finally:
+            self._has_one = False
+
+    def on_new_shard(self, shard: DiskShard) -> None:
+        """A shard that is made while the log is at rest begins paused."""
+        if self._paused is not None:
+            shard.writer.pause_at_once()
+            self._paused.append(shard.writer)
+
+    @asynccontextmanager
+    async def _at_rest(self) -> AsyncIterator[None]:
+        async with self.resting, AsyncExitStack() as ends:
+            self._check_open()
+            # First the trimmers: that may take long, and no publisher waits for them.
+            undisturbed: set[ShardId] = set()
+            while undisturbed != self._shards.keys():
+                for shard_id, shard in list(self._shards.items()):
+                    if shard_id not in undisturbed:
+                        await ends.enter_async_context(shard.undisturbed())
+                        undisturbed.add(shard_id)
+            self._paused = []
+            ends.callback(self._resume_writers)
+            for shard in list(self._shards.values()):  # those made from now on begin paused
+                await shard.writer.pause()
+                self._paused.append(shard.writer)
+            # Last the journals: the writers may have waited for them.
+            ends.callback(self._states.resume)
+            await self._states.pause()
+            ends.callback(self._catalogue.resume)
+            await self._catalogue.pause()
+            yield
+
+    def _resume_writers(self) -> None:
+        assert self._paused is not None
+        paused, self._paused = self._paused, None
+        for writer in paused:
+            writer.resume()

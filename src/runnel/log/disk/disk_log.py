@@ -1,0 +1,544 @@
+"""All shards of a data directory: opened and recovered, topics and cursors recorded, batches sent to their shard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from os import PathLike
+from typing import Final
+
+from runnel.config import Keep, Settings
+from runnel.errors import ClosedError, UnknownTopicError
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
+from runnel.log.backup import checkpoint
+from runnel.log.disk.checkpoints import Checkpoints
+from runnel.log.disk.folders import ShardFolders
+from runnel.log.disk.last_value_keeper import LastValueKeeper
+from runnel.log.disk.recovery import Recovered, Recovery, checked_directory, lock_directory
+from runnel.log.disk.shard import DiskShard
+from runnel.log.disk.topic_creation import TopicCreation
+from runnel.log.disk.topic_removal import TopicRemoval
+from runnel.log.disk.writer import ShardParts
+from runnel.log.log import (
+    SCAN_BYTES,
+    Appended,
+    Chosen,
+    Creator,
+    CursorPosition,
+    EntryPage,
+    Level,
+    LogListener,
+    LogStatistics,
+    LogTopic,
+    NullListener,
+    OffsetBounds,
+    PartitionPage,
+    Position,
+    ShardId,
+    Trimmed,
+)
+from runnel.log.match_count import Turn
+from runnel.log.metadata import catalogue as records
+from runnel.log.metadata.catalogue import Catalogue, Record
+from runnel.log.metadata.catalogue_state import CatalogueState
+from runnel.log.metadata.last_values import only
+from runnel.log.metadata.log_metadata import LogMetadata
+from runnel.log.metadata.producers import ProducerTable
+from runnel.log.metadata.state_journal import StateJournal, StateJournals
+from runnel.log.metadata.topic_table import (
+    SomeMade,
+    Topic,
+    check_append,
+    check_offset,
+)
+from runnel.log.segments import paths
+from runnel.log.segments.files import OpenFiles
+from runnel.log.segments.scan import Damage
+from runnel.log.segments.segments import IndexCache, SegmentFolder
+from runnel.log.segments.synced_marks import SyncedMarks
+from runnel.platform.clock import Clock
+from runnel.platform.disk import Disk, DiskLock
+from runnel.platform.tasks import OwnedTasks
+from runnel.platform.workers import Workers
+from runnel.topics.names import TopicPartition
+from runnel.topics.policies import Difference, Policies
+
+_DAMAGE_SHOWN_MAX: Final = 100
+
+
+class DiskLog(LogMetadata):
+    """The log on a file system. Make one with `await DiskLog.open(…)`.
+
+    It opens and recovers the shards of a data directory, sends each batch and each read to its shard, and records
+    changes of topics, cursors and subscriptions in the catalogue.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        settings: Settings,
+        policies: Policies,
+        disk: Disk,
+        clock: Clock,
+        workers: Workers,
+        listener: LogListener,
+    ) -> None:
+        super().__init__(settings, policies, self._on_topic_made)
+        self._listener = listener
+        self._directory = directory.rstrip("/")
+        self._settings = settings
+        self._policies = policies
+        self._disk = disk
+        self._clock = clock
+        self._workers = workers
+        self._files = OpenFiles(disk, settings.limits.open_files_max)
+        self._cache = IndexCache(settings.log.index_cache_bytes_max)
+        self._tasks = OwnedTasks("the log")
+        self._shards: dict[ShardId, DiskShard] = {}
+        self._folders = ShardFolders(disk, self._directory)
+        self._marks = SyncedMarks(disk, self._directory)
+        self._catalogue = Catalogue(
+            disk,
+            workers,
+            f"{self._directory}/{paths.CATALOGUE}",
+            marks=self._marks,
+            bytes_max=settings.log.catalogue_log_bytes_max,
+            snapshot=self._snapshot,
+        )
+        self._state = CatalogueState(
+            policies, self._topics, self._cursors, self._last_values, self._subscriptions
+        )
+        self._states = StateJournals(
+            disk,
+            workers,
+            self._directory,
+            marks=self._marks,
+            bytes_max=settings.log.state_log_bytes_max,
+            make_shard_folder=self._folders.make,
+        )
+        self._creation = TopicCreation(self._topics, self._catalogue, listener)
+        self._removal = TopicRemoval(
+            self._topics, self._last_values, self._catalogue, self._shard, listener
+        )
+        self._last_keeper = LastValueKeeper(
+            self._keeps_last_value,
+            self._last_values,
+            self._catalogue,
+            self._shard,
+            workers,
+            settings.log,
+        )
+        self._checkpoints = Checkpoints(
+            self._directory,
+            self._shards,
+            self._states,
+            self._catalogue,
+            clock,
+            workers,
+            self._check_open,
+        )
+        self._damage: list[str] = []
+        self._lock: DiskLock | None = None
+        self.recovered = Recovered(was_clean=True, torn=(), damage=(), differences=())
+
+    # --- Opening ---
+
+    @classmethod
+    async def open(
+        cls,
+        directory: str | PathLike[str],
+        *,
+        settings: Settings,
+        policies: Policies,
+        disk: Disk,
+        clock: Clock,
+        workers: Workers,
+        listener: LogListener | None = None,
+    ) -> DiskLog:
+        """Lock the directory, recover what a crash left, and begin a new epoch.
+
+        LockedError if another process has it, FormatVersionError if a newer Runnel wrote it, SettingsError
+        if it cannot be a data directory.
+        """
+        log = cls(
+            checked_directory(directory),
+            settings,
+            policies,
+            disk,
+            clock,
+            workers,
+            listener or NullListener(),
+        )
+        opening = asyncio.get_running_loop().create_task(log._open())
+        try:
+            await asyncio.shield(opening)
+        except BaseException as error:
+            # What a worker has locked or opened meanwhile must be let go, even if nobody waits for it.
+            while not opening.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({opening})
+            if isinstance(error, asyncio.CancelledError) and opening.exception() is None:
+                await log.close()
+            log._let_go()
+            raise
+        return log
+
+    async def _open(self) -> None:
+        submit = self._workers.submit
+        self._lock = await submit(lock_directory, self._disk, self._directory)
+        if paths.CHECKPOINT in self._disk.list(self._directory):  # of a process that was killed
+            await submit(checkpoint.discard, self._directory)
+        marks = await submit(self._marks.open)
+        loaded = await submit(self._catalogue.open)
+        self._state.apply_all(loaded.records)
+        recovery = Recovery(
+            self._directory,
+            self._disk,
+            self._files,
+            self._policies,
+            self._state,
+            loaded,
+            self._shard,
+            self._states,
+            self._marks,
+        )
+        recovery.judge_marks(marks)
+        self._state.epoch += 1
+        self._state.has_marks = True
+        found = await submit(recovery.find_shards)
+        news = recovery.load(found)
+        if recovery.is_incomplete:
+            await recovery.reconcile(self._shards.values())
+        await recovery.remember_losses(self._workers, list(self._shards.values()))
+        for shard in self._shards.values():
+            await submit(shard.resume)
+        self._removal.hide_again(self._shards)
+        if recovery.is_incomplete and found:
+            with suppress(OSError):  # then it is found damaged again
+                await submit(self._catalogue.renew)
+        opened = records.Opened(self._state.epoch, self._clock.time_ns(), has_marks=True)
+        await self._catalogue.add(*news, opened)
+        self.recovered = recovery.outcome()
+        self._damage = list(self.recovered.damage[:_DAMAGE_SHOWN_MAX])
+
+    def _shard(self, shard_id: ShardId) -> DiskShard:
+        shard = self._shards.get(shard_id)
+        if shard is None:
+            shard = self._shards[shard_id] = self._new_shard(shard_id)
+            self._checkpoints.on_new_shard(shard)
+        return shard
+
+    def _new_shard(self, shard_id: ShardId) -> DiskShard:
+        settings = self._settings
+        folder = paths.shard_folder(self._directory, shard_id.journal, shard_id.shard)
+
+        def producers() -> ProducerTable:
+            return ProducerTable(settings.limits.producers_max, settings.log.producer_age_max_ns)
+
+        return DiskShard(
+            shard_id,
+            ShardParts(
+                self._disk,
+                self._clock,
+                self._workers,
+                self._files,
+                self._catalogue,
+                self._tasks,
+                settings.log,
+                self._state.epoch,
+                self._listener,
+                self._marks,
+            ),
+            self._policies.for_journal(shard_id.journal, keep=Keep.DISK),
+            SegmentFolder(self._disk, self._files, folder),
+            self._cache,
+            producers(),
+            producers(),
+            make_folder=lambda: self._folders.make(shard_id),
+            find=self._find_partition,
+            shard_holds=self._holds_on(shard_id),
+            before_removal=self._last_keeper.take_over,
+            on_damage=self._on_damage,
+        )
+
+    # --- Appending ---
+
+    def append(
+        self,
+        batch: Batch,
+        level: Level = Level.STORED,
+        creator: Creator | None = None,
+        *,
+        topics_made_max: int | None = None,
+    ) -> asyncio.Future[Appended]:
+        """See `Log`. ManyTopicsError: more than so many topics would have to be made."""
+        self._check_open()
+        level = check_append(batch, level, self._settings.limits)
+        try:
+            partitions = self._topics.resolve(batch.envelope, creator, topics_made_max)
+        finally:
+            self._creation.record()  # also the topics of a batch that is then refused
+        shard = self._shards.get(partitions[0].shard) or self._shard(partitions[0].shard)
+        unrecorded = self._creation.unrecorded(batch.envelope.topics)
+        return shard.append(batch, partitions, level, unrecorded)
+
+    def make_topics(
+        self, envelope: Envelope, run: int, made_max: int, creator: Creator | None = None
+    ) -> SomeMade:
+        """Make topics of a batch before it is appended, from a run on: at most so many."""
+        self._check_open()
+        try:
+            return self._topics.make_some(envelope, run, made_max, creator)
+        finally:
+            self._creation.record()
+
+    async def wait_room(self, shard: ShardId) -> None:
+        self._check_open()
+        if shard in self._shards:
+            await self._shards[shard].writer.wait_room()
+
+    async def sync(self) -> None:
+        self._check_open()
+        for shard in list(self._shards.values()):
+            await shard.writer.sync()
+
+    def _on_topic_made(self, topic: Topic) -> None:
+        self._creation.on_made(topic)
+
+    # --- Reading ---
+
+    async def read(
+        self, topic: str, partition: int, offset: int, *, bytes_max: int = 2**20
+    ) -> PartitionPage:
+        self._check_open()
+        found = self._topics.partition(topic, partition)
+        check_offset(offset)
+        return await self._shard(found.shard).read(found, offset, bytes_max)
+
+    async def read_shard(
+        self, shard: ShardId, position: Position, *, bytes_max: int = SCAN_BYTES
+    ) -> EntryPage:
+        self._check_open()
+        return await self._known_shard(shard).read_entries(position, bytes_max)
+
+    async def bounds(self, topic: str, partition: int) -> OffsetBounds:
+        self._check_open()
+        found = self._topics.partition(topic, partition)
+        return await self._shard(found.shard).bounds(found)
+
+    async def offset_at(self, topic: str, partition: int, time_ns: int) -> int:
+        self._check_open()
+        found = self._topics.partition(topic, partition)
+        return await self._shard(found.shard).offset_at(found, time_ns)
+
+    async def entry_at(self, shard: ShardId, time_ns: int) -> int:
+        self._check_open()
+        return await self._known_shard(shard).entry_at(time_ns)
+
+    @property
+    def epoch(self) -> int:
+        """The number of this opening: all batches appended until the log is closed carry it."""
+        return self._state.epoch
+
+    def newest_term(self, producer: str) -> int:
+        """The highest term of a named publisher in any shard; -1 if it is not known."""
+        return max((shard.producers.term(producer) for shard in self._shards.values()), default=-1)
+
+    def entries(self, shard: ShardId) -> OffsetBounds:
+        """The first entry of a shard and the next to come."""
+        return self._known_shard(shard).entries()
+
+    async def count(self, shard: ShardId, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
+        """Messages of a shard from an entry on whose topics match: right, or too high."""
+        self._check_open()
+        return await self._known_shard(shard).count(entry, patterns, turn)
+
+    def count_stamp(self, shard: ShardId) -> tuple[int, int]:
+        """While this is the same, so is `count`."""
+        known = self._known_shard(shard)
+        return known.entries().next_offset, known.hidings
+
+    def _known_shard(self, shard: ShardId) -> DiskShard:
+        known = self._shards.get(shard)
+        if known is None:
+            if not self._topics.uses(shard):
+                raise UnknownTopicError(f"there is no shard {shard}")
+            known = self._shard(shard)  # nothing has been published there yet
+        return known
+
+    def messages_at(
+        self, shard: ShardId, wanted: Mapping[TopicPartition, int]
+    ) -> AsyncGenerator[Sequence[Chosen], None]:
+        """These messages of one shard, an offset a partition: the batches that hold them, a few at a time.
+
+        Each batch is read once, however many of its messages are wanted. What is not there is left out; the last
+        message of a topic that keeps last values is there, however old it is.
+        """
+        self._check_open()
+        lasting = self._last_of(wanted)
+        return self._known_shard(shard).messages_at(wanted, lasting, self._last_values.at)
+
+    async def last(self, topic: str, partition: int) -> Batch | None:
+        """The last message of a partition, if the log still has it or its topic keeps last values."""
+        self._check_open()
+        found = self._topics.partition(topic, partition)
+        return await only(self.messages_at(found.shard, {found.key: found.visible_next - 1}))
+
+    # --- Topics ---
+
+    async def ensure_topic(self, name: str) -> LogTopic:
+        """The topic, made now if there is none; it is recorded when this returns."""
+        self._check_open()
+        try:
+            topic = self._topics.ensure(name)
+        finally:
+            self._creation.record()
+        for recorded in self._creation.unrecorded((name,)):
+            await asyncio.shield(recorded)  # batches wait for it too
+        return topic.info()
+
+    async def purge_topic(self, name: str) -> None:
+        """Hide all messages that are there now; their room is freed by and by."""
+        self._check_open()
+        await self._removal.purge(name)
+
+    async def delete_topic(self, name: str) -> None:
+        """Hide the topic and its messages. Made again, it goes on after its last offset."""
+        self._check_open()
+        await self._removal.delete(name)
+
+    # --- Cursors ---
+
+    async def set_cursor(
+        self, name: str, positions: Sequence[CursorPosition], owner: str = ""
+    ) -> None:
+        """Store a named position. It holds retention back for what lies behind it, until removed."""
+        self._check_open()
+        cursor = self._cursors.make(name, positions, self._clock.time_ns(), owner)
+        await self._catalogue.add(
+            records.CursorSet(cursor), apply=lambda: self._cursors.put(cursor)
+        )
+
+    async def remove_cursor(self, name: str) -> None:
+        self._check_open()
+        await self._catalogue.add(
+            records.CursorRemoved(name), apply=lambda: self._cursors.remove(name)
+        )
+
+    # --- Subscriptions ---
+
+    async def set_subscription(self, name: str, content: bytes) -> None:
+        """Store the definition of a durable subscription, or another one in its place."""
+        self._check_open()
+        self._subscriptions.check(name)
+        await self._catalogue.add(
+            records.SubscriptionSet(name, content),
+            apply=lambda: self._subscriptions.put(name, content),
+        )
+
+    async def remove_subscription(self, name: str) -> None:
+        self._check_open()
+        await self._catalogue.add(
+            records.SubscriptionRemoved(name), apply=lambda: self._subscriptions.remove(name)
+        )
+
+    def state(self, shard: ShardId) -> StateJournal:
+        """Where subscriptions write down what they have done in this shard."""
+        return self._states.of(shard)
+
+    # --- Rules ---
+
+    async def follow_rules(self) -> Sequence[Difference]:
+        """Rotate and retain as the rules say now; what stays as it was made, though they say otherwise."""
+        self._check_open()
+        for shard_id, shard in self._shards.items():
+            shard.use_policy(self._policies.for_journal(shard_id.journal, keep=Keep.DISK))
+        return await self._topics.follow_rules()
+
+    # --- Copies ---
+
+    async def checkpoint(self) -> tuple[str, str]:
+        """Every file as of one moment, in a folder of the data directory: its path, and the checkpoint's id.
+
+        It stays until `drop_checkpoint`; ClientFault while there is one.
+        """
+        return await self._checkpoints.make()
+
+    async def drop_checkpoint(self) -> None:
+        await self._checkpoints.drop()
+
+    # --- Keeping house ---
+
+    async def trim_shard(self, shard: ShardId) -> Trimmed:
+        """Apply retention to one shard."""
+        self._check_open()
+        return await self._known_shard(shard).trim()
+
+    async def trim(self) -> Trimmed:
+        self._check_open()
+        return Trimmed.of([await shard.trim() for shard in list(self._shards.values())])
+
+    async def reopen(self, shard: ShardId) -> Sequence[str]:
+        """Take a shard that became read-only through recovery; returns what was found damaged."""
+        self._check_open()
+        opened = await self._known_shard(shard).reopen()
+        damage = [str(bad) for item in opened for bad in item.damage]
+        self._damage += damage[: max(0, _DAMAGE_SHOWN_MAX - len(self._damage))]
+        return damage
+
+    def shards(self) -> list[ShardId]:
+        return list(self._shards)
+
+    def statistics(self) -> LogStatistics:
+        return LogStatistics(
+            topics=len(self._topics),
+            shards=[shard.statistics() for shard in self._shards.values()],
+            open_files=len(self._files),
+            damage=list(self._damage),
+        )
+
+    def _on_damage(self, damage: Damage) -> None:
+        if len(self._damage) < _DAMAGE_SHOWN_MAX and str(damage) not in self._damage:
+            self._damage.append(str(damage))
+
+    def _snapshot(self) -> list[Record]:
+        """In a worker: what a new file of the catalogue begins with."""
+        checkpoints = [shard.checkpoint() for shard in list(self._shards.values())]
+        return self._state.snapshot(self._clock.time_ns(), checkpoints)
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        async with self._checkpoints.resting:  # a checkpoint that is being made is soon done
+            await self._close()
+
+    async def _close(self) -> None:
+        try:
+            for shard in self._shards.values():
+                shard.writer.refuse(ClosedError("the log is closed"))
+            # All of them before any failure is told: nobody may be left without an answer.
+            outcomes = await asyncio.gather(
+                *(shard.close() for shard in self._shards.values()),
+                self._states.close(),
+                return_exceptions=True,
+            )
+            await self._tasks.finish()
+            failure = next((item for item in outcomes if item is not None), None)
+            await self._catalogue.close(*(() if failure else (records.Closed(self._state.epoch),)))
+            await self._workers.submit(self._marks.close)
+            if failure is not None:
+                raise failure
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._catalogue.let_go()
+        self._states.let_go()
+        self._marks.let_go()
+        self._files.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

@@ -1,0 +1,488 @@
+"""The reading half of a shard: places from the index, bytes from the file, every checksum verified.
+
+Bytes come as they are stored, in as few reads as the index allows: blocks that adjoin, or nearly, are read together.
+A read that the page cache can answer is done at once; one that would wait goes to a worker. Damaged blocks are passed
+over and reported; an index that contradicts its segment is made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from runnel.errors import MalformedError
+from runnel.formats import block
+from runnel.formats.batch import Batch
+from runnel.log.log import DamageGap, EntryPage, FoundBatch, PartitionPage, PassedRun, Position
+from runnel.log.retention.rules import IsServed, passed_runs, served_runs
+from runnel.log.segments.files import OpenFiles
+from runnel.log.segments.index import Index, RunPlace, SealedIndex, StaleIndexError, runs_of_blocks
+from runnel.log.segments.scan import Damage
+from runnel.log.segments.segments import PIECE_BYTES, IndexCache, Segment, SegmentFolder
+from runnel.platform.workers import Workers
+from runnel.topics.names import TopicPartition
+
+# Reading this much that nobody asked for is cheaper than another read.
+_BRIDGE_BYTES: Final = 16 * 1024
+_READ_BYTES_MAX: Final = 4 * 2**20
+
+
+class Spot(Protocol):
+    """A block in a segment's file. Its size is what it has at most: damage may lie between it and the next."""
+
+    @property
+    def position(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+AnySpot = TypeVar("AnySpot", bound=Spot)
+
+
+class _BlockRead(msgspec.Struct, frozen=True, gc=False):
+    """A block to read, and the runs of it that are wanted."""
+
+    position: int
+    size: int
+    entry: int
+    first_offset: int
+    next_offset: int
+    runs: tuple[int, ...]
+
+
+class BlockStretch(msgspec.Struct, frozen=True):
+    """Neighbouring blocks of a segment, to be read at once."""
+
+    segment: Segment
+    index: Index
+    first: int  # the number of the first block
+    positions: list[int]  # of each block, and where the last one ends
+
+    @property
+    def begin(self) -> int:
+        return self.positions[0]
+
+    @property
+    def size(self) -> int:
+        return self.positions[-1] - self.positions[0]
+
+    def part(self, begin: int, end: int | None = None) -> BlockStretch:
+        """Blocks `begin` to `end` (not included) of these, counted from 0."""
+        positions = self.positions[begin : None if end is None else end + 1]
+        return BlockStretch(self.segment, self.index, self.first + begin, positions)
+
+    def pieces(self, bytes_max: int) -> list[BlockStretch]:
+        """The same blocks in stretches of up to so many bytes, or of a single block."""
+        if self.size <= bytes_max:
+            return [self]
+        positions, last = self.positions, len(self.positions) - 1
+        pieces: list[BlockStretch] = []
+        begin = 0
+        while begin < last:
+            end = max(bisect_right(positions, positions[begin] + bytes_max) - 1, begin + 1)
+            pieces.append(self.part(begin, end))
+            begin = end
+        return pieces
+
+
+class ShardReader:
+    """Reads the segments of one shard. The list is the writer's; it may change between two awaits."""
+
+    def __init__(
+        self,
+        folder: SegmentFolder,
+        files: OpenFiles,
+        workers: Workers,
+        cache: IndexCache,
+        segments: list[Segment],
+        on_damage: Callable[[Damage], None],
+    ) -> None:
+        self._folder = folder
+        self._files = files
+        self._workers = workers
+        self._cache = cache
+        self._segments = segments
+        self._on_damage = on_damage
+        # Where readers of a partition left off: most come back for what follows.
+        self._hints: dict[tuple[TopicPartition, int], int] = {}
+        self._rebuilding = asyncio.Lock()  # two at once would write the same file
+
+    async def index(self, segment: Segment) -> Index:
+        """The segment's index, from memory, from its file, or from the segment itself."""
+        if segment.growing is not None:
+            return segment.growing
+        cached = self._cache.get(segment.path)
+        if cached is not None and cached.covered_bytes == segment.end:
+            return cached
+        try:
+            loaded = await self._workers.submit(self._folder.load_index, segment)
+            if (
+                loaded.header.generation != segment.generation
+                or loaded.covered_bytes != segment.end
+            ):
+                raise MalformedError("index", "describes another state of the segment")
+        except (FileNotFoundError, MalformedError):
+            return await self.rebuild_index(segment)
+        self._cache.put(segment.path, loaded)
+        return loaded
+
+    async def rebuild_index(self, segment: Segment) -> Index:
+        async with self._rebuilding:
+            self._cache.drop(segment.path)
+            opened = await self._workers.submit(self._folder.rebuild_index, segment)
+            for damage in opened.damage:
+                self._on_damage(damage)
+            rebuilt = opened.segment.growing
+            assert rebuilt is not None
+            encoded = await self._workers.submit(rebuilt.encode, segment.generation)
+            self._cache.put(segment.path, SealedIndex(encoded))
+            return rebuilt
+
+    # --- One partition ---
+
+    async def first_offset(
+        self, key: TopicPartition, floor: int, is_served: IsServed
+    ) -> int | None:
+        """The first message of the partition that is served; None if there is none."""
+        number = 0
+        while (behind := await self._index_behind(number)) is not None:
+            segment, index = behind
+            number = segment.number
+            for place in index.runs_from(key, floor):
+                entry, _, time_ns = index.block_place(place.block)
+                if is_served(key, place.base_offset + place.count, time_ns, entry):
+                    return max(place.base_offset, floor)
+        return None
+
+    async def _index_behind(self, number: int) -> tuple[Segment, Index] | None:
+        """The first segment behind a number, and its index. One that goes meanwhile is passed over."""
+        segments = self._segments
+        while (place := bisect_right(segments, number, key=attrgetter("number"))) < len(segments):
+            segment = segments[place]
+            try:
+                return segment, await self.index(segment)
+            except FileNotFoundError:  # removed, or rewritten, which leaves one of the same number
+                if segment in segments:
+                    raise
+        return None
+
+    async def offset_at(self, key: TopicPartition, time_ns: int) -> int | None:
+        """The partition's first offset that was received at this time or later."""
+        for segment in list(self._segments):
+            if segment.last_time_ns < time_ns:
+                continue
+            index = await self.index(segment)
+            place = index.first_run_from_block(key, index.first_block_from_time(time_ns))
+            if place is not None:
+                return place.base_offset
+        return None
+
+    async def entry_at(self, time_ns: int) -> int | None:
+        """The first entry that was received at this time or later."""
+        for segment in list(self._segments):
+            if segment.last_time_ns >= time_ns:
+                index = await self.index(segment)
+                number = index.first_block_from_time(time_ns)
+                if number < index.block_count():
+                    return index.block_place(number)[0]
+        return None
+
+    async def read(
+        self,
+        key: TopicPartition,
+        offset: int,
+        end_offset: int,
+        bytes_max: int,
+        is_served: IsServed,
+        *,
+        is_mended: bool = False,
+    ) -> PartitionPage:
+        """Batches with messages of the partition from `offset` on, up to `end_offset`.
+
+        A block that is not what its index says is a StaleIndexError; once indexes have been mended (`is_mended`) it is
+        damage: it is whole, and lies in a file where it does not belong.
+        """
+        found: list[FoundBatch] = []
+        gaps: list[DamageGap] = []
+        next_offset = offset
+        size = 0
+        for segment in await self._segments_from(key, offset):
+            places: list[_BlockRead] = []
+            read: list[FoundBatch] = []
+            damaged: list[DamageGap] = []
+            is_full = False
+            try:
+                index = await self.index(segment)
+                if index.next_offset(key) <= next_offset:
+                    continue
+                for place in _places(index, key, next_offset, is_served):
+                    if (found or places) and size + place.size > bytes_max:
+                        is_full = True
+                        break
+                    places.append(place)
+                    size += place.size
+                await self._read_places(segment, key, places, read, damaged, is_mended=is_mended)
+            except (FileNotFoundError, StaleIndexError):
+                if found or gaps:
+                    break  # what there is so far is right; the next page begins with this segment
+                raise
+            found += read  # all of a segment's, or none: the next page must not repeat them
+            gaps += damaged
+            if places:
+                next_offset = places[-1].next_offset
+            self._remember(key, next_offset, segment.number)
+            if is_full or size >= bytes_max:
+                break
+        if not found and not gaps:
+            next_offset = end_offset  # nothing but holes up to the end
+        return PartitionPage(found, next_offset, gaps)
+
+    async def _segments_from(self, key: TopicPartition, offset: int) -> list[Segment]:
+        """The first that has messages of the partition from an offset on, and all behind it as of now.
+
+        Those before it may go meanwhile: a reader of what follows does not mind.
+        """
+        number = self._hints.get((key, offset), 1) - 1  # of the segment that was passed last
+        while (behind := await self._index_behind(number)) is not None:
+            segment, index = behind
+            if index.next_offset(key) <= offset:
+                number = segment.number
+            elif segment in self._segments:
+                return self._segments[self._segments.index(segment) :]
+        return []
+
+    def _remember(self, key: TopicPartition, offset: int, number: int) -> None:
+        if len(self._hints) >= 4096:
+            self._hints.clear()
+        self._hints[key, offset] = number
+
+    async def _read_places(
+        self,
+        segment: Segment,
+        key: TopicPartition,
+        places: Sequence[_BlockRead],
+        found: list[FoundBatch],
+        gaps: list[DamageGap],
+        *,
+        is_mended: bool,
+    ) -> None:
+        for group in adjoining(places):
+            begin = group[0].position
+            data = await self.read_bytes(
+                segment, begin, group[-1].position + group[-1].size - begin
+            )
+            for place in group:
+                try:
+                    stored = found_at(data, place.position - begin, place.runs)
+                except MalformedError as error:
+                    gaps.append(self._gap(segment, place, error))
+                    continue
+                head = stored.batch.envelope
+                if head.entry != place.entry or head.topics[place.runs[0]] != key[0]:
+                    if not is_mended:
+                        raise StaleIndexError(segment.path)
+                    wrong = MalformedError("block", f"is entry {head.entry}, not {place.entry}")
+                    gaps.append(self._gap(segment, place, wrong))
+                    continue
+                is_all = len(place.runs) == head.run_count
+                found.append(FoundBatch(stored.block, stored.batch) if is_all else stored)
+
+    def _gap(self, segment: Segment, place: _BlockRead, error: MalformedError) -> DamageGap:
+        self.tell_damage(segment, place, error)
+        return DamageGap(
+            segment.path, place.position, str(error), place.first_offset, place.next_offset
+        )
+
+    def tell_damage(self, segment: Segment, spot: Spot, error: MalformedError) -> None:
+        self._on_damage(Damage(segment.path, spot.position, spot.size, str(error)))
+
+    # --- The whole shard ---
+
+    async def read_entries(
+        self,
+        position: Position,
+        end_entry: int,
+        epoch: int,
+        bytes_max: int,
+        is_served: IsServed | None,
+    ) -> EntryPage:
+        """Stored batches from a position on. `is_served` None: all of them are."""
+        stretch = await self.stretch(position, bytes_max)
+        if stretch is None:
+            return EntryPage((), Position(epoch, end_entry))
+        found: list[FoundBatch] = []
+        gaps: list[DamageGap] = []
+        end = stretch.first + len(stretch.positions) - 1
+        rest = self._verify_cached(stretch, found, gaps)
+        if rest is not None:
+            try:
+                data = await self._read_slowly(rest.segment, rest.begin, rest.size)
+                self._verify(rest, memoryview(data), found, gaps)
+            except FileNotFoundError:
+                if rest.first == stretch.first:
+                    raise
+                end = rest.first  # what there is so far is right
+        return self._page(stretch.index, end, found, gaps, is_served)
+
+    async def stretch(self, position: Position, bytes_max: int) -> BlockStretch | None:
+        """The blocks to read next from a position on; None if nothing is stored behind it."""
+        for segment in list(self._segments):
+            if segment.last_entry < position.entry:
+                continue
+            index = await self.index(segment)
+            first = index.first_block_from_entry(position.entry)
+            if first < index.block_count():
+                begin = index.block_place(first)[1]
+                last = self._last_block_within(index, first, begin + bytes_max)
+                return BlockStretch(segment, index, first, index.block_positions(first, last))
+        return None
+
+    def _verify_cached(
+        self, stretch: BlockStretch, found: list[FoundBatch], gaps: list[DamageGap]
+    ) -> BlockStretch | None:
+        """Add what can be had of a stretch without waiting; the rest of it, if that is not all."""
+        with self._files.use(stretch.segment.path) as file:
+            for piece in stretch.pieces(PIECE_BYTES):
+                data = file.read_nowait(piece.begin, piece.size)
+                if data is None:
+                    return stretch.part(piece.first - stretch.first)
+                self._verify(piece, memoryview(data), found, gaps)
+        return None
+
+    def _verify(
+        self,
+        stretch: BlockStretch,
+        data: memoryview,
+        found: list[FoundBatch],
+        gaps: list[DamageGap],
+    ) -> None:
+        """Add the batches in the bytes of a stretch."""
+        positions, begin = stretch.positions, stretch.begin
+        for number, at in enumerate(positions[:-1]):
+            try:
+                found.append(found_at(data, at - begin, None))
+            except MalformedError as error:
+                entry = stretch.index.block_place(stretch.first + number)[0]
+                size = positions[number + 1] - at
+                place = _BlockRead(at, size, entry, entry, entry + 1, ())
+                gap = self._gap(stretch.segment, place, error)
+                block_number = stretch.first + number
+                runs = runs_of_blocks(stretch.index, [block_number])[block_number]
+                lost = [PassedRun(*key, base, base + count) for key, base, count in runs]
+                gaps.append(msgspec.structs.replace(gap, lost=lost))
+
+    @staticmethod
+    def _page(
+        index: Index,
+        end: int,
+        found: list[FoundBatch],
+        gaps: list[DamageGap],
+        is_served: IsServed | None,
+    ) -> EntryPage:
+        """What was found in the blocks before block `end`."""
+        last_entry = index.block_place(end - 1)[0]
+        epochs = found[-1].batch.envelope.epochs if found else b""
+        position = Position(int.from_bytes(epochs[-8:], "little"), last_entry + 1)
+        if is_served is None:
+            return EntryPage(found, position, gaps)
+        passed: list[PassedRun] = []
+        served = list(_served(found, is_served, passed))
+        return EntryPage(served, position, gaps, passed)
+
+    @staticmethod
+    def _last_block_within(index: Index, first: int, end: int) -> int:
+        """Behind the last block that ends before this position; one block at least."""
+        if index.covered_bytes <= end:
+            return index.block_count()
+        return max(index.first_block_from_position(end + 1) - 1, first + 1)
+
+    async def read_bytes(self, segment: Segment, position: int, size: int) -> memoryview:
+        """FileNotFoundError if retention was quicker."""
+        with self._files.use(segment.path) as file:
+            data = file.read_nowait(position, size)
+        if data is None:
+            data = await self._read_slowly(segment, position, size)
+        return memoryview(data)
+
+    async def _read_slowly(self, segment: Segment, position: int, size: int) -> bytes:
+        # The worker holds the file by itself: whoever waits here may be cancelled.
+        return await self._workers.submit(self._read_waiting, segment.path, position, size)
+
+    def _read_waiting(self, path: str, position: int, size: int) -> bytes:
+        with self._files.use(path) as file:
+            return file.read(position, size)
+
+
+def found_at(data: memoryview, at: int, runs: Sequence[int] | None) -> FoundBatch:
+    """The stored batch that begins at a place in `data`, both checksums verified."""
+    head, body, size = block.unpack(data, at)
+    if not head.is_stored:
+        raise MalformedError("envelope base_offsets", "missing in a stored block")
+    return FoundBatch(data[at : at + size], Batch(head, body), runs)
+
+
+def _served(
+    found: Iterable[FoundBatch], is_served: IsServed, passed: list[PassedRun]
+) -> Iterator[FoundBatch]:
+    """What readers may see of these batches: those of which no run is served are left out."""
+    for stored in found:
+        head = stored.batch.envelope
+        runs = served_runs(head, is_served)
+        if runs is None:
+            yield stored
+            continue
+        passed += passed_runs(head, runs)
+        if runs:
+            yield FoundBatch(stored.block, stored.batch, runs)
+
+
+def _places(
+    index: Index, key: TopicPartition, offset: int, is_served: IsServed
+) -> Iterator[_BlockRead]:
+    """The blocks to read for a partition, in order; the runs of one block together."""
+    group: list[RunPlace] = []
+    for place in index.runs_from(key, offset):
+        entry, _, time_ns = index.block_place(place.block)
+        if not is_served(key, place.base_offset + place.count, time_ns, entry):
+            continue
+        if group and group[0].block != place.block:
+            yield _place(index, group)
+            group = []
+        group.append(place)
+    if group:
+        yield _place(index, group)
+
+
+def _place(index: Index, group: Sequence[RunPlace]) -> _BlockRead:
+    block = group[0].block
+    begin, end = index.block_positions(block, block + 1)
+    return _BlockRead(
+        begin,
+        end - begin,
+        index.block_place(block)[0],
+        group[0].base_offset,
+        group[-1].base_offset + group[-1].count,
+        tuple(place.run for place in group),
+    )
+
+
+def adjoining(
+    places: Iterable[AnySpot], bytes_max: int = _READ_BYTES_MAX
+) -> Iterator[list[AnySpot]]:
+    """Blocks in the order of the file, in groups to be read at once: up to `bytes_max`, or a single one."""
+    group: list[AnySpot] = []
+    for place in places:
+        if group and (
+            place.position - (group[-1].position + group[-1].size) > _BRIDGE_BYTES
+            or place.position + place.size - group[0].position > bytes_max
+        ):
+            yield group
+            group = []
+        group.append(place)
+    if group:
+        yield group

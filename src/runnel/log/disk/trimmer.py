@@ -1,0 +1,390 @@
+"""Retention at work in one shard: segments ended, removed, and rewritten without what nobody wants any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from typing import Final
+
+from runnel.config import Until
+from runnel.errors import Unavailable
+from runnel.log.disk.group_writer import NO_ROOM
+from runnel.log.disk.reader import ShardReader
+from runnel.log.disk.writer import ShardParts, ShardWriter
+from runnel.log.log import ShardId, Trimmed
+from runnel.log.losses.shard_losses import Loss, LostRun, ShardLosses
+from runnel.log.metadata.topic_table import Partition
+from runnel.log.retention import acked, rules
+from runnel.log.retention.acked import PartitionSpan, Remainder
+from runnel.log.retention.holds import Holds, ShardHolds
+from runnel.log.retention.rewriter import KeepOffsets, Rewritten, rewrite
+from runnel.log.retention.rules import Decision, IsServed, SegmentFacts
+from runnel.log.segments.index import Index, runs_of_blocks
+from runnel.log.segments.scan import Damage
+from runnel.log.segments.segments import IndexCache, Segment, SegmentFolder
+from runnel.topics.names import TopicPartition
+from runnel.topics.policies import JournalPolicy
+
+# What is looked up of so many partitions at a time keeps nobody else waiting.
+_PARTITIONS_AT_ONCE: Final = 100
+# Of a segment with more partitions it is not remembered which offsets of each it holds.
+_SPANS_KEPT_MAX: Final = 1000
+
+
+class ShardTrimmer:
+    """One round at a time; `at_work` is held meanwhile, and by whoever must not meet one."""
+
+    def __init__(
+        self,
+        shard: ShardId,
+        parts: ShardParts,
+        policy: JournalPolicy,
+        folder: SegmentFolder,
+        cache: IndexCache,
+        segments: list[Segment],
+        writer: ShardWriter,
+        reader: ShardReader,
+        losses: ShardLosses,
+        *,
+        find: Callable[[TopicPartition], Partition | None],
+        shard_holds: ShardHolds,
+        before_removal: Callable[[Sequence[Partition]], Awaitable[None]],
+        on_damage: Callable[[Damage], None],
+        on_removed: Callable[[], None],
+    ) -> None:
+        self._shard = shard
+        self._parts = parts
+        self._policy = policy
+        self._folder = folder
+        self._cache = cache
+        self._segments = segments
+        self._writer = writer
+        self._reader = reader
+        self._losses = losses
+        self._find = find
+        self._shard_holds = shard_holds
+        self._before_removal = before_removal  # of the last messages of these partitions
+        self._on_damage = on_damage
+        self._on_removed = on_removed
+        self._may_be_sparse = False  # messages have been hidden
+        self._compact: set[str] = set()  # segments in which little is hidden
+        # Segments as they were last looked at for acknowledged messages: the version of the holds; end and spans.
+        self._looked_at: dict[str, tuple[int, int]] = {}
+        self._spans: dict[str, tuple[int, Sequence[PartitionSpan]]] = {}
+        self.at_work = asyncio.Lock()
+
+    def use_policy(self, policy: JournalPolicy) -> None:
+        """From the next decision on."""
+        self._policy = policy
+
+    def look_again(self) -> None:
+        """More messages have been hidden: segments may have become sparse."""
+        self._may_be_sparse = True
+        self._compact.clear()
+        self._looked_at.clear()
+
+    async def trim(self, served_at: Callable[[int], IsServed]) -> Trimmed:
+        """One round: end what is old, remove what may go, rewrite what is mostly gone."""
+        async with self.at_work:
+            now_ns = self._parts.clock.time_ns()
+            with suppress(Unavailable):  # no room to record where it ended: what may go, goes first
+                await self._end_old_active(now_ns)
+            for segment in list(self._writer.unsealed):
+                await self._writer.seal(segment)
+            acknowledged, sparse = await self._remove_acked()
+            trimmed = await self._trim(now_ns, served_at(now_ns))
+            # At the end: on a full disk, what is removed makes the room that this needs.
+            rewritten = await self._rewrite_acked(sparse)
+            return Trimmed.of([acknowledged, trimmed, Trimmed(segments_rewritten=rewritten)])
+
+    def _sealed(self) -> list[Segment]:
+        return [segment for segment in self._segments if segment.growing is None]
+
+    async def _trim(self, now_ns: int, is_served: IsServed) -> Trimmed:
+        sealed = self._sealed()
+        holds = self._shard_holds.of_all_readers()
+        decision = await self._decide(sealed, holds, now_ns)
+        removed = removed_bytes = rewritten = 0
+        for segment in sealed:
+            is_held = segment.number in decision.held
+            if segment.number in decision.remove:
+                with suppress(Unavailable):  # no room for its last values: the others may make some
+                    await self._remove(segment)
+                    removed += 1
+                    removed_bytes += segment.end
+            elif is_held or (self._may_be_sparse and segment.path not in self._compact):
+                held = holds if is_held else None
+                rewritten += await self._rewrite_sparse(segment, is_served, held)
+        return Trimmed(removed, removed_bytes, rewritten, sorted(decision.holds_passed))
+
+    async def _decide(self, sealed: Sequence[Segment], holds: Holds, now_ns: int) -> Decision:
+        """What may go. Indexes are looked into for holds only if something would go without them."""
+        policy = self._policy
+        total_bytes = sum(segment.end for segment in self._segments)
+        facts = [SegmentFacts(seg.number, seg.end, seg.last_time_ns) for seg in sealed]
+        decision = rules.decide(facts, total_bytes, policy.retain, policy.pin, now_ns)
+        if decision.remove and holds:
+            facts = [await self._held_facts(segment, holds) for segment in sealed]
+            decision = rules.decide(facts, total_bytes, policy.retain, policy.pin, now_ns)
+        return decision
+
+    async def _end_old_active(self, now_ns: int) -> None:
+        """A segment whose period or whose messages' time is over is sealed even if nothing more comes."""
+        active = self._writer.active
+        if active is None or active.is_empty or self._writer.queued_batches:
+            return
+        rotate, age_ns = self._policy.rotate, self._policy.retain.age_ns
+        period = rules.rotation_period(now_ns, rotate.every_ns, rotate.at_ns)
+        is_past = (
+            rules.rotation_period(active.first_time_ns, rotate.every_ns, rotate.at_ns) < period
+        )
+        if is_past or (age_ns is not None and active.last_time_ns < now_ns - age_ns):
+            await self._writer.end_active()
+
+    async def _held_facts(self, segment: Segment, holds: Holds) -> SegmentFacts:
+        held_by: set[str] = set()
+        index = await self._reader.index(segment)
+        for key in index.keys():  # noqa: SIM118 - not a dict
+            end = index.next_offset(key)
+            held_by |= holds.holders(key, end, segment.last_entry)
+        return SegmentFacts(segment.number, segment.end, segment.last_time_ns, frozenset(held_by))
+
+    async def _remove(self, segment: Segment) -> None:
+        await self._before_removal(_ending(await self._reader.index(segment), self._find))
+        await self._note_removed(segment)
+        self._segments.remove(segment)
+        await self._let_go(segment)
+
+    async def _note_removed(self, segment: Segment) -> None:
+        """Before it goes: a segment that is missing and was not removed by us is a loss. Unavailable: it must stay."""
+        first = next((each.number for each in self._segments if each is not segment), None)
+        before = self._losses.remembered
+        self._losses.note_removed(segment.number, first)
+        submit = self._parts.workers.submit
+        try:
+            try:
+                await submit(self._losses.save)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                self._cache.drop(segment.path)
+                await submit(self._folder.remove_index, segment)  # makes a little room
+                await submit(self._losses.save)
+        except OSError as error:
+            self._losses.restore(before)
+            raise Unavailable(f"{segment.path} cannot be removed: {error}") from error
+
+    async def _let_go(self, segment: Segment) -> None:
+        """It is no longer the shard's."""
+        self._cache.drop(segment.path)
+        self._looked_at.pop(segment.path, None)
+        self._spans.pop(segment.path, None)
+        self._on_removed()
+        await self._parts.workers.submit(self._folder.remove, segment)
+
+    # --- What subscriptions have acknowledged ---
+
+    async def _remove_acked(self) -> tuple[Trimmed, list[tuple[Segment, Remainder]]]:
+        """Remove segments of which nothing is wanted any more; of those with little left, tell what."""
+        removed = removed_bytes = 0
+        sparse: list[tuple[Segment, Remainder]] = []
+        version = self._shard_holds.version() if self._policy.retain.until is Until.ACKED else None
+        if version is None:
+            return Trimmed(), []
+        holds = self._shard_holds.of_cursors()
+        for segment in self._sealed():
+            if self._looked_at.get(segment.path) == version:
+                continue
+            left = await self._left_of(segment, holds)
+            if left.is_nothing:
+                with suppress(Unavailable):  # no room for its last values: the others may make some
+                    await self._remove(segment)
+                    removed += 1
+                    removed_bytes += segment.end
+            elif left.is_sparse:
+                sparse.append((segment, left))
+            else:
+                self._looked_at[segment.path] = version
+        return Trimmed(removed, removed_bytes), sparse
+
+    async def _rewrite_acked(self, sparse: Sequence[tuple[Segment, Remainder]]) -> int:
+        rewritten = 0
+        for segment, left in sparse:
+            if segment in self._segments:  # it was neither removed nor rewritten for other reasons
+                await self._rewrite(segment, left.keep)
+                rewritten += 1
+        return rewritten
+
+    async def _left_of(self, segment: Segment, holds: Holds) -> Remainder:
+        """What is owed, not passed by a cursor, or covered by no subscription."""
+        messages = total = 0
+        ranges: dict[TopicPartition, list[acked.Range]] = {}
+        for number, span in enumerate(await self._spans_of(segment), 1):
+            if number % _PARTITIONS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            key, first, end, count = span
+            partition = self._find(key)
+            if partition is None and self._may_be_sparse:
+                left = []  # deleted
+            else:
+                left = acked.left_of(
+                    first,
+                    end,
+                    owed=self._shard_holds.owed(key, first, end),
+                    held_from=await self._held_from(segment, key, holds),
+                    floor=1 if partition is None else partition.floor,
+                )
+            ranges[key] = left
+            total += count
+            messages += (
+                await self._count(segment, left, key) if span.has_holes else acked.length(left)
+            )
+        return Remainder(messages, total, ranges)
+
+    async def _spans_of(self, segment: Segment) -> Sequence[PartitionSpan]:
+        end, spans = self._spans.get(segment.path, (0, ()))
+        if end != segment.end:
+            index = await self._reader.index(segment)
+            spans = acked.spans_of(index.run_table(lambda _: True))
+            if len(spans) <= _SPANS_KEPT_MAX:
+                self._spans[segment.path] = (segment.end, spans)
+        return spans
+
+    async def _held_from(self, segment: Segment, key: TopicPartition, holds: Holds) -> int | None:
+        """From which offset on cursors hold a partition in this segment."""
+        offset, entry = holds.lowest_offset(key), holds.lowest_entry(key)
+        if entry is None:
+            return offset
+        index = await self._reader.index(segment)
+        place = index.first_run_from_block(key, index.first_block_from_entry(entry))
+        if place is None:
+            return offset
+        return place.base_offset if offset is None else min(offset, place.base_offset)
+
+    async def _count(
+        self, segment: Segment, ranges: Sequence[acked.Range], key: TopicPartition
+    ) -> int:
+        index = await self._reader.index(segment)
+        return acked.count_there(ranges, index.run_table(lambda found: found == key))
+
+    # --- Rewriting ---
+
+    async def _rewrite_sparse(
+        self, segment: Segment, is_served: IsServed, holds: Holds | None
+    ) -> int:
+        """Rewrite a segment if less than half of it is wanted: served, and held if it is there for that."""
+
+        def is_wanted(key: TopicPartition, next_offset: int, time_ns: int, entry: int) -> bool:
+            if holds is not None and not holds.is_held(key, next_offset, entry):
+                return False
+            return is_served(key, next_offset, time_ns, entry)
+
+        index = await self._reader.index(segment)
+        total = wanted = 0
+        for key in index.keys():  # noqa: SIM118 - not a dict
+            for place in index.runs_from(key, 0):
+                entry, _, time_ns = index.block_place(place.block)
+                total += place.count
+                if is_wanted(key, place.base_offset + place.count, time_ns, entry):
+                    wanted += place.count
+        if wanted * 2 > total:
+            self._compact.add(segment.path)
+            return 0
+        await self._rewrite(
+            segment,
+            lambda key, base, count, time_ns, entry: (
+                [(base, base + count)] if is_wanted(key, base + count, time_ns, entry) else []
+            ),
+        )
+        return 1
+
+    async def rewrite(self, keep: KeepOffsets) -> int:
+        """Rewrite every sealed segment, keeping only these offsets; how many segments changed."""
+        async with self.at_work:
+            sealed = self._sealed()
+            for segment in sealed:
+                await self._rewrite(segment, keep)
+            return len(sealed)
+
+    async def _rewrite(self, segment: Segment, keep: KeepOffsets) -> None:
+        parts = self._parts
+        index = await self._reader.index(segment)
+        await self._before_removal(
+            [part for part in _ending(index, self._find) if not _keeps_end(index, part.key, keep)]
+        )
+
+        def remember(met: AbstractSet[int]) -> None:
+            """In a worker: what could not be copied is known from the old index only, which goes."""
+            lost = _losses_of(segment, index, keep, met)
+            if lost:
+                self._losses.add(lost)
+                self._losses.save()
+
+        rewritten: Rewritten = await parts.workers.submit(
+            rewrite,
+            parts.disk,
+            parts.files,
+            self._folder.folder,
+            segment,
+            self._shard.shard,
+            parts.epoch,
+            keep,
+            remember,
+        )
+        for damage in rewritten.scanned.damage:
+            self._on_damage(damage)
+        if rewritten.segment is None:
+            try:
+                await self._note_removed(segment)
+            except Unavailable:
+                return  # it stays for now
+        place = self._segments.index(segment)
+        self._segments[place : place + 1] = [rewritten.segment] if rewritten.segment else []
+        await self._let_go(segment)
+
+
+def _ending(index: Index, find: Callable[[TopicPartition], Partition | None]) -> list[Partition]:
+    """The partitions whose last message lies in this segment."""
+    return [
+        partition
+        for key in index.keys()  # noqa: SIM118 - not a dict
+        if (partition := find(key)) is not None and index.next_offset(key) == partition.visible_next
+    ]
+
+
+def _losses_of(
+    segment: Segment, index: Index, keep: KeepOffsets, met: AbstractSet[int]
+) -> list[Loss]:
+    """What the index has and the segment has not, as far as it would be kept."""
+    if len(met) == index.block_count():
+        return []
+    places = {number: index.block_place(number) for number in range(index.block_count())}
+    missing = [number for number, (entry, _, _) in places.items() if entry not in met]
+    found: list[Loss] = []
+    for number, runs in runs_of_blocks(index, missing).items():
+        entry, position, time_ns = places[number]
+        begin, end = index.block_positions(number, number + 1)
+        lost = tuple(
+            LostRun(*key, first, following)
+            for key, base, count in runs
+            for first, following in keep(key, base, count, time_ns, entry)
+        )
+        if lost:
+            name = segment.path.rpartition("/")[2]
+            text = "damaged, and left out when the segment was rewritten"
+            size = end - begin
+            place = (segment.number, name, position, size, text, entry, entry + 1, time_ns)
+            found.append(Loss(*place, lost))
+    return found
+
+
+def _keeps_end(index: Index, key: TopicPartition, keep: KeepOffsets) -> bool:
+    """Whether the last message that a segment has of a key would stay."""
+    end = index.next_offset(key)
+    for place in index.runs_from(key, end - 1):
+        entry, _, time_ns = index.block_place(place.block)
+        kept = keep(key, place.base_offset, place.count, time_ns, entry)
+        return bool(kept) and kept[-1][1] == end
+    return False

@@ -1,0 +1,517 @@
+"""The writing half of a shard: batches are numbered and queued at once, stored in groups, visible after their sync.
+
+One group is under way at a time. Everything that arrives meanwhile shares the next: the slower the disk, the larger
+the groups. A group is one write with its sync, done by a worker; the loop decides before and applies after.
+
+    append: number, queue ──▶ commit: take a group, rotate if due ──▶ worker: allocate, write + sync
+                                        ▲                                       │
+                                        └── index, visible_next, answers ◀──────┘
+
+The next group is handed to the worker before the one that it has just written is applied: the disk rests no longer
+than it takes to pick the batches.
+
+A write that fails takes everything queued behind it along: numbers go back to where they were, as if none of it had
+been appended. If bytes may be left of it they are cut off, durably. After a failed sync nobody knows what the disk
+holds: the shard takes nothing more until `reopen`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from runnel.config import LogSettings
+from runnel.errors import BusyError, DiskFullError, ReadOnlyError, RunnelError
+from runnel.formats import envelope as envelopes
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
+from runnel.log.disk.group_writer import NO_ROOM, GroupWriter
+from runnel.log.disk.pending import PendingBatch, WriteCounters
+from runnel.log.log import Appended, Level, LogListener, ShardId, VisibleBatch
+from runnel.log.metadata.catalogue import Catalogue, ShardAt
+from runnel.log.metadata.producers import ProducerTable, check_same_batch
+from runnel.log.metadata.topic_table import Partition, give_back, number_runs
+from runnel.log.retention.rules import rotation_period
+from runnel.log.segments.files import OpenFiles
+from runnel.log.segments.segment import SegmentHeader
+from runnel.log.segments.segments import Segment, SegmentFolder, describe_by
+from runnel.log.segments.synced_marks import SyncedMarks
+from runnel.platform.clock import Clock
+from runnel.platform.disk import Disk
+from runnel.platform.tasks import OwnedTasks
+from runnel.platform.workers import Workers
+from runnel.topics.policies import JournalPolicy
+
+
+class _Written(NamedTuple):
+    """A group on the disk: in which segment, and from where."""
+
+    segment: Segment
+    position: int
+    group: list[PendingBatch]
+
+
+class ShardParts(msgspec.Struct, frozen=True):
+    """What all shards of a log share."""
+
+    disk: Disk
+    clock: Clock
+    workers: Workers
+    files: OpenFiles
+    catalogue: Catalogue
+    tasks: OwnedTasks
+    settings: LogSettings
+    epoch: int
+    listener: LogListener
+    marks: SyncedMarks
+
+
+class ShardWriter:
+    """See the module's first lines."""
+
+    def __init__(
+        self,
+        shard: ShardId,
+        parts: ShardParts,
+        policy: JournalPolicy,
+        folder: SegmentFolder,
+        segments: list[Segment],
+        producers: ProducerTable,
+        stored_producers: ProducerTable,
+        make_folder: Callable[[], None],
+    ) -> None:
+        self._shard = shard
+        self._parts = parts
+        self._policy = policy
+        self._folder = folder
+        self._segments = segments
+        self._producers = producers
+        self._stored_producers = stored_producers
+        self._queue: deque[PendingBatch] = deque()
+        self._groups = GroupWriter(
+            parts.disk,
+            parts.files,
+            parts.settings,
+            folder,
+            policy.rotate.bytes_max,
+            parts.marks,
+            make_folder=make_folder,
+            is_resting=lambda: not self._queue,
+        )
+        self._group: list[PendingBatch] = []
+        self._written: _Written | None = None  # stored, but not applied yet
+        self._room: list[asyncio.Future[None]] = []
+        self._idle: list[asyncio.Future[None]] = []
+        self._is_committing = False
+        self._is_paused = False
+        self._refusal: RunnelError | None = None
+        self._untold: RunnelError | None = (
+            None  # why a batch was lost that was not to be answered as stored
+        )
+        self.queued_bytes = 0
+        self.next_entry = 1
+        self.visible_next_entry = 1  # behind the last entry that is stored
+        self.last_time_ns = 0
+        self.counters = WriteCounters()
+        self.unsealed: list[Segment] = []  # full, but their index is not on disk yet
+        self.sealing = asyncio.Lock()
+        # Of a segment, even of one that is gone: readers remember where they were.
+        self.last_number = 0
+
+    def use_policy(self, policy: JournalPolicy) -> None:
+        """From the next group on."""
+        self._policy = policy
+        self._groups.segment_bytes_max = policy.rotate.bytes_max
+
+    # --- Appending ---
+
+    @property
+    def queued_batches(self) -> int:
+        written = 0 if self._written is None else len(self._written.group)
+        return written + len(self._group) + len(self._queue)
+
+    @property
+    def is_read_only(self) -> bool:
+        return isinstance(self._refusal, ReadOnlyError)
+
+    @property
+    def active(self) -> Segment | None:
+        """The segment that the next group goes to, unless it is full by then."""
+        last = self._segments[-1] if self._segments else None
+        return None if last is None or last.growing is None or last in self.unsealed else last
+
+    def append(
+        self,
+        batch: Batch,
+        partitions: Sequence[Partition],
+        level: Level,
+        unrecorded: Sequence[asyncio.Future[None]],
+    ) -> asyncio.Future[Appended]:
+        """Number the batch and queue it. A producer's batch must have passed `ProducerTable.check`."""
+        self._check_room()
+        parts = self._parts
+        head = batch.envelope
+        self.last_time_ns = max(self.last_time_ns, parts.clock.time_ns())
+        entry = self.next_entry
+        numbered = number_runs(
+            head,
+            partitions,
+            shard=self._shard.shard,
+            epoch=parts.epoch,
+            entry=entry,
+            receive_time_ns=self.last_time_ns,
+        )
+        try:
+            encoded = envelopes.encode(numbered)
+        except BaseException:
+            give_back(head, partitions)
+            raise
+        if head.producer is not None:
+            self._producers.accept(head.producer, head.term, head.number, entry, self.last_time_ns)
+        self.next_entry = entry + 1
+        pending = PendingBatch(numbered, encoded, batch.body, partitions, unrecorded)
+        self._queue.append(pending)
+        self.queued_bytes += pending.size
+        if not self._is_committing and not self._is_paused:
+            self._is_committing = True
+            parts.tasks.start(self._commit())
+        return self._answer(pending, level)
+
+    def _answer(self, pending: PendingBatch, level: Level) -> asyncio.Future[Appended]:
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        if level is Level.STORED:
+            pending.answers.append((future, False))
+        else:
+            future.set_result(pending.answer(level, is_repeated=False))
+        return future
+
+    def repeat(self, entry: int, repeated: Envelope) -> asyncio.Future[Appended] | None:
+        """The answer to a batch that is queued already, when it is stored; None if it is not queued."""
+        written = () if self._written is None else self._written.group
+        for pending in (*written, *self._group, *self._queue):
+            if pending.envelope.entry == entry:
+                check_same_batch(pending.envelope, repeated)
+                future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+                pending.answers.append((future, True))
+                return future
+        return None
+
+    def _check_room(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        settings = self._parts.settings
+        if (
+            self.queued_bytes >= settings.write_queue_bytes_max
+            or self.queued_batches >= settings.write_queue_batches_max
+        ):
+            raise BusyError(
+                f"shard {self._shard}: {self.queued_batches} batches of {self.queued_bytes} bytes wait to be "
+                "stored; wait for room"
+            )
+
+    async def wait_room(self) -> None:
+        while True:
+            try:
+                self._check_room()
+            except BusyError:
+                future = asyncio.get_running_loop().create_future()
+                self._room.append(future)
+                await future
+            else:
+                return
+
+    async def wait_idle(self) -> None:
+        """Until nothing is queued or being written."""
+        while self._is_committing or self._queue:
+            await self._wait_committed()
+
+    async def _wait_committed(self) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._idle.append(future)
+        await future
+
+    async def sync(self) -> None:
+        """Until nothing is queued; raises if a batch was lost since the last call that nobody waited for."""
+        await self.wait_idle()
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            raise untold
+
+    def refuse(self, reason: RunnelError) -> None:
+        """Take no more from now on; what is queued is still stored."""
+        self._refusal = reason
+
+    def go_on_from(self, next_entry: int, last_time_ns: int) -> None:
+        """Entries up to there were found to be stored."""
+        self.next_entry = max(self.next_entry, next_entry)
+        self.visible_next_entry = max(self.visible_next_entry, next_entry)
+        self.last_time_ns = max(self.last_time_ns, last_time_ns)
+
+    def skip_entries(self, count: int) -> None:
+        """These numbers may have been given to entries that cannot be read any more."""
+        self.go_on_from(self.next_entry + count, 0)
+
+    def accept_again(self) -> None:
+        self._refusal = None
+
+    # --- Committing ---
+
+    async def _commit(self) -> None:
+        while self._queue and not self._is_paused:
+            self._take_group()
+            try:
+                await self._store()
+            except (OSError, RunnelError) as error:
+                self._apply_written()
+                self._fail(error)
+            if not self._queue or self._is_paused:
+                self._apply_written()
+            _wake(self._room)
+        self._is_committing = False
+        _wake(self._idle)
+
+    def _take_group(self) -> None:
+        """As many batches as may be written at once: one segment, one period, a bounded size."""
+        settings = self._parts.settings
+        first = self._queue[0]
+        active = self.active
+        position = (
+            active.end if active is not None and not self._is_rotation_due(active, first) else 0
+        )
+        limit = min(settings.group_bytes_max, self._policy.rotate.bytes_max - position)
+        period = self._period(first)
+        size = 0
+        while self._queue:
+            pending = self._queue[0]
+            size += pending.size
+            if self._group and (size > limit or self._period(pending) != period):
+                break
+            self._group.append(self._queue.popleft())
+
+    def _period(self, pending: PendingBatch) -> int:
+        rotate = self._policy.rotate
+        time_ns = int.from_bytes(pending.envelope.receive_times, "little", signed=True)
+        return rotation_period(time_ns, rotate.every_ns, rotate.at_ns)
+
+    def _is_rotation_due(self, active: Segment, first: PendingBatch) -> bool:
+        if active.is_empty:
+            return False
+        assert active.growing is not None
+        rotate = self._policy.rotate
+        return (
+            active.end + first.size > rotate.bytes_max
+            or active.growing.run_count() >= self._parts.settings.segment_runs_max
+            or rotation_period(active.first_time_ns, rotate.every_ns, rotate.at_ns)
+            != self._period(first)
+        )
+
+    async def _store(self) -> None:
+        group = self._group
+        active = self.active
+        is_new = active is None or self._is_rotation_due(active, group[0])
+        unrecorded = [recorded for pending in group for recorded in pending.unrecorded]
+        if is_new or unrecorded:
+            self._apply_written()  # whoever waits for it need not wait for the catalogue too
+        # The catalogue first: a crash here leaves topics without messages, never the other way round.
+        for recorded in unrecorded:
+            await recorded
+        header = None
+        if is_new:
+            if active is not None:
+                await self.checkpoint(active)
+            header = SegmentHeader(
+                shard=self._shard.shard,
+                number=self._next_number(),
+                first_entry=group[0].envelope.entry,
+                generation=0,
+                epoch=self._parts.epoch,
+                created_ns=self._parts.clock.time_ns(),
+            )
+        started_ns = self._parts.clock.monotonic_ns()
+        writing = self._parts.workers.submit(self._groups.write, active, header, group)
+        self._apply_written()
+        segment = await writing
+        self._count_sync(self._parts.clock.monotonic_ns() - started_ns)
+        self._written = _Written(segment, segment.end, group)
+        segment.end += sum(pending.size for pending in group)
+        self._group = []
+        if header is not None:
+            if active is not None:
+                self._retire(active)
+            self._segments.append(segment)
+            self.last_number = segment.number
+            self._apply_written()  # so that the segment can tell when it is full
+
+    def _next_number(self) -> int:
+        return max(self.last_number, self._segments[-1].number if self._segments else 0) + 1
+
+    async def checkpoint(self, segment: Segment) -> None:
+        """Record where the shard stands at the end of this segment."""
+        growing = segment.growing
+        assert growing is not None
+        producers = self._stored_producers.states(used_since_ns=segment.first_time_ns)
+        next_entry = segment.last_entry + 1
+        last_time_ns = segment.last_time_ns
+
+        def records() -> list[ShardAt]:  # in a worker: there may be a million of them
+            offsets = [(*key, offset) for key, offset in growing.next_offsets().items()]
+            return [
+                ShardAt(
+                    self._shard.journal,
+                    self._shard.shard,
+                    next_entry,
+                    last_time_ns,
+                    offsets,
+                    producers,
+                )
+            ]
+
+        await self._parts.catalogue.add_made(records)
+
+    def _apply_written(self) -> None:
+        """A group is stored: from here on it can be found, read and answered for."""
+        if self._written is None:
+            return
+        segment, position, group = self._written
+        self._written = None
+        growing = segment.growing
+        assert growing is not None
+        counters = self.counters
+        for pending in group:
+            head = pending.envelope
+            growing.add(head, [part.key for part in pending.partitions], position, pending.size)
+            position += pending.size
+            counters.messages += head.message_count
+            if head.producer is not None:
+                time_ns = int.from_bytes(head.receive_times, "little", signed=True)
+                self._stored_producers.accept(
+                    head.producer, head.term, head.number, head.entry, time_ns
+                )
+        describe_by(segment, growing)
+        size = sum(pending.size for pending in group)
+        counters.entries += len(group)
+        counters.bytes += size
+        self.visible_next_entry = group[-1].envelope.entry + 1
+        self.queued_bytes -= size
+        for pending in group:
+            head = pending.envelope
+            for partition, base, count in zip(
+                pending.partitions,
+                head.column64(head.base_offsets),
+                head.column32(head.counts),
+                strict=True,
+            ):
+                partition.visible_next = base + count
+        self._parts.listener.on_stored(
+            self._shard,
+            [VisibleBatch(pending.envelope, pending.body, pending.encoded) for pending in group],
+        )
+        for pending in group:
+            for future, is_repeated in pending.answers:
+                if not future.done():
+                    future.set_result(pending.answer(Level.STORED, is_repeated=is_repeated))
+
+    def _count_sync(self, took_ns: int) -> None:
+        counters = self.counters
+        counters.syncs += 1
+        counters.sync_time_ns += took_ns
+        counters.sync_time_max_ns = max(counters.sync_time_max_ns, took_ns)
+        self._parts.listener.on_synced(self._shard, took_ns)
+
+    # --- Failing ---
+
+    def _fail(self, error: OSError | RunnelError) -> None:
+        """Undo the numbering of everything that is not stored, and tell whoever waits."""
+        failed = [*self._group, *self._queue]
+        self._group = []
+        self._queue.clear()
+        self.queued_bytes = 0
+        self.next_entry = failed[0].envelope.entry
+        for pending in failed:
+            for partition in pending.partitions:
+                partition.next_offset = partition.visible_next
+            if pending.envelope.producer is not None:
+                self._producers.reset(pending.envelope.producer, self._stored_producers)
+        self.counters.failed_batches += len(failed)
+        failure = self._judge(error)
+        for pending in failed:
+            if not pending.answers:
+                self._untold = failure
+            for future, _ in pending.answers:
+                if not future.done():
+                    future.set_exception(failure)
+
+    def _judge(self, error: OSError | RunnelError) -> RunnelError:
+        if isinstance(error, RunnelError):
+            return error
+        is_cut = not isinstance(error.__context__, OSError)
+        reason = error.strerror or error  # clients are told; the file's path is not their business
+        if error.errno in NO_ROOM and is_cut:
+            return DiskFullError(f"shard {self._shard}: no room to store the batch: {reason}")
+        self._refusal = ReadOnlyError(
+            f"shard {self._shard} takes no more batches until it has been reopened: {reason}"
+        )
+        return self._refusal
+
+    # --- At rest ---
+
+    async def pause(self) -> None:
+        """Finish the group that is under way, then write nothing until `resume`. What is queued waits."""
+        self.pause_at_once()
+        while self._is_committing:
+            await self._wait_committed()
+
+    def pause_at_once(self) -> None:
+        """Of a writer that has nothing under way."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+        if self._queue and not self._is_committing:
+            self._is_committing = True
+            self._parts.tasks.start(self._commit())
+
+    # --- Sealing ---
+
+    def _retire(self, segment: Segment) -> None:
+        self.unsealed.append(segment)
+        self._parts.tasks.start(self.seal(segment))
+
+    async def seal(self, segment: Segment) -> None:
+        """Write a full segment's index. If that fails, it stays in memory and is tried again later."""
+        async with self.sealing:
+            if segment not in self.unsealed:
+                return  # whoever had the lock before has done it
+            try:
+                await self._parts.workers.submit(self._folder.seal, segment)
+            except OSError:
+                return
+            if segment in self.unsealed:
+                self.unsealed.remove(segment)
+            segment.growing = None
+
+    async def end_active(self) -> None:
+        """Close the active segment: recorded, sealed, and no longer written to."""
+        await self.wait_idle()
+        active = self.active
+        if active is None:
+            return
+        # As a commit would: whatever arrives meanwhile waits, and then goes to a new segment.
+        self._is_committing = True
+        try:
+            await self.checkpoint(active)
+            self.unsealed.append(active)
+        finally:
+            self._parts.tasks.start(self._commit())
+        await self.seal(active)
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for future in waiters:
+        if not future.done():
+            future.set_result(None)
+    waiters.clear()

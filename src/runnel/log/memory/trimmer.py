@@ -1,0 +1,241 @@
+"""Retention of a shard in memory. Each batch counts as a segment does on disk.
+
+Between two rounds of retention a shard never holds more bytes than its cap: `retain.bytes` or
+`log.memory_journal_bytes_max`, whichever is more. Beyond the cap the oldest batches go. A reader that holds them meets
+a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from runnel.config import LogSettings, Until
+from runnel.formats.batch import Batch
+from runnel.log.log import Trimmed
+from runnel.log.memory.batch_store import BatchStore
+from runnel.log.memory.stored_batch import PartitionSlice, StoredBatch
+from runnel.log.metadata.topic_table import Partition
+from runnel.log.retention.acked import Range, left_of, within
+from runnel.log.retention.holds import Holds, ShardHolds
+from runnel.log.retention.rules import SegmentFacts, decide
+from runnel.platform.clock import Clock
+from runnel.topics.names import TopicPartition
+from runnel.topics.policies import JournalPolicy
+
+# Above its cap a shard removes this part of it at once, so that the next appends need not look again.
+_SHED_PART: Final = 16
+
+
+class MemoryTrimmer:
+    """Removes batches from one shard's store: by age and size, when acknowledged, when purged, and above the cap.
+
+    `find` returns a partition by its name and number. `keep_last` gets a batch that leaves, and the partitions whose
+    last message is in it.
+    """
+
+    def __init__(
+        self,
+        store: BatchStore,
+        policy: JournalPolicy,
+        clock: Clock,
+        settings: LogSettings,
+        *,
+        find: Callable[[TopicPartition], Partition | None],
+        shard_holds: ShardHolds,
+        keep_last: Callable[[Batch, Sequence[Partition]], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._find = find
+        self._shard_holds = shard_holds
+        self._keep_last = keep_last
+        self._journal_bytes_max = settings.memory_journal_bytes_max
+        self.use_policy(policy)
+        self.has_hidden = False  # purged messages may be in the store
+        self.hidings = 0  # rises when messages have been hidden
+        self._is_sparse = False  # there may be purged messages that have not been cut out
+        # The last look for acknowledged messages: the version of the holds, and the next entry then.
+        self._looked_at: tuple[tuple[int, int], int] | None = None
+        # What was shed since the last round of retention; the next round reports it.
+        self._shed_batches = self._shed_bytes = 0
+        self._shed_holders: set[str] = set()
+
+    def use_policy(self, policy: JournalPolicy) -> None:
+        """Readers may hold more than `retain.bytes`, but never more than the cap."""
+        bytes_max = policy.retain.bytes_max or self._journal_bytes_max
+        self.bytes_cap = max(bytes_max, self._journal_bytes_max)
+        self.policy = msgspec.structs.replace(
+            policy,
+            retain=msgspec.structs.replace(policy.retain, bytes_max=bytes_max),
+            pin=msgspec.structs.replace(
+                policy.pin, bytes_max=min(policy.pin.bytes_max or self.bytes_cap, self.bytes_cap)
+            ),
+        )
+
+    def hide(self, partition: Partition) -> None:
+        """Remove what is below the partition's floor. `trim` cuts it out of batches shared with other partitions."""
+        if self._store.slices(partition.key) is None:
+            return
+        self.has_hidden = self._is_sparse = True
+        self.hidings += 1
+        self._looked_at = None
+        self._store.drop_below(partition.key, partition.floor)
+
+    def floor_of(self, key: TopicPartition) -> int | None:
+        """The offset below which messages are hidden; None: all of them are."""
+        partition = self._find(key)
+        return None if partition is None else partition.floor
+
+    def shed(self) -> None:
+        """The store is above its cap: the oldest batches go at once, all but the newest batch if need be."""
+        store = self._store
+        holds = self._shard_holds.of_all_readers()
+        target = self.bytes_cap - self.bytes_cap // _SHED_PART
+        bytes_before, batches_before = store.stored_bytes, len(store)
+        while store.stored_bytes > target and len(store) > 1:
+            self._shed_holders |= _facts(store.first, holds).held_by
+            self._drop_first()
+        self._shed_bytes += bytes_before - store.stored_bytes
+        self._shed_batches += batches_before - len(store)
+
+    def trim(self, next_entry: int) -> Trimmed:
+        """One round of retention, and what was shed since the last. `next_entry` is the shard's."""
+        acknowledged = self._trim_acked(next_entry)
+        holds = self._shard_holds.of_all_readers()
+        decision = decide(
+            (_facts(stored, holds) for stored in self._store),
+            self._store.stored_bytes,
+            self.policy.retain,
+            self.policy.pin,
+            self._clock.time_ns(),
+        )
+        bytes_before = self._store.stored_bytes
+        self._remove(set(decision.remove))
+        bytes_removed = bytes_before - self._store.stored_bytes
+        rewritten = self._rewrite_sparse() if self._is_sparse else 0
+        trimmed = Trimmed(
+            len(decision.remove) + self._shed_batches,
+            bytes_removed + self._shed_bytes,
+            rewritten,
+            sorted(decision.holds_passed | self._shed_holders),
+        )
+        self._shed_batches = self._shed_bytes = 0
+        self._shed_holders.clear()
+        return Trimmed.of([acknowledged, trimmed])
+
+    def _remove(self, entries: set[int]) -> None:
+        store = self._store
+        while len(store) and store.first.entry in entries:
+            entries.discard(store.first.entry)
+            self._drop_first()
+        if entries:  # a reader holds an older batch: these leave from the middle
+            for stored in store:
+                if stored.entry in entries:
+                    self._hand_over_last(stored)
+            store.drop(entries)
+
+    def _drop_first(self) -> None:
+        self._hand_over_last(self._store.first)
+        self._store.drop_first()
+
+    def _hand_over_last(
+        self, stored: StoredBatch, left: Mapping[TopicPartition, Sequence[Range]] | None = None
+    ) -> None:
+        """A batch leaves: the last messages of its partitions may be kept beyond retention.
+
+        If some of its messages stay, `left` has their offsets.
+        """
+        partitions = []
+        for key in dict.fromkeys(stored.keys):
+            partition = self._find(key)
+            if partition is None or not self._store.is_last(stored, key):
+                continue
+            end = partition.visible_next
+            if left is None or not within(left[key], end - 1, end):
+                partitions.append(partition)
+        if partitions:
+            self._keep_last(stored.batch(), partitions)
+
+    def _rewrite_sparse(self) -> int:
+        """Cut the purged messages out of batches of which they are half or more."""
+        self._is_sparse = False
+        cut: dict[int, StoredBatch] = {}
+        for stored in self._store:
+            if stored.messages * 2 <= stored.envelope.message_count:
+                slices = self._unpurged(stored).values()
+                cut[stored.entry] = stored.cut(sorted(run for part in slices for run in part.runs))
+        self._store.replace(cut, self._unpurged)
+        return len(cut)
+
+    def _unpurged(self, stored: StoredBatch) -> dict[TopicPartition, PartitionSlice]:
+        return {
+            key: part
+            for key, part in stored.slices().items()
+            if (floor := self.floor_of(key)) is not None and part.next_offset > floor
+        }
+
+    # --- Acknowledged messages ---
+
+    def _trim_acked(self, next_entry: int) -> Trimmed:
+        """Remove batches of which no message is wanted any more; cut those of which half or less is."""
+        version = self._shard_holds.version() if self.policy.retain.until is Until.ACKED else None
+        if version is None or self._looked_at == (version, next_entry):
+            return Trimmed()
+        self._looked_at = (version, next_entry)
+        left = self._wanted()
+        unwanted: dict[StoredBatch, int] = {}
+        for key, ranges in left.items():
+            for part in self._store.slices(key) or ():
+                lost = part.messages - part.count_in(ranges)
+                if lost:
+                    unwanted[part.stored] = unwanted.get(part.stored, 0) + lost
+        gone: set[int] = set()
+        cut: dict[int, StoredBatch] = {}
+        for stored, lost in unwanted.items():
+            if lost == stored.messages:
+                gone.add(stored.entry)
+            elif (stored.messages - lost) * 2 <= stored.envelope.message_count:
+                self._hand_over_last(stored, left)
+                cut[stored.entry] = stored.taken(self._unpurged(stored), left)
+        bytes_before, removed = self._store.stored_bytes, len(gone)
+        self._remove(gone)
+        bytes_removed = bytes_before - self._store.stored_bytes
+        if cut:
+            self._store.replace(cut, self._unpurged)
+        return Trimmed(removed, bytes_removed, len(cut))
+
+    def _wanted(self) -> dict[TopicPartition, list[Range]]:
+        """Of every partition the offsets that are owed, not passed by a cursor, or covered by no subscription."""
+        holds = self._shard_holds.of_cursors()
+        wanted: dict[TopicPartition, list[Range]] = {}
+        for key in self._store.keys():  # noqa: SIM118 - not a dict
+            begin, end = self._store.offsets(key)
+            partition = self._find(key)
+            wanted[key] = left_of(
+                begin,
+                end,
+                owed=self._shard_holds.owed(key, begin, end),
+                held_from=self._held_from(holds, key),
+                floor=1 if partition is None else partition.floor,
+            )
+        return wanted
+
+    def _held_from(self, holds: Holds, key: TopicPartition) -> int | None:
+        """The offset from which on cursors hold a partition."""
+        offset, entry = holds.lowest_offset(key), holds.lowest_entry(key)
+        part = None if entry is None else self._store.slice_from_entry(key, entry)
+        if part is None:
+            return offset
+        return part.base_offset if offset is None else min(offset, part.base_offset)
+
+
+def _facts(stored: StoredBatch, holds: Holds) -> SegmentFacts:
+    held_by: set[str] = set()
+    if holds:
+        for key, part in stored.slices().items():
+            held_by |= holds.holders(key, part.next_offset, stored.entry)
+    size = len(stored.packed)
+    return SegmentFacts(stored.entry, size, stored.time_ns, frozenset(held_by))

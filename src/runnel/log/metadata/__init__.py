@@ -1,0 +1,1 @@
+"""What outlives segments: topics, offsets, cursors, subscriptions, producers, last values."""

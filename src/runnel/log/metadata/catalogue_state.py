@@ -1,0 +1,103 @@
+"""What the catalogue's records add up to, and the records that say it all again. No files here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runnel.log.log import ShardId
+from runnel.log.metadata import catalogue as records
+from runnel.log.metadata.catalogue import Record, ShardAt
+from runnel.log.metadata.cursors import CursorTable
+from runnel.log.metadata.definitions import DefinitionTable
+from runnel.log.metadata.last_values import LastValues
+from runnel.log.metadata.topic_table import Topic, TopicTable
+from runnel.topics.policies import FixedPolicy, Policies
+
+
+class CatalogueState:
+    """Topics, cursors, subscriptions and last values as recorded; where each shard stood; the newest epoch."""
+
+    def __init__(
+        self,
+        policies: Policies,
+        topics: TopicTable,
+        cursors: CursorTable,
+        last_values: LastValues,
+        subscriptions: DefinitionTable,
+    ) -> None:
+        self._policies = policies
+        self.topics = topics
+        self.cursors = cursors
+        self.last_values = last_values
+        self.subscriptions = subscriptions
+        self.epoch = 0
+        self.is_closed = False  # in good order: nothing was recorded since
+        self.has_marks = False  # the file of synced marks has to be there
+        self.checkpoints: dict[ShardId, list[ShardAt]] = {}
+
+    def apply_all(self, found: Iterable[Record]) -> None:
+        for record in found:
+            self.is_closed = isinstance(record, records.Closed)
+            self._apply(record)
+
+    def _apply(self, record: Record) -> None:
+        match record:
+            case records.TopicMade(name, keep, partitions, journal, owner):
+                fixed = FixedPolicy(keep=keep, partitions=partitions, journal=journal)
+                self.topics.restore(name, self._policies.for_recorded(name, fixed), owner)
+            case records.TopicDeleted(name):
+                self.topics.delete(name)
+                self.last_values.forget(name)
+            case records.PartitionAt(topic, partition, next_offset, floor):
+                at = self.topics.recorded_partition(topic, partition)
+                if at is not None:
+                    at.advance(next_offset)
+                    at.floor = max(at.floor, floor)
+            case records.Opened(epoch, _, has_marks):
+                self.epoch = max(self.epoch, epoch)
+                self.has_marks = has_marks  # an older Runnel may have been here since
+            case records.ShardAt(journal, shard):
+                self.checkpoints.setdefault(ShardId(journal, shard), []).append(record)
+                for topic, partition, next_offset in record.offsets:
+                    at = self.topics.recorded_partition(topic, partition)
+                    if at is not None:
+                        at.advance(next_offset)
+            case records.CursorSet(cursor):
+                self.cursors.put(cursor)
+            case records.CursorRemoved(name):
+                self.cursors.remove(name)
+            case records.SubscriptionSet(name, content):
+                self.subscriptions.put(name, content)
+            case records.SubscriptionRemoved(name):
+                self.subscriptions.remove(name)
+            case records.LastValue(topic, partition, block):
+                self.last_values.put((topic, partition), block)
+            case records.Closed():
+                pass
+
+    def snapshot(self, now_ns: int, shards: Iterable[ShardAt]) -> list[Record]:
+        """Everything the catalogue must know, as it stands. Only what is stored counts.
+
+        In a worker, while the loop goes on: each table is copied in one step before it is looked at.
+        """
+        found: list[Record] = [records.Opened(self.epoch, now_ns, self.has_marks)]
+        for topic in list(self.topics):
+            found.append(made(topic))
+            found += [
+                records.PartitionAt(*part.key, part.visible_next, part.floor)
+                for part in topic.partitions
+                if part.visible_next > 1 or part.floor > 1
+            ]
+            if topic.is_deleted:
+                found.append(records.TopicDeleted(topic.name))
+        found += shards
+        found += [records.CursorSet(cursor) for cursor in self.cursors.all()]
+        found += [records.SubscriptionSet(*item) for item in self.subscriptions.all().items()]
+        found += [records.LastValue(*key, value) for key, value in self.last_values.items()]
+        return found
+
+
+def made(topic: Topic) -> records.TopicMade:
+    """The record of a topic's fixed policy."""
+    fixed = topic.policy.fixed
+    return records.TopicMade(topic.name, fixed.keep, fixed.partitions, fixed.journal, topic.owner)

@@ -1,0 +1,347 @@
+"""Topics and their partitions in memory, and the numbering of batches: offsets, entry, time. No files here.
+
+A partition's `next_offset` is what the next message will get; `visible_next` is how far readers see, which on disk is
+how far syncs have come. Messages below `floor` have been purged, or belong to a deleted topic of the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from runnel.config import Keep, LimitSettings
+from runnel.errors import BusyError, ClientFault, LimitExceededError, UnknownTopicError
+from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
+from runnel.log.log import Creator, Level, LogTopic, ShardId
+from runnel.topics.names import TopicPartition, check_topic
+from runnel.topics.policies import Difference, Policies, Policy
+
+# Looked at between two turns of the loop: about a millisecond.
+_TOPICS_AT_ONCE: Final = 100
+
+
+class Partition:
+    """One partition's numbers. Kept small: there may be a hundred thousand of these."""
+
+    __slots__ = ("floor", "key", "next_offset", "shard", "visible_next")
+
+    def __init__(self, key: TopicPartition, shard: ShardId, next_offset: int = 1) -> None:
+        self.key = key
+        self.shard = shard
+        self.next_offset = next_offset
+        self.visible_next = next_offset
+        self.floor = 1
+
+    def advance(self, next_offset: int) -> None:
+        """Take over a recorded next offset, if it is ahead."""
+        if next_offset > self.next_offset:
+            self.next_offset = self.visible_next = next_offset
+
+
+class Topic:
+    """A topic: its policy and its partitions. A deleted one stays, to go on from its last offset."""
+
+    __slots__ = ("former", "is_deleted", "name", "owner", "partitions", "policy")
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        partitions: tuple[Partition, ...],
+        former: Topic | None = None,
+        owner: str = "",
+    ) -> None:
+        self.name = name
+        self.policy = policy
+        self.partitions = partitions
+        self.former = former  # the deleted topic of the same name
+        self.owner = owner  # the token that made it, if one did
+        self.is_deleted = False
+
+    def info(self) -> LogTopic:
+        return LogTopic(self.name, self.policy, [part.shard for part in self.partitions])
+
+
+class ManyTopicsError(BusyError):
+    """A batch has more new topics than are made at once: `make_some` makes the others."""
+
+
+class SomeMade(NamedTuple):
+    """Where to go on making a batch's topics, or the fault of the topic there."""
+
+    next_run: int
+    fault: ClientFault | None = None
+
+
+class TopicTable:
+    """All topics of a store, made on first publishing by the rules of `policies`."""
+
+    def __init__(
+        self, policies: Policies, topics_max: int, on_made: Callable[[Topic], None] | None = None
+    ) -> None:
+        self._policies = policies
+        self._topics_max = topics_max
+        self._on_made = on_made
+        self._topics: dict[str, Topic] = {}
+        self._shard_ids: dict[str, ShardId] = {}
+        self._owned: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._topics.values())
+
+    def owned_by(self, owner: str) -> int:
+        """How many topics there are that this token made."""
+        return self._owned[owner]
+
+    def _count(self, topic: Topic, change: int) -> None:
+        if topic.owner and not topic.is_deleted:
+            self._owned[topic.owner] += change
+            if not self._owned[topic.owner]:
+                del self._owned[topic.owner]
+
+    def names(self) -> list[str]:
+        return [topic.name for topic in self._topics.values() if not topic.is_deleted]
+
+    def find(self, name: str) -> Topic | None:
+        """The topic, unless it does not exist or was deleted."""
+        topic = self._topics.get(name)
+        return None if topic is None or topic.is_deleted else topic
+
+    def uses(self, shard: ShardId) -> bool:
+        """Whether a topic lives there, or did."""
+        return self._shard_ids.get(shard.journal) == shard
+
+    def partition(self, name: str, number: int) -> Partition:
+        topic = self.find(name)
+        if topic is None:
+            raise UnknownTopicError(f"topic {name!r} does not exist")
+        if not 0 <= number < len(topic.partitions):
+            raise UnknownTopicError(
+                f"topic {name!r} has partitions 0 to {len(topic.partitions) - 1}, not {number}"
+            )
+        return topic.partitions[number]
+
+    def ensure(self, name: str, creator: Creator | None = None) -> Topic:
+        """The topic, made now if there is none."""
+        topic = self._topics.get(name)
+        if topic is not None and not topic.is_deleted:
+            return topic
+        if topic is None and len(self._topics) >= self._topics_max:
+            raise LimitExceededError(
+                f"topic {name!r} would be one more than limits.topics_max = {self._topics_max}"
+            )
+        check_topic(name)
+        owner = ""
+        if creator is not None:
+            creator.check_topic(name)
+            owner = creator.name
+        made = self.restore(name, self._policies.for_topic(name), owner)
+        if self._on_made is not None:
+            self._on_made(made)
+        return made
+
+    def restore(self, name: str, policy: Policy, owner: str = "") -> Topic:
+        """Put a topic with a recorded policy into the table; one made again goes on from its offsets."""
+        former = self._topics.get(name)
+        if former is not None:
+            former.former = None
+            self._count(former, -1)
+        shard = self._shard_ids.setdefault(policy.journal, ShardId(policy.journal))
+        partitions = []
+        for number in range(policy.partitions):
+            partition = Partition((name, number), shard)
+            if former is not None and number < len(former.partitions):
+                before = former.partitions[number]
+                partition.advance(before.next_offset)
+                partition.floor = before.floor
+                if former.is_deleted:  # numbers it gave back are not given again either
+                    partition.advance(before.floor)
+                    partition.floor = partition.next_offset
+            partitions.append(partition)
+        topic = self._topics[name] = Topic(name, policy, tuple(partitions), former, owner)
+        self._count(topic, 1)
+        return topic
+
+    def recorded_partition(self, name: str, number: int) -> Partition | None:
+        """A partition by what is recorded, of a deleted topic too."""
+        topic = self._topics.get(name)
+        return topic.partitions[number] if topic and number < len(topic.partitions) else None
+
+    async def follow_rules(self) -> list[Difference]:
+        """Give every topic what the rules say now, in steps: there may be a million of them.
+
+        Returns where topics stay as they were made, though the rules would make them otherwise now.
+        """
+        differences: list[Difference] = []
+        for number, topic in enumerate(list(self._topics.values()), 1):
+            fixed = topic.policy.fixed
+            topic.policy = self._policies.for_recorded(topic.name, fixed)
+            if not topic.is_deleted:
+                differences += self._policies.differences(topic.name, fixed)
+            if number % _TOPICS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return differences
+
+    def delete(self, name: str) -> Sequence[Partition]:
+        """Every number given so far stays the deleted topic's: one made again begins at its partitions' floors."""
+        topic = self._topics.get(name)
+        if topic is None:
+            return ()
+        self._count(topic, -1)
+        topic.is_deleted = True
+        for partition in topic.partitions:
+            partition.floor = max(partition.floor, partition.next_offset)
+        return topic.partitions
+
+    def undelete(self, name: str) -> None:
+        """It was made again, though nothing recorded says so. What was deleted stays below its floors."""
+        topic = self._topics.get(name)
+        if topic is not None and topic.is_deleted:
+            topic.is_deleted = False
+            self._count(topic, 1)
+
+    def forget(self, topic: Topic) -> None:
+        """A topic that could not be recorded was never made."""
+        if self._topics.get(topic.name) is topic:
+            self._count(topic, -1)
+            if topic.former is None:
+                del self._topics[topic.name]
+            else:
+                self._topics[topic.name] = topic.former
+                self._count(topic.former, 1)
+
+    def resolve(
+        self,
+        envelope: Envelope,
+        creator: Creator | None = None,
+        made_max: int | None = None,
+    ) -> list[Partition]:
+        """The partition of each run. All must lie in one shard; an error names the run.
+
+        ManyTopicsError if more than `made_max` topics would have to be made: so many have been.
+        """
+        topics = self._topics
+        made = 0
+        partitions: list[Partition] = []
+        shard: ShardId | None = None
+        for run, (name, number) in enumerate(
+            zip(envelope.topics, envelope.column32(envelope.partitions), strict=True)
+        ):
+            topic = topics.get(name)
+            if topic is None or topic.is_deleted:
+                if made == made_max:
+                    raise ManyTopicsError("many topics have to be made first; wait for room")
+                made += 1
+                topic = self._ensure_run(envelope, run, creator)
+            if number >= len(topic.partitions):
+                raise UnknownTopicError(
+                    f"{told_run(envelope, run)}topic {name!r} has partitions 0 to "
+                    f"{len(topic.partitions) - 1}, not {number}"
+                )
+            partition = topic.partitions[number]
+            if partition.shard is not shard:
+                if shard is not None:
+                    raise ClientFault(
+                        f"run {run}: {name!r} lies in shard {partition.shard}, the runs before it in "
+                        f"{shard}; a batch goes to one shard"
+                    )
+                shard = partition.shard
+            partitions.append(partition)
+        return partitions
+
+    def make_some(
+        self, envelope: Envelope, run: int, made_max: int, creator: Creator | None
+    ) -> SomeMade:
+        """Make topics of a batch, from a run on: at most so many."""
+        made = 0
+        for at in range(run, envelope.run_count):
+            if self.find(envelope.topics[at]) is not None:
+                continue
+            if made == made_max:
+                return SomeMade(at)
+            made += 1
+            try:
+                self._ensure_run(envelope, at, creator)
+            except ClientFault as fault:
+                return SomeMade(at, fault)
+        return SomeMade(envelope.run_count)
+
+    def _ensure_run(self, envelope: Envelope, run: int, creator: Creator | None) -> Topic:
+        try:
+            return self.ensure(envelope.topics[run], creator)
+        except ClientFault as fault:
+            raise type(fault)(f"{told_run(envelope, run)}{fault}") from None
+
+
+def told_run(envelope: Envelope, run: int) -> str:
+    """What an error about a run begins with: nothing where there is no other that it could be about."""
+    return f"run {run}: " if envelope.run_count > 1 else ""
+
+
+def number_runs(
+    envelope: Envelope,
+    partitions: Sequence[Partition],
+    *,
+    shard: int,
+    epoch: int,
+    entry: int,
+    receive_time_ns: int,
+) -> Envelope:
+    """The envelope with the broker's part filled in; the partitions move on by what they were given.
+
+    Hot: once a batch, and its loop once a run (bench/log.py, "runs").
+    """
+    bases = array("q")
+    for partition, count in zip(partitions, envelope.column32(envelope.counts), strict=True):
+        base = partition.next_offset
+        bases.append(base)
+        partition.next_offset = base + count
+    return msgspec.structs.replace(
+        envelope,
+        base_offsets=bases.tobytes(),
+        receive_times=receive_time_ns.to_bytes(8, "little", signed=True),
+        epochs=epoch.to_bytes(8, "little"),
+        entries=entry.to_bytes(8, "little"),
+        rows=b"",
+        shard=shard,
+    )
+
+
+def give_back(envelope: Envelope, partitions: Sequence[Partition]) -> None:
+    """Undo the latest `number_runs`: the batch was not taken after all."""
+    for partition, count in zip(partitions, envelope.column32(envelope.counts), strict=True):
+        partition.next_offset -= count
+
+
+def check_append(batch: Batch, level: Level, limits: LimitSettings) -> Level:
+    """The level, if this can be appended at all."""
+    if not isinstance(batch, Batch):
+        raise ClientFault(f"{type(batch).__name__} cannot be appended: make a Batch of it")
+    size = batch.envelope.body_bytes
+    if size > limits.batch_bytes_max:
+        raise LimitExceededError(
+            f"a batch of {size} bytes is larger than limits.batch_bytes_max = {limits.batch_bytes_max}"
+        )
+    return Level.checked(level)
+
+
+def check_offset(offset: int) -> None:
+    if type(offset) is not int or offset < 1:
+        raise ClientFault(f"offset {offset!r}: messages are numbered 1, 2, 3 …")
+
+
+def kept_elsewhere(topic: Topic, here: str) -> str:
+    """Why this store does not take a topic."""
+    keep = topic.policy.keep
+    where = {Keep.NONE: "not kept", Keep.MEMORY: "kept in memory", Keep.DISK: "kept on disk"}[keep]
+    rule = "by default" if topic.policy.rule is None else f"by the rule for {topic.policy.rule!r}"
+    return f"topic {topic.name!r} is {where} {rule}; this log is for topics kept {here}"

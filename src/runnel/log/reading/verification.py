@@ -1,0 +1,417 @@
+"""Every checksum and every index of a data directory, looked at once.
+
+Checked of a segment: its header, each block's header, envelope, body and padding against their checksums, whether the
+body's columns can be decoded, that entries rise, receive times do not go back and offsets of a topic-partition go
+forward (holes are what rewriting leaves), and its index against one made anew. Of the catalogue and of what
+subscriptions have done in each shard: each record. Of every folder with a synced mark: that its newest file is as long.
+
+A tail that was never known to be synced is no damage: a crash leaves such, and recovery cuts it off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from runnel.errors import CorruptionError, MalformedError
+from runnel.formats.batch import Batch
+from runnel.log.metadata.catalogue import LastValue, Opened
+from runnel.log.metadata.state_journal import read_state
+from runnel.log.reading.catalogue_view import load_catalogue
+from runnel.log.reading.offline_log import JournalInfo, OfflineLog
+from runnel.log.reading.open_segment import (
+    SegmentName,
+    add_block,
+    opened,
+    short_segment,
+)
+from runnel.log.reading.report import torn_note
+from runnel.log.segments import paths, segment
+from runnel.log.segments.index import GrowingIndex, SealedIndex, decode_header
+from runnel.log.segments.scan import Damage, Scanned, ScanWindow
+from runnel.log.segments.segment import HEADER_BYTES, StoredBlock
+from runnel.log.segments.segments import SEARCH_BYTES
+from runnel.log.segments.synced_marks import Mark, missing_file, missing_marks
+from runnel.platform.disk import Disk, File
+from runnel.topics.names import TopicPartition
+
+_SCANS_MAX: Final = 4
+
+# Called with how many bytes have been looked at, of how many there are.
+OnProgress = Callable[[int, int], None]
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """What was looked at and found. `notes` are worth knowing, and no damage."""
+
+    segments: int
+    blocks: int
+    messages: int
+    bytes: int
+    damage: list[Damage]
+    damage_count: int  # more than are listed, if there are thousands
+    notes: list[str]
+
+
+class _ShardState(msgspec.Struct):
+    """What the blocks of a shard must go on from."""
+
+    entry: int = 0
+    time_ns: int = -(2**63)
+    next_offsets: dict[TopicPartition, int] = {}
+
+
+class _SegmentFound(msgspec.Struct):
+    blocks: int = 0
+    messages: int = 0
+    damage: list[Damage] = []
+    notes: list[str] = []
+
+
+def verify(log: OfflineLog, on_progress: OnProgress = lambda _done, _total: None) -> Verified:
+    """Read everything once. Damage does not stop it."""
+    return _Verification(log, on_progress).run()
+
+
+class _Verification:
+    def __init__(self, log: OfflineLog, on_progress: OnProgress) -> None:
+        self._log = log
+        self._disk: Disk = log.disk
+        self._on_progress = on_progress
+        self._notes: list[str] = []
+        self._marks = dict(log.marks.marks)  # of folders that have not been looked at
+        self._done_bytes = 0
+        self._total_bytes = 0
+        self._segments = self._blocks = self._messages = 0
+
+    def run(self) -> Verified:
+        journals = self._log.journals()
+        # By folder: journals whose names are lost may look alike.
+        names = {journal.folder: self._log.segment_names(journal) for journal in journals}
+        sizes = {name.path: self._size(name.path) for of in names.values() for name in of}
+        self._total_bytes = sum(sizes.values())
+        self._check_catalogue()
+        for journal in journals:
+            self._note_leftovers(journal, names[journal.folder])
+            for shard in journal.shards:
+                self._check_state(f"{journal.folder}/{shard}")
+                self._mark_of(f"{journal.folder}/{shard}")  # looked at with the segments
+                self._check_shard(
+                    [name for name in names[journal.folder] if name.shard == shard], sizes
+                )
+        self._log.report_losses()
+        report = self._log.report
+        self._check_marks()
+        return Verified(
+            self._segments,
+            self._blocks,
+            self._messages,
+            self._total_bytes,
+            report.damage,
+            report.damage_count,
+            self._notes,
+        )
+
+    def _mark_of(self, folder: str) -> Mark | None:
+        return self._marks.pop(folder.removeprefix(f"{self._log.directory}/"), None)
+
+    def _size(self, path: str) -> int:
+        try:
+            with opened(self._disk, path) as file:
+                return file.size()
+        except FileNotFoundError:
+            return 0
+
+    # --- Beside the segments ---
+
+    def _check_catalogue(self) -> None:
+        folder = f"{self._log.directory}/{paths.CATALOGUE}"
+        loaded = load_catalogue(self._disk, folder, self._mark_of(folder))
+        if loaded is None:
+            self._notes.append(f"{folder}: there is no catalogue; purged messages cannot be told")
+            return
+        self._log.report.add_damage(*loaded.damage)
+        if loaded.torn is not None and not self._log.is_live():
+            self._notes.append(torn_note(loaded.torn))
+        has_marks = any(isinstance(item, Opened) and item.has_marks for item in loaded.records)
+        if has_marks and not self._log.marks.is_present and not self._log.is_live():
+            self._log.report.add_damage(missing_marks(self._log.directory))
+        for record in loaded.records:
+            if isinstance(record, LastValue) and record.block:
+                try:
+                    Batch.unpack(record.block).messages()
+                except MalformedError as error:
+                    place = f"last value of {record.topic!r}[{record.partition}]: {error}"
+                    self._log.report.add_damage(Damage(folder, 0, len(record.block), place))
+
+    def _check_marks(self) -> None:
+        """At the end: the marks that are left are of folders that are not there."""
+        report, found = self._log.report, self._log.marks
+        report.add_damage(*found.damage)
+        if not self._log.is_live():
+            self._notes += map(str, found.torn)
+        for folder, mark in self._marks.items():
+            report.add_damage(missing_file(f"{self._log.directory}/{folder}", mark))
+
+    def _check_state(self, shard_folder: str) -> None:
+        """Beside a writer, again until it finds the same twice."""
+        mark = self._mark_of(paths.state_folder(shard_folder))
+        loaded = read_state(self._disk, shard_folder, mark)
+        for _ in range(_SCANS_MAX - 1):
+            if loaded is None or not loaded.damage or not self._log.is_live():
+                break
+            former, loaded = loaded, read_state(self._disk, shard_folder, mark)
+            if loaded is not None and loaded.damage == former.damage:
+                break
+        if loaded is None:
+            return
+        self._log.report.add_damage(*loaded.damage)
+        if loaded.torn is not None and not self._log.is_live():
+            self._notes.append(torn_note(loaded.torn))
+
+    def _note_leftovers(self, journal: JournalInfo, names: list[SegmentName]) -> None:
+        if self._log.is_live():
+            return  # files come and go
+        wanted = {name.path for name in names} | {name.index_path for name in names}
+        for shard in journal.shards:
+            folder = f"{journal.folder}/{shard}"
+            wanted |= {paths.state_folder(folder), f"{folder}/{paths.LOSSES_FILE}"}
+            listed = self._disk.list(folder)
+            orphans = paths.orphaned_indexes(listed)  # told as damage already
+            for file_name in listed:
+                if f"{folder}/{file_name}" not in wanted and file_name not in orphans:
+                    self._notes.append(
+                        f"{folder}/{file_name}: not in use; the next start removes it"
+                    )
+
+    # --- Segments ---
+
+    def _check_shard(self, names: list[SegmentName], sizes: dict[str, int]) -> None:
+        state = _ShardState()
+        for name in names:
+            is_last = name is names[-1]
+            newest: SegmentName | None = name
+            while newest is not None:
+                try:
+                    state = self._check_segment(newest, state, is_last=is_last)
+                    break
+                except FileNotFoundError:
+                    newest = self._log.replacement(newest)
+            self._done_bytes += sizes[name.path]
+            self._on_progress(self._done_bytes, self._total_bytes)
+
+    def _check_segment(
+        self, name: SegmentName, state: _ShardState, *, is_last: bool
+    ) -> _ShardState:
+        """Beside a writer, again until it finds the same twice: half a write looks like damage."""
+        with opened(self._disk, name.path) as file:
+            found, after = self._look(name, file, state, is_last=is_last)
+            former: list[Damage] = []
+            attempt = 1
+            while (
+                found.damage != former and is_last and self._log.is_live() and attempt < _SCANS_MAX
+            ):
+                former = found.damage
+                found, after = self._look(name, file, state, is_last=is_last)
+                attempt += 1
+        self._segments += 1
+        self._blocks += found.blocks
+        self._messages += found.messages
+        self._notes += found.notes
+        self._log.report.add_damage(*found.damage)
+        return after
+
+    def _look(
+        self, name: SegmentName, file: File, state: _ShardState, *, is_last: bool
+    ) -> tuple[_SegmentFound, _ShardState]:
+        after = msgspec.structs.replace(state, next_offsets=dict(state.next_offsets))
+        synced = self._log.synced_bytes(name)
+        check = _SegmentCheck(self._disk, name, file, after, self._progress, synced)
+        return check.run(is_last=is_last, is_live=self._log.is_live()), after
+
+    def _progress(self, position: int) -> None:
+        self._on_progress(self._done_bytes + position, self._total_bytes)
+
+
+class _SegmentCheck:
+    """One pass over one segment."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        name: SegmentName,
+        file: File,
+        state: _ShardState,
+        on_position: Callable[[int], None],
+        synced: int,
+    ) -> None:
+        self._synced = synced  # bytes of it that had been stored before it was looked at
+        self._disk = disk
+        self._name = name
+        self._file = file
+        self._state = state
+        self._on_position = on_position
+        self._found = _SegmentFound()
+
+    def run(self, *, is_last: bool, is_live: bool) -> _SegmentFound:
+        name, file, found = self._name, self._file, self._found
+        index_data = self._read_index(is_last=is_last, is_live=is_live)
+        file_bytes = file.size()
+        short = self._find_short(index_data, file_bytes)
+        if short is not None:
+            found.damage.append(short)
+        if is_last and file_bytes < HEADER_BYTES and short is None and not self._synced:
+            if not is_live:
+                found.notes.append(
+                    f"{name.path}:0: torn while it was made; nothing was stored in it"
+                )
+            return found
+        self._check_header()
+        covered, durable = self._covered_bytes(index_data, file_bytes)
+        durable = max(durable, self._synced)
+        scanner = segment.scanner(
+            name.path, ScanWindow(file.read, file_bytes), search_bytes=SEARCH_BYTES, durable=durable
+        )
+        rebuilt = GrowingIndex(HEADER_BYTES)
+        for unit in scanner:
+            assert unit.content is not None
+            self._check_block(unit.position, unit.size, unit.content)
+            if unit.position < covered:
+                add_block(rebuilt, unit, unit.content)
+            self._on_position(unit.position + unit.size)
+        scanned = scanner.result()
+        if short is not None:
+            # Where the file breaks off is told, and what the index says of the rest is right.
+            found.damage += scanned.damage
+            return found
+        self._judge(scanned, is_last=is_last, is_live=is_live)
+        is_damaged = any(bad.position < covered for bad in found.damage)
+        if index_data is not None:
+            self._compare(index_data, None if is_damaged else rebuilt)
+        return found
+
+    def _add(self, path: str, position: int, size: int, problem: str) -> None:
+        self._found.damage.append(Damage(path, position, size, problem))
+
+    def _check_header(self) -> None:
+        name = self._name
+        try:
+            header = segment.decode_header(self._file.read(0, HEADER_BYTES), name.path)
+        except CorruptionError as error:
+            self._add(name.path, 0, HEADER_BYTES, error.problem)
+            return
+        for field, position, said, is_so in (
+            ("shard", 4, header.shard, name.shard),
+            ("number", 8, header.number, name.number),
+            ("generation", 24, header.generation, name.generation),
+        ):
+            if said != is_so:
+                self._add(name.path, position, 8, f"header says {field} {said}, its name {is_so}")
+
+    def _read_index(self, *, is_last: bool, is_live: bool) -> bytes | None:
+        try:
+            with opened(self._disk, self._name.index_path) as file:
+                return file.read(0, file.size())
+        except FileNotFoundError:
+            if not is_last and not is_live:
+                self._found.notes.append(
+                    f"{self._name.index_path}: missing; it is made anew when needed"
+                )
+            return None
+
+    def _find_short(self, index_data: bytes | None, file_bytes: int) -> Damage | None:
+        try:
+            header = None if index_data is None else decode_header(index_data)
+        except MalformedError:
+            return None  # told where the index is compared
+        if header is None or header.generation != self._name.generation:
+            return None
+        if header.covered_bytes <= file_bytes:
+            return None
+        return short_segment(self._name.path, file_bytes, header.covered_bytes)
+
+    def _covered_bytes(self, index_data: bytes | None, file_bytes: int) -> tuple[int, int]:
+        """How much of the segment its index is to be compared with, and how much that vouches for."""
+        try:
+            header = None if index_data is None else decode_header(index_data)
+        except MalformedError:
+            return file_bytes, 0
+        if header is None or header.covered_bytes > file_bytes:
+            return file_bytes, 0
+        return header.covered_bytes, header.covered_bytes
+
+    def _check_block(self, position: int, size: int, stored: StoredBlock) -> None:
+        head, state = stored.envelope, self._state
+        problems = []
+        try:
+            columns = Batch(head, stored.body).columns
+            self._found.messages += columns.count
+        except MalformedError as error:
+            problems.append(f"checksums match, but the body cannot be read: {error}")
+        if head.shard != self._name.shard:
+            problems.append(f"batch of shard {head.shard} in a segment of shard {self._name.shard}")
+        if head.entry <= state.entry:
+            problems.append(f"entry {head.entry} after entry {state.entry}")
+        first_ns = min(head.column64(head.receive_times))
+        if first_ns < state.time_ns:
+            problems.append(f"receive time {first_ns} after {state.time_ns}")
+        state.entry = max(state.entry, head.entry)
+        state.time_ns = max(state.time_ns, *head.column64(head.receive_times))
+        for topic, partition, base, count in zip(
+            head.topics,
+            head.column32(head.partitions),
+            head.column64(head.base_offsets),
+            head.column32(head.counts),
+            strict=True,
+        ):
+            expected = state.next_offsets.get((topic, partition), 1)
+            if base < expected:
+                problems.append(
+                    f"{topic!r}[{partition}] goes back to offset {base} from {expected}"
+                )
+            state.next_offsets[topic, partition] = max(expected, base + count)
+        self._found.blocks += 1
+        if problems:
+            self._add(self._name.path, position, size, "; ".join(problems))
+
+    def _judge(self, scanned: Scanned, *, is_last: bool, is_live: bool) -> None:
+        self._found.damage += scanned.damage
+        torn = scanned.torn
+        if torn is None or is_live:
+            return
+        if is_last:
+            self._found.notes.append(torn_note(torn))
+        else:
+            self._found.damage.append(torn)
+
+    def _compare(self, stored: bytes, rebuilt: GrowingIndex | None) -> None:
+        """The index against one made anew; of a damaged segment, against its own checksums alone."""
+        path = self._name.index_path
+        problem = None
+        try:
+            index = SealedIndex(stored)
+            if index.header.generation != self._name.generation:
+                problem = f"index of generation {index.header.generation}"
+        except MalformedError as error:
+            problem = str(error)
+        position = 0
+        if rebuilt is not None:
+            expected = rebuilt.encode(self._name.generation)
+            if stored == expected:
+                return
+            problem = problem or "index does not describe its segment"
+            position = _first_difference(stored, expected)
+        if problem is not None:
+            problem += "; remove the file to have it made anew"
+            self._add(path, position, len(stored) - position, problem)
+
+
+def _first_difference(one: bytes, other: bytes) -> int:
+    shorter = min(len(one), len(other))
+    differing = np.flatnonzero(
+        np.frombuffer(one, np.uint8, shorter) != np.frombuffer(other, np.uint8, shorter)
+    )
+    return int(differing[0]) if len(differing) else shorter

@@ -1,0 +1,1 @@
+"""Decides which messages may be removed, and rewrites segments without them."""

@@ -1,0 +1,1 @@
+"""Messages, options and positions: from the .proto's form to the broker's, and back."""

@@ -1,0 +1,1 @@
+"""The methods of the service, by subject."""

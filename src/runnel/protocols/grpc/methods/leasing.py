@@ -1,0 +1,104 @@
+"""What a consumer says of its leases, in the broker's words, and what it is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from runnel.broker.consumer_groups import WorkDelivery
+from runnel.errors import LimitExceededError
+from runnel.formats.batch import unpack_blocks
+from runnel.formats.work_heads import Part
+from runnel.group_rules.effects import OFFSET_MAX
+from runnel.protocols.grpc.encoding.messages import natural, told_messages
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
+
+PARTS_MAX: Final = 100_000
+"""Deliveries, parts of them and single messages that one request may name."""
+
+PartOrPicked = pb.Part | pb.Picked
+
+
+def check_count(*named: Sequence[object], picked: Sequence[pb.Picked] = ()) -> None:
+    """Taking what a request names must not hold up everybody else for long."""
+    count = sum(map(len, named)) + sum(len(each.offsets) for each in picked)
+    if count > PARTS_MAX:
+        raise LimitExceededError(
+            f"a request that names {count:,} deliveries, parts and messages; at most {PARTS_MAX:,} are allowed"
+        )
+
+
+def parts_of(parts: Iterable[pb.Part], picked: Iterable[pb.Picked]) -> list[Part]:
+    """Parts as they are, and single messages as parts of neighbours."""
+    found = [_part_of(part) for part in parts]
+    for each in picked:
+        delivery = natural("delivery", each.delivery)
+        begin = end = 0
+        for offset in sorted(set(each.offsets)):
+            if begin and offset == end:
+                end += 1
+                continue
+            if begin:
+                found.append(Part(delivery, begin, end))
+            begin, end = natural("offset", offset), offset + 1
+        if begin:
+            found.append(Part(delivery, begin, end))
+    return found
+
+
+def whole(delivery: int) -> Part:
+    return Part(natural("delivery", delivery), 0, OFFSET_MAX)
+
+
+def _part_of(part: pb.Part) -> Part:
+    if not part.begin and not part.end:
+        return whole(part.delivery)
+    return Part(
+        natural("delivery", part.delivery),
+        natural("begin", part.begin),
+        natural("end", part.end),
+    )
+
+
+def really_late(late: Iterable[Part], asked: Iterable[Part]) -> list[Part]:
+    """Of what came too late: where a whole delivery was named, what it never had is no part of it."""
+    wholes = {part.delivery for part in asked if (part.begin, part.end) == (0, OFFSET_MAX)}
+    return [
+        part
+        for part in late
+        if part.delivery not in wholes or (part.begin, part.end) == (0, OFFSET_MAX)
+    ]
+
+
+def told_parts(parts: Iterable[Part]) -> list[pb.Part]:
+    return [
+        pb.Part(delivery=part.delivery)
+        if (part.begin, part.end) == (0, OFFSET_MAX)
+        else pb.Part(delivery=part.delivery, begin=part.begin, end=part.end)
+        for part in parts
+    ]
+
+
+def told_lease(delivery: WorkDelivery, *, is_blocks: bool) -> pb.Lease:
+    lease = delivery.lease
+    data = b"".join(delivery.buffers)
+    attempts = [
+        pb.Attempt(
+            offset=attempt.offset,
+            failures=attempt.failures,
+            first_delivery_ns=attempt.first_delivery_ns,
+        )
+        for attempt in lease.attempts
+    ]
+    return pb.Lease(
+        delivery=lease.delivery,
+        topic=lease.topic,
+        partition=lease.partition,
+        begin=lease.begin,
+        end=lease.end,
+        block=data if is_blocks else b"",
+        messages=()
+        if is_blocks
+        else [message for batch in unpack_blocks(data) for message in told_messages(batch)],
+        attempts=attempts,
+    )

@@ -1,0 +1,291 @@
+"""A request to publish, made ready: its messages in batches by shard, or its one batch, and the answer to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Final, NamedTuple
+
+from runnel.broker.broker import Level, Published, ShardId
+from runnel.errors import ClientFault, LimitExceededError, MalformedError
+from runnel.formats import columns
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.protocols.grpc.encoding.fields import varint
+from runnel.protocols.grpc.encoding.messages import (
+    batch_of,
+    level_of,
+    message_of,
+    parsed,
+    tags_of,
+    told_level,
+)
+from runnel.protocols.grpc.encoding.plain import (
+    OtherRequest,
+    PlainRequest,
+    columns_of,
+    even_in,
+    given_offsets,
+    plain_of,
+)
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
+from runnel.protocols.grpc.server.calls import Call
+from runnel.topics.partitions import partition_of_key
+
+MESSAGES_MAX: Final = 100_000
+"""Of one request: each takes a hundred bytes of memory once it is parsed, and two on the wire if it is empty."""
+
+# Smaller requests cannot have too many messages to be parsed, and need not be looked through before.
+_COUNTED_FROM_BYTES: Final = 64 * 2**10
+
+
+class Part(NamedTuple):
+    """What goes to one shard."""
+
+    append: Callable[[], asyncio.Future[Published]]  # BusyError: wait for room, then call it again
+    topic: str  # one of it
+    rows: Sequence[int] = ()  # which of the request's messages, in the order of the batch
+    counts: Sequence[int] = ()  # of its runs
+    partition: int = 0  # of all of them, where it is one
+
+
+class Sending(NamedTuple):
+    id: int
+    level: Level | None
+    parts: Sequence[Part]
+    partitions: Sequence[int]  # of each message; of a batch: none
+    messages: int
+
+
+def request_in(data: bytes) -> pb.PublishRequest:
+    """What a publisher said. How large it may be is the door's own limit."""
+    check_count(data)
+    return parsed(pb.PublishRequest, data, bytes_max=len(data))
+
+
+def taken(call: Call, data: bytes) -> PlainRequest | OtherRequest:
+    """The same. Those of a call with a trace are not plain: each message gets a tag that tells of it."""
+    is_traced = call.traceparent is not None
+    even = None if is_traced else even_in(data)
+    if even is not None and even.messages <= MESSAGES_MAX:
+        return even
+    request = request_in(data)
+    plain = None if is_traced else plain_of(request, len(data))
+    return OtherRequest(request, len(data)) if plain is None else plain
+
+
+def prepared_plain(call: Call, request: PlainRequest) -> Sending:
+    """One that goes by itself."""
+    part = joined(call, (request,))
+    assert part is not None
+    partitions = (part.partition,) * request.messages
+    return Sending(request.id, request.level, (part,), partitions, request.messages)
+
+
+def prepared(call: Call, request: pb.PublishRequest) -> Sending:
+    """Everything that can be wrong with a request by itself is found here; the rest by the broker."""
+    level = level_of(request.level)
+    given = request.messages
+    if request.batch:
+        if given:
+            raise ClientFault("a request has either messages or a batch, not both")
+        batch = batch_of(request.batch)
+        publish = partial(call.access.publish, batch, level)
+        part = Part(publish, batch.envelope.topics[0])
+        return Sending(request.id, level, (part,), (), len(batch))
+    if not given:
+        raise ClientFault("a request needs messages, or a batch; it has neither")
+    if len(given) == 1:
+        return _single(call, request, level)
+    return _one_run(call, request, level) or _gathered(call, request, level)
+
+
+def joined(call: Call, requests: Sequence[PlainRequest]) -> Part | None:
+    """One batch of the messages of these requests, which are for one topic and level.
+
+    None: the topic has several partitions, and requests take turns: each must go by itself.
+    """
+    topic, level = requests[0].topic, requests[0].level
+    (route,) = call.access.routes((topic,))
+    partitions = len(route.owners)
+    if partitions > 1 and len(requests) > 1:
+        return None
+    partition = _chosen(None, partitions, keyless=next(call.door.turns))
+    table = columns_of(requests)
+    batch = Batch.from_columns(table, (topic,), (table.count,), partitions=(partition,))
+    publish = partial(call.access.publish, batch, level)
+    return Part(publish, topic, range(table.count), (table.count,), partition)
+
+
+def _single(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending:
+    """The broker gathers it with those of others."""
+    (given,) = request.messages
+    topic = given.topic or request.topic
+    partition, key, partition_key = _keys_of(given)
+    if partition is None:
+        (route,) = call.access.routes((topic,))
+        chosen_by = key if partition_key is None else partition_key
+        partition = _chosen(chosen_by, len(route.owners), keyless=next(call.door.turns))
+    message = message_of(
+        given, topic, partition, key, partition_key, call.traceparent, call.tracestate
+    )
+    send = partial(call.access.send, message, level, partition=partition)
+    part = Part(send, topic, (0,), (1,))
+    return Sending(request.id, level, (part,), (partition,), 1)
+
+
+def _chosen(key: bytes | None, count: int, *, keyless: int) -> int:
+    """By its key; without one requests take turns, so that those of one stay together."""
+    if count == 1:
+        return 0
+    return keyless % count if key is None else partition_of_key(key, count)
+
+
+def _keys_of(message: pb.Message) -> tuple[int | None, bytes | None, bytes | None]:
+    has = message.HasField
+    return (
+        message.partition if has("partition") else None,
+        message.key if has("key") else None,
+        message.partition_key if has("partition_key") else None,
+    )
+
+
+def _one_run(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending | None:
+    """If all are of one partition there is: straight into columns, in less time. None if they are not."""
+    given = list(request.messages)
+    payloads = [message.payload for message in given]
+    topics = {message.topic or request.topic for message in given}
+    if len(topics) > 1 or any([message.HasField("partition") for message in given]):  # noqa: C419 - quicker
+        return None
+    (topic,) = topics
+    (route,) = call.access.routes((topic,))
+    if len(route.owners) > 1:
+        return None
+    transmit_times = {message.transmit_time_ns for message in given}
+    table = columns.build(
+        payloads,
+        event_times_ns=[message.event_time_ns for message in given],
+        transmit_time_ns=transmit_times.pop()
+        if len(transmit_times) == 1
+        else [message.transmit_time_ns for message in given],
+        keys=[message.key if message.HasField("key") else None for message in given],
+        partition_keys=_partition_keys(given),
+        uids=[message.uid if message.HasField("uid") else None for message in given],
+        tags=[tags_of(message, call.traceparent, call.tracestate) for message in given],
+    )
+    count = table.count
+    batch = Batch.from_columns(table, (topic,), (count,))
+    part = Part(partial(call.access.publish, batch, level), topic, range(count), (count,))
+    return Sending(request.id, level, (part,), (0,) * count, count)
+
+
+def _partition_keys(given: Sequence[pb.Message]) -> list[bytes | None] | None:
+    """None if there is none at all. A message without one has its key for it."""
+    if not any([message.HasField("partition_key") for message in given]):  # noqa: C419 - quicker
+        return None
+    partition_keys = []
+    for message in given:
+        _, key, partition_key = _keys_of(message)
+        partition_keys.append(key if partition_key is None else partition_key)
+    return partition_keys
+
+
+def _gathered(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending:
+    """One batch for each shard; within it the messages of a partition together, in their order."""
+    given = request.messages
+    default = request.topic
+    topics = list(dict.fromkeys([message.topic or default for message in given]))
+    routes = {route.topic: route.owners for route in call.access.routes(topics)}
+    keyless = next(call.door.turns)
+    partitions: list[int] = []
+    by_shard: dict[ShardId, dict[tuple[str, int], list[tuple[int, Message]]]] = {}
+    for row, message in enumerate(given):
+        topic = message.topic or default
+        owners = routes[topic]
+        partition, key, partition_key = _keys_of(message)
+        if partition is None:
+            chosen_by = key if partition_key is None else partition_key
+            partition = _chosen(chosen_by, len(owners), keyless=keyless)
+        partitions.append(partition)
+        # A partition that there is none of is refused by the broker, whatever shard it would be in.
+        owner = owners[min(partition, len(owners) - 1)]
+        runs = by_shard.setdefault(ShardId(owner.journal, owner.shard), {})
+        placed = message_of(
+            message, topic, partition, key, partition_key, call.traceparent, call.tracestate
+        )
+        runs.setdefault((topic, partition), []).append((row, placed))
+    parts = [_part(call, level, list(runs.values())) for runs in by_shard.values()]
+    return Sending(request.id, level, parts, partitions, len(given))
+
+
+def _part(call: Call, level: Level | None, runs: list[list[tuple[int, Message]]]) -> Part:
+    rows = list(chain.from_iterable(runs))
+    batch = Batch.from_messages([message for _, message in rows])
+    return Part(
+        partial(call.access.publish, batch, level),
+        batch.envelope.topics[0],
+        [row for row, _ in rows],
+        [len(run) for run in runs],
+    )
+
+
+def answer_to(sending: Sending, published: Sequence[Published]) -> pb.PublishResponse:
+    """What became of a request: one `Published` for each of its parts."""
+    last = published[-1]
+    answer = pb.PublishResponse(
+        id=sending.id,
+        level=told_level(last.level),
+        receive_time_ns=last.receive_time_ns,
+        entry=last.entry,
+        epoch=last.epoch,
+        is_repeated=last.is_repeated,
+        receivers=last.receivers,
+    )
+    if sending.level is Level.NONE:
+        return answer
+    if not sending.partitions:
+        answer.offsets.extend(last.base_offsets)
+        return answer
+    answer.partitions.extend(sending.partitions)
+    if sending.messages == 1:
+        answer.offsets.extend(last.base_offsets)
+        return answer
+    offsets = [0] * sending.messages
+    for part, part_published in zip(sending.parts, published, strict=True):
+        rows = iter(part.rows)
+        for base, count in zip(part_published.base_offsets, part.counts, strict=True):
+            for offset in given_offsets(base, count):
+                offsets[next(rows)] = offset
+    answer.offsets.extend(offsets)
+    return answer
+
+
+def check_count(data: bytes) -> None:
+    """Whether so many fields may be parsed. The bytes of a publish are looked through once, message by message."""
+    if len(data) < _COUNTED_FROM_BYTES:
+        return
+    position = count = 0
+    try:
+        while position < len(data):
+            tag, position = varint(data, position)
+            match tag & 7:
+                case 0:
+                    _, position = varint(data, position)
+                case 1:
+                    position += 8
+                case 2:
+                    length, position = varint(data, position)
+                    position += length
+                case 5:
+                    position += 4
+                case _:
+                    return  # groups: no field of ours has one, and the parser limits their depth
+            count += 1
+            if count > MESSAGES_MAX:
+                raise LimitExceededError(
+                    f"more than {MESSAGES_MAX:,} messages in one request; send them in several"
+                )
+    except IndexError:
+        raise MalformedError("runnel.v1.PublishRequest", "a field has no end") from None

@@ -1,0 +1,1 @@
+"""Calls: their limits, authentication, tasks and statuses."""

@@ -1,0 +1,209 @@
+"""One call: who calls and with which rights, and how it ends when the door or the token says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, TypeAlias, TypeVar
+
+import grpc.aio
+
+from runnel.broker.access import Access
+from runnel.broker.broker import ConnectionStats
+from runnel.broker.monitoring.topic_traffic import Flow
+from runnel.errors import MalformedError, RunnelError, TimeoutExpiredError
+from runnel.formats.traces import TRACEPARENT, TRACESTATE
+from runnel.platform.diagnostics import get_logger
+from runnel.protocols.grpc.server.connections import GrpcDoor
+from runnel.security.gate import Pass
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+T = TypeVar("T")
+
+logger = get_logger("runnel.grpc")
+
+_CLIENT_CHARACTERS_MAX: Final = 200
+
+
+class Call:
+    """Made by the door for every call that it lets in, within the call's own task."""
+
+    __slots__ = (
+        "_beginning",
+        "_is_over",
+        "_on_closing",
+        "_pass",
+        "_since_ns",
+        "_task",
+        "access",
+        "client",
+        "context",
+        "door",
+        "end",
+        "flow",
+        "id",
+        "peer",
+        "queued_bytes",
+        "subscriptions",
+        "traceparent",
+        "tracestate",
+    )
+
+    def __init__(
+        self, door: GrpcDoor, context: Context, peer: str, call_id: int, given: Pass
+    ) -> None:
+        self.door: Final = door
+        self.context: Final = context
+        self.peer: Final = peer
+        self.id: Final = call_id
+        self.access: Final = Access(door.broker, given.rights, peer)
+        metadata = dict(_text_metadata(context))
+        self.client: Final = metadata.get("user-agent", "")[:_CLIENT_CHARACTERS_MAX]
+        self.traceparent: Final = metadata.get(TRACEPARENT)
+        self.tracestate: Final = metadata.get(TRACESTATE)
+        self.end: BaseException | None = None
+        """Why the broker ends the call, once it does."""
+        self._on_closing: Callable[[], object] | None = None
+        # What a stream tells of itself.
+        self.flow: Final = Flow()
+        self.subscriptions = 0
+        self.queued_bytes: Callable[[], int] | None = None
+        self._since_ns = door.broker.clock.time_ns()
+        self._beginning: asyncio.Task[None] | None = None
+        self._is_over = False
+        self._pass = given
+        task = asyncio.current_task()
+        assert task is not None
+        self._task: Final = task
+        given.on_revoked(self.finish_with)
+
+    @property
+    def is_stream(self) -> bool:
+        return self.queued_bytes is not None
+
+    def finish_with(self, error: BaseException) -> None:
+        """End it, wherever it is: its task is cancelled, and the client is told this error."""
+        if self.end is None and not self._is_over:
+            self.end = error
+            self._task.cancel()
+
+    async def begin_stream(self) -> None:
+        """Say that the call has begun, before anything else is said.
+
+        grpcio would do so with the first write; but one that is cancelled in the midst of it could not be refused.
+        """
+        self._beginning = self.door.tasks.start_awaited(_begin(self.context))
+        await self.uninterrupted(self._beginning)
+
+    async def wait_begun(self) -> None:
+        if self._beginning is not None:
+            await asyncio.wait({self._beginning})
+
+    def uncancel(self) -> None:
+        """Its end has been seen to: what is left to do may wait again."""
+        self._task.uncancel()
+
+    def when_closing(self, react: Callable[[], object]) -> None:
+        """Call this, once, when the broker begins to go. A call that reacts to nothing may finish."""
+        self._on_closing = react
+        if self.door.is_closing:
+            self.closing()
+
+    def closing(self) -> None:
+        """The broker is about to go."""
+        react, self._on_closing = self._on_closing, None
+        if react is not None:
+            react()
+
+    def broken(self, error: BaseException) -> None:
+        """A bug of ours: it costs this call, and nobody else anything."""
+        logger.error("a call failed", peer=self.peer, exc_info=error)
+
+    def leave(self) -> None:
+        self._is_over = True
+        self._on_closing = None
+        self._pass.leave()
+        self.door.remove(self)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task of this call's. What it fails with ends the call."""
+        task = self.door.tasks.start_awaited(work)
+        task.add_done_callback(self._on_ended)
+        return task
+
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.finish_with(error)
+
+    async def complete(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do what changes something: to its end, also if the caller is gone meanwhile."""
+        return await self.uninterrupted(self.door.tasks.start_awaited(work))
+
+    async def uninterrupted(self, future: asyncio.Future[T]) -> T:
+        """Wait for it; whoever leaves does not end it."""
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(self._on_left_alone)
+            raise
+
+    def _on_left_alone(self, future: asyncio.Future[Any]) -> None:
+        """Nobody waits for it any more: only a bug is still of interest."""
+        error = None if future.cancelled() else future.exception()
+        if error is not None and not isinstance(error, RunnelError | grpc.aio.InternalError):
+            self.broken(error)
+
+    def row(self) -> ConnectionStats:
+        """As the metrics show it."""
+        return ConnectionStats(
+            self.id,
+            "grpc",
+            self.peer,
+            self.client,
+            self._since_ns,
+            self.subscriptions,
+            0 if self.queued_bytes is None else self.queued_bytes(),
+            self.flow,
+            self._pass.name,
+        )
+
+
+async def _begin(context: Context) -> None:
+    await context.send_initial_metadata(())
+
+
+async def single_request(context: Context, *, seconds_max: float) -> Any:
+    """What the caller of a method says that takes one request."""
+    try:
+        async with asyncio.timeout(seconds_max):
+            request = await context.read()
+    except TimeoutError:
+        raise TimeoutExpiredError(
+            f"the request did not come whole within {seconds_max:g} seconds"
+        ) from None
+    if request is grpc.aio.EOF:
+        raise MalformedError("the call", "it has no request; this method takes one")
+    return request
+
+
+def token_of(context: Context) -> str | None:
+    """What stands behind `Bearer` in the metadata `authorization`."""
+    for name, value in _text_metadata(context):
+        if name == "authorization":
+            scheme, _, token = value.partition(" ")
+            return token.strip() if scheme.lower() == "bearer" else None
+    return None
+
+
+def peer_of(context: Context) -> str:
+    """`127.0.0.1:5000` or `[::1]:5000`, of `ipv4:127.0.0.1:5000` and `ipv6:%5B::1%5D:5000`."""
+    _, _, address = str(context.peer()).partition(":")
+    return address.replace("%5B", "[").replace("%5D", "]").replace("%25", "%")
+
+
+def _text_metadata(context: Context) -> Iterator[tuple[str, str]]:
+    """Names that end in -bin have bytes, which nobody here asks for."""
+    for name, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            yield name, value

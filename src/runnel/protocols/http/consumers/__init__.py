@@ -1,0 +1,1 @@
+"""Consumers that poll: what they hold between two requests."""

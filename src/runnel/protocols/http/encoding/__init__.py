@@ -1,0 +1,1 @@
+"""Requests and answers as text and bytes: messages as JSON, parameters, problems, server-sent events."""

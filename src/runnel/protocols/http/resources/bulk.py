@@ -1,0 +1,248 @@
+"""Publishing without end: one JSON object a line, stored in batches as they come, in order.
+
+A few batches are under way at a time; while they are, nothing more is read. One answer is given at the end. If a line
+is wrong, those before it have been published, and the answer says how many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from litestar import Request
+
+from runnel.broker.broker import Level, Published
+from runnel.errors import ConnectionLostError, LimitExceededError, RunnelError
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.protocols.http.encoding.messages import MESSAGE_FIELDS, MessageIn, decoded
+from runnel.protocols.http.encoding.problems import BulkError, TooLargeError
+from runnel.protocols.http.resources.placement import (
+    at_partition,
+    partition_count,
+    partition_of,
+    placed_batch,
+    published,
+    with_trace,
+)
+from runnel.protocols.http.server.answers import Answer, encode_json
+from runnel.protocols.http.server.calls import Call
+
+_IN_FLIGHT_MAX: Final = 8
+# What is decoded at once holds up everybody else for so long.
+_PIECE_BYTES_MAX: Final = 256 * 1024
+_PIECE_LINES_MAX: Final = 10_000  # about: of lines as long as the others
+
+_lines: Final = msgspec.json.Decoder(MessageIn)
+
+
+class PublishedRange(msgspec.Struct, frozen=True):
+    """Offsets of a partition within which the messages lie; those of other publishers may lie between."""
+
+    partition: int
+    first_offset: int
+    next_offset: int
+
+
+class BulkReceipt(msgspec.Struct, frozen=True):
+    published: int
+    level: str | None
+    partitions: Sequence[PublishedRange]
+
+
+async def publish_lines(
+    call: Call,
+    request: Request[Any, Any, Any],
+    topic: str,
+    level: Level | None,
+    partition: int | None,
+) -> Answer:
+    bulk = _Bulk(call, topic, level, partition)
+    try:
+        await bulk.read(request)
+        await bulk.settle(0)
+    except RunnelError as error:
+        raise await bulk.failure(error) from None
+    return Answer(encode_json(bulk.receipt()), status=202 if level is Level.NONE else 200)
+
+
+class _Bulk:
+    """One request's lines, on their way."""
+
+    def __init__(self, call: Call, topic: str, level: Level | None, partition: int | None) -> None:
+        self._call = call
+        self._topic = topic
+        self._level = level
+        self._partition = partition
+        self._partition_count = partition_count(call, topic)
+        self._in_flight: deque[tuple[asyncio.Future[Published], Batch]] = deque()
+        self._is_traced = b"traceparent" in call.headers
+        self._keyless = call.door.next_keyless(self._partition_count)
+        self._line = 0  # lines read so far
+        self._fault_line: int | None = None
+        self._published = 0
+        self._reached: Level | None = None
+        self._ranges: dict[int, tuple[int, int]] = {}
+
+    # --- Reading ---
+
+    async def read(self, request: Request[Any, Any, Any]) -> None:
+        call = self._call
+        line_bytes_max = call.door.settings.http.body_bytes_max
+        rest = bytearray()  # of a line whose end has not come
+        while True:
+            call.connection.arriving()
+            event = await call.unless_ended(_received(request))
+            call.check_going_on()  # whoever sends fast has always something ready
+            if event["type"] != "http.request":
+                raise ConnectionLostError("the client has gone in the middle of its lines")
+            chunk, is_last = event["body"], not event["more_body"]
+            end = len(chunk) if is_last else chunk.rfind(b"\n") + 1
+            if end or is_last:
+                piece = bytes(rest) + chunk[:end] if rest else chunk[:end]
+                rest = bytearray(chunk[end:])
+                await self._take(piece)
+            else:
+                rest += chunk
+            if len(rest) > line_bytes_max:
+                self._fault_line = self._line + 1
+                raise TooLargeError(
+                    f"the line is longer than http.body_bytes_max = {line_bytes_max}"
+                )
+            if is_last:
+                return
+
+    async def _take(self, piece: bytes) -> None:
+        """Whole lines."""
+        bytes_max = _PIECE_BYTES_MAX
+        lines = piece.count(b"\n")
+        if lines > _PIECE_LINES_MAX:
+            bytes_max = min(bytes_max, len(piece) * _PIECE_LINES_MAX // lines)
+        begin = 0
+        while begin < len(piece):
+            end = len(piece)
+            if end - begin > bytes_max:
+                end = piece.rfind(b"\n", begin, begin + bytes_max) + 1
+                end = end or piece.find(b"\n", begin) + 1 or len(piece)
+            await self._take_some(piece[begin:end])
+            begin = end
+            if begin < len(piece):
+                await asyncio.sleep(0)
+
+    async def _take_some(self, piece: bytes) -> None:
+        first = self._line + 1
+        count = piece.count(b"\n") + (not piece.endswith(b"\n"))
+        try:
+            messages = [
+                self._message(given)
+                for given in _lines.decode_lines(piece)  # many times quicker than one by one
+            ]
+        except (RunnelError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            messages = []
+        # msgspec takes any blanks between two objects: if no line is empty, as many lines are one object each.
+        if len(messages) == count and not _may_have_empty_lines(piece):
+            self._line += count
+            await self._publish(messages, range(first, first + count))
+        else:  # something is wrong with a line, or lines are empty: look closely
+            await self._take_one_by_one(piece.split(b"\n")[:count])
+
+    async def _take_one_by_one(self, lines: Sequence[bytes]) -> None:
+        messages: list[Message] = []
+        numbers: list[int] = []
+        for line in lines:
+            self._line += 1
+            if not line or line.isspace():
+                continue
+            try:
+                messages.append(self._message(decoded(_lines, line, fields=MESSAGE_FIELDS)))
+                numbers.append(self._line)
+            except RunnelError:
+                wrong = self._line
+                await self._publish(messages, numbers)
+                self._fault_line = wrong
+                raise
+        await self._publish(messages, numbers)
+
+    def _message(self, given: MessageIn) -> Message:
+        message = given.to_message(self._topic)
+        if self._is_traced:
+            message = with_trace(message, self._call.headers)
+        partition = self._partition
+        if partition is None and self._partition_count > 1:
+            partition = partition_of(message, self._partition_count, keyless=self._keyless)
+        return at_partition(message, partition) if partition else message
+
+    # --- Publishing ---
+
+    async def _publish(self, messages: Sequence[Message], lines: Sequence[int]) -> None:
+        if not messages:
+            return
+        await self.settle(_IN_FLIGHT_MAX - 1)
+        self._call.check_going_on()
+        try:
+            batch, _ = placed_batch(messages)
+            answer = await published(
+                self._call, self._topic, lambda: self._call.access.publish(batch, self._level)
+            )
+        except LimitExceededError:
+            if len(messages) == 1:
+                self._fault_line = lines[0]
+                raise
+            # Too large for one batch, or one of them is: in two halves, until it is seen which.
+            half = len(messages) // 2
+            await self._publish(messages[:half], lines[:half])
+            await self._publish(messages[half:], lines[half:])
+            return
+        self._in_flight.append((answer, batch))
+        self._keyless = self._call.door.next_keyless(self._partition_count)
+        flow = self._call.flow
+        flow.messages_in += len(messages)
+        flow.bytes_in += len(batch.body)
+
+    async def settle(self, in_flight_max: int) -> None:
+        """Wait until no more batches than this are under way."""
+        while len(self._in_flight) > in_flight_max:
+            self._call.connection.holding()
+            answer, batch = self._in_flight[0]
+            done = await asyncio.shield(answer)
+            self._in_flight.popleft()
+            self._count(batch, done)
+
+    def _count(self, batch: Batch, done: Published) -> None:
+        self._published += len(batch)
+        self._reached = done.level
+        for run, offset in zip(batch.runs(), done.base_offsets, strict=False):
+            first, next_offset = self._ranges.get(run.partition, (offset, offset))
+            self._ranges[run.partition] = (min(first, offset), max(next_offset, offset + run.count))
+
+    # --- Answering ---
+
+    def receipt(self) -> BulkReceipt:
+        return BulkReceipt(
+            self._published,
+            self._reached,
+            [PublishedRange(number, *self._ranges[number]) for number in sorted(self._ranges)],
+        )
+
+    async def failure(self, error: RunnelError) -> BulkError:
+        """What is told of an error, once it is known what became of the batches under way."""
+        for answer, batch in self._in_flight:
+            try:
+                self._count(batch, await asyncio.shield(answer))
+            except RunnelError:
+                continue  # the first failure is told
+        return BulkError(error, self._fault_line, self._published)
+
+
+def _may_have_empty_lines(piece: bytes) -> bool:
+    """Whether a line begins with a blank. Looking for each kind is many times quicker than a pattern."""
+    return piece[:1].isspace() or any(
+        begin in piece for begin in (b"\n\n", b"\n\r", b"\n ", b"\n\t")
+    )
+
+
+async def _received(request: Request[Any, Any, Any]) -> Any:
+    return await request.receive()

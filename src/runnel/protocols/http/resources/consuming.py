@@ -1,0 +1,334 @@
+"""Acknowledged work over HTTP: take messages, and say what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+from litestar import Request, delete, post
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.types import ControllerRouterHandler
+from msgspec import UNSET, UnsetType
+
+from runnel.errors import ConnectionLostError, LateAckError, UnknownSubscriptionError
+from runnel.group_rules.definition import LEASE_NS_MIN
+from runnel.protocols.http.consumers.ack_ids import Named, ack_id, named
+from runnel.protocols.http.consumers.polling_consumer import Leased, PollingConsumer, Wanted
+from runnel.protocols.http.consumers.polling_consumers import seats_of
+from runnel.protocols.http.encoding.messages import (
+    TIMES_TEXT,
+    MessageOut,
+    PayloadForm,
+    TimeForm,
+    message_as,
+)
+from runnel.protocols.http.encoding.parameters import Duration, duration_ns, time_text_if_set
+from runnel.protocols.http.encoding.problems import FieldFault
+from runnel.protocols.http.resources.dead_letters import dead_letter_handlers
+from runnel.protocols.http.resources.subscriptions import subscription_handlers
+from runnel.protocols.http.server.answers import Answer, encode_json
+from runnel.protocols.http.server.calls import Call, call_of
+from runnel.topics.names import check_text
+
+_NS_PER_SECOND: Final = 1_000_000_000
+_MESSAGES_MAX: Final = 1000
+_BYTES_MAX: Final = 16 * 2**20
+_BYTES_USUAL: Final = 2**20
+_WAIT_NS_MAX: Final = 60 * _NS_PER_SECOND
+# A request that does not want to wait waits for the disk all the same: what is there may have to be read.
+_LOOK_SECONDS: Final = 0.05
+
+
+class LeasedMessage(MessageOut, frozen=True, omit_defaults=True, gc=False):
+    """A message, and how it is acknowledged: by `ack`. `attempt` is 1, and more where it failed before."""
+
+    first_delivery_ns: int | UnsetType = UNSET
+    """Where it was delivered before: when that was first."""
+    first_delivery: str | UnsetType = UNSET
+
+
+class Consumed(msgspec.Struct, frozen=True):
+    """Messages that are leased to a consumer. Empty: none came within the time that was waited."""
+
+    consumer: str
+    messages: Sequence[LeasedMessage]
+
+
+class AckIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Messages, by the `ack` that each came with."""
+
+    acks: Sequence[str]
+
+
+class NackIn(AckIn, frozen=True, forbid_unknown_fields=True):
+    """Messages that failed. Without a delay the subscription's own holds."""
+
+    delay: float | str | None = None
+    reason: str = ""
+
+
+class ExtendIn(AckIn, frozen=True, forbid_unknown_fields=True):
+    """Messages that are still being worked on. Without a lease the subscription's own holds."""
+
+    lease: float | str | None = None
+
+
+class Acked(msgspec.Struct, frozen=True):
+    """`late`: those whose lease has ended, or that were settled otherwise. What is acknowledged twice is not late."""
+
+    acked: int
+    late: Sequence[str]
+
+
+class Nacked(msgspec.Struct, frozen=True):
+    nacked: int
+    late: Sequence[str]
+
+
+class Extended(msgspec.Struct, frozen=True):
+    extended: int
+    late: Sequence[str]
+
+
+@post(
+    "/v1/subscriptions/{name:str}/messages",
+    status_code=200,
+    operation_id="consume",
+    tags=["work"],
+    responses={200: ResponseSpec(Consumed, description="The messages, if there are any.")},
+)
+async def consume(
+    request: Request[Any, Any, Any],
+    name: FromPath[str],
+    limit: Annotated[
+        int, QueryParameter(ge=1, le=_MESSAGES_MAX, description="Messages at most.")
+    ] = 1,
+    bytes_max: Annotated[
+        int,
+        QueryParameter(
+            name="bytes",
+            ge=1,
+            le=_BYTES_MAX,
+            description="Bytes of the messages, about: one is given in any case.",
+        ),
+    ] = _BYTES_USUAL,
+    wait: Annotated[
+        Duration | None,
+        QueryParameter(
+            description="If there is no message: how long to wait for one, in seconds or with a unit, up to a minute."
+        ),
+    ] = None,
+    lease: Annotated[
+        Duration | None,
+        QueryParameter(
+            description="How long the messages are yours, instead of the subscription's own lease."
+        ),
+    ] = None,
+    member: Annotated[
+        str, QueryParameter(description="In a multicast: for which of its members.")
+    ] = "",
+    consumer: Annotated[
+        str,
+        QueryParameter(
+            description="A name of your own, so that in a key_shared subscription the keys that you have stay with "
+            "you. Without one you are given one; nobody else with another token can use it."
+        ),
+    ] = "",
+    payload: Annotated[
+        PayloadForm, QueryParameter(description="How payloads are given.")
+    ] = PayloadForm.AUTO,
+    times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
+) -> Answer:
+    """Take messages that nobody has acknowledged yet: they are leased to you until you acknowledge them."""
+    call = call_of(request)
+    wait_ns = min(duration_ns("wait", wait), _WAIT_NS_MAX)
+    wanted = Wanted(limit, bytes_max, _lease_ns("lease", lease))
+    if consumer:
+        check_text("consumer", consumer)
+    seats = seats_of(call.door)
+    taken = await seats.find(call, name, member, consumer)
+    seat = taken.seat
+    try:
+        found = await seat.take(wanted, may_wait=False)
+        if not found:
+            found = await _wait(call, seat, wanted, wait_ns)
+        if found and call.connection.transport.is_closing():
+            seat.give_back(found)
+            raise ConnectionLostError("the client has gone")
+    finally:
+        seats.release(seat)
+    flow = call.flow
+    flow.messages_out += len(found)
+    flow.bytes_out += sum([each.message.size for each in found])
+    messages = [_leased_message(seat.id, each, payload, times) for each in found]
+    return Answer(encode_json(Consumed(taken.consumer, messages)))
+
+
+def _leased_message(
+    seat_id: str, leased: Leased, form: PayloadForm, times: TimeForm
+) -> LeasedMessage:
+    ack = ack_id(seat_id, leased.delivery, leased.message.offset)
+    before = leased.before
+    attempt = 1 if before is None else before.failures + 1
+    out = message_as(LeasedMessage, leased.message, form, times, ack=ack, attempt=attempt)
+    if before is None:
+        return out
+    first_ns = before.first_delivery_ns
+    first = time_text_if_set(first_ns) if times is TimeForm.RFC_3339 else UNSET
+    return msgspec.structs.replace(out, first_delivery_ns=first_ns, first_delivery=first)
+
+
+async def _wait(call: Call, seat: PollingConsumer, wanted: Wanted, wait_ns: int) -> list[Leased]:
+    """What comes within the time, or before the door closes. Whoever has gone by then is given nothing."""
+    loop, clock = call.door.loop, call.door.broker.clock
+    with call.door.enter_stream():
+        taking = loop.create_task(seat.take(wanted, may_wait=True))
+        sleeping: asyncio.Task[None] = loop.create_task(
+            clock.sleep(wait_ns / _NS_PER_SECOND) if wait_ns else asyncio.sleep(_LOOK_SECONDS)
+        )
+        ending = loop.create_task(call.ended.wait())
+        waited = {taking, sleeping, ending}
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waited:
+                task.cancel()
+            await asyncio.wait(waited)
+    if not taking.cancelled() and (error := taking.exception()) is not None:
+        raise error
+    found = [] if taking.cancelled() else taking.result()
+    if call.why_ended is None:
+        return found or await seat.take(wanted, may_wait=False)  # what came at the last moment
+    if call.door.is_closing:
+        return found
+    seat.give_back(found)
+    raise call.why_ended
+
+
+@post(
+    "/v1/subscriptions/{name:str}/ack",
+    status_code=200,
+    operation_id="ack",
+    tags=["work"],
+    responses={200: ResponseSpec(Acked, description="Stored.")},
+)
+async def ack(
+    request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[AckIn]
+) -> Answer:
+    """Say that messages are done. Answered once that is stored.
+
+    If no answer comes, say it again: what this acknowledged within the last minute counts as acknowledged.
+    """
+    call = call_of(request)
+    found = named(call, seats_of(call.door), name, data.acks, verb="ack")
+    for taken, offsets in found.by_seat.values():
+        _note_late(found, taken.seat, taken.seat.ack(offsets))
+    await _stored(call, found)
+    return Answer(encode_json(Acked(*_counted(found))))
+
+
+@post("/v1/subscriptions/{name:str}/nack", status_code=200, operation_id="nack", tags=["work"])
+async def nack(
+    request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[NackIn]
+) -> Nacked:
+    """Say that messages failed: they come again after a delay, or become dead letters."""
+    call = call_of(request)
+    delay_ns = _duration_in("$.delay", data.delay)
+    found = named(call, seats_of(call.door), name, data.acks, verb="nack")
+    for taken, offsets in found.by_seat.values():
+        late = taken.seat.nack(offsets, delay_ns=delay_ns, reason=data.reason)
+        _note_late(found, taken.seat, late)
+    await _stored(call, found)
+    return Nacked(*_counted(found))
+
+
+@post("/v1/subscriptions/{name:str}/extend", status_code=200, operation_id="extend", tags=["work"])
+async def extend(
+    request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[ExtendIn]
+) -> Extended:
+    """Lease messages anew, from now on, together with those that came in the same delivery."""
+    call = call_of(request)
+    lease_ns = _duration_in("$.lease", data.lease)
+    _check_lease("$.lease", lease_ns)
+    found = named(call, seats_of(call.door), name, data.acks, verb="extend")
+    for taken, offsets in found.by_seat.values():
+        _note_late(found, taken.seat, taken.seat.extend(offsets, lease_ns))
+    return Extended(*_counted(found))
+
+
+@delete(
+    "/v1/subscriptions/{name:str}/consumers/{consumer:str}",
+    status_code=204,
+    operation_id="leave",
+    tags=["work"],
+)
+async def leave(
+    request: Request[Any, Any, Any], name: FromPath[str], consumer: FromPath[str]
+) -> None:
+    """End a consumer. What is leased to it goes to others at once, and does not count as failed."""
+    call = call_of(request)
+    found = seats_of(call.door).of(call, name, consumer)
+    if not found:
+        raise UnknownSubscriptionError(
+            f"subscription {name!r} has no consumer {consumer!r} of yours"
+        )
+    for taken in found:
+        taken.seat.close()
+
+
+# --- What the verbs share ---
+
+
+def _note_late(found: Named, seat: PollingConsumer, late: set[tuple[int, int]]) -> None:
+    found.late += [ack_id(seat.id, *each) for each in sorted(late)]
+
+
+async def _stored(call: Call, found: Named) -> None:
+    """Until all of it is stored. Raises what storing failed with."""
+    for taken, _ in found.by_seat.values():
+        await taken.seat.consumer.wait_stored()
+        seats_of(call.door).release(taken.seat)
+
+
+def _counted(found: Named) -> tuple[int, list[str]]:
+    in_time = found.count - len(found.late)
+    if not in_time:
+        raise LateAckError(
+            "the lease of each of these has ended, or they were settled otherwise, or this broker never gave them"
+        )
+    return in_time, found.late
+
+
+def _duration_in(field: str, given: float | str | None) -> int | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return duration_ns(field, given)
+    if not 0 <= given < 1e9:
+        raise FieldFault(field, f"{given} is no number of seconds from 0 on")
+    return round(given * _NS_PER_SECOND)
+
+
+def _lease_ns(field: str, given: str | None) -> int | None:
+    lease_ns = None if given is None else duration_ns(field, given)
+    _check_lease(field, lease_ns)
+    return lease_ns
+
+
+def _check_lease(field: str, lease_ns: int | None) -> None:
+    if lease_ns is not None and lease_ns < LEASE_NS_MIN:
+        raise FieldFault(field, f"a lease is {LEASE_NS_MIN // 1_000_000} ms or longer")
+
+
+work_handlers: list[ControllerRouterHandler] = [
+    consume,
+    ack,
+    nack,
+    extend,
+    leave,
+    *subscription_handlers,
+    *dead_letter_handlers,
+]

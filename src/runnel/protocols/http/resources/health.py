@@ -1,0 +1,45 @@
+"""Whether the broker lives, and whether it takes what it is given; for everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get
+
+from runnel.protocols.http.server.calls import call_of
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """`troubles` says what is in the way; nothing, if it is ready. `warnings` say what else is wrong."""
+
+    status: str
+    troubles: Sequence[str]
+    warnings: Sequence[str]
+
+
+@get("/healthz", operation_id="health", tags=["health"], sync_to_thread=False)
+def healthz() -> Health:
+    """Tell that the process is alive: answered as long as it answers anything."""
+    return Health("ok")
+
+
+@get("/readyz", operation_id="readiness", tags=["health"], sync_to_thread=False)
+def readyz(request: Request[Any, Any, Any]) -> Response[Readiness]:
+    """Tell whether the broker is ready: 503 while it shuts down, or cannot store everything that it is given."""
+    door = call_of(request).door
+    troubles = list(door.broker.monitor.troubles())
+    if door.is_closing:
+        troubles.insert(0, "the broker is shutting down")
+    warnings = door.broker.monitor.warnings()
+    if troubles:
+        return Response(Readiness("unready", troubles, warnings), status_code=503)
+    return Response(Readiness("ready", (), warnings))
+
+
+health_handlers = [healthz, readyz]

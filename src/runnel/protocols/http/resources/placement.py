@@ -1,0 +1,101 @@
+"""How messages that came in a body reach the broker: the partition of each, and room where there is none yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from runnel.broker.broker import Published
+from runnel.errors import BusyError, LimitExceededError
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
+from runnel.formats.traces import trace_tags
+from runnel.protocols.http.encoding.problems import TooLargeError
+from runnel.protocols.http.server.calls import Call
+from runnel.topics.partitions import partition_of_key
+
+_NS_PER_SECOND: Final = 1_000_000_000
+
+
+def partition_count(call: Call, topic: str) -> int:
+    return len(call.access.routes((topic,))[0].owners)
+
+
+def partition_of(message: Message, partitions: int, *, keyless: int = 0) -> int:
+    key = message.key if message.partition_key is None else message.partition_key
+    return keyless if key is None or partitions == 1 else partition_of_key(key, partitions)
+
+
+def at_partition(message: Message, partition: int) -> Message:
+    return msgspec.structs.replace(message, partition=partition)
+
+
+def placed_batch(messages: Sequence[Message]) -> tuple[Batch, list[int]]:
+    """One batch, those of a partition together; and, for its rows in order, which of the messages each is."""
+    partitions = [message.partition for message in messages]
+    order = list(range(len(messages)))
+    if partitions.count(partitions[0]) < len(partitions):
+        order.sort(key=partitions.__getitem__)
+        messages = [messages[at] for at in order]
+    return Batch.from_messages(messages), order
+
+
+def with_trace(message: Message, headers: Mapping[bytes, bytes]) -> Message:
+    """With the trace that the request belongs to, unless the message names one itself."""
+    parent = headers.get(b"traceparent")
+    if parent is None:
+        return message
+    state = headers.get(b"tracestate")
+    tags = trace_tags(
+        parent.decode("latin-1"), None if state is None else state.decode("latin-1"), message.tags
+    )
+    return message if tags is message.tags else msgspec.structs.replace(message, tags=tags)
+
+
+async def published(
+    call: Call, topic: str, publish: Callable[[], asyncio.Future[Published]]
+) -> asyncio.Future[Published]:
+    """What `publish` returns, once there is room for it; BusyError if there is none within the request's time."""
+    try:
+        return publish()
+    except BusyError:
+        pass
+    except LimitExceededError as error:
+        raise TooLargeError(str(error)) from None
+    clock = call.door.broker.clock
+    timeout_ns = call.door.settings.http.request_timeout_ns
+    ends_ns = clock.monotonic_ns() + timeout_ns
+    while True:
+        call.connection.holding()
+        await _wait_room(call, topic, ends_ns)
+        try:
+            return publish()
+        except BusyError:
+            if clock.monotonic_ns() >= ends_ns:
+                raise
+        except LimitExceededError as error:
+            raise TooLargeError(str(error)) from None
+
+
+async def _wait_room(call: Call, topic: str, ends_ns: int) -> None:
+    """Until there is room, or time is up."""
+    clock = call.door.broker.clock
+    loop = call.door.loop
+    room = loop.create_task(call.unless_ended(call.access.wait_room(topic)))
+    patience = loop.create_task(clock.sleep((ends_ns - clock.monotonic_ns()) / _NS_PER_SECOND))
+    try:
+        await asyncio.wait({room, patience}, return_when=asyncio.FIRST_COMPLETED)
+        if room.done():
+            room.result()
+    finally:
+        room.cancel()
+        patience.cancel()
+        await asyncio.wait({room, patience})
+
+
+def unobserved(published: asyncio.Future[Published]) -> None:
+    """Nobody waits for it: a failure is counted by the broker, and told to nobody."""
+    published.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -1,0 +1,186 @@
+"""Publishing: one message or an array of them as JSON, a body as it is, or lines without end (`bulk`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Final
+
+import msgspec
+from litestar import Request, post
+from litestar.params import FromPath, QueryParameter
+from msgspec import UNSET, Meta, UnsetType
+
+from runnel.broker.broker import Level, Published
+from runnel.protocols.http.encoding.messages import MESSAGE_FIELDS, MessageIn, decoded
+from runnel.protocols.http.encoding.parameters import INT64_MAX
+from runnel.protocols.http.encoding.problems import FieldFault, TooLargeError
+from runnel.protocols.http.encoding.raw_messages import message_of
+from runnel.protocols.http.resources.bulk import publish_lines
+from runnel.protocols.http.resources.placement import (
+    at_partition,
+    partition_count,
+    partition_of,
+    placed_batch,
+    published,
+    unobserved,
+    with_trace,
+)
+from runnel.protocols.http.server.answers import Answer, encode_json
+from runnel.protocols.http.server.bodies import JSON, NDJSON, content_type, read_body
+from runnel.protocols.http.server.calls import Call, call_of
+
+ARRAY_MAX: Final = 10_000
+"""Messages of an array: all of them are decoded at once, which holds up everybody else for so long."""
+
+_one: Final = msgspec.json.Decoder(MessageIn)
+_many: Final = msgspec.json.Decoder(list[MessageIn])
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """Where a message is, and how safe. At level none nobody knows yet where it will be."""
+
+    topic: str
+    partition: int
+    offset: int | UnsetType = UNSET
+    epoch: int | UnsetType = UNSET
+    receive_time_ns: int | UnsetType = UNSET
+    level: Level = Level.NONE
+    receivers: Annotated[
+        int | UnsetType,
+        Meta(description="Of a topic that is not kept: how many subscriptions it was sent to."),
+    ] = UNSET
+
+
+class Receipts(msgspec.Struct, frozen=True):
+    published: int
+    receipts: Sequence[Receipt]
+
+
+@post("/v1/topics/{topic:str}/messages", status_code=200, operation_id="publish", tags=["publish"])
+async def publish(
+    request: Request[Any, Any, Any],
+    topic: FromPath[str],
+    level: Annotated[
+        Level | None,
+        QueryParameter(
+            description="When it is answered: at once (none), once in memory (received), or once it has survived a "
+            "sync (stored). Default: stored for topics on disk, received for others."
+        ),
+    ] = None,
+    partition: Annotated[
+        int | None,
+        QueryParameter(
+            ge=0, le=INT64_MAX, description="Default: by the partition key, or the key."
+        ),
+    ] = None,
+) -> Answer:
+    """Publish messages to a topic, which is made if it is new."""
+    call = call_of(request)
+    kind = content_type(call)
+    if kind == NDJSON:
+        return await publish_lines(call, request, topic, level, partition)
+    body = await read_body(call, request)
+    if kind != JSON:
+        message = message_of(topic, body, request.scope["headers"])
+    elif body[:64].lstrip()[:1] == b"[":
+        _check_count(body)
+        messages = decoded(_many, body, fields=MESSAGE_FIELDS)
+        return await _publish_many(call, topic, messages, level, partition)
+    else:
+        message = decoded(_one, body, fields=MESSAGE_FIELDS).to_message(topic)
+    message = with_trace(message, call.headers)
+    if partition is None:
+        count = partition_count(call, topic)
+        partition = 0
+        if count > 1:
+            partition = partition_of(message, count, keyless=call.door.next_keyless(count))
+    answer = await published(
+        call, topic, lambda: call.access.send(message, level, partition=partition)
+    )
+    flow = call.flow
+    flow.messages_in += 1
+    flow.bytes_in += message.size
+    if level is Level.NONE:
+        unobserved(answer)
+        return Answer(encode_json(Receipt(topic, partition)), status=202)
+    return Answer(encode_json(_receipt(topic, partition, await answer)))
+
+
+def _check_count(body: bytes) -> None:
+    """Refuse an array of too many, before anything is made of it.
+
+    A message has at least one brace: only where there are many braces, it has to be seen whose they are.
+    """
+    if body.count(b"{") <= ARRAY_MAX:
+        return
+    count = 0
+
+    class Element(msgspec.Struct):
+        """One message, of which nothing is looked at."""
+
+        def __post_init__(self) -> None:
+            nonlocal count
+            count += 1
+            if count > ARRAY_MAX:
+                raise TooLargeError(
+                    f"the array has more than {ARRAY_MAX} messages; {NDJSON} takes any number, one a line"
+                )
+
+    with suppress(
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError
+    ):  # told by what decodes it
+        msgspec.json.decode(body, type=list[Element])
+
+
+async def _publish_many(
+    call: Call,
+    topic: str,
+    given: Sequence[MessageIn],
+    level: Level | None,
+    partition: int | None,
+) -> Answer:
+    """An array: one batch, stored whole or not at all."""
+    if not given:
+        raise FieldFault("$", "the array is empty; at least one message is needed")
+    count = partition_count(call, topic)
+    keyless = call.door.next_keyless(count)
+    messages = []
+    for at, each in enumerate(given):
+        message = with_trace(each.to_message(topic, f"$[{at}]"), call.headers)
+        place = partition_of(message, count, keyless=keyless) if partition is None else partition
+        messages.append(message if place == 0 else at_partition(message, place))
+    batch, order = placed_batch(messages)
+    answer = await published(call, topic, lambda: call.access.publish(batch, level))
+    flow = call.flow
+    flow.messages_in += len(messages)
+    flow.bytes_in += len(batch.body)
+    if level is Level.NONE:
+        unobserved(answer)
+        receipts = [Receipt(topic, message.partition) for message in messages]
+        return Answer(encode_json(Receipts(len(receipts), receipts)), status=202)
+    done = await answer
+    found: dict[int, Receipt] = {}
+    row = 0
+    for run, base_offset in zip(batch.runs(), done.base_offsets, strict=True):
+        for number in range(run.count):
+            found[order[row]] = _receipt(topic, run.partition, done, base_offset + number)
+            row += 1
+    return Answer(encode_json(Receipts(len(found), [found[at] for at in range(len(found))])))
+
+
+def _receipt(topic: str, partition: int, done: Published, offset: int | None = None) -> Receipt:
+    if offset is None:
+        offset = done.base_offsets[0]
+    return Receipt(
+        topic,
+        partition,
+        offset,
+        done.epoch,
+        done.receive_time_ns,
+        done.level,
+        UNSET if done.receivers is None else done.receivers,
+    )
+
+
+publish_handlers = [publish]

@@ -1,0 +1,79 @@
+"""What the broker tells of itself: its figures, and who is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, get
+from litestar.params import QueryParameter
+
+from runnel.broker.broker import ConnectionStats
+from runnel.protocols.http.encoding.parameters import PageLimit, time_text
+from runnel.protocols.http.server.calls import call_of
+
+
+class FlowOut(msgspec.Struct, frozen=True):
+    """From the connection's beginning."""
+
+    messages_in: int
+    bytes_in: int
+    messages_out: int
+    bytes_out: int
+
+
+class ConnectionOut(msgspec.Struct, frozen=True):
+    id: int
+    door: str
+    peer: str
+    client: str
+    token: str
+    since_ns: int
+    since: str
+    subscriptions: int
+    queued_bytes: int
+    flow: FlowOut
+
+
+class ConnectionList(msgspec.Struct, frozen=True):
+    connections: Sequence[ConnectionOut]
+    is_complete: Annotated[
+        bool, msgspec.Meta(description="Otherwise ask again, with `after` the last id.")
+    ]
+
+
+@get("/v1/connections", operation_id="listConnections", tags=["watching"])
+async def list_connections(
+    request: Request[Any, Any, Any],
+    after: Annotated[int, QueryParameter(ge=0, description="Ids behind this one.")] = 0,
+    limit: PageLimit = 0,
+) -> ConnectionList:
+    """List the connections of all listeners, in the order in which they came."""
+    rows, is_complete = await call_of(request).access.connections(after=after, limit=limit)
+    return ConnectionList([_connection(row) for row in rows], is_complete)
+
+
+def _connection(row: ConnectionStats) -> ConnectionOut:
+    flow = row.flow
+    return ConnectionOut(
+        row.id,
+        row.door,
+        row.peer,
+        row.client,
+        row.token,
+        row.since_ns,
+        time_text(row.since_ns),
+        row.subscriptions,
+        row.queued_bytes,
+        FlowOut(flow.messages_in, flow.bytes_in, flow.messages_out, flow.bytes_out),
+    )
+
+
+@get("/v1/statistics", operation_id="statistics", tags=["watching"], sync_to_thread=False)
+def statistics(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    """Tell the figures of this moment, as they are published on `!system/metrics/broker`."""
+    return call_of(request).access.statistics()
+
+
+watch_handlers = [list_connections, statistics]

@@ -1,0 +1,1 @@
+"""Connections and requests: limits, authentication, paths, bodies, answers."""

@@ -1,0 +1,234 @@
+"""All connections of the HTTP door: their number, their times, the streams among them, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from typing import Final, Protocol
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from runnel.broker.broker import Broker
+from runnel.broker.connections import ReadRows
+from runnel.config import Settings
+from runnel.errors import BusyError, ClosedError, LimitExceededError, RunnelError
+from runnel.platform.port_listener import DrainDeadline
+from runnel.protocols.http.encoding.sent_last_values import SentLists
+from runnel.protocols.http.server.connection import Connection
+from runnel.security.gate import Gate
+
+# Connections that were turned away and are still being told so; beyond that they are just closed.
+_REFUSED_MAX: Final = 64
+_SWEEP_SECONDS_MAX: Final = 1.0
+_SWEEPS_PER_TIMEOUT: Final = 4
+_NS_PER_SECOND: Final = 1_000_000_000
+# Nothing here is for a cache to keep, or for a browser to take for something else than it says it is.
+_SAFE_HEADERS: Final = (
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+)
+
+
+class Lasting(Protocol):
+    """A call that wants to know when it has to end."""
+
+    def end(self, error: RunnelError) -> None: ...
+
+
+class HttpDoor:
+    """What requests share. Made within a running loop; `close` it before the broker."""
+
+    def __init__(self, broker: Broker, gate: Gate, settings: Settings) -> None:
+        self.broker = broker
+        self.gate = gate
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self.closing = asyncio.Event()
+        """Set when draining begins: streams and long polls end."""
+        self.on_close: list[Callable[[], object]] = []
+        """Called by `close` when no request is under way any more; the broker may stay open."""
+        self.connections: set[Connection] = set()
+        self._refused: set[Connection] = set()
+        self._calls: set[Lasting] = set()
+        self.sent_last_values = SentLists()
+        self._stream_count = 0
+        self._keyless_turn = 0
+        self._state = ServerState()
+        self._tell_date()
+        self._changed = asyncio.Event()  # somebody has left, or was answered, while draining
+        drain_seconds_max = settings.http.drain_timeout_ns / _NS_PER_SECOND
+        self._patience = DrainDeadline(broker.clock, drain_seconds_max)
+        self._is_closed = False
+        broker.connections.listeners.append(self.rows)
+        broker.metrics.add_limit(
+            "http.streams_max", settings.http.streams_max, lambda: self._stream_count
+        )
+        self._sweeping = self.loop.create_task(self._sweep(), name="runnel-http")
+
+    # --- Connections ---
+
+    def new_connection(self, config: Config) -> Connection:
+        return Connection(self, config, self._state)
+
+    def enter(self, connection: Connection) -> RunnelError | None:
+        """A connection is there: let it in, or say why not."""
+        refusal: RunnelError | None = None
+        connections_max = self.settings.http.connections_max
+        if self.is_closing:
+            refusal = ClosedError("the broker is shutting down; connect again later")
+        elif len(self.connections) >= connections_max and not self._make_room():
+            refusal = BusyError(
+                f"the HTTP door has {connections_max} connections with requests under way; no more are allowed "
+                "(http.connections_max); try again later"
+            )
+        counters = self.broker.metrics.counters
+        if refusal is None:
+            counters.connections_opened += 1
+            self.connections.add(connection)
+            return None
+        counters.connections_refused += 1
+        self._refused.add(connection)
+        if len(self._refused) > _REFUSED_MAX:
+            self._refused.pop().transport.abort()
+        return refusal
+
+    def _make_room(self) -> bool:
+        """End the connection that has been idle for longest. False: all are busy.
+
+        Else idle ones could keep out everybody, down to the probe that asks whether the broker lives.
+        """
+        idle = [each for each in self.connections if not each.is_busy]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda each: each.quiet_since_ns)
+        self.broker.metrics.counters.connections_idle += 1
+        longest.transport.abort()
+        self.leave(longest)  # at once, for the loop tells it of its end only later
+        return True
+
+    def leave(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._refused.discard(connection)
+        self._changed.set()
+
+    def on_answered(self) -> None:
+        """A request is over."""
+        self._changed.set()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self.connections)
+
+    def rows(self) -> ReadRows:
+        """The connections by id: how to read each as the metrics show it."""
+        return {connection.id: connection.row for connection in self.connections}
+
+    @contextmanager
+    def enter_stream(self) -> Iterator[None]:
+        """A stream, or a request that waits for a message: as many as the settings allow at a time."""
+        streams_max = self.settings.http.streams_max
+        if self._stream_count >= streams_max:
+            raise LimitExceededError(
+                f"http.streams_max = {streams_max} streams and waiting requests are under way; no more are allowed"
+            )
+        self._stream_count += 1
+        try:
+            yield
+        finally:
+            self._stream_count -= 1
+
+    def next_keyless(self, partitions: int) -> int:
+        """The partition for the messages of a batch that have no key: in turns."""
+        self._keyless_turn += 1
+        return self._keyless_turn % partitions
+
+    @property
+    def stream_count(self) -> int:
+        return self._stream_count
+
+    async def _sweep(self) -> None:
+        """One look at all connections now and then, instead of a timer for each."""
+        http = self.settings.http
+        shortest_ns = min(http.request_timeout_ns, http.idle_timeout_ns)
+        pause_seconds = min(_SWEEP_SECONDS_MAX, shortest_ns / _NS_PER_SECOND / _SWEEPS_PER_TIMEOUT)
+        while True:
+            await self.broker.clock.sleep(pause_seconds)
+            self._tell_date()
+            now_ns = self.broker.clock.monotonic_ns()
+            for connection in [*self.connections, *self._refused]:
+                connection.check_times(now_ns)
+
+    def _tell_date(self) -> None:
+        date = formatdate(self.broker.clock.time_ns() / _NS_PER_SECOND, usegmt=True)
+        usual = [(b"date", date.encode()), *_SAFE_HEADERS]
+        self._state.default_headers = usual
+        self.usual_fields = b"".join([b"%b: %b\r\n" % field for field in usual])
+
+    # --- Calls that last ---
+
+    def watch(self, call: Lasting) -> None:
+        """Tell a call of the door's end, until `forget`."""
+        if self.is_closing:
+            call.end(_closing())
+        else:
+            self._calls.add(call)
+
+    def forget(self, call: Lasting) -> None:
+        self._calls.discard(call)
+
+    # --- The end ---
+
+    @property
+    def is_closing(self) -> bool:
+        return self.closing.is_set()
+
+    async def drain(self) -> bool:
+        """End streams, finish what was asked, close every connection.
+
+        False: time was up, or `hurry` was called, before all was finished. What is left, `close` cuts off.
+        """
+        self._begin_closing()
+        return await self._patience.lasts_for(self._finish())
+
+    def hurry(self) -> None:
+        """A drain under way waits no longer."""
+        self._patience.hurry()
+
+    async def close(self) -> None:
+        """Cut off every connection that is left, and wait until nothing of it is at work."""
+        self._begin_closing()
+        self._sweeping.cancel()
+        if self.rows in self.broker.connections.listeners:
+            self.broker.connections.listeners.remove(self.rows)
+        for connection in [*self.connections, *self._refused]:
+            connection.transport.abort()
+        tasks = list(self._state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait({self._sweeping, *tasks})
+        await self._wait_empty()
+        while self.on_close:
+            self.on_close.pop()()
+
+    def _begin_closing(self) -> None:
+        if not self.is_closing:
+            self.closing.set()
+            for call in list(self._calls):
+                call.end(_closing())
+
+    async def _finish(self) -> None:
+        for connection in list(self.connections):
+            connection.shutdown()  # at once, or when the request under way is answered
+        await self._wait_empty()
+
+    async def _wait_empty(self) -> None:
+        while self.connections or self._refused:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def _closing() -> ClosedError:
+    return ClosedError("the broker is shutting down; try again later")

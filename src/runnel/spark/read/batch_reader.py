@@ -1,0 +1,228 @@
+"""Batch reads: what there is to read is settled once, in planning; tasks then read exact ranges."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from runnel.client import Bus
+from runnel.errors import ClientFault, OffsetGoneError, UnknownTopicError
+from runnel.formats.wire import TopicState
+from runnel.spark.connections import BrokerLogin, connection
+from runnel.spark.options import BoundKind, ReadBound, ReadBounds, ReadOptions
+from runnel.spark.read import schema
+from runnel.spark.read.file_plan import plan_files
+from runnel.spark.read.plan import (
+    RANGE_BYTES,
+    StoredOffsets,
+    check_partitions,
+    pack,
+    resolve,
+    split,
+)
+from runnel.spark.read.pushdown import Narrowing, narrowed
+from runnel.spark.read.ranges import Range, ReadPartition, TopicRange, read
+
+_REQUESTS_AT_ONCE: Final = 32
+# Of ranges with fewer messages, nobody asks how large they are.
+_SAMPLED_FROM_MESSAGES: Final = 10_000
+_SAMPLE_BYTES: Final = 64 * 1024
+_NOT_KEPT: Final = "none"
+
+_T = TypeVar("_T")
+
+
+class BatchReader(DataSourceReader):
+    """For sessions that do not push filters down."""
+
+    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+        self._options = options
+        self._columns = columns
+        self._narrowing = Narrowing()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        if options.path is not None:
+            tasks: Sequence[Sequence[Range]] = plan_files(options.path, options, self._narrowing)
+        else:
+            assert options.url is not None
+            address = BrokerLogin(options.url, options.token)
+            bus = connection(address)
+            ranges = bus.run(_Plan(bus.bus, address, options, self._narrowing).ranges())
+            tasks = pack(ranges, options.bytes_per_partition)
+        # Spark makes a partition of its own if there are none: better one that can be read.
+        return [ReadPartition(task) for task in tasks] or [ReadPartition(())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ReadPartition)
+        return schema.rows(chain.from_iterable(map(read, partition.ranges)), self._columns)
+
+
+class PushdownBatchReader(BatchReader):
+    """For sessions with `spark.sql.python.filterPushdown.enabled`: elsewhere Spark refuses a reader that can."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        for pushed in filters:
+            narrower = narrowed(self._narrowing, pushed)
+            if narrower is None:
+                yield pushed
+            else:
+                self._narrowing = narrower
+
+
+class _Plan:
+    """One read of a broker's topics, planned. Requests are on their way a few at a time."""
+
+    def __init__(
+        self, bus: Bus, address: BrokerLogin, options: ReadOptions, narrowing: Narrowing
+    ) -> None:
+        self._bus = bus
+        self._address = address
+        self._options = options
+        self._narrowing = narrowing
+        self._room = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+
+    async def ranges(self) -> list[tuple[TopicRange, int]]:
+        """What to read, in order, and how many bytes that is, nearly."""
+        topics = await self._topics()
+        counts = {topic.name: topic.partition_count for topic in topics}
+        for places in (self._options.starting, self._options.ending):
+            check_partitions(places, counts)
+        found = await self._each(
+            self._partition(topic.name, number, StoredOffsets(at.first_offset, at.next_offset))
+            for topic in topics
+            if self._narrowing.wants_topic(topic.name)
+            for number, at in enumerate(topic.partitions)
+            if self._narrowing.wants_partition(number)
+        )
+        return list(chain.from_iterable(found))
+
+    async def _each(self, work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+        async def one(coroutine: Coroutine[Any, Any, _T]) -> _T:
+            async with self._room:
+                return await coroutine
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(coroutine)) for coroutine in work]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # one is enough to say what is wrong
+        return [task.result() for task in tasks]
+
+    async def _topics(self) -> list[TopicState]:
+        pattern = self._options.pattern
+        if pattern is None:
+            names = self._options.topics
+        else:
+            names = tuple(
+                topic.name
+                for topic in await self._bus.topics(pattern)
+                if topic.keep != _NOT_KEPT and self._narrowing.wants_topic(topic.name)
+            )
+        try:
+            described = await self._each(map(self._described, names))
+        except UnknownTopicError as unknown:
+            raise UnknownTopicError(f"{unknown}{await self._hint()}") from None
+        topics = [topic for topic in described if topic is not None]
+        for topic in topics:
+            if topic.keep == _NOT_KEPT:
+                raise ClientFault(
+                    f'topic {topic.name!r} is live only (keep = "none"): there is nothing of it to read'
+                )
+        return topics
+
+    async def _described(self, name: str) -> TopicState | None:
+        """None for one that was deleted since it was found by a pattern."""
+        try:
+            return await self._bus.topic(name)
+        except UnknownTopicError:
+            if self._options.pattern is None:
+                raise
+            return None
+
+    async def _hint(self) -> str:
+        """What could have been meant by a topic that is not there."""
+        there = [topic.name for topic in await self._bus.topics()]
+        missing = [name for name in self._options.topics if name not in there]
+        near = [match for name in missing for match in difflib.get_close_matches(name, there, 3)]
+        if near:
+            return f"; did you mean {' or '.join(near)}?"
+        shown = ", ".join(there[:5])
+        return f"; there are {len(there)} topics{': ' if there else ''}{shown}{', …' if there[5:] else ''}"
+
+    async def _partition(
+        self, topic: str, partition: int, there: StoredOffsets
+    ) -> list[tuple[TopicRange, int]]:
+        options, narrowing = self._options, self._narrowing
+        begin = await self._offset(options.starting, topic, partition, there)
+        end = await self._offset(options.ending, topic, partition, there)
+        offsets, times = narrowing.offset, narrowing.receive_ns
+        if offsets.low is not None:
+            begin = max(begin, offsets.low)
+        if offsets.high is not None:
+            end = min(end, offsets.high)
+        if times.low is not None:
+            begin = max(begin, await self._offset_at(topic, partition, times.low))
+        if times.high is not None:
+            end = min(end, await self._offset_at(topic, partition, times.high))
+        if begin >= end:
+            return []
+        size = await self._message_bytes(topic, partition, begin, end) * (end - begin)
+        pieces = -(-size // options.bytes_per_partition)
+        return [
+            (
+                TopicRange(
+                    address=self._address,
+                    topic=topic,
+                    partition=partition,
+                    begin=first,
+                    end=last,
+                    rows=narrowing.rows(options.tags),
+                    fails_on_data_loss=options.fails_on_data_loss,
+                ),
+                size // pieces,
+            )
+            for first, last in split(begin, end, pieces)
+        ]
+
+    async def _offset(
+        self, places: ReadBounds, topic: str, partition: int, there: StoredOffsets
+    ) -> int:
+        place: ReadBound = places.of(topic, partition)
+        if place.kind is BoundKind.TIME:
+            # Not beyond what was there when the topic was described: all ends are of one moment.
+            return min(await self._offset_at(topic, partition, place.value), there.next)
+        return resolve(
+            places,
+            place,
+            topic,
+            partition,
+            there,
+            is_strict=self._options.fails_on_data_loss,
+        )
+
+    async def _offset_at(self, topic: str, partition: int, time_ns: int) -> int:
+        """The first offset that was received at a time or later."""
+        page = await self._bus.fetch(
+            topic, partition=partition, time=time_ns, messages_max=1, bytes_max=1
+        )
+        firsts = [batch.runs()[0].base_offset for batch in page.batches[:1]]
+        firsts += [gap.first_offset for gap in page.gaps]
+        return min(firsts, default=page.next_offset)
+
+    async def _message_bytes(self, topic: str, partition: int, begin: int, end: int) -> int:
+        """The size of a message, by a sample."""
+        if end - begin < _SAMPLED_FROM_MESSAGES:
+            return max(1, RANGE_BYTES // (end - begin))
+        try:
+            page = await self._bus.fetch(topic, begin, partition=partition, bytes_max=_SAMPLE_BYTES)
+        except OffsetGoneError:  # since the topic was described: the task that reads it tells
+            return max(1, RANGE_BYTES // (end - begin))
+        size = sum(batch.envelope.body_bytes for batch in page.batches)
+        return max(1, size // max(1, len(page)))

@@ -1,0 +1,1 @@
+"""The Spark session and what it runs on: Java, Python workers, files."""
