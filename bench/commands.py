@@ -24,7 +24,7 @@ from bench.suite import NAMES, Job, jobs_of, titles_of
 from bench.targets import verdicts
 
 _PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
-_FORMER_NAMES = {"doors": "listeners"}
+_FORMER_NAMES = {"listeners": "listeners"}
 _ALL, _REPORT, _PEERS = "all", "report", "peers"
 
 

@@ -60,7 +60,7 @@ class RolePipe:
         loop.remove_reader(self._connection.fileno())
 
 
-Role = Callable[..., RoleReport]  # called with a plan and a gate
+Role = Callable[..., RoleReport]  # called with a plan and a authenticator
 
 
 def _play(role: Role, plan: object, connection: Connection) -> None:

@@ -33,7 +33,7 @@ from bench.servers import Servers
 from bench.systems import kafka_queue, nats_queue, rabbit_queue, redis_queue, runnel_queue
 from bench.systems.system import IDLE_SECONDS_MAX, PAYLOAD_BYTES, RunningServer, scratch
 from bench.systems.work import TOPIC, AckTally, WorkPlan
-from runnel.formats.work_heads import Part
+from runnel.formats.work_heads import DeliveryPart
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import SubscriptionOptions
 from runnel.group_rules.group import Group
@@ -292,12 +292,12 @@ def _rules_acknowledge(count: int, *, is_shuffled: bool) -> Sample:
     for consumer in range(CONSUMERS):
         group.join(consumer, window_messages=each, window_bytes=each * PAYLOAD_BYTES)
     group.extend(key, 1 + count)
-    parts: dict[int, list[Part]] = {consumer: [] for consumer in range(CONSUMERS)}
+    parts: dict[int, list[DeliveryPart]] = {consumer: [] for consumer in range(CONSUMERS)}
     for base in range(1, 1 + count, _PARTS_AT_ONCE):
         messages = min(_PARTS_AT_ONCE, 1 + count - base)
         for delivery in group.offer(key, base, messages, messages * PAYLOAD_BYTES, 0):
             offsets = range(delivery.base, delivery.base + delivery.mask.bit_length())
-            parts[delivery.consumer] += [Part(delivery.id, at, at + 1) for at in offsets]
+            parts[delivery.consumer] += [DeliveryPart(delivery.id, at, at + 1) for at in offsets]
     leased = group.in_flight
     if is_shuffled:
         for of_one in parts.values():

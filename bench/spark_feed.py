@@ -61,16 +61,16 @@ def fill(url: str, topic: str, count: int, *, has_tags: bool = False) -> None:
     uvloop.run(publish())
 
 
-def feed(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def feed(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """`rate` messages a second, in small bursts, until it is told that it is over."""
 
     async def work() -> RoleReport:
         payloads = random_payloads(MESSAGES_PER_BATCH)
         async with connect(plan.url) as bus, bus.publisher(plan.topics[0]) as publisher:
-            gate.ready()
+            authenticator.ready()
             begin_ns = time.time_ns()
             sent = 0
-            while not gate.is_over():
+            while not authenticator.is_over():
                 due = (time.time_ns() - begin_ns) * plan.rate // 10**9
                 for number in range(sent, due):
                     publisher.send(payloads[number % MESSAGES_PER_BATCH])

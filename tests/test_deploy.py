@@ -111,7 +111,9 @@ def test_the_unit_starts_a_broker_that_says_when_it_is_ready(directory: Path) ->
 
 def test_the_unit_leaves_time_and_files_enough() -> None:
     settings, service = Settings(), unit()
-    drains_ns = [door.drain_timeout_ns for door in (settings.native, settings.http, settings.grpc)]
+    drains_ns = [
+        listener.drain_timeout_ns for listener in (settings.native, settings.http, settings.grpc)
+    ]
     assert int(service["TimeoutStopSec"]) * 10**9 > max(drains_ns)
     connections = settings.native.connections_max + settings.http.connections_max
     files = connections + settings.grpc.calls_max + settings.limits.open_files_max

@@ -171,7 +171,7 @@ def test_serving_ends_when_the_server_is_told_to_stop(tmp_path: Path) -> None:
     assert len(seen) == 1
 
 
-def test_a_door_that_cannot_open_leaves_no_broker_behind(tmp_path: Path) -> None:
+def test_a_listener_that_cannot_open_leaves_no_broker_behind(tmp_path: Path) -> None:
     async def scenario() -> None:
         with pytest.raises(SettingsError, match="no token is required"):
             await serve(settings(tmp_path, "0.0.0.0:0"))
@@ -181,7 +181,7 @@ def test_a_door_that_cannot_open_leaves_no_broker_behind(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
-def test_doors_whose_extras_are_missing_stay_closed_and_say_how_to_have_them(
+def test_listeners_whose_extras_are_missing_stay_closed_and_say_how_to_have_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("runnel.server.has_extra", lambda name: False)

@@ -56,11 +56,11 @@ def test_native_clients_are_served_while_other_listeners_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_import = threading.Event()
-    import_doors = servers._import_listeners
+    import_listeners = servers._import_listeners
 
     def import_later(settings: Settings) -> list[tuple[str, servers.OpenListener]]:
         assert may_import.wait(SECONDS_MAX)
-        return import_doors(settings)
+        return import_listeners(settings)
 
     monkeypatch.setattr(servers, "_import_listeners", import_later)
 

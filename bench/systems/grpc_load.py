@@ -58,7 +58,7 @@ def _check(answers: Answers, offsets: int) -> None:
             raise ConnectionError(f"not the {offsets} offsets that were due: {answer}")
 
 
-def publish(plan: LoadPlan, gate: RolePipe) -> RoleReport:
+def publish(plan: LoadPlan, authenticator: RolePipe) -> RoleReport:
     """Each client has a stream; all of them share a connection."""
 
     async def load() -> RoleReport:
@@ -77,8 +77,8 @@ def publish(plan: LoadPlan, gate: RolePipe) -> RoleReport:
                 )
 
             await everywhere(max(2 * plan.window, plan.calls // 10))
-            gate.ready()
-            gate.wait_go()
+            authenticator.ready()
+            authenticator.wait_go()
             with meter.phase(PUBLISH, plan.calls * plan.clients * plan.messages):
                 answered = await everywhere(plan.calls)
             for answers in answered:

@@ -192,7 +192,7 @@ async def _run(connections: Sequence[LoadConnection], clients: Iterable[Client])
     )
 
 
-def work(plan: LoadPlan, gate: RolePipe) -> RoleReport:
+def work(plan: LoadPlan, authenticator: RolePipe) -> RoleReport:
     """Single messages: published by all clients, then consumed and acknowledged by turns; then message by message."""
 
     async def load() -> RoleReport:
@@ -211,8 +211,8 @@ def work(plan: LoadPlan, gate: RolePipe) -> RoleReport:
             )
 
         await _run(connections, all_three(_WARM_UP_CALLS))
-        gate.ready()
-        gate.wait_go()
+        authenticator.ready()
+        authenticator.wait_go()
         with meter.phase(PUBLISH, total):
             await _run(connections, everywhere(requests.publish))
         for begin in range(0, calls, _HELD_MAX):
@@ -237,25 +237,27 @@ def work(plan: LoadPlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(load())
 
 
-def singles(plan: LoadPlan, gate: RolePipe) -> RoleReport:
+def singles(plan: LoadPlan, authenticator: RolePipe) -> RoleReport:
     """One message in each request."""
-    return _posted(plan, gate, PUBLISH, _publishing(plan, f"single-{plan.name}", _MESSAGE))
+    return _posted(plan, authenticator, PUBLISH, _publishing(plan, f"single-{plan.name}", _MESSAGE))
 
 
-def bulk(plan: LoadPlan, gate: RolePipe) -> RoleReport:
+def bulk(plan: LoadPlan, authenticator: RolePipe) -> RoleReport:
     """Many messages in each request, a line for each."""
     lines = (_MESSAGE + b"\n") * plan.messages
-    return _posted(plan, gate, BULK, _publishing(plan, f"bulk-{plan.name}", lines, _NDJSON))
+    return _posted(
+        plan, authenticator, BULK, _publishing(plan, f"bulk-{plan.name}", lines, _NDJSON)
+    )
 
 
-def _posted(plan: LoadPlan, gate: RolePipe, phase: str, request: bytes) -> RoleReport:
+def _posted(plan: LoadPlan, authenticator: RolePipe, phase: str, request: bytes) -> RoleReport:
     async def load() -> RoleReport:
         connections = await _connected(plan)
         meter = Meter(plan.pid)
         warm_up = max(1, plan.calls // 10)
         await _run(connections, (_repeat(request, warm_up) for _ in connections))
-        gate.ready()
-        gate.wait_go()
+        authenticator.ready()
+        authenticator.wait_go()
         with meter.phase(phase, plan.calls * plan.clients * plan.messages):
             await _run(connections, (_repeat(request, plan.calls) for _ in connections))
         for connection in connections:

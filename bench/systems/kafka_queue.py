@@ -29,12 +29,12 @@ _CONSUME_SECONDS_MAX = 0.01
 _ASSIGNED_SECONDS_MAX = 30.0
 
 
-def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def produce(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     make_topics(plan.url, [TOPIC], PARTITIONS)
     sending, data = producer(plan.url), payloads()
     sending.list_topics(timeout=30)
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     send_all(sending, [named(plan.url, TOPIC)], data, plan.count)
     flush(sending)
@@ -57,7 +57,7 @@ class _Committed:
         self._tally.reach(sum(self._offsets.values()))
 
 
-def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def consume(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     from confluent_kafka import Consumer
 
     make_topics(plan.url, [TOPIC], PARTITIONS)
@@ -73,8 +73,8 @@ def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
         consumer = Consumer(bootstrap(plan.url) | settings)
         consumer.subscribe([named(plan.url, TOPIC)])
         _wait_assigned(consumer)
-        gate.ready()
-        while not gate.is_over():
+        authenticator.ready()
+        while not authenticator.is_over():
             messages = consumer.consume(_MESSAGES_PER_CONSUME, _CONSUME_SECONDS_MAX)
             for message in messages:
                 if message.error() is not None:
@@ -96,13 +96,13 @@ def _wait_assigned(consumer: Any) -> None:
             raise TimeoutError("no partition was assigned")
 
 
-def audit(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def audit(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     """What the coordinator says is committed."""
     from confluent_kafka import Consumer, TopicPartition
 
     settings = {"group.id": SUBSCRIPTION + named(plan.url, "")}
     consumer = Consumer(bootstrap(plan.url) | settings)
-    gate.ready()
+    authenticator.ready()
     topic = named(plan.url, TOPIC)
     wanted = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     offsets = [each.offset for each in consumer.committed(wanted, timeout=30)]

@@ -213,13 +213,13 @@ def flush(sending: Any) -> None:
 # --- Roles ---
 
 
-def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     make_topics(plan.url, plan.topics)
     sending, names = producer(plan.url), [named(plan.url, topic) for topic in plan.topics]
     data = payloads()
     sending.list_topics(timeout=30)  # connected
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     send_all(sending, names, data, plan.count)
     flush(sending)
@@ -229,12 +229,12 @@ def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
 publish_stored = publish  # it returns when everything is acknowledged, or raises
 
 
-def publish_steadily(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish_steadily(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     make_topics(plan.url, plan.topics)
     sending, name = producer(plan.url, _PRODUCER_PROMPT), named(plan.url, plan.topics[0])
     sending.list_topics(timeout=30)  # connected
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     for number in ticks(plan.rate, plan.count):
         sending.produce(name, stamped(number))
@@ -274,14 +274,14 @@ def _read_one_by_one(consumer: Any, arrivals: ReceivedMessages, topic: str, expe
         left -= 1
 
 
-def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def subscribe(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     make_topics(plan.url, plan.topics)
     read = _read_one_by_one if plan.order is PayloadOrder.STAMPED else _read
     consumers = [_consumer(plan.url, plan.pattern) for _ in range(plan.connections)]
     all_arrivals = [ReceivedMessages(plan.count, plan.order) for _ in consumers]
     for consumer in consumers:
         consumer.list_topics(timeout=30)
-    gate.ready()
+    authenticator.ready()
     in_threads(
         [
             partial(read, consumer, arrivals, plan.pattern, plan.count)
@@ -291,7 +291,7 @@ def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return report_of(all_arrivals)
 
 
-def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def clients(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Each connection publishes over all topics and listens to one of them: a thread for either."""
     make_topics(plan.url, plan.topics)
     names = [named(plan.url, topic) for topic in plan.topics]
@@ -306,8 +306,8 @@ def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
         send_all(producers[place], names, payloads(plan.first_client + place), plan.count)
         flush(producers[place])
 
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     places = range(plan.connections)
     reading = [
@@ -320,15 +320,15 @@ def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
 
-def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def catch_up(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     from confluent_kafka import TopicPartition
 
     consumer = _consumer(plan.url, plan.pattern)
     consumer.unassign()
     consumer.list_topics(timeout=30)
     arrivals = ReceivedMessages(plan.count, plan.order)
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     consumer.assign([TopicPartition(named(plan.url, plan.pattern), 0, 0)])
     _read(consumer, arrivals, plan.pattern, plan.count)
@@ -336,7 +336,7 @@ def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
 
-def catch_up_arrow(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def catch_up_arrow(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """To record batches of offset, time and payload, made of every 10,000 messages: it has no columns of its own."""
     import pyarrow as pa
     from confluent_kafka import TopicPartition
@@ -344,8 +344,8 @@ def catch_up_arrow(plan: RolePlan, gate: RolePipe) -> RoleReport:
     consumer = _consumer(plan.url, plan.pattern)
     consumer.unassign()
     consumer.list_topics(timeout=30)
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     consumer.assign([TopicPartition(named(plan.url, plan.pattern), 0, 0)])
     left, misplaced, before = plan.count, 0, -1
@@ -366,17 +366,17 @@ def catch_up_arrow(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return RoleReport(begin_ns, time.time_ns(), plan.count - left, misplaced)
 
 
-def fill(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def fill(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Round and round over the topics, acknowledged."""
     make_topics(plan.url, plan.topics)
     sending, names = producer(plan.url), [named(plan.url, topic) for topic in plan.topics]
-    gate.ready()
+    authenticator.ready()
     send_all(sending, names, [bytes(plan.payload_bytes)], plan.count)
     flush(sending)
     return RoleReport(messages=plan.count)
 
 
-def wait_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def wait_up(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Until a stored message of the last topic can be read."""
     import confluent_kafka  # noqa: F401 - before the clock runs
 
@@ -390,6 +390,6 @@ def wait_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
         assert len(message.value()) == plan.payload_bytes
         return end_ns
 
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     return RoleReport(end_ns=when_up(plan.url, read))

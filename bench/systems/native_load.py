@@ -41,7 +41,7 @@ async def _work(bus: Bus, plan: LoadPlan, calls: int) -> None:
     # Left at once: what it has been leased since is somebody else's to take.
 
 
-def work(plan: LoadPlan, gate: RolePipe) -> RoleReport:
+def work(plan: LoadPlan, authenticator: RolePipe) -> RoleReport:
     """Each client has a connection."""
 
     async def load() -> RoleReport:
@@ -55,8 +55,8 @@ def work(plan: LoadPlan, gate: RolePipe) -> RoleReport:
                 for _ in range(plan.clients)
             ]
             await asyncio.gather(*(_work(bus, plan, _WARM_UP_CALLS) for bus in buses))
-            gate.ready()
-            gate.wait_go()
+            authenticator.ready()
+            authenticator.wait_go()
             with meter.phase(PUBLISH, total):
                 await asyncio.gather(
                     *(_publish(bus, f"single-{plan.name}", plan.calls) for bus in buses)
@@ -127,24 +127,24 @@ class Frames(asyncio.Protocol):
         self._transport.close()
 
 
-def singles(plan: LoadPlan, gate: RolePipe) -> RoleReport:
+def singles(plan: LoadPlan, authenticator: RolePipe) -> RoleReport:
     topic = f"live-{plan.name}"
     requests = [
         wire.encode(wire.Send(number, None, topic, PAYLOAD, transmit_time_ns=1))
         for number in range(_CHUNK)
     ]
-    return _sent(plan, gate, requests)
+    return _sent(plan, authenticator, requests)
 
 
-def batches(plan: LoadPlan, gate: RolePipe) -> RoleReport:
+def batches(plan: LoadPlan, authenticator: RolePipe) -> RoleReport:
     topic = f"live-{plan.name}"
-    return _sent(plan, gate, _publishes([Message(topic, PAYLOAD)] * plan.messages))
+    return _sent(plan, authenticator, _publishes([Message(topic, PAYLOAD)] * plan.messages))
 
 
-def wide(plan: LoadPlan, gate: RolePipe) -> RoleReport:
+def wide(plan: LoadPlan, authenticator: RolePipe) -> RoleReport:
     """Every message of a batch has a topic of its own."""
     topics = [f"live-{plan.name}-{number}" for number in range(plan.messages)]
-    return _sent(plan, gate, _publishes([Message(topic, PAYLOAD) for topic in topics]))
+    return _sent(plan, authenticator, _publishes([Message(topic, PAYLOAD) for topic in topics]))
 
 
 def _publishes(messages: Sequence[Message]) -> list[bytes]:
@@ -152,7 +152,7 @@ def _publishes(messages: Sequence[Message]) -> list[bytes]:
     return [wire.encode(wire.Publish(number), len(block)) + block for number in range(_CHUNK)]
 
 
-def _sent(plan: LoadPlan, gate: RolePipe, requests: Sequence[bytes]) -> RoleReport:
+def _sent(plan: LoadPlan, authenticator: RolePipe, requests: Sequence[bytes]) -> RoleReport:
     hello = wire.encode(wire.Hello(0, wire.VERSION, (), "runnel-bench", plan.token))
 
     async def load() -> RoleReport:
@@ -168,8 +168,8 @@ def _sent(plan: LoadPlan, gate: RolePipe, requests: Sequence[bytes]) -> RoleRepo
             clients.append(client)
         chunks = max(1, plan.calls // _CHUNK)
         await asyncio.gather(*(client.start(max(1, chunks // 10)) for client in clients))
-        gate.ready()
-        gate.wait_go()
+        authenticator.ready()
+        authenticator.wait_go()
         with meter.phase(PUBLISH, chunks * _CHUNK * plan.clients * plan.messages):
             await asyncio.gather(*(client.start(chunks) for client in clients))
         for client in clients:

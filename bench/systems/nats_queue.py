@@ -39,12 +39,12 @@ async def _open(plan: WorkPlan) -> tuple[Any, Any]:
     return nc, js
 
 
-def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def produce(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         nc, js = await _open(plan)
         data = payloads()
-        gate.ready()
-        gate.wait_go()
+        authenticator.ready()
+        authenticator.wait_go()
         begin_ns = time.time_ns()
         for number in range(plan.count):
             await js.publish_async(_SUBJECT, data[number % len(data)])
@@ -56,7 +56,7 @@ def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def consume(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         from nats.js.api import AckPolicy, ConsumerConfig
 
@@ -66,8 +66,8 @@ def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
         )
         pulling = await js.pull_subscribe(_SUBJECT, _DURABLE, stream=_STREAM, config=config)
         with AckTally(plan.tally, plan.place) as tally:
-            gate.ready()
-            while not gate.is_over():
+            authenticator.ready()
+            while not authenticator.is_over():
                 try:
                     messages = await pulling.fetch(_MESSAGES_PER_FETCH, timeout=_FETCH_SECONDS_MAX)
                 except TimeoutError:  # nothing to do
@@ -82,12 +82,12 @@ def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def audit(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def audit(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     """What the server says is acknowledged, and how much it delivered more than once."""
 
     async def work() -> RoleReport:
         nc, js = await _open(plan)
-        gate.ready()
+        authenticator.ready()
         deadline = time.monotonic() + 5
         while True:  # it writes acknowledgements down a moment after they came
             info = await js.consumer_info(_STREAM, _DURABLE)

@@ -111,13 +111,13 @@ async def _connect(plan: RolePlan) -> Any:
 # --- Roles ---
 
 
-def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         nc = await _connect(plan)
         subjects = [_subject(topic) for topic in plan.topics]
         data = payloads()
-        gate.ready()
-        gate.wait_go()
+        authenticator.ready()
+        authenticator.wait_go()
         begin_ns = time.time_ns()
         await _send(nc, subjects, data, plan.count)
         await nc.flush(timeout=120)
@@ -152,13 +152,13 @@ async def _listen(nc: Any, plan: RolePlan, watch: ArrivalWatch, place: int) -> N
     await nc.flush()
 
 
-def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def subscribe(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         watch = ArrivalWatch(plan.connections, plan.count, plan.order)
         clients = [await _connect(plan) for _ in range(plan.connections)]
         for place, nc in enumerate(clients):
             await _listen(nc, plan, watch, place)
-        gate.ready()
+        authenticator.ready()
         report = await watch.finished()
         for nc in clients:
             await nc.close()
@@ -167,7 +167,7 @@ def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def clients(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Each connection publishes over all topics and listens to one of them."""
 
     async def work() -> RoleReport:
@@ -177,8 +177,8 @@ def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
         for place, nc in enumerate(connections):
             await _listen(nc, plan, watch, place)
         subjects = [_subject(topic) for topic in plan.topics]
-        gate.ready()
-        gate.wait_go()
+        authenticator.ready()
+        authenticator.wait_go()
         begin_ns = time.time_ns()
         async with asyncio.TaskGroup() as group:
             finished = group.create_task(watch.finished())
@@ -193,12 +193,12 @@ def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def publish_steadily(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish_steadily(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         nc = await _connect(plan)
         subject = _subject(plan.topics[0])
-        gate.ready()
-        gate.wait_go()
+        authenticator.ready()
+        authenticator.wait_go()
         begin_ns = time.time_ns()
         async for number in aticks(plan.rate, plan.count):
             await nc.publish(subject, stamped(number))
@@ -216,15 +216,15 @@ async def _stream(nc: Any) -> Any:
     return js
 
 
-def publish_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish_stored(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         nc = await _connect(plan)
         js = await _stream(nc)
         subject = _subject(plan.topics[0])
         data = payloads()
         before = (await js.stream_info(_STREAM)).state.messages
-        gate.ready()
-        gate.wait_go()
+        authenticator.ready()
+        authenticator.wait_go()
         begin_ns = time.time_ns()
         for number in range(plan.count):
             await js.publish_async(subject, data[number % len(data)])
@@ -237,7 +237,7 @@ def publish_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def fill(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def fill(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Round and round over the topics, acknowledged."""
 
     async def work() -> RoleReport:
@@ -245,7 +245,7 @@ def fill(plan: RolePlan, gate: RolePipe) -> RoleReport:
         js = await _stream(nc)
         payload = bytes(plan.payload_bytes)
         subjects = [_subject(topic) for topic in plan.topics]
-        gate.ready()
+        authenticator.ready()
         for number in range(plan.count):
             await js.publish_async(subjects[number % len(subjects)], payload)
         await js.publish_async_completed()
@@ -255,7 +255,7 @@ def fill(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def wait_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def wait_up(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Until a stored message of the last topic can be read."""
 
     async def read() -> int:
@@ -268,12 +268,12 @@ def wait_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
 
     import nats.js  # noqa: F401 - before the clock runs
 
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     return RoleReport(end_ns=when_up(plan.url, lambda: uvloop.run(read())))
 
 
-def probe_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def probe_stored(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """One acknowledged publish after another."""
 
     async def work() -> RoleReport:
@@ -281,8 +281,8 @@ def probe_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
         js = await _stream(nc)
         subject, payload, taken_ns = _subject(plan.topics[0]), payloads()[0], []
         await js.publish(subject, payload)
-        gate.ready()
-        gate.wait_go()
+        authenticator.ready()
+        authenticator.wait_go()
         deadline = time.monotonic() + plan.seconds
         while time.monotonic() < deadline:
             begin_ns = time.perf_counter_ns()
@@ -294,7 +294,7 @@ def probe_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def load(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def load(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Saturate the broker: raw sockets, so that this process costs as little as it can."""
     import socket
 
@@ -305,11 +305,11 @@ def load(plan: RolePlan, gate: RolePipe) -> RoleReport:
         each.sendall(b'CONNECT {"verbose":false}\r\n')
         sockets.append(each)
     line = f"PUB {_subject(plan.topics[0])} 100\r\n".encode() + bytes(100) + b"\r\n"
-    gate.ready()
-    return RoleReport(messages=500 * blast(sockets, line * 500, gate.is_over))
+    authenticator.ready()
+    return RoleReport(messages=500 * blast(sockets, line * 500, authenticator.is_over))
 
 
-def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def catch_up(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         nc = await _connect(plan)
         js = nc.jetstream(timeout=60)
@@ -320,8 +320,8 @@ def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
             if take(message.subject, message.data):
                 watch.finish_one()
 
-        gate.ready()
-        gate.wait_go()
+        authenticator.ready()
+        authenticator.wait_go()
         begin_ns = time.time_ns()
         await js.subscribe(
             _subject(plan.pattern),
@@ -338,7 +338,7 @@ def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def connect_many(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def connect_many(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Hold connections with one subscription each until the measurement is over."""
 
     async def work() -> RoleReport:
@@ -351,8 +351,8 @@ def connect_many(plan: RolePlan, gate: RolePipe) -> RoleReport:
             await nc.subscribe(f"live.idle.{place}", cb=nothing)
             await nc.flush()
             held.append(nc)
-        gate.ready()
-        await gate.wait_over()
+        authenticator.ready()
+        await authenticator.wait_over()
         for nc in held:
             await nc.close()
         return RoleReport(messages=len(held))

@@ -32,12 +32,12 @@ async def _open(plan: WorkPlan, *, confirms: bool) -> tuple[Any, Any, Any]:
     return await open_queue(plan.url, TOPIC, plan.mode, confirms=confirms)
 
 
-def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def produce(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         connection, channel, queue = await _open(plan, confirms=True)
         data = payloads()
-        gate.ready()
-        gate.wait_go()
+        authenticator.ready()
+        authenticator.wait_go()
         begin_ns = time.time_ns()
         await publish_confirmed(channel, queue.name, data, plan.count)
         report = RoleReport(begin_ns, time.time_ns(), plan.count)
@@ -47,15 +47,15 @@ def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def consume(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         connection, channel, queue = await _open(plan, confirms=False)
         await channel.set_qos(prefetch_count=_PREFETCH)
         with AckTally(plan.tally, plan.place) as tally:
             unacknowledged = _Unacknowledged(tally)
             await queue.consume(unacknowledged.take)
-            gate.ready()
-            await gate.wait_over()
+            authenticator.ready()
+            await authenticator.wait_over()
             await connection.close()
             return tally.report(misplaced=unacknowledged.redelivered)
 
@@ -97,12 +97,12 @@ class _Unacknowledged:
         self._tally.add(count)
 
 
-def audit(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def audit(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     """What the server says is acknowledged: with its consumers gone, all that is left in the queue is not."""
 
     async def work() -> RoleReport:
         connection, _, queue = await _open(plan, confirms=False)
-        gate.ready()
+        authenticator.ready()
         left = queue.declaration_result.message_count
         await connection.close()
         return RoleReport(messages=plan.count - left)

@@ -174,11 +174,11 @@ def _send(
         turn += 1
 
 
-def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     connection, channel, exchange = _opened(plan)
     data = payloads()
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     _send(channel, exchange, plan.topics, data, plan.count)
     channel.exchange_declare(exchange, "topic")  # answered after what came before it
@@ -187,11 +187,11 @@ def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return report
 
 
-def publish_steadily(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish_steadily(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     connection, channel, exchange = _opened(plan)
     key = _key(plan.topics[0])
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     for number in ticks(plan.rate, plan.count):
         channel.basic_publish(exchange, key, stamped(number))
@@ -213,10 +213,10 @@ def _read(channel: Any, queue: str, arrivals: ReceivedMessages) -> None:
             return
 
 
-def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def subscribe(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     opened = [_subscribed(plan) for _ in range(plan.connections)]
     all_arrivals = [ReceivedMessages(plan.count, plan.order) for _ in opened]
-    gate.ready()
+    authenticator.ready()
     in_threads(
         [
             partial(_read, channel, queue, arrivals)
@@ -226,7 +226,7 @@ def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return report_of(all_arrivals)
 
 
-def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def clients(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Each publishes over all topics and listens to one of them: a connection and a thread for either."""
     to_come = plan.clients * plan.count // len(plan.topics)
     listening = [_subscribed(plan) for _ in range(plan.connections)]
@@ -244,8 +244,8 @@ def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
         channel.exchange_declare(exchange, "topic")
 
     places = range(plan.connections)
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     in_threads(
         [partial(read, place) for place in places] + [partial(send, place) for place in places]
@@ -291,14 +291,14 @@ def _kind(url: str) -> str:
     return url.partition("#")[2].partition("-")[0]
 
 
-def publish_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish_stored(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         connection, channel, queue = await open_queue(
             plan.url, plan.topics[0], _kind(plan.url), confirms=True
         )
         data = payloads()
-        gate.ready()
-        gate.wait_go()
+        authenticator.ready()
+        authenticator.wait_go()
         begin_ns = time.time_ns()
         await publish_confirmed(channel, queue.name, data, plan.count)
         report = RoleReport(begin_ns, time.time_ns(), plan.count)
@@ -308,15 +308,15 @@ def publish_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def catch_up(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """A stream from its beginning: it has to be acknowledged, which only asks for more. Its offsets say whether
     anything is missing: confirmed publishes are in flight together, in no certain order."""
     connection = _connect(plan.url)
     channel = connection.channel()
     channel.basic_qos(prefetch_count=_PREFETCH)
     count = misplaced = 0
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     for method, properties, _ in channel.consume(
         named(plan.url, plan.pattern),

@@ -30,11 +30,11 @@ def _connect(plan: WorkPlan) -> Any:
     return redis.Redis.from_url(plan.url, protocol=2)
 
 
-def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def produce(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     client, data = _connect(plan), payloads()
     client.ping()
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     for begin in range(0, plan.count, _XADDS_MAX):
         with client.pipeline(transaction=False) as pipeline:
@@ -44,7 +44,7 @@ def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     return RoleReport(begin_ns, time.time_ns(), plan.count)
 
 
-def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def consume(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     import redis
 
     client = _connect(plan)
@@ -54,9 +54,9 @@ def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
         if "BUSYGROUP" not in str(error):  # another consumer was first
             raise
     with AckTally(plan.tally, plan.place) as tally:
-        gate.ready()
+        authenticator.ready()
         ids: list[bytes] = []
-        while not gate.is_over():
+        while not authenticator.is_over():
             with client.pipeline(transaction=False) as pipeline:
                 if ids:
                     pipeline.xack(TOPIC, SUBSCRIPTION, *ids)
@@ -77,10 +77,10 @@ def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
         return tally.report()
 
 
-def audit(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def audit(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     """What the server says is acknowledged. XREADGROUP delivers nothing twice unless it is told to."""
     client = _connect(plan)
-    gate.ready()
+    authenticator.ready()
     (group,) = client.xinfo_groups(TOPIC)
     is_read = group["last-delivered-id"] == client.xinfo_stream(TOPIC)["last-generated-id"]
     return RoleReport(messages=client.xlen(TOPIC) - group["pending"] if is_read else 0)

@@ -98,12 +98,12 @@ def _connect(plan: RolePlan) -> Any:
 # --- Roles ---
 
 
-def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     client = _connect(plan)
     client.ping()
     data = payloads()
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     _send(client, plan.topics, data, plan.count)
     return RoleReport(begin_ns, time.time_ns(), plan.count)
@@ -139,16 +139,16 @@ class _Subscribed:
                 return
 
 
-def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def subscribe(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Where a process has several, each connection has its thread."""
     all_arrivals = [ReceivedMessages(plan.count, plan.order) for _ in range(plan.connections)]
     works = [partial(_Subscribed(plan).read, arrivals) for arrivals in all_arrivals]
-    gate.ready()
+    authenticator.ready()
     in_threads(works)
     return report_of(all_arrivals)
 
 
-def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def clients(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Each publishes over all topics and listens to one of them: a connection and a thread for either."""
     to_come = plan.clients * plan.count // len(plan.topics)
     all_arrivals = [
@@ -159,21 +159,21 @@ def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
         partial(_send, _connect(plan), plan.topics, payloads(plan.first_client + place), plan.count)
         for place in range(plan.connections)
     ]
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     in_threads([*reading, *sending])
     report = report_of(all_arrivals)
     return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
 
-def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def catch_up(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """The stream from its beginning, by pieces."""
     client, arrivals = _connect(plan), ReceivedMessages(plan.count, plan.order)
     take, last = arrivals.take, b"0"
     client.ping()
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     while answer := client.xread({plan.pattern: last}, count=_ENTRIES_PER_READ):
         entries = answer[0][1]
@@ -184,24 +184,24 @@ def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return RoleReport(begin_ns, report.end_ns, report.messages, report.misplaced)
 
 
-def publish_steadily(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish_steadily(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     client = _connect(plan)
     client.ping()
     topic = plan.topics[0]
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     for number in ticks(plan.rate, plan.count):
         client.publish(topic, stamped(number))
     return RoleReport(begin_ns, time.time_ns(), plan.count)
 
 
-def publish_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish_stored(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     client = _connect(plan)
     topic, data = plan.topics[0], payloads()
     before = client.xlen(topic)
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     begin_ns = time.time_ns()
     sent = 0
     while sent < plan.count:
@@ -214,11 +214,11 @@ def publish_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return RoleReport(begin_ns, end_ns, client.xlen(topic) - before)
 
 
-def fill(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def fill(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Round and round over the topics, acknowledged."""
     client, payload = _connect(plan), bytes(plan.payload_bytes)
     client.ping()
-    gate.ready()
+    authenticator.ready()
     for sent in range(0, plan.count, _FILLING_XADDS_MAX):
         with client.pipeline(transaction=False) as pipeline:
             for number in range(sent, min(sent + _FILLING_XADDS_MAX, plan.count)):
@@ -227,7 +227,7 @@ def fill(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return RoleReport(messages=plan.count)
 
 
-def wait_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def wait_up(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Until a stored message of the last topic can be read; while it loads its file it says so."""
     import redis
 
@@ -240,12 +240,12 @@ def wait_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
         assert len(fields[b"m"]) == plan.payload_bytes
         return end_ns
 
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     return RoleReport(end_ns=when_up(plan.url, read))
 
 
-def connect_many(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def connect_many(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Hold connections with one subscription each until the measurement is over."""
     held = []
     for place in range(plan.connections):
@@ -254,6 +254,6 @@ def connect_many(plan: RolePlan, gate: RolePipe) -> RoleReport:
         pubsub.subscribe(f"live/idle/{place}")
         pubsub.get_message(timeout=5)
         held.append((client, pubsub))
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     return RoleReport(messages=len(held))

@@ -40,15 +40,15 @@ def serve(*, stored: str = "disk") -> Iterator[RunningServer]:
         yield served
 
 
-def produce(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def produce(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         data = payloads()
         keys = [b"%d" % number for number in range(plan.keys)]
         chosen = random.Random(_SEED).choices(keys, k=plan.count) if keys else None
         async with connect(plan.url) as bus, bus.publisher(TOPIC) as publisher:
             send = publisher.send
-            gate.ready()
-            gate.wait_go()
+            authenticator.ready()
+            authenticator.wait_go()
             begin_ns = time.time_ns()
             for begin in range(0, plan.count, NUMBERS):
                 due = data[: plan.count - begin]
@@ -77,7 +77,7 @@ class _Progress:
         self.last_offsets: dict[bytes | None, int] = {}
 
 
-def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def consume(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         mode, _, way = plan.mode.partition(" by ")
         take = _take_batches if way == "batches" else _take_keyed if plan.keys else _take
@@ -89,11 +89,11 @@ def consume(plan: WorkPlan, gate: RolePipe) -> RoleReport:
                     SUBSCRIPTION, TOPIC, mode=mode, window_messages=_WINDOW_MESSAGES
                 ) as consumer,
             ):
-                gate.ready()
+                authenticator.ready()
                 tasks = [
                     asyncio.create_task(take(consumer, progress)),
                     asyncio.create_task(_tell_stored(consumer, progress, tally)),
-                    asyncio.create_task(gate.wait_over()),
+                    asyncio.create_task(authenticator.wait_over()),
                 ]
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:
@@ -143,7 +143,7 @@ async def _tell_stored(consumer: Consumer, progress: _Progress, tally: AckTally)
         tally.reach(count)
 
 
-def hold(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def hold(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     """Take `count` messages, acknowledge none of them until all have theirs, and then one by one."""
 
     async def work() -> RoleReport:
@@ -161,8 +161,10 @@ def hold(plan: WorkPlan, gate: RolePipe) -> RoleReport:
                 works = await _taken(consumer, plan.count)
                 if plan.is_shuffled:
                     random.Random(plan.place).shuffle(works)
-                gate.ready()
-                await gate.wait_over()  # without holding up the loop, which renews the leases
+                authenticator.ready()
+                await (
+                    authenticator.wait_over()
+                )  # without holding up the loop, which renews the leases
                 begin_ns = time.time_ns()
                 ack = consumer.ack
                 for work in works:
@@ -186,12 +188,12 @@ async def _taken(consumer: Consumer, count: int) -> list[Work]:
 # --- Subscriptions ---
 
 
-def subscribe_idly(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def subscribe_idly(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     """Make subscriptions to the topic that nobody will consume."""
 
     async def work() -> RoleReport:
         async with connect(plan.url) as bus:
-            gate.ready()
+            authenticator.ready()
             for begin in range(0, plan.subscriptions, _MAKING):
                 async with asyncio.TaskGroup() as group:
                     for number in range(begin, min(begin + _MAKING, plan.subscriptions)):
@@ -202,12 +204,12 @@ def subscribe_idly(plan: WorkPlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def audit(plan: WorkPlan, gate: RolePipe) -> RoleReport:
+def audit(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
     """What the broker says is acknowledged, and how much it delivered more than once."""
 
     async def work() -> RoleReport:
         async with connect(plan.url) as bus:
-            gate.ready()
+            authenticator.ready()
             state = await bus.subscription(SUBSCRIPTION)
             (member,) = state.members
             return RoleReport(messages=plan.count - member.backlog, misplaced=state.redelivered)

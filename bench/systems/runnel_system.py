@@ -111,13 +111,13 @@ async def _send(publisher: Publisher, topics: list[str], data: list[bytes], coun
             await publisher.ready()
 
 
-def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         topics, data = list(plan.topics), payloads(size=plan.payload_bytes)
         own = topics[0] if len(topics) == 1 else None
         async with _connect(plan) as bus, bus.publisher(own) as publisher:
-            gate.ready()
-            gate.wait_go()
+            authenticator.ready()
+            authenticator.wait_go()
             begin_ns = time.time_ns()
             await _send(publisher, topics, data, plan.count)
             await publisher.flush()
@@ -126,12 +126,12 @@ def publish(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def publish_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish_stored(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         topic, data = plan.topics[0], payloads()
         async with _connect(plan) as bus, bus.publisher(topic) as publisher:
-            gate.ready()
-            gate.wait_go()
+            authenticator.ready()
+            authenticator.wait_go()
             begin_ns = time.time_ns()
             await _send(publisher, [topic], data, plan.count)
             await publisher.flush()
@@ -142,11 +142,11 @@ def publish_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def publish_steadily(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def publish_steadily(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         async with _connect(plan) as bus, bus.publisher(plan.topics[0]) as publisher:
-            gate.ready()
-            gate.wait_go()
+            authenticator.ready()
+            authenticator.wait_go()
             begin_ns = time.time_ns()
             async for number in aticks(plan.rate, plan.count):
                 publisher.send(stamped(number))
@@ -156,15 +156,15 @@ def publish_steadily(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def probe_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def probe_stored(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """One acknowledged publish after another."""
 
     async def work() -> RoleReport:
         topic, payload, taken_ns = plan.topics[0], payloads()[0], []
         async with _connect(plan) as bus:
             await bus.publish(topic, payload)
-            gate.ready()
-            gate.wait_go()
+            authenticator.ready()
+            authenticator.wait_go()
             deadline = time.monotonic() + plan.seconds
             while time.monotonic() < deadline:
                 begin_ns = time.perf_counter_ns()
@@ -175,7 +175,7 @@ def probe_stored(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def load(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def load(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Saturate the broker: raw sockets, so that this process costs as little as it can."""
     topic = plan.topics[0]
     messages = [Message(topic, payload) for payload in payloads()[:_MESSAGES_PER_LOADING_BATCH]]
@@ -188,9 +188,9 @@ def load(plan: RolePlan, gate: RolePipe) -> RoleReport:
         each.sendall(hello)
         each.recv(65536)  # the welcome
         sockets.append(each)
-    gate.ready()
+    authenticator.ready()
     frames = 50
-    chunks = blast(sockets, frame * frames, gate.is_over)
+    chunks = blast(sockets, frame * frames, authenticator.is_over)
     return RoleReport(messages=chunks * frames * _MESSAGES_PER_LOADING_BATCH)
 
 
@@ -236,7 +236,7 @@ async def _reading(
             task.cancel()
 
 
-def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def subscribe(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         async with AsyncExitStack() as stack:
             subscriptions = []
@@ -244,14 +244,14 @@ def subscribe(plan: RolePlan, gate: RolePipe) -> RoleReport:
                 bus = await stack.enter_async_context(_connect(plan))
                 reading = bus.subscribe(plan.pattern, start="latest")
                 subscriptions.append(await stack.enter_async_context(reading))
-            gate.ready()
+            authenticator.ready()
             async with _reading(subscriptions, plan.count, plan.order) as watch:
                 return await watch.finished()
 
     return uvloop.run(work())
 
 
-def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def clients(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Each connection publishes over all topics and listens to one of them."""
 
     async def work() -> RoleReport:
@@ -263,8 +263,8 @@ def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
                 reading = bus.subscribe(plan.pattern, start="latest")
                 subscriptions.append(await stack.enter_async_context(reading))
                 publishers.append(await stack.enter_async_context(bus.publisher()))
-            gate.ready()
-            gate.wait_go()
+            authenticator.ready()
+            authenticator.wait_go()
             begin_ns = time.time_ns()
             async with _reading(subscriptions, to_come, PayloadOrder.PUBLISHER) as watch:
                 async with asyncio.TaskGroup() as group:
@@ -277,11 +277,11 @@ def clients(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def catch_up(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     async def work() -> RoleReport:
         async with _connect(plan) as bus:
-            gate.ready()
-            gate.wait_go()
+            authenticator.ready()
+            authenticator.wait_go()
             begin_ns = time.time_ns()
             async with (
                 bus.subscribe(plan.pattern, start="earliest") as subscription,
@@ -293,13 +293,13 @@ def catch_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def catch_up_arrow(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def catch_up_arrow(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """To record batches of all columns; the offsets in them say whether anything is missing."""
 
     async def work() -> RoleReport:
         async with _connect(plan) as bus:
-            gate.ready()
-            gate.wait_go()
+            authenticator.ready()
+            authenticator.wait_go()
             begin_ns = time.time_ns()
             count = misplaced = before = 0
             async with bus.subscribe(plan.pattern, start="earliest") as subscription:
@@ -315,13 +315,13 @@ def catch_up_arrow(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def iterate(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def iterate(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Processor time a message of `async for message in subscription`, everything that it takes to read included."""
 
     async def work() -> RoleReport:
         async with _connect(plan) as bus, bus.subscribe(plan.pattern, start="earliest") as reading:
-            gate.ready()
-            gate.wait_go()
+            authenticator.ready()
+            authenticator.wait_go()
             begin_ns, count = time.process_time_ns(), 0
             async for _ in reading:
                 count += 1
@@ -332,13 +332,13 @@ def iterate(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def decode(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def decode(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """The same by batches, whose messages are made at once: what `async for` stands on."""
 
     async def work() -> RoleReport:
         async with _connect(plan) as bus, bus.subscribe(plan.pattern, start="earliest") as reading:
-            gate.ready()
-            gate.wait_go()
+            authenticator.ready()
+            authenticator.wait_go()
             begin_ns, count = time.process_time_ns(), 0
             async for batch in reading.batches():
                 for _ in batch.messages():
@@ -350,12 +350,12 @@ def decode(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def fill(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def fill(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Round and round over the topics, acknowledged as stored."""
 
     async def work() -> RoleReport:
         async with _connect(plan) as bus, bus.publisher() as publisher:
-            gate.ready()
+            authenticator.ready()
             await _send(publisher, list(plan.topics), payloads(size=plan.payload_bytes), plan.count)
             await publisher.flush()
             return RoleReport(messages=plan.count)
@@ -363,7 +363,7 @@ def fill(plan: RolePlan, gate: RolePipe) -> RoleReport:
     return uvloop.run(work())
 
 
-def wait_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def wait_up(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Until a stored message of the last topic can be read."""
 
     async def read() -> int:
@@ -373,15 +373,15 @@ def wait_up(plan: RolePlan, gate: RolePipe) -> RoleReport:
             assert len(page.messages[0].payload) == plan.payload_bytes
             return end_ns
 
-    gate.ready()
-    gate.wait_go()
+    authenticator.ready()
+    authenticator.wait_go()
     return RoleReport(end_ns=when_up(plan.url, lambda: uvloop.run(read())))
 
 
 # --- What is only held ---
 
 
-def connect_many(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def connect_many(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Hold connections with one subscription each until the measurement is over."""
 
     async def work() -> RoleReport:
@@ -389,14 +389,14 @@ def connect_many(plan: RolePlan, gate: RolePipe) -> RoleReport:
             for place in range(plan.connections):
                 bus = await stack.enter_async_context(_connect(plan))
                 await stack.enter_async_context(bus.subscribe(f"live/idle/{place}"))
-            gate.ready()
-            await gate.wait_over()
+            authenticator.ready()
+            await authenticator.wait_over()
         return RoleReport(messages=plan.connections)
 
     return uvloop.run(work())
 
 
-def hold_patterns(plan: RolePlan, gate: RolePipe) -> RoleReport:
+def hold_patterns(plan: RolePlan, authenticator: RolePipe) -> RoleReport:
     """Hold `count` pattern subscriptions that match nothing, on as few connections as are allowed."""
 
     async def work() -> RoleReport:
@@ -408,8 +408,8 @@ def hold_patterns(plan: RolePlan, gate: RolePipe) -> RoleReport:
                     for number in range(begin, end):
                         subscription = bus.subscribe(f"live/other/{number}/*")
                         group.create_task(subscription.open())
-            gate.ready()
-            await gate.wait_over()  # leaving the bus ends its subscriptions
+            authenticator.ready()
+            await authenticator.wait_over()  # leaving the bus ends its subscriptions
         return RoleReport(messages=plan.count)
 
     return uvloop.run(work())

@@ -21,9 +21,9 @@ from runnel.log.disk.disk_log import DiskLog
 from runnel.platform.clock import Clock, SystemClock
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
-from runnel.protocols.native.door import Door
 from runnel.protocols.native.listener import Listener
-from runnel.security.gate import Gate
+from runnel.protocols.native.native_server import NativeServer
+from runnel.security.authenticator import Authenticator
 from runnel.topics.policies import Policies
 
 MEMORY: Final = IN_MEMORY
@@ -32,10 +32,12 @@ MEMORY: Final = IN_MEMORY
 class Broker:
     """A broker in this event loop: `async with Broker.open("memory:") as broker, broker.connect() as bus`."""
 
-    def __init__(self, core: BrokerCore, gate: Gate, door: Door, clock: Clock) -> None:
+    def __init__(
+        self, core: BrokerCore, authenticator: Authenticator, server: NativeServer, clock: Clock
+    ) -> None:
         self._core = core
-        self._gate = gate
-        self._door = door
+        self._authenticator = authenticator
+        self._server = server
         self._clock = clock
 
     @classmethod
@@ -64,15 +66,15 @@ class Broker:
                 settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
             )
             try:
-                gate = Gate.open(settings, clock)
-                gate.on_token_changed.append(core.audit.token_changed)
-                gate.start()
-                door = Door(core, settings, gate)
+                authenticator = Authenticator.open(settings, clock)
+                authenticator.on_token_changed.append(core.audit.token_changed)
+                authenticator.start()
+                server = NativeServer(core, settings, authenticator)
                 try:
-                    yield cls(core, gate, door, clock)
+                    yield cls(core, authenticator, server, clock)
                 finally:
-                    await door.close()
-                    await gate.close()
+                    await server.close()
+                    await authenticator.close()
             finally:
                 await core.close()
         finally:
@@ -82,7 +84,7 @@ class Broker:
         """A client of this broker, without a socket: `async with broker.connect() as bus`."""
 
         async def dial(make_protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseTransport:
-            return self._door.connect(make_protocol())
+            return self._server.connect(make_protocol())
 
         timers = None if isinstance(self._clock, SystemClock) else ClockTimers(self._clock)
         return open_bus(dial, timers=timers, name=name, deadline_s=deadline_s)
@@ -93,7 +95,7 @@ class Broker:
         settings = self._core.settings
         native = msgspec.structs.replace(settings.native, listen=address)
         settings = msgspec.structs.replace(settings, native=native)
-        listener = await Listener.open(self._core, self._gate, settings)
+        listener = await Listener.open(self._core, self._authenticator, settings)
         try:
             yield f"runnel://{listener.address}"
         finally:

@@ -28,7 +28,7 @@ from runnel.platform.service_manager import ServiceState, notify
 from runnel.platform.tls import TlsFiles
 from runnel.platform.workers import ThreadWorkers
 from runnel.protocols.native.listener import Listener as NativeListener
-from runnel.security.gate import Gate
+from runnel.security.authenticator import Authenticator
 from runnel.settings_reload import SettingsReload, hangup_ends
 
 logger = get_logger("runnel")
@@ -65,13 +65,13 @@ class Server:
         self,
         settings: Settings,
         broker: Broker,
-        gate: Gate,
+        authenticator: Authenticator,
         listeners: Mapping[str, ServerListener],
     ) -> None:
         self.settings = settings
         self.broker = broker
         self.listeners = listeners
-        self._gate = gate
+        self._authenticator = authenticator
         self._stop_asked = asyncio.Event()
 
     @property
@@ -104,7 +104,9 @@ class Server:
 
     async def reload(self, settings_reload: SettingsReload) -> None:
         """Read settings, tokens and certificates again, and apply those that can change at run time."""
-        self.settings = await settings_reload.reload(self.settings, self.broker, self._gate)
+        self.settings = await settings_reload.reload(
+            self.settings, self.broker, self._authenticator
+        )
         self._reload_certificates()
 
     async def watch_certificates(self) -> None:
@@ -132,7 +134,7 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         workers = ThreadWorkers(settings.log.writers)
         opened.callback(workers.close)
         directory = None if settings.data == IN_MEMORY else settings.data
-        gate = Gate.open(settings, clock)
+        authenticator = Authenticator.open(settings, clock)
         # Imports take most of the start, in a thread: the native listener opens meanwhile.
         importing = asyncio.get_running_loop().run_in_executor(None, _import_listeners, settings)
         opened.push_async_callback(asyncio.wait, {importing})
@@ -143,21 +145,21 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         if directory is not None:
             _warn_of_readers(Path(directory))
         await broker.warn_of_habits("[[topics]]", (rule.match for rule in settings.topics))
-        gate.on_token_changed.append(broker.audit.token_changed)
-        gate.start()
-        opened.push_async_callback(gate.close)
+        authenticator.on_token_changed.append(broker.audit.token_changed)
+        authenticator.start()
+        opened.push_async_callback(authenticator.close)
         listeners: dict[str, ServerListener] = {}
 
         async def open_listener(name: str, opening: OpenListener) -> None:
-            listeners[name] = await opening(broker, gate, settings)
+            listeners[name] = await opening(broker, authenticator, settings)
             opened.push_async_callback(listeners[name].close)
-            _warn_of(name, listeners[name], gate)
+            _warn_of(name, listeners[name], authenticator)
 
         await open_listener("native", NativeListener.open)
         for name, opening in await importing:
             await open_listener(name, opening)
-        server = Server(settings, broker, gate, listeners)
-        _register_gauges(server, gate)
+        server = Server(settings, broker, authenticator, listeners)
+        _register_gauges(server, authenticator)
         heap_worker = ThreadWorkers(1, name="runnel-heap")
         opened.callback(heap_worker.close)
         for watch in (
@@ -181,11 +183,11 @@ async def _give_back_memory(heap: Heap, worker: ThreadWorkers, clock: SystemCloc
             logger.info("unused memory was released", bytes=released_bytes)
 
 
-def _warn_of(name: str, listener: ServerListener, gate: Gate) -> None:
+def _warn_of(name: str, listener: ServerListener, authenticator: Authenticator) -> None:
     """Warn of settings that are allowed but dangerous: no authentication, no TLS."""
     if is_loopback(listener.address):
         return
-    if not gate.asks:
+    if not authenticator.asks:
         logger.warning(
             "any client that reaches this address may read, write and delete everything: allow_remote is set, and no "
             "token is required",
@@ -214,17 +216,17 @@ def _warn_of_readers(directory: Path) -> None:
         )
 
 
-def _register_gauges(server: Server, gate: Gate) -> None:
+def _register_gauges(server: Server, authenticator: Authenticator) -> None:
     """Register gauges that need the whole server: connections, tokens, limits of each listener."""
     metrics, settings = server.broker.metrics, server.settings
     metrics.add_gauge(
         "connections", "Connections of all listeners.", lambda: server.connection_count
     )
-    metrics.add_gauge("tokens", "Tokens in the file of tokens.", lambda: gate.token_count)
+    metrics.add_gauge("tokens", "Tokens in the file of tokens.", lambda: authenticator.token_count)
     metrics.add_counter(
         "tokens_refused",
         "Times that a client sent a wrong token, or none.",
-        lambda: gate.refused_count,
+        lambda: authenticator.refused_count,
     )
     limits = {
         "native": ("native.connections_max", settings.native.connections_max),
@@ -232,14 +234,14 @@ def _register_gauges(server: Server, gate: Gate) -> None:
         "grpc": ("grpc.calls_max", settings.grpc.calls_max),
     }
     for name, listener in server.listeners.items():
-        server.broker.monitor.add_door(name, *limits[name], partial(_connections, listener))
+        server.broker.monitor.add_listener(name, *limits[name], partial(_connections, listener))
 
 
 def _connections(listener: ServerListener) -> int:
     return listener.connection_count
 
 
-OpenListener = Callable[[Broker, Gate, Settings], Awaitable[ServerListener]]
+OpenListener = Callable[[Broker, Authenticator, Settings], Awaitable[ServerListener]]
 
 
 def _import_listeners(settings: Settings) -> list[tuple[str, OpenListener]]:

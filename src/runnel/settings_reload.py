@@ -13,7 +13,7 @@ from runnel.config import LogLevel, Settings
 from runnel.config.changes import changes_between, taken_over
 from runnel.errors import SettingsError
 from runnel.platform.diagnostics import get_logger
-from runnel.security.gate import Gate
+from runnel.security.authenticator import Authenticator
 from runnel.topics.policies import Policies
 
 logger = get_logger("runnel")
@@ -33,7 +33,9 @@ class SettingsReload:
         self._load = load
         self._set_log_level = set_log_level
 
-    async def reload(self, running: Settings, broker: Broker, gate: Gate) -> Settings:
+    async def reload(
+        self, running: Settings, broker: Broker, authenticator: Authenticator
+    ) -> Settings:
         """Apply what can change; returns the settings in effect. If the file is wrong, nothing changes."""
         try:
             wanted = await asyncio.to_thread(
@@ -47,7 +49,7 @@ class SettingsReload:
             return running
         changes = changes_between(running, wanted)
         holding = taken_over(running, wanted)
-        gate.use(holding.security)
+        authenticator.use(holding.security)
         broker.quotas.use(holding.security)
         differences = await broker.follow_rules(policies)
         await broker.warn_of_habits("[[topics]]", (rule.match for rule in holding.topics))

@@ -9,7 +9,7 @@ import msgspec
 
 from runnel.broker.monitoring.audit import AUDIT_TOPIC, Audit, AuditKind
 from runnel.errors import ClosedError
-from runnel.security.gate import TokenChange
+from runnel.security.authenticator import TokenChange
 from tests.fakes.clock import NS_PER_SECOND, VirtualClock
 
 

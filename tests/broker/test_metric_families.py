@@ -166,7 +166,7 @@ def test_limits_are_told_with_what_is_in_use() -> None:
     }
 
 
-def test_door_that_is_opened_again_tells_of_its_limit_again() -> None:
+def test_listener_that_is_opened_again_tells_of_its_limit_again() -> None:
     metrics = Metrics(topics_max=1, journal_of=str)
     metrics.add_limit("http.streams_max", 10, lambda: 1)
     metrics.add_limit("http.streams_max", 10, lambda: 2)

@@ -257,12 +257,12 @@ def test_commands_of_one_key_run_in_order_and_one_at_a_time(
 
 
 @contextmanager
-def waiting_command(name: str, url: str, gate: Path) -> Iterator[Running]:
-    """A consumer whose command has begun, and ends when something is written to `gate`."""
+def waiting_command(name: str, url: str, authenticator: Path) -> Iterator[Running]:
+    """A consumer whose command has begun, and ends when something is written to `authenticator`."""
     publish(name, "1")
     make(name)
-    os.mkfifo(gate)
-    command = f"echo begun; exec cat {gate}"
+    os.mkfifo(authenticator)
+    command = f"echo begun; exec cat {authenticator}"
     with running(["consume", name, "--exec", command], url) as consumer:
         assert consumer.line() == "begun"
         yield consumer
@@ -280,10 +280,10 @@ def test_command_that_runs_may_finish(
     number: signal.Signals, url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     name = f"finish-{number.name}"
-    with waiting_command(name, url, tmp_path / "gate") as consumer:
+    with waiting_command(name, url, tmp_path / "authenticator") as consumer:
         consumer.process.send_signal(number)
         told_to_wait(consumer)
-        (tmp_path / "gate").write_text("go on\n")
+        (tmp_path / "authenticator").write_text("go on\n")
         assert consumer.line() == "go on"
         assert consumer.process.wait(timeout=30) == 130
     assert backlog(name, capfd) == 0
@@ -292,7 +292,7 @@ def test_command_that_runs_may_finish(
 def test_second_ctrl_c_ends_the_command_and_its_message_has_not_failed(
     url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with waiting_command("impatient", url, tmp_path / "gate") as consumer:
+    with waiting_command("impatient", url, tmp_path / "authenticator") as consumer:
         consumer.process.send_signal(signal.SIGINT)
         told_to_wait(consumer)
         assert consumer.end(signal.SIGINT) == (130, "interrupted\n")

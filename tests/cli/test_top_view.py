@@ -55,7 +55,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
             {
                 "id": 1,
                 "peer": "127.0.0.1:5",
-                "door": "native",
+                "listener": "native",
                 "client": "runnel-python/0.1",
                 "subscriptions": 1,
                 "queued_bytes": 10,

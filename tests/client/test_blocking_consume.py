@@ -18,12 +18,12 @@ from runnel.errors import ClientFault, LateAckError, UnknownSubscriptionError
 from runnel.formats import wire, work_heads
 from runnel.formats.work_heads import (
     Consume,
-    DeadLetters,
+    DeadLettersHead,
     DeleteSubscription,
+    DeliveryPart,
     Leave,
     MakeSubscription,
     Nack,
-    Part,
     Renew,
     SettleDead,
     WorkOptions,
@@ -94,8 +94,8 @@ def test_a_loop_that_was_broken_off_goes_on_and_batches_follow(
         assert [work.payload for work in batch.works()] == [b"4", b"5"]
         batch.ack()
         consumer.flush()
-        assert server.nacked == [Part(1, 1, 2)]
-        assert server.acked == [Part(1, 2, 3), 2]
+        assert server.nacked == [DeliveryPart(1, 1, 2)]
+        assert server.acked == [DeliveryPart(1, 2, 3), 2]
         assert server.asked(Renew)[-1] == Renew(1, [1], 60_000)
 
 
@@ -116,7 +116,7 @@ def test_late_acks_are_told(thread: ServerThread, server: WorkServer) -> None:
     leasing(server, b"1", b"2")
     with connect_blocking(server.url) as bus, bus.consume("s", "a") as consumer:
         work = next(iter(consumer))
-        server.late = [Part(1, 1, 2)]
+        server.late = [DeliveryPart(1, 1, 2)]
         with pytest.raises(LateAckError):
             work.ack(stored=True)
         assert [late.begin for late in consumer.late] == [1]
@@ -185,7 +185,7 @@ def test_a_function_of_process_may_settle_and_extend_its_message_in_its_thread(
 
         consumer.process(function, concurrency=1, on_error=lambda work, error: failed.append(work))
         assert consumer.statistics.acked == 3
-    assert server.nacked == [Part(1, 1, 2)]
+    assert server.nacked == [DeliveryPart(1, 1, 2)]
     assert [nack.delay_ms for nack in server.asked(Nack)] == [5000]
     assert server.asked(Renew)[-1] == Renew(1, [1], 60_000)
     (work,) = failed
@@ -206,8 +206,8 @@ def test_a_function_of_process_batches_may_settle_its_batch_in_its_thread(
             consumer.stop()
 
         consumer.process_batches(function)
-    assert server.acked == [Part(1, 1, 2)]
-    assert server.nacked == [Part(1, 2, 3)]
+    assert server.acked == [DeliveryPart(1, 1, 2)]
+    assert server.nacked == [DeliveryPart(1, 2, 3)]
 
 
 def test_a_coroutine_function_of_process_is_given_what_can_be_awaited(
@@ -223,7 +223,7 @@ def test_a_coroutine_function_of_process_is_given_what_can_be_awaited(
         consumer.process(function)
         with pytest.raises(ClientFault, match="cannot be called"):
             consumer.process(None)  # type: ignore[arg-type]
-    assert server.nacked == [Part(1, 1, 2)]
+    assert server.nacked == [DeliveryPart(1, 1, 2)]
 
 
 def test_what_is_no_work_is_refused_in_the_calling_thread_and_other_acks_are_told(
@@ -234,7 +234,7 @@ def test_what_is_no_work_is_refused_in_the_calling_thread_and_other_acks_are_tol
         first = next(iter(consumer))
         refuses(consumer, first)
         first.ack()
-    assert server.acked == [Part(1, 1, 2)]
+    assert server.acked == [DeliveryPart(1, 1, 2)]
     assert not server.nacked
 
 
@@ -272,8 +272,8 @@ def test_an_interrupted_process_drains(thread: ServerThread, server: WorkServer)
 def test_verbs_of_subscriptions_and_dead_letters(thread: ServerThread, server: WorkServer) -> None:
     server.on(MakeSubscription, lambda peer, r, _: peer.say(wire.Done(r.id)))
     server.on(DeleteSubscription, refusing("unknown_subscription", retriable=False))
-    server.on(SettleDead, lambda peer, r, _: peer.say(work_heads.Settled(r.id, 3)))
-    server.on(DeadLetters, lambda peer, r, _: peer.say(work_heads.DeadList(r.id, 0)))
+    server.on(SettleDead, lambda peer, r, _: peer.say(work_heads.SettledHead(r.id, 3)))
+    server.on(DeadLettersHead, lambda peer, r, _: peer.say(work_heads.DeadList(r.id, 0)))
     with connect_blocking(server.url) as bus:
         bus.make_subscription("s", "a", mode="multicast")
         with pytest.raises(UnknownSubscriptionError):

@@ -248,7 +248,7 @@ async def test_cursors_and_subscriptions_are_asked_for_in_pages() -> None:
         def cursors(peer: Peer, request: wire.Cursors, tail: memoryview) -> None:
             some, is_complete = page_of(request)
             states = [CursorState(name, [], 1) for name in some]
-            peer.say(wire.CursorList(request.id, states, is_complete))
+            peer.say(wire.CursorListHead(request.id, states, is_complete))
 
         def subscriptions(
             peer: Peer, request: work_heads.ListSubscriptions, tail: memoryview
@@ -260,7 +260,7 @@ async def test_cursors_and_subscriptions_are_asked_for_in_pages() -> None:
                 )
                 for name in some
             ]
-            peer.say(work_heads.SubscriptionList(request.id, states, is_complete))
+            peer.say(work_heads.SubscriptionListHead(request.id, states, is_complete))
 
         server.on(wire.Cursors, cursors)
         server.on(work_heads.ListSubscriptions, subscriptions)
@@ -295,7 +295,7 @@ async def test_cursors() -> None:
 
         def listed(peer: Peer, request: wire.Cursors, tail: memoryview) -> None:
             found = [state] if request.name in (None, "c") else []
-            peer.say(wire.CursorList(request.id, found))
+            peer.say(wire.CursorListHead(request.id, found))
 
         server.on(wire.Cursors, listed)
         assert [cursor.name for cursor in await bus.cursors()] == ["c"]

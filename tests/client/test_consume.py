@@ -24,9 +24,9 @@ from runnel.formats.work_heads import (
     Ack,
     Attempt,
     Consume,
+    DeliveryPart,
     Leave,
     Nack,
-    Part,
     Picked,
     Renew,
     WorkOptions,
@@ -224,7 +224,7 @@ async def test_a_loop_that_was_broken_off_goes_on_and_batches_take_the_rest() ->
                 break
         assert offsets == [3, 4, 5]
         await consumer.flush()
-        assert server.acked == [2, Part(1, 3, 5)]
+        assert server.acked == [2, DeliveryPart(1, 3, 5)]
 
 
 @in_both_loops
@@ -260,8 +260,8 @@ async def test_a_batch_is_a_batch_with_its_lease() -> None:
         first, *_ = batch.works()
         await first.nack(reason="odd")
         await batch.ack(stored=True)
-        assert server.nacked == [Part(1, 1, 2)]
-        assert server.acked == [Part(1, 2, 3), Part(1, 5, 6)]
+        assert server.nacked == [DeliveryPart(1, 1, 2)]
+        assert server.acked == [DeliveryPart(1, 2, 3), DeliveryPart(1, 5, 6)]
 
 
 # --- Acknowledging ---
@@ -278,7 +278,7 @@ async def test_acks_of_a_wake_up_leave_as_one_frame_whole_deliveries_by_their_nu
         assert not server.asked(Ack)
         await until(lambda: server.asked(Ack))
         (ack,) = server.asked(Ack)
-        assert (ack.id, ack.deliveries, ack.parts) == (0, [1], [Part(2, 101, 107)])
+        assert (ack.id, ack.deliveries, ack.parts) == (0, [1], [DeliveryPart(2, 101, 107)])
         assert consumer.statistics.acked == 106
         assert consumer.statistics.leased == 4
 
@@ -290,7 +290,7 @@ async def test_acks_in_any_order_become_as_few_parts_as_can_be() -> None:
         works = await take(consumer, 10)
         await consumer.ack(*(works[row] for row in (7, 2, 0, 1, 3, 8)))
         await consumer.flush()
-        assert server.acked == [Part(1, 1, 5), Part(1, 8, 10)]
+        assert server.acked == [DeliveryPart(1, 1, 5), DeliveryPart(1, 8, 10)]
 
 
 @in_both_loops
@@ -300,7 +300,11 @@ async def test_many_acks_of_one_wake_up_do_not_wait_for_its_end() -> None:
         for work in await take(consumer, 2500):
             await work.ack()
         await consumer.flush()
-        assert server.acked == [Part(1, 1, 1001), Part(1, 1001, 2001), Part(1, 2001, 2501)]
+        assert server.acked == [
+            DeliveryPart(1, 1, 1001),
+            DeliveryPart(1, 1001, 2001),
+            DeliveryPart(1, 2001, 2501),
+        ]
 
 
 @in_both_loops
@@ -342,8 +346,8 @@ async def test_what_was_settled_once_stays_so() -> None:
         await second.ack()
         await consumer.ack(first, second, third)
         await consumer.flush()
-        assert server.nacked == [Part(1, 2, 3)]
-        assert server.acked == [Part(1, 1, 2), Part(1, 3, 4)]
+        assert server.nacked == [DeliveryPart(1, 2, 3)]
+        assert server.acked == [DeliveryPart(1, 1, 2), DeliveryPart(1, 3, 4)]
         assert consumer.statistics.late == 0
         assert consumer.statistics.leased == 0
 
@@ -358,7 +362,7 @@ async def test_ack_up_to_takes_everything_leased_of_the_partition_up_to_there() 
         assert works[5].offset == 5
         await consumer.ack_up_to(works[5])
         await consumer.flush()
-        assert server.acked == [1, Part(3, 4, 6)]
+        assert server.acked == [1, DeliveryPart(3, 4, 6)]
         assert (await anext(consumer)).offset == 6
 
 
@@ -374,9 +378,13 @@ async def test_nack_tells_delay_and_reason_behind_the_acks_given_before() -> Non
         told = [request for request in server.requests if isinstance(request, Ack | Nack)]
         assert [type(request) for request in told] == [Ack, Nack, Nack]
         nack, later = server.asked(Nack)
-        assert (nack.parts, nack.delay_ms, len(nack.reason)) == ([Part(1, 2, 3)], 2500, 1000)
+        assert (nack.parts, nack.delay_ms, len(nack.reason)) == (
+            [DeliveryPart(1, 2, 3)],
+            2500,
+            1000,
+        )
         assert (later.parts, later.delay_ms, later.reason) == (
-            [Part(1, 3, 4), Part(1, 4, 5)],
+            [DeliveryPart(1, 3, 4), DeliveryPart(1, 4, 5)],
             None,
             "",
         )
@@ -394,7 +402,7 @@ async def test_flush_waits_until_all_acks_are_stored_and_is_free_when_they_are()
         flushing = asyncio.create_task(consumer.flush())
         await until(lambda: any(ack.id for ack in server.asked(Ack)))
         assert not flushing.done()
-        server.peer.say(work_heads.Acked(server.asked(Ack)[-1].id))
+        server.peer.say(work_heads.AckedHead(server.asked(Ack)[-1].id))
         await flushing
         server.usual(Ack)
         count = len(server.asked(Ack))
@@ -410,7 +418,7 @@ async def test_a_late_one_among_many_that_are_to_be_stored_is_told_in_whichever_
 
         def react(peer: Peer, request: Ack, tail: memoryview) -> None:
             if not request.id and 1 in request.deliveries:
-                server.say_late(Part(1, 1, 2))
+                server.say_late(DeliveryPart(1, 1, 2))
             server.react_usually(peer, request, tail)
 
         server.on(Ack, react)
@@ -460,7 +468,7 @@ async def test_late_acks_are_counted_told_and_kept() -> None:
         works = await take(consumer, 6)
         await consumer.ack(*works)
         await until(lambda: server.asked(Ack))
-        server.say_late(Part(1, 2, 4), Part(2, 0, 0), Part(99, 0, 0))
+        server.say_late(DeliveryPart(1, 2, 4), DeliveryPart(2, 0, 0), DeliveryPart(99, 0, 0))
         await until(lambda: len(told) == 3)
         assert [(late.topic, late.begin, late.end) for late in told] == [
             ("a", 2, 4),
@@ -476,10 +484,10 @@ async def test_a_whole_delivery_that_is_late_is_told_by_its_number() -> None:
     async with consuming() as (server, _, consumer):
         server.lease(b"1", b"2")
         first, second = await take(consumer, 2)
-        server.late = [Part(1, 0, 0)]
+        server.late = [DeliveryPart(1, 0, 0)]
         with pytest.raises(LateAckError, match="1 of them: delivery 1: its lease had ended"):
             await first.ack(stored=True)
-        server.late = [Part(1, 2, 3)]
+        server.late = [DeliveryPart(1, 2, 3)]
         with pytest.raises(LateAckError, match=r"1 of them: a\[0\]@2…2: its lease had ended"):
             await second.ack(stored=True)
 
@@ -517,8 +525,8 @@ async def test_what_cannot_be_told_is_refused_before_anything_is_acknowledged() 
         await first.nack(reason="x\ud800")
         await second.ack(stored=True)
         assert [nack.reason for nack in server.asked(Nack)] == ["x\\ud800"]
-        assert server.nacked == [Part(1, 1, 2)]
-        assert server.acked == [Part(1, 2, 3)]
+        assert server.nacked == [DeliveryPart(1, 1, 2)]
+        assert server.acked == [DeliveryPart(1, 2, 3)]
 
 
 @in_both_loops
@@ -526,13 +534,13 @@ async def test_ack_that_is_to_be_stored_raises_if_it_was_late_and_flush_does_not
     async with consuming() as (server, _, consumer):
         server.lease(b"1", b"2", b"3")
         first, second, third = await take(consumer, 3)
-        server.late = [Part(1, 1, 2)]
+        server.late = [DeliveryPart(1, 1, 2)]
         with pytest.raises(LateAckError, match="too late in 's'"):
             await first.ack(stored=True)
-        server.late = [Part(1, 1, 2)]  # another's
+        server.late = [DeliveryPart(1, 1, 2)]  # another's
         await second.ack(stored=True)
         await third.ack()
-        server.late = [Part(1, 3, 4)]
+        server.late = [DeliveryPart(1, 3, 4)]
         await consumer.flush()
         assert consumer.statistics.late == 3
 
@@ -624,7 +632,7 @@ async def test_a_loop_that_was_blocked_beyond_the_lease_drops_what_waits() -> No
         assert first.is_late
         await first.ack()  # the broker has the last word
         await consumer.flush()
-        assert server.acked == [Part(1, 1, 2)]
+        assert server.acked == [DeliveryPart(1, 1, 2)]
 
 
 @in_both_loops
@@ -650,8 +658,8 @@ async def test_recalled_messages_that_wait_are_dropped_and_confirmed_at_once() -
     async with consuming(mode="key_shared") as (server, _, consumer):
         server.lease(b"1", b"2", b"3", b"4")
         first = await anext(consumer)
-        server.recall(Part(1, 2, 4))
-        await until(lambda: server.given_up == [Part(1, 2, 4)])
+        server.recall(DeliveryPart(1, 2, 4))
+        await until(lambda: server.given_up == [DeliveryPart(1, 2, 4)])
         assert (await anext(consumer)).offset == 4
         await first.ack(stored=True)
         assert consumer.statistics.recalled == 2
@@ -663,16 +671,16 @@ async def test_a_recalled_message_in_work_is_confirmed_when_that_ends_and_its_ac
     async with consuming(mode="key_shared", on_late=told.append) as (server, _, consumer):
         server.lease(b"1", b"2", b"3")
         first, second, third = await take(consumer, 3)
-        server.recall(Part(1, 1, 4))
+        server.recall(DeliveryPart(1, 1, 4))
         await until(lambda: first.is_late)
         assert not server.given_up
         await first.ack()
-        await until(lambda: server.given_up == [Part(1, 1, 2)])
+        await until(lambda: server.given_up == [DeliveryPart(1, 1, 2)])
         await second.nack()
-        await until(lambda: server.given_up == [Part(1, 1, 2), Part(1, 2, 3)])
+        await until(lambda: server.given_up == [DeliveryPart(1, 1, 2), DeliveryPart(1, 2, 3)])
         with pytest.raises(LateAckError, match="recalled"):
             await third.ack(stored=True)
-        await until(lambda: server.given_up[2:] == [Part(1, 3, 4)])
+        await until(lambda: server.given_up[2:] == [DeliveryPart(1, 3, 4)])
         assert not server.nacked
         assert not server.acked
         assert [late.begin for late in told] == [1, 3]
@@ -689,8 +697,8 @@ async def test_what_was_on_its_way_at_a_nack_waits_until_the_broker_has_heard_of
         server.lease(b"2", b"3", offset=2, keys=[b"k", b"l"])
         server.lease(b"y", topic="b", offset=2, keys=[b"k"])
         assert (await anext(consumer)).topic == "b"
-        server.recall(Part(3, 2, 3))
-        await until(lambda: server.given_up == [Part(3, 2, 3)])
+        server.recall(DeliveryPart(3, 2, 3))
+        await until(lambda: server.given_up == [DeliveryPart(3, 2, 3)])
         reading = asyncio.create_task(anext(consumer))
         for _ in range(5):
             await asyncio.sleep(0)
@@ -710,10 +718,12 @@ async def test_after_a_nack_later_messages_of_its_key_are_not_begun() -> None:
         first = await anext(consumer)
         await first.nack()
         assert [work.offset for work in await take(consumer, 2)] == [2, 6]
-        await until(lambda: server.given_up == [Part(1, 3, 5), Part(2, 5, 6)])
+        await until(lambda: server.given_up == [DeliveryPart(1, 3, 5), DeliveryPart(2, 5, 6)])
         told = [type(r) for r in server.requests if isinstance(r, Nack | work_heads.Recalled)]
         assert told == [Nack, work_heads.Recalled]
-        server.recall(Part(1, 3, 5), Part(2, 5, 6))  # crossing: nothing is said twice
+        server.recall(
+            DeliveryPart(1, 3, 5), DeliveryPart(2, 5, 6)
+        )  # crossing: nothing is said twice
         server.lease(b"1", offset=1, keys=[b"k"], attempts=[Attempt(1, 1, 5)])
         assert (await anext(consumer)).failures == 1
         assert len(server.given_up) == 2
@@ -905,12 +915,12 @@ async def test_verbs_say_what_they_are_told() -> None:
 async def test_dead_letters_come_page_by_page() -> None:
     async with WorkServer() as server, connect(server.url) as bus:
 
-        def react(peer: Peer, request: work_heads.DeadLetters, tail: memoryview) -> None:
+        def react(peer: Peer, request: work_heads.DeadLettersHead, tail: memoryview) -> None:
             offset = request.offset or 1
             page = stored_batch("!dead/s", offset, [b"x", b"y"])
             peer.say(work_heads.DeadList(request.id, 3 if offset == 1 else 0), page.pack())
 
-        server.on(work_heads.DeadLetters, react)
+        server.on(work_heads.DeadLettersHead, react)
         offsets = [letter.offset async for letter in bus.dead_letters("s")]
         assert offsets == [1, 2, 3, 4]
 
@@ -920,7 +930,7 @@ async def test_unknown_subscription_is_an_error() -> None:
     async with WorkServer() as server, connect(server.url) as bus:
         server.on(
             work_heads.ListSubscriptions,
-            lambda peer, request, _: peer.say(work_heads.SubscriptionList(request.id, [])),
+            lambda peer, request, _: peer.say(work_heads.SubscriptionListHead(request.id, [])),
         )
         assert await bus.subscriptions() == []
         with pytest.raises(UnknownSubscriptionError, match="'s'"):
@@ -936,5 +946,5 @@ async def test_work_that_does_not_fit_its_lease_ends_the_connection() -> None:
     async with consuming(timers=timers) as (server, _, _):
         server.lease_batch(with_hole("a", [b"1"], [b"5"], gap=3), "a", 1, 3)
         await timers.advance_until(lambda: len(server.asked(Consume)) == 2)
-        server.peer.say(work_heads.Work(1, [work_heads.Lease(9, "a", 0, 1, 2)]))
+        server.peer.say(work_heads.WorkHead(1, [work_heads.Lease(9, "a", 0, 1, 2)]))
         await timers.advance_until(lambda: len(server.asked(Consume)) == 3)

@@ -122,15 +122,18 @@ async def test_another_listener_is_called_by_its_name_and_not_tried_again(
         wire.encode(wire.Pong(1, 1)),
     ],
 )
-def test_what_no_door_begins_with_is_called_nothing(answer: bytes) -> None:
+def test_what_no_listener_begins_with_is_called_nothing(answer: bytes) -> None:
     assert listener_kind(memoryview(answer)) is None
 
 
 @in_both_loops
 async def test_hello_says_who_the_client_is() -> None:
-    async with FakeServer() as server, connect(server.url, name="gate", token="secret") as bus:
+    async with (
+        FakeServer() as server,
+        connect(server.url, name="authenticator", token="secret") as bus,
+    ):
         (hello,) = server.asked(wire.Hello)
-        assert re.fullmatch(r"runnel-python/\S+ gate", hello.client)
+        assert re.fullmatch(r"runnel-python/\S+ authenticator", hello.client)
         assert hello.token == "secret"
         assert bus.server.node == "node-1"
 

@@ -13,7 +13,7 @@ import pytest
 from runnel.client import Consumer, Work, WorkBatch, connect
 from runnel.errors import ClientFault, UnknownSubscriptionError
 from runnel.formats.dead_letters import parse_reason
-from runnel.formats.work_heads import Consume, Leave, Nack, Part
+from runnel.formats.work_heads import Consume, DeliveryPart, Leave, Nack
 from tests.client.running import FakeTimers, in_both_loops, until
 from tests.client.work_server import WorkServer
 
@@ -40,8 +40,8 @@ class Function:
 
     async def __call__(self, work: Work) -> None:
         self.begun.append(work.offset)
-        gate = self._gates[work.offset] = asyncio.get_running_loop().create_future()
-        await gate
+        authenticator = self._gates[work.offset] = asyncio.get_running_loop().create_future()
+        await authenticator
         self.ended.append(work.offset)
 
     def end(self, *offsets: int) -> None:
@@ -61,7 +61,7 @@ async def test_so_many_at_a_time_each_acked_when_its_function_returns() -> None:
         server.lease(*[b"x"] * 6)
         await until(lambda: function.begun == [1, 2, 3])
         function.end(2)
-        await until(lambda: server.acked == [Part(1, 2, 3)])
+        await until(lambda: server.acked == [DeliveryPart(1, 2, 3)])
         assert function.begun == [1, 2, 3, 4]
         function.end(1, 3, 4)
         await until(lambda: len(function.begun) == 6)
@@ -92,7 +92,7 @@ async def test_an_exception_is_a_nack_with_its_text_and_the_others_go_on() -> No
         await until(lambda: consumer.statistics.leased == 0 and server.nacked)
         stop.set()
         await processing
-        assert server.nacked == [Part(1, 2, 3)]
+        assert server.nacked == [DeliveryPart(1, 2, 3)]
         (nack,) = server.asked(Nack)
         assert nack.delay_ms is None
         reason = parse_reason(nack.reason)
@@ -152,7 +152,7 @@ async def test_an_error_whose_text_cannot_be_told_is_a_nack_all_the_same() -> No
         told = [parse_reason(nack.reason) for nack in server.asked(Nack)]
         assert [reason.error for reason in told] == ["ValueError: x\\ud800", "Unspeakable"]
         assert told[1].error_type == f"{__name__}.Unspeakable"
-        assert server.nacked == [Part(1, 1, 2), Part(1, 2, 3)]
+        assert server.nacked == [DeliveryPart(1, 1, 2), DeliveryPart(1, 2, 3)]
 
 
 @in_both_loops
@@ -247,7 +247,7 @@ async def test_something_cancelled_inside_a_function_is_its_failure_alone() -> N
         await until(lambda: consumer.statistics.acked == 1)
         stop.set()
         await processing
-        assert server.nacked == [Part(1, 1, 2)]
+        assert server.nacked == [DeliveryPart(1, 1, 2)]
 
 
 @in_both_loops
@@ -302,7 +302,7 @@ async def test_after_a_failure_later_messages_of_its_key_wait_for_it_to_come_aga
         server.lease(*[b"x"] * 3, keys=[b"k", b"k", b"l"])
         await until(lambda: function.begun == [1, 3])
         function.fail(1, ValueError("broken"))
-        await until(lambda: server.given_up == [Part(1, 2, 3)])
+        await until(lambda: server.given_up == [DeliveryPart(1, 2, 3)])
         server.lease(*[b"x"] * 2, keys=[b"k", b"k"])
         await until(lambda: function.begun == [1, 3, 1])
         function.end(1)
@@ -376,7 +376,7 @@ async def test_cancellation_drains_and_what_does_not_finish_in_time_goes_back_un
         await until(lambda: server.asked(Leave))
         assert function.ended == [1]
         assert function.begun == [1, 2]
-        assert server.acked == [Part(1, 1, 2)]
+        assert server.acked == [DeliveryPart(1, 1, 2)]
         assert not server.nacked
 
 
@@ -418,11 +418,11 @@ async def test_end_of_the_consumer_drains_and_raises_why() -> None:
 async def test_batches_are_acked_or_nacked_whole_and_keep_a_partition_in_order() -> None:
     async with consuming(mode="key_shared") as (server, consumer):
         begun: list[int] = []
-        gate = asyncio.Event()
+        authenticator = asyncio.Event()
 
         async def function(batch: WorkBatch) -> None:
             begun.append(batch.delivery.id)
-            await gate.wait()
+            await authenticator.wait()
             if batch.topic == "b":
                 raise ValueError("broken")
 
@@ -432,12 +432,12 @@ async def test_batches_are_acked_or_nacked_whole_and_keep_a_partition_in_order()
         server.lease(b"3", offset=3)
         server.lease(b"1", b"2", topic="b")
         await until(lambda: begun == [1, 3])
-        gate.set()
+        authenticator.set()
         await until(lambda: begun == [1, 3, 2])
         await until(lambda: sorted(map(str, server.acked)) == ["1", "2"])
         stop.set()
         await processing
-        assert server.nacked == [Part(3, 1, 3)]
+        assert server.nacked == [DeliveryPart(3, 1, 3)]
 
 
 @in_both_loops

@@ -17,8 +17,8 @@ from runnel.formats.message import Message
 from runnel.platform.clock import SystemClock
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
-from runnel.protocols.native.door import Door
-from runnel.security.gate import Gate
+from runnel.protocols.native.native_server import NativeServer
+from runnel.security.authenticator import Authenticator
 from runnel.server import open_server
 from tests.client.running import in_both_loops
 
@@ -64,18 +64,18 @@ async def in_process(directory: Path) -> AsyncIterator[Bus]:
     broker = await Broker.open(
         settings, directory=str(directory), disk=RealDisk(), clock=SystemClock(), workers=workers
     )
-    door = Door(broker, settings, Gate.open(settings, broker.clock))
+    listener = NativeServer(broker, settings, Authenticator.open(settings, broker.clock))
 
     async def dial(
         protocol_factory: Callable[[], asyncio.BufferedProtocol],
     ) -> asyncio.BaseTransport:
-        return door.connect(protocol_factory())
+        return listener.connect(protocol_factory())
 
     try:
         async with open_bus(dial) as bus:
             yield bus
     finally:
-        await door.close()
+        await listener.close()
         await broker.close()
         workers.close()
 

@@ -10,7 +10,16 @@ from runnel.formats import wire, work_heads
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import pack64
 from runnel.formats.message import Message
-from runnel.formats.work_heads import Ack, Attempt, Lease, Nack, Part, Recalled, Renew, WorkOptions
+from runnel.formats.work_heads import (
+    Ack,
+    Attempt,
+    DeliveryPart,
+    Lease,
+    Nack,
+    Recalled,
+    Renew,
+    WorkOptions,
+)
 from tests.client.fake_server import RECEIVE_TIME_NS, FakeServer, Peer
 
 OPTIONS = WorkOptions(30_000, 3_600_000, 8, 1_000, 300_000, 2.0, 3_600_000)
@@ -23,7 +32,7 @@ class WorkServer(FakeServer):
         super().__init__()
         self.mode = mode
         self.options = options
-        self.late: list[Part] = []  # of the next ack that is answered
+        self.late: list[DeliveryPart] = []  # of the next ack that is answered
         self._delivery = 0
 
     def react_usually(self, peer: Peer, request: wire.Request, tail: memoryview) -> None:
@@ -42,7 +51,7 @@ class WorkServer(FakeServer):
                 )
             case work_heads.Ack() if request.id:
                 late, self.late = self.late, []
-                peer.say(work_heads.Acked(request.id, late))
+                peer.say(work_heads.AckedHead(request.id, late))
             case work_heads.Leave():
                 peer.say(wire.Done(request.id))
             case _:
@@ -77,13 +86,13 @@ class WorkServer(FakeServer):
     ) -> int:
         self._delivery += 1
         lease = Lease(self._delivery, topic, 0, begin, end, attempts)
-        self.peer.say(work_heads.Work(consumer, [lease]), batch.pack())
+        self.peer.say(work_heads.WorkHead(consumer, [lease]), batch.pack())
         return self._delivery
 
-    def recall(self, *parts: Part) -> None:
+    def recall(self, *parts: DeliveryPart) -> None:
         self.peer.say(work_heads.Recall(1, parts))
 
-    def say_late(self, *parts: Part) -> None:
+    def say_late(self, *parts: DeliveryPart) -> None:
         self.peer.say(work_heads.Late(1, parts))
 
     def end_consumer(self, code: str, *, retriable: bool) -> None:
@@ -92,19 +101,19 @@ class WorkServer(FakeServer):
     # --- What was said ---
 
     @property
-    def acked(self) -> list[int | Part]:
+    def acked(self) -> list[int | DeliveryPart]:
         """Deliveries that were acked whole, and parts of others, in their order."""
-        acked: list[int | Part] = []
+        acked: list[int | DeliveryPart] = []
         for ack in self.asked(Ack):
             acked += (*ack.deliveries, *ack.parts)
         return acked
 
     @property
-    def nacked(self) -> list[Part]:
+    def nacked(self) -> list[DeliveryPart]:
         return [part for nack in self.asked(Nack) for part in nack.parts]
 
     @property
-    def given_up(self) -> list[Part]:
+    def given_up(self) -> list[DeliveryPart]:
         return [part for recalled in self.asked(Recalled) for part in recalled.parts]
 
     @property

@@ -78,7 +78,7 @@ async def _over_http(settings: Settings, clock: VirtualClock) -> AsyncIterator[C
     http = HttpSettings(listen=_ANYWHERE, idle_timeout_ns=_NEVER_NS)
     settings = msgspec.structs.replace(settings, http=http)
     async with runnel.Broker.open(settings, clock=clock) as broker:
-        listener = await HttpListener.open(broker._core, broker._gate, settings)
+        listener = await HttpListener.open(broker._core, broker._authenticator, settings)
         async with _closing(listener):
             yield cast(Connect, lambda: connect_http(listener.address, now_ns=clock.time_ns))
 
@@ -88,7 +88,7 @@ async def _over_grpc(settings: Settings, clock: VirtualClock) -> AsyncIterator[C
     grpc = GrpcSettings(listen=_ANYWHERE)
     settings = msgspec.structs.replace(settings, grpc=grpc)
     async with runnel.Broker.open(settings, clock=clock) as broker:
-        listener = await GrpcListener.open(broker._core, broker._gate, settings)
+        listener = await GrpcListener.open(broker._core, broker._authenticator, settings)
         async with _closing(listener):
             yield cast(Connect, lambda: connect_grpc(listener.address, now_ns=clock.time_ns))
 

@@ -41,7 +41,7 @@ class Reader:
         self._items = items_of(page)
         self._does_bring_broker = False
         self._places = Places(directory, is_with_spark=needs(page, "spark"))
-        ports = {door: self._places.port(door) for door in (NATIVE, HTTP, GRPC)}
+        ports = {listener: self._places.port(listener) for listener in (NATIVE, HTTP, GRPC)}
         self._shell = Shell(
             directory,
             reader_environment(
@@ -274,7 +274,7 @@ class Reader:
             time.sleep(REST_SECONDS)
 
     def _bring_broker(self, options: str = "") -> None:
-        """The page's own, unless it has one; with those doors only that the page speaks of."""
+        """The page's own, unless it has one; with those listeners only that the page speaks of."""
         if self._does_bring_broker:
             return
         self._does_bring_broker = True

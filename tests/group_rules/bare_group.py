@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import SubscriptionOptions
-from runnel.group_rules.effects import LeasedDelivery, Part, Want
+from runnel.group_rules.effects import DeliveryPart, LeasedDelivery, Want
 from runnel.group_rules.group import Group
 from runnel.topics.names import TopicPartition
 
@@ -23,9 +23,9 @@ def offsets(delivery: LeasedDelivery) -> list[int]:
     ]
 
 
-def part(delivery: LeasedDelivery, first: int, last: int | None = None) -> Part:
+def part(delivery: LeasedDelivery, first: int, last: int | None = None) -> DeliveryPart:
     """From one offset of a delivery to another, that one included."""
-    return Part(delivery.id, first, (first if last is None else last) + 1)
+    return DeliveryPart(delivery.id, first, (first if last is None else last) + 1)
 
 
 class BareGroup:

@@ -11,7 +11,7 @@ from itertools import groupby
 from random import Random
 from typing import Any
 
-from runnel.formats.work_heads import Part, Picked
+from runnel.formats.work_heads import DeliveryPart, Picked
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import SubscriptionOptions
 from runnel.group_rules.effects import Effects, Failure, LeasedDelivery, Want
@@ -504,9 +504,9 @@ def _bits(mask: int) -> bytes:
     return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
 
 
-def _stretch(part: Part) -> Stretch:
+def _stretch(part: DeliveryPart) -> Stretch:
     return Stretch(part.delivery, part.begin, part.end)
 
 
-def _parts(stretches: Sequence[Stretch]) -> list[Part]:
-    return [Part(part.delivery, part.begin, part.end) for part in stretches]
+def _parts(stretches: Sequence[Stretch]) -> list[DeliveryPart]:
+    return [DeliveryPart(part.delivery, part.begin, part.end) for part in stretches]

@@ -6,7 +6,14 @@ import pytest
 
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import SubscriptionOptions
-from runnel.group_rules.effects import NOTHING, DeadLetter, Effects, Failure, LeasedDelivery, Part
+from runnel.group_rules.effects import (
+    NOTHING,
+    DeadLetter,
+    DeliveryPart,
+    Effects,
+    Failure,
+    LeasedDelivery,
+)
 from runnel.group_rules.keyed_partition import KeyedPartition
 from tests.group_rules.bare_group import ORDERS, SECOND, BareGroup, offsets, part
 
@@ -599,11 +606,15 @@ def test_rubbish_is_late() -> None:
     group.join(1)
     delivery = group.only()
     nack(group, delivery, 1)
-    rubbish = [Part(delivery.id, 0, 2**63 - 1), Part(99, 1, 2), Part(delivery.id, 9, 3)]
+    rubbish = [
+        DeliveryPart(delivery.id, 0, 2**63 - 1),
+        DeliveryPart(99, 1, 2),
+        DeliveryPart(delivery.id, 9, 3),
+    ]
     group.group.recalled(2, rubbish, 0)
     assert group.pump() == []
     group.group.recalled(1, rubbish, 0)
     assert group.pumped() == [(1, [1, 2])]
-    assert group.group.ack(1, [], [Part(delivery.id, 0, 2**63 - 1)], 0).late == [
-        Part(delivery.id, 0, 2**63 - 1)
+    assert group.group.ack(1, [], [DeliveryPart(delivery.id, 0, 2**63 - 1)], 0).late == [
+        DeliveryPart(delivery.id, 0, 2**63 - 1)
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runnel.group_rules.definition import SubscriptionOptions
-from runnel.group_rules.effects import NOTHING, Part
+from runnel.group_rules.effects import NOTHING, DeliveryPart
 from runnel.group_rules.group import Group
 from tests.group_rules.bare_group import ORDERS, SECOND, BareGroup, offsets, part
 
@@ -161,5 +161,5 @@ def test_leases_that_end_together_are_ended_together() -> None:
 def test_a_recall_that_nobody_asked_for_is_passed_over() -> None:
     group = leased()
     delivery = group.only()
-    assert group.group.recalled(1, [part(delivery, 1, 3), Part(77, 1, 2)], 0) is NOTHING
+    assert group.group.recalled(1, [part(delivery, 1, 3), DeliveryPart(77, 1, 2)], 0) is NOTHING
     assert group.group.in_flight == 3

@@ -6,7 +6,7 @@ import pytest
 
 from runnel.formats.work_heads import Picked
 from runnel.group_rules.ack_set import AckSet
-from runnel.group_rules.effects import NOTHING, DeadLetter, Effects, Failure, Part
+from runnel.group_rules.effects import NOTHING, DeadLetter, DeliveryPart, Effects, Failure
 from runnel.group_rules.group import Group
 from tests.group_rules.bare_group import ORDERS, PLAIN, SECOND, BareGroup, offsets, part
 
@@ -256,7 +256,7 @@ def test_another_consumers_delivery_is_late() -> None:
     delivery = group.only()
     named = part(delivery, 1, 3)
     assert group.group.ack(2, [delivery.id], [named], 0).late == [
-        Part(delivery.id, 0, WHOLE),
+        DeliveryPart(delivery.id, 0, WHOLE),
         named,
     ]
     assert group.group.nack(2, [named], 0, delay_ns=None, reason="").late == [named]
@@ -280,22 +280,22 @@ def test_nothing_is_acknowledged_twice_in_one_call() -> None:
     twice = [part(delivery, 1, 5), part(delivery, 2)]
     effects = group.group.ack(1, [delivery.id, delivery.id], twice, 0)
     assert effects.acked == [(ORDERS, 1, 6)]
-    assert effects.late == [Part(delivery.id, 0, WHOLE), *twice]
+    assert effects.late == [DeliveryPart(delivery.id, 0, WHOLE), *twice]
 
 
 @pytest.mark.parametrize(
     "rubbish",
     [
-        Part(1, 0, 2**63 - 1),
-        Part(1, 2**62, 2**63 - 1),
-        Part(1, -(2**63), 2**63),
-        Part(2**62, 1, 2),
-        Part(-1, 1, 2),
-        Part(1, 7, 3),
-        Part(1, 5, 5),
+        DeliveryPart(1, 0, 2**63 - 1),
+        DeliveryPart(1, 2**62, 2**63 - 1),
+        DeliveryPart(1, -(2**63), 2**63),
+        DeliveryPart(2**62, 1, 2),
+        DeliveryPart(-1, 1, 2),
+        DeliveryPart(1, 7, 3),
+        DeliveryPart(1, 5, 5),
     ],
 )
-def test_rubbish_is_late_or_nothing(rubbish: Part) -> None:
+def test_rubbish_is_late_or_nothing(rubbish: DeliveryPart) -> None:
     group = bare(5)
     group.join(1)
     group.pump()
@@ -315,7 +315,7 @@ def test_what_a_consumer_says_after_it_left_is_late() -> None:
     group.join(1)
     delivery = group.only()
     group.group.leave(1, 0, is_clean=True)
-    assert group.group.ack(1, [delivery.id], [], 0).late == [Part(delivery.id, 0, WHOLE)]
+    assert group.group.ack(1, [delivery.id], [], 0).late == [DeliveryPart(delivery.id, 0, WHOLE)]
     assert group.group.leave(1, 0, is_clean=True) is NOTHING
     group.group.resize(1, window_messages=5, window_bytes=5)
     assert group.group.next_want(0) is None
@@ -412,7 +412,7 @@ def test_messages_that_a_consumer_does_not_have_cannot_be_returned() -> None:
     delivery = group.only()
     group.group.ack(1, [], [part(delivery, 1)], 0)
     assert group.group.give_back(2, [part(delivery, 2)], 0) is NOTHING
-    assert group.group.give_back(1, [part(delivery, 1), Part(9, 1, 2)], 0) is NOTHING
+    assert group.group.give_back(1, [part(delivery, 1), DeliveryPart(9, 1, 2)], 0) is NOTHING
     assert group.group.leased(1) == (1, 10)
     assert group.group.leased(2) == (0, 0)
     assert group.pump() == []
@@ -578,7 +578,7 @@ def test_a_move_ends_leases_without_counting() -> None:
     assert group.group.is_idle
     again = group.only()
     assert (offsets(again), again.attempts) == ([7, 8, 9, 10], [])
-    assert group.group.ack(1, [delivery.id], [], 0).late == [Part(delivery.id, 0, WHOLE)]
+    assert group.group.ack(1, [delivery.id], [], 0).late == [DeliveryPart(delivery.id, 0, WHOLE)]
     group.group.expire(group.now_ns + SECOND)
     assert group.pump() == []
 
@@ -640,8 +640,8 @@ def test_scattered_acks_of_what_is_not_outstanding_are_late() -> None:
     effects = group.group.ack(1, [], [], 0, picked)
     assert effects.acked == [(ORDERS, 1, 2), (ORDERS, 3, 4)]
     assert effects.late == [
-        Part(delivery.id, 0, 1),
-        Part(delivery.id, 4, 5),
-        Part(99, 1, 3),
-        Part(delivery.id, far, far + 1),
+        DeliveryPart(delivery.id, 0, 1),
+        DeliveryPart(delivery.id, 4, 5),
+        DeliveryPart(99, 1, 3),
+        DeliveryPart(delivery.id, far, far + 1),
     ]

@@ -23,7 +23,7 @@ def test_host_and_port_are_read(text: str, address: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     ("section", "port"), [("native", "7470"), ("http", "7480"), ("grpc", "7490")]
 )
-def test_the_example_of_what_is_right_is_the_doors_own(section: str, port: str) -> None:
+def test_the_example_of_what_is_right_is_the_listeners_own(section: str, port: str) -> None:
     key = f"{section}.listen"
     with pytest.raises(SettingsError) as refused:
         parse_address(port, key=key)

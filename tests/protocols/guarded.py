@@ -1,4 +1,4 @@
-"""A broker that asks for tokens, with all its doors open, and clients of each door with the same verbs."""
+"""A broker that asks for tokens, with all its listeners open, and clients of each listener with the same verbs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from runnel.testing import VirtualClock
 from tests.conformance.clients.grpc_bus import connect_grpc
 from tests.conformance.clients.http_bus import connect_http
 
-LISTENERS: Final[dict[str, Any]] = {"http": HttpListener, "grpc": GrpcListener}
-DOORS: Final = ("native", "http", "grpc")
+LISTENER_CLASSES: Final[dict[str, Any]] = {"http": HttpListener, "grpc": GrpcListener}
+LISTENERS: Final = ("native", "http", "grpc")
 EVERYTHING: Final = tuple(
     f"{right}:{pattern}"
     for right in ("publish", "read", "consume", "admin")
@@ -49,7 +49,7 @@ _TICK_NS: Final = 10_000_000
 
 
 class Guarded:
-    """Its doors, and tokens for them."""
+    """Its listeners, and tokens for them."""
 
     def __init__(
         self, file: TokenFile, clock: VirtualClock, addresses: dict[str, str], quotas: Quotas
@@ -90,17 +90,17 @@ class Guarded:
         with self._file.changing() as tokens:
             tokens[:] = [token for token in tokens if token.id != token_id]
 
-    def connecting(self, door: str, token: str | None) -> AbstractAsyncContextManager[Bus]:
+    def connecting(self, listener: str, token: str | None) -> AbstractAsyncContextManager[Bus]:
         """A client that shows this."""
-        address = self.addresses[door]
-        if door == "native":
+        address = self.addresses[listener]
+        if listener == "native":
             return runnel.connect(address, token=token)
-        connect: Any = {"http": connect_http, "grpc": connect_grpc}[door]
+        connect: Any = {"http": connect_http, "grpc": connect_grpc}[listener]
         return cast("AbstractAsyncContextManager[Bus]", connect(address, token))
 
-    async def client(self, door: str, *allow: str) -> Bus:
+    async def client(self, listener: str, *allow: str) -> Bus:
         """A client with a new token of these rights; closed at the end of the test."""
-        return await self._opened.enter_async_context(self.connecting(door, self.token(*allow)))
+        return await self._opened.enter_async_context(self.connecting(listener, self.token(*allow)))
 
     async def close(self) -> None:
         await self._opened.aclose()
@@ -109,12 +109,12 @@ class Guarded:
 @asynccontextmanager
 async def open_guarded(
     directory: Path,
-    *doors: str,
+    *listeners: str,
     http: HttpSettings = ANYWHERE,
     security: SecuritySettings = _USUAL,
     topics: tuple[TopicRule, ...] = (),
 ) -> AsyncIterator[Guarded]:
-    """The native door is always open; of the others, these."""
+    """The native listener is always open; of the others, these."""
     settings = Settings(
         data=str(directory / "data"),
         log=LogSettings(allocate_bytes=0, disk_reserve_bytes=0),
@@ -132,10 +132,12 @@ async def open_guarded(
         broker = await opened.enter_async_context(runnel.Broker.open(settings, clock=clock))
         native = await opened.enter_async_context(broker.listen())
         addresses = {"native": native}
-        for door in {*doors} - {"native"}:
-            listener = await LISTENERS[door].open(broker._core, broker._gate, settings)
+        for listener in {*listeners} - {"native"}:
+            listener = await LISTENER_CLASSES[listener].open(
+                broker._core, broker._authenticator, settings
+            )
             opened.push_async_callback(listener.close)
-            addresses[door] = listener.address
+            addresses[listener] = listener.address
         guarded = Guarded(
             TokenFile(directory / "tokens.json"), clock, addresses, broker._core.quotas
         )
@@ -158,15 +160,15 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 def run_guarded(
     scenario: Callable[[Guarded], Awaitable[None]],
-    *doors: str,
+    *listeners: str,
     http: HttpSettings = ANYWHERE,
     security: SecuritySettings = _USUAL,
     topics: tuple[TopicRule, ...] = (),
 ) -> None:
-    """A test, with a broker of its own and these doors besides the native one."""
+    """A test, with a broker of its own and these listeners besides the native one."""
 
     async def run(directory: Path) -> None:
-        opening = open_guarded(directory, *doors, http=http, security=security, topics=topics)
+        opening = open_guarded(directory, *listeners, http=http, security=security, topics=topics)
         async with asyncio.timeout(_PATIENCE_S), opening as guarded:
             await scenario(guarded)
 

@@ -11,7 +11,7 @@ import pytest
 
 from runnel.client import Bus
 from runnel.errors import ForbiddenError
-from tests.protocols.guarded import DOORS, EVERYTHING, Guarded, run_guarded
+from tests.protocols.guarded import EVERYTHING, LISTENERS, Guarded, run_guarded
 from tests.protocols.test_rights import set_the_scene
 
 
@@ -28,8 +28,8 @@ class Auditor:
                 return document  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_what_is_denied_and_what_is_changed_names_the_token(door: str) -> None:
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_what_is_denied_and_what_is_changed_names_the_token(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         root = await guarded.client("native", *EVERYTHING)
         await set_the_scene(root)
@@ -38,13 +38,13 @@ def test_what_is_denied_and_what_is_changed_names_the_token(door: str) -> None:
             await root.ping()
             token = guarded.token("admin:open/*", "read:open/*", name="keeper")
             assert (await trail.next("token_added"))["subject"] == "keeper"
-            async with guarded.connecting(door, token) as bus:
+            async with guarded.connecting(listener, token) as bus:
                 await denied(bus, trail)
                 await changed(bus, trail)
             guarded.revoke(token)
             assert (await trail.next("token_revoked"))["subject"] == "keeper"
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
 async def denied(bus: Bus, trail: Auditor) -> None:

@@ -15,7 +15,7 @@ from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.security.rights import TokenQuotas
-from tests.protocols.guarded import DOORS, EVERYTHING, Guarded, open_guarded, run_guarded
+from tests.protocols.guarded import EVERYTHING, LISTENERS, Guarded, open_guarded, run_guarded
 
 SECOND_NS = 1_000_000_000
 
@@ -36,14 +36,16 @@ async def counter(root: Bus, name: str) -> int:
 # --- Counts ---
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_counts_refuse_one_more_of_this_token_alone_and_deleting_makes_room(door: str) -> None:
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_counts_refuse_one_more_of_this_token_alone_and_deleting_makes_room(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         root = await guarded.client("native", *EVERYTHING)
         own = TokenQuotas(topics_max=0, cursors_max=1)
         async with (
-            guarded.connecting(door, guarded.token(*EVERYTHING, name="one")) as bus,
-            guarded.connecting(door, guarded.token(*EVERYTHING, name="two", quotas=own)) as other,
+            guarded.connecting(listener, guarded.token(*EVERYTHING, name="one")) as bus,
+            guarded.connecting(
+                listener, guarded.token(*EVERYTHING, name="two", quotas=own)
+            ) as other,
             root.subscribe("!system/events") as events,
         ):
             for topic in ("a", "b"):
@@ -90,7 +92,7 @@ def test_counts_refuse_one_more_of_this_token_alone_and_deleting_makes_room(door
         assert await counter(root, "quota_refusals") >= 6
 
     security = SecuritySettings(token_topics_max=2, token_cursors_max=2, token_subscriptions_max=2)
-    run_guarded(scenario, door, security=security)
+    run_guarded(scenario, listener, security=security)
 
 
 async def next_event(events: Any, kind: str) -> dict[str, Any]:
@@ -196,12 +198,12 @@ def test_many_cursors_at_once_do_not_pass_the_quota() -> None:
 # --- Rates. The clock of these brokers goes ten times as fast as ours. ---
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_who_publishes_faster_than_its_rate_waits_and_others_do_not(door: str) -> None:
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_who_publishes_faster_than_its_rate_waits_and_others_do_not(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         slow = guarded.token(*EVERYTHING, name="slow", quotas=TokenQuotas(messages_in_per_s=2))
         root = await guarded.client("native", *EVERYTHING)
-        async with guarded.connecting(door, slow) as bus:
+        async with guarded.connecting(listener, slow) as bus:
             began_ns = guarded.clock.monotonic_ns()
             publishing = asyncio.ensure_future(publish_some(bus, 14))
             while await counter(root, "quota_waits") == 0:
@@ -214,7 +216,7 @@ def test_who_publishes_faster_than_its_rate_waits_and_others_do_not(door: str) -
             assert guarded.clock.monotonic_ns() - began_ns >= 5 * SECOND_NS
             assert (await root.fetch("slow", offset=1)).next_offset == 15
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
 async def publish_some(bus: Bus, count: int) -> None:
@@ -222,13 +224,13 @@ async def publish_some(bus: Bus, count: int) -> None:
         await bus.publish("slow", str(number).encode())
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_who_fetches_faster_than_its_rate_waits(door: str) -> None:
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_who_fetches_faster_than_its_rate_waits(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         root = await guarded.client("native", *EVERYTHING)
         await publish_some(root, 40)
         token = guarded.token(*EVERYTHING, quotas=TokenQuotas(messages_out_per_s=10))
-        async with guarded.connecting(door, token) as bus:
+        async with guarded.connecting(listener, token) as bus:
             began_ns = guarded.clock.monotonic_ns()
             offset, pages = 1, 0
             while offset <= 40:
@@ -238,16 +240,16 @@ def test_who_fetches_faster_than_its_rate_waits(door: str) -> None:
             assert guarded.clock.monotonic_ns() - began_ns >= 2 * SECOND_NS
         assert await counter(root, "quota_waits") >= 1
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_live_reader_over_its_rate_is_slowed_and_misses_nothing(door: str) -> None:
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_a_live_reader_over_its_rate_is_slowed_and_misses_nothing(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         root = await guarded.client("native", *EVERYTHING)
         token = guarded.token(*EVERYTHING, quotas=TokenQuotas(messages_out_per_s=10))
         async with (
-            guarded.connecting(door, token) as bus,
+            guarded.connecting(listener, token) as bus,
             bus.subscribe("slow") as slowed,
             root.subscribe("slow") as free,
         ):
@@ -261,20 +263,23 @@ def test_a_live_reader_over_its_rate_is_slowed_and_misses_nothing(door: str) -> 
             assert guarded.clock.monotonic_ns() - began_ns >= 4 * SECOND_NS
         assert await counter(root, "quota_waits") >= 1
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
 def numbers(count: int) -> list[bytes]:
     return [str(number).encode() for number in range(count)]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_consumer_over_its_rate_is_slowed_and_gets_everything(door: str) -> None:
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_a_consumer_over_its_rate_is_slowed_and_gets_everything(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         root = await guarded.client("native", *EVERYTHING)
         await publish_some(root, 5)
         token = guarded.token(*EVERYTHING, quotas=TokenQuotas(messages_out_per_s=5))
-        async with guarded.connecting(door, token) as bus, bus.consume("work", "slow") as consumer:
+        async with (
+            guarded.connecting(listener, token) as bus,
+            bus.consume("work", "slow") as consumer,
+        ):
             began_ns = guarded.clock.monotonic_ns()
             for number in range(30):
                 if number >= 5:
@@ -285,7 +290,7 @@ def test_a_consumer_over_its_rate_is_slowed_and_gets_everything(door: str) -> No
             assert guarded.clock.monotonic_ns() - began_ns >= 2 * SECOND_NS
         assert await counter(root, "quota_waits") >= 1
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
 def test_a_publish_that_waits_for_its_rate_ends_with_its_connection() -> None:
@@ -303,17 +308,20 @@ def test_a_publish_that_waits_for_its_rate_ends_with_its_connection() -> None:
     run_guarded(scenario)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_fetches_that_wait_for_their_rate_end_with_their_connection(door: str) -> None:
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_fetches_that_wait_for_their_rate_end_with_their_connection(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         root = await guarded.client("native", *EVERYTHING)
         token = guarded.token(*EVERYTHING, name="one", quotas=TokenQuotas(bytes_out_per_s=1))
-        async with guarded.connecting(door, token) as bus, bus.subscribe("slow") as subscription:
+        async with (
+            guarded.connecting(listener, token) as bus,
+            bus.subscribe("slow") as subscription,
+        ):
             await root.publish("slow", bytes(10_000))
             await anext(subscription)  # hours of debt
         for _ in range(3):
             waits = await counter(root, "quota_waits")
-            async with guarded.connecting(door, token) as bus:
+            async with guarded.connecting(listener, token) as bus:
                 waiting = [asyncio.ensure_future(bus.fetch("slow", offset=1)) for _ in range(4)]
                 while await counter(root, "quota_waits") < waits + 4:
                     await root.ping()
@@ -323,4 +331,4 @@ def test_fetches_that_wait_for_their_rate_end_with_their_connection(door: str) -
         while guarded.has_waiting_reads("one"):
             await root.ping()
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)

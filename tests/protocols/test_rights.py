@@ -1,4 +1,4 @@
-"""Rights times verbs times doors: what is not allowed is refused at every door, and what is allowed works.
+"""Rights times verbs times listeners: what is not allowed is refused at every listener, and what is allowed works.
 
 One table says what each verb needs; it is what docs/security.md promises. Everything is asked of topics `open/…`, once
 for every right that somebody may have: to these topics, to others, to all of them, and to the system's.
@@ -19,7 +19,7 @@ from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from tests.protocols.guarded import DOORS, EVERYTHING, Guarded, run_guarded
+from tests.protocols.guarded import EVERYTHING, LISTENERS, Guarded, run_guarded
 
 Act = Callable[[Bus], Awaitable[object]]
 STATUS = {"http": 403, "grpc": grpc.StatusCode.PERMISSION_DENIED}
@@ -47,7 +47,7 @@ class Verb:
     scope: str = "open"
     also: tuple[str, str] | None = None  # another right that will do, with its own scope
     anywhere: bool = False
-    doors: tuple[str, ...] = DOORS
+    listeners: tuple[str, ...] = LISTENERS
 
     def is_allowed(self, right: str, pattern: str) -> bool:
         scopes = SCOPES[pattern]
@@ -227,18 +227,18 @@ VERBS = (
     verb(publish, "publish"),
     verb(publish_a_batch, "publish"),
     verb(publish_many, "publish"),
-    verb(publish_outside_a_stream, "publish", doors=("grpc",)),
-    verb(take_a_name, "publish", anywhere=True, doors=NOT_HTTP),
+    verb(publish_outside_a_stream, "publish", listeners=("grpc",)),
+    verb(take_a_name, "publish", anywhere=True, listeners=NOT_HTTP),
     verb(publish_what_pipelines_do, "publish", scope="system"),
     verb(fetch, "read"),
     verb(fetch_by_time, "read"),
     verb(subscribe_to_a_topic, "read"),
     verb(subscribe_to_a_pattern, "read"),
     verb(watch_the_system, "read", scope="system"),
-    verb(list_shards, "read", doors=NOT_HTTP),
-    verb(fetch_a_shard, "read", doors=NOT_HTTP),
-    verb(ask_for_routes, *ANY, doors=NOT_HTTP),
-    verb(ask_for_a_policy, *ANY, doors=("http",)),
+    verb(list_shards, "read", listeners=NOT_HTTP),
+    verb(fetch_a_shard, "read", listeners=NOT_HTTP),
+    verb(ask_for_routes, *ANY, listeners=NOT_HTTP),
+    verb(ask_for_a_policy, *ANY, listeners=("http",)),
     verb(describe_a_topic, *ANY),
     verb(purge_a_topic, "admin"),
     verb(delete_a_topic, "admin"),
@@ -259,8 +259,8 @@ VERBS = (
     verb(send_dead_letters_back, "admin"),
     verb(drop_dead_letters, "admin"),
     verb(ask_for_statistics, "read", scope="system"),
-    verb(list_connections, "read", scope="system", doors=("http",)),
-    verb(ask_for_metrics, "read", scope="system", doors=("http",)),
+    verb(list_connections, "read", scope="system", listeners=("http",)),
+    verb(ask_for_metrics, "read", scope="system", listeners=("http",)),
 )
 
 
@@ -291,37 +291,37 @@ async def set_the_scene(root: Bus) -> None:
     await root.set_cursor("theirs", {"closed/a": 1})
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("listener", LISTENERS)
 @pytest.mark.parametrize("pattern", SCOPES)
 @pytest.mark.parametrize("right", RIGHTS)
-def test_what_a_right_allows(door: str, right: str, pattern: str) -> None:
+def test_what_a_right_allows(listener: str, right: str, pattern: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         await set_the_scene(await guarded.client("native", *EVERYTHING))
-        bus = await guarded.client(door, f"{right}:{pattern}")
+        bus = await guarded.client(listener, f"{right}:{pattern}")
         wrong = []
         for each in VERBS:
-            if door not in each.doors:
+            if listener not in each.listeners:
                 continue
             expected = each.is_allowed(right, pattern)
             refusal = await refusal_of(each.act(bus))
             is_allowed = refusal is None
             # Within a stream a refusal is an answer, and has no status.
-            status = getattr(refusal, "status", STATUS.get(door))
-            assert status == STATUS.get(door), each.name
+            status = getattr(refusal, "status", STATUS.get(listener))
+            assert status == STATUS.get(listener), each.name
             if is_allowed != expected:
                 wrong.append(f"{each.name}: {'allowed' if is_allowed else 'refused'}")
         assert not wrong
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_whoever_has_every_right_can_do_everything(door: str) -> None:
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_whoever_has_every_right_can_do_everything(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
-        bus = await guarded.client(door, *EVERYTHING)
+        bus = await guarded.client(listener, *EVERYTHING)
         await set_the_scene(bus)
         for each in VERBS:
-            if door in each.doors:
+            if listener in each.listeners:
                 await each.act(bus)
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)

@@ -1,4 +1,4 @@
-"""Tokens at every door: none, wrong, in the wrong place, too many of one, and revoked while somebody is inside."""
+"""Tokens at every listener: none, wrong, in the wrong place, too many of one, and revoked while somebody is inside."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from runnel.config import HttpSettings
 from runnel.errors import LimitExceededError, UnauthenticatedError, Unavailable
 from tests.conformance.clients.grpc_bus import GrpcBus
 from tests.conformance.clients.http_bus import HttpBus
-from tests.protocols.guarded import DOORS, EVERYTHING, Guarded, run_guarded
+from tests.protocols.guarded import EVERYTHING, LISTENERS, Guarded, run_guarded
 
-at_every_door = pytest.mark.parametrize("door", DOORS)
+at_every_listener = pytest.mark.parametrize("listener", LISTENERS)
 # The native client tries again by itself for as long as it is told to, and then says that it could not connect.
 FULL = (LimitExceededError, Unavailable)
 STATUS = {"http": 401, "grpc": grpc.StatusCode.UNAUTHENTICATED}
 
 
-async def turned_away(guarded: Guarded, door: str, token: str | None) -> UnauthenticatedError:
+async def turned_away(guarded: Guarded, listener: str, token: str | None) -> UnauthenticatedError:
     """Whoever shows this can do nothing."""
     with pytest.raises(UnauthenticatedError) as refusal:
-        async with guarded.connecting(door, token) as bus:
+        async with guarded.connecting(listener, token) as bus:
             await bus.publish("a", b"x")
-    assert getattr(refusal.value, "status", None) == STATUS.get(door)
+    assert getattr(refusal.value, "status", None) == STATUS.get(listener)
     return refusal.value
 
 
-async def knows(guarded: Guarded, door: str, token: str) -> None:
-    async with guarded.connecting(door, token) as bus:
+async def knows(guarded: Guarded, listener: str, token: str) -> None:
+    async with guarded.connecting(listener, token) as bus:
         await bus.topics()
 
 
-@at_every_door
-def test_without_a_token_nobody_comes_in_and_is_told_how_to_get_one(door: str) -> None:
+@at_every_listener
+def test_without_a_token_nobody_comes_in_and_is_told_how_to_get_one(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
-        assert "runnel token add" in str(await turned_away(guarded, door, None))
+        assert "runnel token add" in str(await turned_away(guarded, listener, None))
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
-@at_every_door
-def test_wrong_token_is_refused_and_shown_to_nobody(door: str) -> None:
+@at_every_listener
+def test_wrong_token_is_refused_and_shown_to_nobody(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         right = guarded.token(*EVERYTHING)
         _, token_id, secret = right.split("_", 2)
@@ -58,25 +58,25 @@ def test_wrong_token_is_refused_and_shown_to_nobody(door: str) -> None:
             f"Runnel_{token_id}_{secret}",
             "x" * 5000,
         ):
-            text = str(await turned_away(guarded, door, wrong))
+            text = str(await turned_away(guarded, listener, wrong))
             assert wrong not in text
             assert secret not in text
-        await knows(guarded, door, right)
+        await knows(guarded, listener, right)
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
-@at_every_door
+@at_every_listener
 def test_token_is_good_as_soon_as_it_is_made_and_no_longer_than_until_it_is_revoked(
-    door: str,
+    listener: str,
 ) -> None:
     async def scenario(guarded: Guarded) -> None:
         token = guarded.token(*EVERYTHING)
-        await knows(guarded, door, token)
+        await knows(guarded, listener, token)
         guarded.revoke(token)
-        await turned_away(guarded, door, token)
+        await turned_away(guarded, listener, token)
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
 # --- In the wrong place ---
@@ -128,7 +128,7 @@ def test_token_is_taken_from_the_metadata_authorization_alone() -> None:
 # --- Open to all ---
 
 
-def test_health_and_what_the_door_can_do_are_told_without_a_token() -> None:
+def test_health_and_what_the_listener_can_do_are_told_without_a_token() -> None:
     async def scenario(guarded: Guarded) -> None:
         async with HttpBus(guarded.addresses["http"], None, guarded.clock.time_ns) as bus:
             for path in ("/healthz", "/readyz", "/openapi.json", "/docs"):
@@ -166,45 +166,50 @@ async def stay(bus: Bus) -> Any:
     return subscription
 
 
-async def is_full(guarded: Guarded, door: str, token: str) -> bool:
+async def is_full(guarded: Guarded, listener: str, token: str) -> bool:
     try:
-        await knows(guarded, door, token)
+        await knows(guarded, listener, token)
     except FULL:
         return True
     return False
 
 
-@at_every_door
-def test_token_has_so_many_connections_or_calls_and_no_more(door: str) -> None:
+@at_every_listener
+def test_token_has_so_many_connections_or_calls_and_no_more(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         token = guarded.token(*EVERYTHING, connections_max=2)
         async with (
-            guarded.connecting(door, token) as one,
-            guarded.connecting(door, token) as two,
+            guarded.connecting(listener, token) as one,
+            guarded.connecting(listener, token) as two,
         ):
             staying = [await stay(one), await stay(two)]
             with pytest.raises(FULL, match="2 connections or calls"):
-                await knows(guarded, door, token)
-            await knows(guarded, door, guarded.token(*EVERYTHING))  # others are not concerned
+                await knows(guarded, listener, token)
+            await knows(guarded, listener, guarded.token(*EVERYTHING))  # others are not concerned
             await staying[1].close()
-            if door == "native":
+            if listener == "native":
                 await two.close()
-            while await is_full(guarded, door, token):  # it is heard soon that somebody has left
+            while await is_full(
+                guarded, listener, token
+            ):  # it is heard soon that somebody has left
                 pass
             await staying[0].close()
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
 # --- Revoked while inside ---
 
 
-@at_every_door
-def test_revoked_token_ends_streams_and_work_that_are_under_way(door: str) -> None:
+@at_every_listener
+def test_revoked_token_ends_streams_and_work_that_are_under_way(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         root = await guarded.client("native", *EVERYTHING)
         token = guarded.token(*EVERYTHING)
-        async with guarded.connecting(door, token) as bus, guarded.connecting(door, token) as other:
+        async with (
+            guarded.connecting(listener, token) as bus,
+            guarded.connecting(listener, token) as other,
+        ):
             subscription = bus.subscribe("a")
             await subscription.open()
             consumer = other.consume("s", "a", lease_s=3600, deliveries_max=1)
@@ -216,22 +221,22 @@ def test_revoked_token_ends_streams_and_work_that_are_under_way(door: str) -> No
             for waiting in (subscription, consumer):
                 with pytest.raises(UnauthenticatedError, match="revoked"):
                     await anext(waiting)
-            await turned_away(guarded, door, token)
+            await turned_away(guarded, listener, token)
         # What it had been given to do is for others now, at once, and did not fail.
         async with root.consume("s") as consumer:
             work = await anext(consumer)
             assert (work.payload, work.failures) == (b"1", 0)
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
-@at_every_door
-def test_revoked_token_ends_a_fetch_that_waits(door: str) -> None:
+@at_every_listener
+def test_revoked_token_ends_a_fetch_that_waits(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         root = await guarded.client("native", *EVERYTHING)
         await root.publish("a", b"1")
         token = guarded.token(*EVERYTHING)
-        async with guarded.connecting(door, token) as bus:
+        async with guarded.connecting(listener, token) as bus:
             waiting = asyncio.ensure_future(bus.fetch("a", 2, wait_s=50))
             while not (await root.statistics())["gauges"]["fetches_waiting"]:
                 pass
@@ -239,10 +244,10 @@ def test_revoked_token_ends_a_fetch_that_waits(door: str) -> None:
             with pytest.raises(UnauthenticatedError):
                 await waiting
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
-def test_one_token_has_a_part_of_the_seats_at_the_http_door_and_not_those_of_others() -> None:
+def test_one_token_has_a_part_of_the_polling_consumers_and_not_those_of_others() -> None:
     async def scenario(guarded: Guarded) -> None:
         root = await guarded.client("native", *EVERYTHING)
         await root.make_subscription("s", "a", mode="key_shared")

@@ -1,4 +1,4 @@
-"""Ways around a right, tried at every door: wider patterns, other spellings, other people's places and names."""
+"""Ways around a right, tried at every listener: wider patterns, other spellings, other people's places and names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runnel.formats import wire
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace
-from tests.protocols.guarded import DOORS, EVERYTHING, Guarded, run_guarded
+from tests.protocols.guarded import EVERYTHING, LISTENERS, Guarded, run_guarded
 from tests.protocols.test_rights import set_the_scene
 
 ALL_OF_OPEN = tuple(f"{right}:open/*" for right in ("publish", "read", "consume", "admin"))
@@ -25,17 +25,17 @@ ALL_BUT_SYSTEM = tuple(f"{right}:*" for right in ("publish", "read", "consume", 
 Trick = Callable[[Guarded, Bus], Awaitable[None]]
 
 
-def at_every_door(*allow: str) -> Callable[[Trick], Callable[[str], None]]:
+def at_every_listener(*allow: str) -> Callable[[Trick], Callable[[str], None]]:
     """Makes a test of a coroutine that takes a client with these rights; the scene is that of the matrix."""
 
     def decorate(trick: Trick) -> Callable[[str], None]:
-        @pytest.mark.parametrize("door", DOORS)
-        def test(door: str) -> None:
+        @pytest.mark.parametrize("listener", LISTENERS)
+        def test(listener: str) -> None:
             async def scenario(guarded: Guarded) -> None:
                 await set_the_scene(await guarded.client("native", *EVERYTHING))
-                await trick(guarded, await guarded.client(door, *allow))
+                await trick(guarded, await guarded.client(listener, *allow))
 
-            run_guarded(scenario, door)
+            run_guarded(scenario, listener)
 
         test.__name__ = trick.__name__
         test.__doc__ = trick.__doc__
@@ -57,7 +57,7 @@ async def subscribing(bus: Bus, *patterns: str) -> None:
 # --- Patterns and names ---
 
 
-@at_every_door("read:open/*")
+@at_every_listener("read:open/*")
 async def test_pattern_that_matches_more_than_the_right_is_refused(
     guarded: Guarded, bus: Bus
 ) -> None:
@@ -69,14 +69,14 @@ async def test_pattern_that_matches_more_than_the_right_is_refused(
         await subscribing(bus, pattern)
 
 
-@at_every_door("read:open/*")
+@at_every_listener("read:open/*")
 async def test_one_forbidden_pattern_among_others_refuses_all(guarded: Guarded, bus: Bus) -> None:
     await refused(subscribing(bus, "open/*", "closed/*"))
     await refused(subscribing(bus, "open/a", "open/b", "closed/a"))
     await refused(subscribing(bus, "open/a", "!system/events"))
 
 
-@at_every_door("read:open/?", "read:open/[a-c]x", "read:exact")
+@at_every_listener("read:open/?", "read:open/[a-c]x", "read:exact")
 async def test_rights_with_wildcards_of_their_own_cover_no_more_than_they_say(
     guarded: Guarded, bus: Bus
 ) -> None:
@@ -86,7 +86,7 @@ async def test_rights_with_wildcards_of_their_own_cover_no_more_than_they_say(
         await subscribing(bus, pattern)
 
 
-@at_every_door("publish:open/*", "read:open/*")
+@at_every_listener("publish:open/*", "read:open/*")
 async def test_name_that_looks_like_an_allowed_one_is_another(guarded: Guarded, bus: Bus) -> None:
     for topic in (
         "Open/a",
@@ -109,7 +109,7 @@ async def test_name_that_looks_like_an_allowed_one_is_another(guarded: Guarded, 
         await refused(bus.fetch(topic))
 
 
-@at_every_door("publish:open/*", "read:open/*")
+@at_every_listener("publish:open/*", "read:open/*")
 async def test_steps_up_are_part_of_a_name_and_lead_nowhere(guarded: Guarded, bus: Bus) -> None:
     root = await guarded.client("native", *EVERYTHING)
     before = (await root.fetch("closed/a")).end_offset
@@ -121,7 +121,7 @@ async def test_steps_up_are_part_of_a_name_and_lead_nowhere(guarded: Guarded, bu
     assert (await root.fetch("closed/a")).end_offset == before
 
 
-@at_every_door(*ALL_BUT_SYSTEM)
+@at_every_listener(*ALL_BUT_SYSTEM)
 async def test_right_to_everything_is_none_to_the_system_s_topics(
     guarded: Guarded, bus: Bus
 ) -> None:
@@ -142,7 +142,7 @@ async def test_right_to_everything_is_none_to_the_system_s_topics(
 # --- What is hidden ---
 
 
-@at_every_door("read:open/*")
+@at_every_listener("read:open/*")
 async def test_lists_have_no_name_that_the_caller_has_no_right_to(
     guarded: Guarded, bus: Bus
 ) -> None:
@@ -153,13 +153,13 @@ async def test_lists_have_no_name_that_the_caller_has_no_right_to(
     assert await bus.subscriptions() == []  # reading is not consuming
 
 
-@at_every_door("consume:open/*")
+@at_every_listener("consume:open/*")
 async def test_subscriptions_over_other_topics_are_not_listed(guarded: Guarded, bus: Bus) -> None:
     assert [each.name for each in await bus.subscriptions()] == ["many", "mine", "spare"]
     assert await bus.cursors() == []  # consuming is not reading
 
 
-@at_every_door(*ALL_OF_OPEN)
+@at_every_listener(*ALL_OF_OPEN)
 async def test_refusal_does_not_tell_whether_there_is_something(guarded: Guarded, bus: Bus) -> None:
     for ask in (bus.topic, bus.fetch, bus.delete_topic, bus.purge_topic):
         told = []
@@ -170,7 +170,7 @@ async def test_refusal_does_not_tell_whether_there_is_something(guarded: Guarded
         assert told[0] == told[1]
 
 
-@at_every_door("read:open/*")
+@at_every_listener("read:open/*")
 async def test_subscription_that_exists_is_as_unknown_as_one_that_does_not(
     guarded: Guarded, bus: Bus
 ) -> None:
@@ -183,7 +183,7 @@ async def test_subscription_that_exists_is_as_unknown_as_one_that_does_not(
 # --- Other people's things ---
 
 
-@at_every_door(*ALL_OF_OPEN)
+@at_every_listener(*ALL_OF_OPEN)
 async def test_subscription_over_forbidden_topics_is_not_for_who_names_no_patterns(
     guarded: Guarded, bus: Bus
 ) -> None:
@@ -205,7 +205,7 @@ async def guarded_names(guarded: Guarded, name: str) -> list[str]:
     return [each.name for each in await root.subscriptions() if each.name == name]
 
 
-@at_every_door(*ALL_OF_OPEN)
+@at_every_listener(*ALL_OF_OPEN)
 async def test_dead_letters_of_others_can_be_neither_seen_nor_settled(
     guarded: Guarded, bus: Bus
 ) -> None:
@@ -218,7 +218,7 @@ async def test_dead_letters_of_others_can_be_neither_seen_nor_settled(
     assert len((await root.dead_letter_page("theirs")).messages) == 3
 
 
-@at_every_door(*ALL_OF_OPEN)
+@at_every_listener(*ALL_OF_OPEN)
 async def test_cursors_of_others_can_be_neither_seen_nor_moved(guarded: Guarded, bus: Bus) -> None:
     assert await bus.cursor("theirs") is None
     await refused(bus.set_cursor("theirs", {"open/a": 1}))
@@ -234,7 +234,7 @@ async def test_cursors_of_others_can_be_neither_seen_nor_moved(guarded: Guarded,
     assert await root.cursor("c") is None
 
 
-@at_every_door(*ALL_OF_OPEN)
+@at_every_listener(*ALL_OF_OPEN)
 async def test_right_to_admin_is_none_to_publish_read_or_consume_elsewhere(
     guarded: Guarded, bus: Bus
 ) -> None:
@@ -247,22 +247,22 @@ async def test_right_to_admin_is_none_to_publish_read_or_consume_elsewhere(
 # --- Batches and shards: not over HTTP ---
 
 
-@pytest.mark.parametrize("door", ["native", "grpc"])
-def test_one_forbidden_topic_in_a_batch_refuses_all_of_it(door: str) -> None:
+@pytest.mark.parametrize("listener", ["native", "grpc"])
+def test_one_forbidden_topic_in_a_batch_refuses_all_of_it(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
-        bus = await guarded.client(door, "publish:open/*", "read:open/*")
+        bus = await guarded.client(listener, "publish:open/*", "read:open/*")
         mixed = [Message("open/a", b"x"), Message("closed/a", b"x"), Message("open/b", b"x")]
         await refused(bus.publish_batch(Batch.from_messages(mixed)))
         assert await bus.topics() == []
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
-@pytest.mark.parametrize("door", ["native", "grpc"])
-def test_shard_that_holds_forbidden_topics_gives_only_the_others(door: str) -> None:
+@pytest.mark.parametrize("listener", ["native", "grpc"])
+def test_shard_that_holds_forbidden_topics_gives_only_the_others(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         await set_the_scene(await guarded.client("native", *EVERYTHING))
-        bus = await guarded.client(door, "read:open/*")
+        bus = await guarded.client(listener, "read:open/*")
         for patterns in (["*"], [], ["open/*", "closed/*"], ["!dead/*"]):
             await refused(bus.fetch_shard("main", 0, 1, patterns=patterns))
             await refused(bus.shards(*patterns))
@@ -270,25 +270,25 @@ def test_shard_that_holds_forbidden_topics_gives_only_the_others(door: str) -> N
         topics = {message.topic for batch in page.batches for message in batch}
         assert topics == {"open/a", "open/b", "open/c"}
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
 # --- Going on where others stood ---
 
 
 async def position_of(bus: Any, *patterns: str) -> Any:
-    """Where a subscription stands that has read something, as its door tells it."""
+    """Where a subscription stands that has read something, as its listener tells it."""
     async with bus.subscribe(*patterns, start="earliest") as subscription:
         await anext(subscription)
         return subscription.position
 
 
-@pytest.mark.parametrize("door", ["http", "grpc"])
-def test_position_of_others_opens_nothing(door: str) -> None:
+@pytest.mark.parametrize("listener", ["http", "grpc"])
+def test_position_of_others_opens_nothing(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
-        root: Any = await guarded.client(door, *EVERYTHING)
+        root: Any = await guarded.client(listener, *EVERYTHING)
         await set_the_scene(await guarded.client("native", *EVERYTHING))
-        bus: Any = await guarded.client(door, "read:open/*")
+        bus: Any = await guarded.client(listener, "read:open/*")
         for patterns in (("*",), ("closed/*",), ("open/*", "closed/*"), ("closed/a",)):
             place = await position_of(root, *patterns)
             with pytest.raises(ForbiddenError):
@@ -305,7 +305,7 @@ def test_position_of_others_opens_nothing(door: str) -> None:
                 assert message.topic.startswith("open/")
             await subscription.close()
 
-    run_guarded(scenario, door)
+    run_guarded(scenario, listener)
 
 
 def test_resuming_at_a_shard_or_partition_of_others_gives_only_what_the_patterns_match() -> None:
@@ -397,13 +397,13 @@ def test_no_spelling_of_a_path_leads_to_a_forbidden_topic() -> None:
 # --- Journals that are called after their topics ---
 
 
-@pytest.mark.parametrize("door", ["native", "grpc"])
-def test_journal_of_another_topics_own_tells_nothing_not_even_that_it_exists(door: str) -> None:
+@pytest.mark.parametrize("listener", ["native", "grpc"])
+def test_journal_of_another_topics_own_tells_nothing_not_even_that_it_exists(listener: str) -> None:
     async def scenario(guarded: Guarded) -> None:
         root = await guarded.client("native", *EVERYTHING)
         await root.publish("own/secret", b"1")
         await root.publish("open/a", b"1")
-        bus = await guarded.client(door, "read:open/*")
+        bus = await guarded.client(listener, "read:open/*")
         for journal in ("own/secret", "own/missing"):
             at = CursorPlace(journal=journal, shard=0, entry=1, patterns=["open/*"])
             for asking in (
@@ -415,7 +415,7 @@ def test_journal_of_another_topics_own_tells_nothing_not_even_that_it_exists(doo
         assert await root.cursors() == []
         page = await bus.fetch_shard("main", 0, 1, patterns=["open/*"])  # which topics share
         assert [message.payload for batch in page.batches for message in batch] == [b"1"]
-        owner = await guarded.client(door, "read:own/*")
+        owner = await guarded.client(listener, "read:own/*")
         assert (await owner.fetch_shard("own/secret", 0, 1, patterns=["own/*"])).batches
 
-    run_guarded(scenario, door, topics=(TopicRule(match="own/*", journal="{topic}"),))
+    run_guarded(scenario, listener, topics=(TopicRule(match="own/*", journal="{topic}"),))

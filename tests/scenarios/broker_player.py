@@ -15,7 +15,7 @@ from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.heads import Start
 from runnel.formats.message import Message
-from runnel.formats.work_heads import Consume, Part
+from runnel.formats.work_heads import Consume, DeliveryPart
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.workers import SimulatedWorkers
@@ -43,10 +43,10 @@ class _Worker:
                 self.has[message.offset] = delivery.lease.delivery
                 self.new.append(message.offset)
 
-    def recall(self, consumer: int, parts: Sequence[Part]) -> None:
+    def recall(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
         """Nothing is recalled here."""
 
-    def late(self, consumer: int, parts: Sequence[Part]) -> None:
+    def late(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
         """Nothing is late here."""
 
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:
@@ -141,7 +141,7 @@ class BrokerPlayer:
         for word in words[1:]:
             begin, _, last = word.partition("-")
             offsets += range(int(begin), int(last or begin) + 1)
-        parts = [Part(worker.has[offset], offset, offset + 1) for offset in offsets]
+        parts = [DeliveryPart(worker.has[offset], offset, offset + 1) for offset in offsets]
         late = worker.consumer.ack((), parts)
         await worker.consumer.wait_stored()
         return [f"too late: {late}"] if late else []

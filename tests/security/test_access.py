@@ -28,7 +28,7 @@ from runnel.formats.batch import Batch, unpack_blocks
 from runnel.formats.dead_letters import TOPIC_TAG
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, GapState, PartitionPlace, ShardPlace, Start
-from runnel.formats.work_heads import Consume, Part, WorkOptions
+from runnel.formats.work_heads import Consume, DeliveryPart, WorkOptions
 from runnel.log.log import ShardId
 from runnel.platform.clock import SystemClock
 from runnel.platform.disk import RealDisk
@@ -63,9 +63,9 @@ class Ear:
         for delivery in deliveries:
             self.topics += topics_in(delivery.buffers)
 
-    def recall(self, consumer: int, parts: Sequence[Part]) -> None: ...
+    def recall(self, consumer: int, parts: Sequence[DeliveryPart]) -> None: ...
 
-    def late(self, consumer: int, parts: Sequence[Part]) -> None: ...
+    def late(self, consumer: int, parts: Sequence[DeliveryPart]) -> None: ...
 
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None: ...
 
@@ -255,7 +255,7 @@ def test_statistics_need_to_be_read_by_name(right: str) -> None:
 
 
 def test_every_verb_of_the_broker_is_one_of_access() -> None:
-    """A verb that were added to the broker alone would be one that doors are tempted to use directly."""
+    """A verb that were added to the broker alone would be one that listeners are tempted to use directly."""
     from runnel.broker.consumer_groups import ConsumerGroups
 
     own = {name for name in vars(Access) if not name.startswith("_")}

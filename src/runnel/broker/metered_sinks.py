@@ -10,7 +10,7 @@ from runnel.broker.live.subscription import LiveDelivery, LiveSink, LiveSubscrip
 from runnel.broker.quotas import Account
 from runnel.errors import RunnelError
 from runnel.formats.wire import GapState
-from runnel.formats.work_heads import Part
+from runnel.formats.work_heads import DeliveryPart
 
 
 class MeteredLiveSink:
@@ -58,10 +58,10 @@ class MeteredWorkSink:
             size = sum(delivery.size for delivery in deliveries)
             self._account.delivered(self.reader, messages, size)
 
-    def recall(self, consumer: int, parts: Sequence[Part]) -> None:
+    def recall(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
         self._sink.recall(consumer, parts)
 
-    def late(self, consumer: int, parts: Sequence[Part]) -> None:
+    def late(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
         self._sink.late(consumer, parts)
 
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:

@@ -77,7 +77,7 @@ class TopicVerbs(BusRequests):
         while True:
             after = found[-1].name if found else ""
             answer, _ = await self._ask(
-                wire.CursorList,
+                wire.CursorListHead,
                 lambda number, after=after: wire.Cursors(  # type: ignore[misc]
                     number, None, after, PER_PAGE
                 ),
@@ -90,7 +90,9 @@ class TopicVerbs(BusRequests):
     async def cursor(self, name: str) -> CursorState | None:
         """One named cursor, with its lag; None if there is none of that name."""
         answer, _ = await self._ask(
-            wire.CursorList, lambda number: wire.Cursors(number, name), f"asking for cursor {name}"
+            wire.CursorListHead,
+            lambda number: wire.Cursors(number, name),
+            f"asking for cursor {name}",
         )
         return answer.cursors[0] if answer.cursors else None
 

@@ -123,7 +123,7 @@ class WorkVerbs(BusRequests):
         while True:
             after = found[-1].name if found else ""
             answer, _ = await self._ask(
-                work_heads.SubscriptionList,
+                work_heads.SubscriptionListHead,
                 lambda number, after=after: work_heads.ListSubscriptions(  # type: ignore[misc]
                     number, None, after, PER_PAGE
                 ),
@@ -137,7 +137,7 @@ class WorkVerbs(BusRequests):
         """One subscription, with where it stands in each partition."""
         check_subscription(name)
         answer, _ = await self._ask(
-            work_heads.SubscriptionList,
+            work_heads.SubscriptionListHead,
             lambda number: work_heads.ListSubscriptions(number, name),
             f"describing subscription {name!r}",
         )
@@ -261,7 +261,7 @@ class WorkVerbs(BusRequests):
         check_natural("messages_max", messages_max)
         answer, tail = await self._ask(
             work_heads.DeadList,
-            lambda number: work_heads.DeadLetters(number, name, offset, messages_max),
+            lambda number: work_heads.DeadLettersHead(number, name, offset, messages_max),
             f"listing dead letters of {name!r}",
         )
         messages = [message for batch in unpack_blocks(tail) for message in batch.messages()]
@@ -280,7 +280,7 @@ class WorkVerbs(BusRequests):
         chosen = _checked_offsets(offsets)
         is_all = chosen is None
         answer, _ = await self._ask(
-            work_heads.Settled,
+            work_heads.SettledHead,
             lambda number: work_heads.SettleDead(number, name, is_redriven, chosen or (), is_all),
             f"{'sending back' if is_redriven else 'dropping'} dead letters of {name!r}",
             is_repeatable=False,

@@ -418,7 +418,7 @@ class TopicList(Head, tag="topic_list", frozen=True, gc=False):
     is_complete: bool
 
 
-class CursorList(Head, tag="cursor_list", frozen=True, gc=False):
+class CursorListHead(Head, tag="cursor_list", frozen=True, gc=False):
     id: Id
     cursors: Sequence[CursorState]
     is_complete: bool = True
@@ -502,7 +502,7 @@ Answer: TypeAlias = (
     | RouteList
     | Term
     | TopicList
-    | CursorList
+    | CursorListHead
     | StatisticsReport
     | Pong
     | Done

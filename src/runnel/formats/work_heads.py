@@ -24,7 +24,7 @@ import msgspec
 from runnel.formats.heads import Head, Id, Natural, Start
 
 
-class Part(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class DeliveryPart(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Messages of a delivery, by their offsets: those from `begin` on, and not `end`."""
 
     delivery: Natural
@@ -156,7 +156,7 @@ class Ack(Head, tag="ack", frozen=True, gc=False):
     id: Id
     consumer: Id
     deliveries: Sequence[Natural] = ()
-    parts: Sequence[Part] = ()
+    parts: Sequence[DeliveryPart] = ()
     picked: Sequence[Picked] = ()
 
 
@@ -174,7 +174,7 @@ class Nack(Head, tag="nack", frozen=True, gc=False):
     """These failed. They come again after a delay: this one, or the subscription's. Not answered."""
 
     consumer: Id
-    parts: Sequence[Part]
+    parts: Sequence[DeliveryPart]
     delay_ms: Natural | None = None
     reason: str = ""
 
@@ -191,7 +191,7 @@ class Recalled(Head, tag="recalled", frozen=True, gc=False):
     """Of what was recalled, these are not worked on: dropped, or given up. Not answered."""
 
     consumer: Id
-    parts: Sequence[Part]
+    parts: Sequence[DeliveryPart]
 
 
 class Leave(Head, tag="leave", frozen=True, gc=False):
@@ -250,7 +250,7 @@ class RemoveMember(Head, tag="member_remove", frozen=True, gc=False):
     member: str
 
 
-class DeadLetters(Head, tag="dead", frozen=True, gc=False):
+class DeadLettersHead(Head, tag="dead", frozen=True, gc=False):
     """Dead letters of a subscription that nobody has sent back or dropped, from an offset of its topic on."""
 
     id: Id
@@ -282,7 +282,7 @@ class Consuming(Head, tag="consuming", frozen=True, gc=False):
     member: str = ""
 
 
-class Work(Head, tag="work", frozen=True, gc=False):
+class WorkHead(Head, tag="work", frozen=True, gc=False):
     """Messages leased to a consumer: as many blocks behind the head as there are leases."""
 
     consumer: Id
@@ -293,14 +293,14 @@ class Recall(Head, tag="recall", frozen=True, gc=False):
     """Do not begin these; say `recalled` of those dropped now, and of others as soon as their work ends."""
 
     consumer: Id
-    parts: Sequence[Part]
+    parts: Sequence[DeliveryPart]
 
 
 class Late(Head, tag="late", frozen=True, gc=False):
     """Acks or nacks that came too late: the lease had ended, and the messages go, or went, to somebody again."""
 
     consumer: Id
-    parts: Sequence[Part]
+    parts: Sequence[DeliveryPart]
 
 
 class ConsumerEnded(Head, tag="consumer_ended", frozen=True, gc=False):
@@ -312,14 +312,14 @@ class ConsumerEnded(Head, tag="consumer_ended", frozen=True, gc=False):
     retriable: bool
 
 
-class Acked(Head, tag="acked", frozen=True, gc=False):
+class AckedHead(Head, tag="acked", frozen=True, gc=False):
     """Everything this consumer had acknowledged is stored, but for these parts, which came too late."""
 
     id: Id
-    late: Sequence[Part] = ()
+    late: Sequence[DeliveryPart] = ()
 
 
-class SubscriptionList(Head, tag="subscription_list", frozen=True, gc=False):
+class SubscriptionListHead(Head, tag="subscription_list", frozen=True, gc=False):
     id: Id
     subscriptions: Sequence[SubscriptionState]
     is_complete: bool = True
@@ -332,7 +332,7 @@ class DeadList(Head, tag="dead_list", frozen=True, gc=False):
     next_offset: int
 
 
-class Settled(Head, tag="settled", frozen=True, gc=False):
+class SettledHead(Head, tag="settled", frozen=True, gc=False):
     id: Id
     messages: int
 
@@ -352,9 +352,17 @@ WorkRequest: TypeAlias = (
     | PauseSubscription
     | MoveSubscription
     | RemoveMember
-    | DeadLetters
+    | DeadLettersHead
     | SettleDead
 )
 WorkAnswer: TypeAlias = (
-    Consuming | Work | Recall | Late | ConsumerEnded | Acked | SubscriptionList | DeadList | Settled
+    Consuming
+    | WorkHead
+    | Recall
+    | Late
+    | ConsumerEnded
+    | AckedHead
+    | SubscriptionListHead
+    | DeadList
+    | SettledHead
 )

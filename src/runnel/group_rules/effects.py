@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from runnel.formats.work_heads import Part as Part  # it is one of these words
+from runnel.formats.work_heads import DeliveryPart as DeliveryPart  # it is one of these words
 from runnel.topics.names import TopicPartition
 
 OFFSET_MAX: Final = 2**63 - 1
@@ -75,14 +75,14 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
 class Effects(msgspec.Struct):
     """What follows from an event. `acked`, `picked` and `failed` are to be stored, in this order."""
 
-    recalls: list[tuple[int, Part]] = []
+    recalls: list[tuple[int, DeliveryPart]] = []
     dead_letters: list[DeadLetter] = []
     acked: list[tuple[TopicPartition, int, int]] = []
     picked: list[tuple[TopicPartition, int, int]] = []
     """Acked too, where they lie scattered: key, base, and a mask whose bit i stands for offset base + i."""
     failed: list[tuple[TopicPartition, int, int, int, int, str]] = []
     """key, offset, failures (0: owed again, as if never delivered), not_before_ns, first_delivery_ns, reason."""
-    late: list[Part] = []
+    late: list[DeliveryPart] = []
     expired: list[tuple[int, int]] = []
     """Leases that ended by time: the consumer, and the id of the delivery."""
 

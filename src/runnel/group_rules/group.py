@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from runnel.formats.work_heads import Part, Picked
+from runnel.formats.work_heads import DeliveryPart, Picked
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import DURATION_NS_MAX, SubscriptionOptions
@@ -98,7 +98,7 @@ class Group:
         selection = LeaseSelection(self._group_state.leases, 0, [])
         for lease in self._group_state.leases.of_partition(key):
             effects.recalls += [
-                (lease.consumer.number, Part(lease.id, begin, end))
+                (lease.consumer.number, DeliveryPart(lease.id, begin, end))
                 for begin, end in masks.runs(lease.base, lease.outstanding)
             ]
             selection.all_of(lease)
@@ -198,7 +198,7 @@ class Group:
         self,
         consumer: int,
         deliveries: Sequence[int],
-        parts: Sequence[Part],
+        parts: Sequence[DeliveryPart],
         now_ns: int,  # noqa: ARG002
         picked: Sequence[Picked] = (),
     ) -> Effects:
@@ -235,7 +235,7 @@ class Group:
     def nack(
         self,
         consumer: int,
-        parts: Sequence[Part],
+        parts: Sequence[DeliveryPart],
         now_ns: int,
         *,
         delay_ns: int | None,
@@ -258,7 +258,7 @@ class Group:
         self._let_go(selection)
         return effects.or_nothing()
 
-    def give_back(self, consumer: int, parts: Sequence[Part], now_ns: int) -> Effects:  # noqa: ARG002
+    def give_back(self, consumer: int, parts: Sequence[DeliveryPart], now_ns: int) -> Effects:  # noqa: ARG002
         """Nobody has worked on these: they come again at once, and no delivery is counted.
 
         What the consumer does not have any more is passed over.
@@ -288,13 +288,13 @@ class Group:
             if lease is not None:
                 self._group_state.leases.renew(lease, deadline_ns)
 
-    def missing(self, consumer: int, parts: Sequence[Part]) -> list[Part]:
+    def missing(self, consumer: int, parts: Sequence[DeliveryPart]) -> list[DeliveryPart]:
         """Which of these the consumer does not have, or does not have any more."""
         selection = LeaseSelection(self._group_state.leases, consumer, [])
         selection.missing(parts)
         return selection.late
 
-    def recalled(self, consumer: int, parts: Sequence[Part], now_ns: int) -> Effects:  # noqa: ARG002
+    def recalled(self, consumer: int, parts: Sequence[DeliveryPart], now_ns: int) -> Effects:  # noqa: ARG002
         """Of what was recalled, the consumer does not work on these, or does no more."""
         selection = LeaseSelection(self._group_state.leases, consumer, [])
         selection.recalled(parts)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice, repeat
 from typing import Final, TypeAlias
 
-from runnel.formats.work_heads import Part
+from runnel.formats.work_heads import DeliveryPart
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.delivery_builders import DeliveryBuilder, DeliveryBuilders
@@ -460,10 +460,10 @@ class KeyedPartition(SharedPartition):
         return is_settled
 
 
-def _add_recall(recalls: list[tuple[int, Part]], lease: LeasedRange, offset: int) -> None:
+def _add_recall(recalls: list[tuple[int, DeliveryPart]], lease: LeasedRange, offset: int) -> None:
     if recalls:
         _, last = recalls[-1]
         if last.delivery == lease.id and last.end == offset:
-            recalls[-1] = (lease.consumer.number, Part(lease.id, last.begin, offset + 1))
+            recalls[-1] = (lease.consumer.number, DeliveryPart(lease.id, last.begin, offset + 1))
             return
-    recalls.append((lease.consumer.number, Part(lease.id, offset, offset + 1)))
+    recalls.append((lease.consumer.number, DeliveryPart(lease.id, offset, offset + 1)))

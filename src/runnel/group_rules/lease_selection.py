@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from runnel.formats.work_heads import Part, Picked
+from runnel.formats.work_heads import DeliveryPart, Picked
 from runnel.group_rules import masks
 from runnel.group_rules.effects import OFFSET_MAX
 from runnel.group_rules.leases import LeasedRange, LeaseTable
@@ -23,7 +23,7 @@ class LeaseSelection:
 
     __slots__ = ("_consumer", "_leases", "late", "stopped", "taken")
 
-    def __init__(self, leases: LeaseTable, consumer: int, late: list[Part]) -> None:
+    def __init__(self, leases: LeaseTable, consumer: int, late: list[DeliveryPart]) -> None:
         self._leases = leases
         self._consumer = consumer
         self.taken: dict[LeasedRange, int] = {}
@@ -34,11 +34,11 @@ class LeaseSelection:
         for delivery in deliveries:
             lease = self._leases.get(self._consumer, delivery)
             if lease is None or not (lease.outstanding or lease.recalled):
-                self.late.append(Part(delivery, 0, OFFSET_MAX))
+                self.late.append(DeliveryPart(delivery, 0, OFFSET_MAX))
             else:
                 self.all_of(lease)
 
-    def parts(self, parts: Iterable[Part]) -> None:
+    def parts(self, parts: Iterable[DeliveryPart]) -> None:
         get, consumer, all_taken = self._leases.get, self._consumer, self.taken
         for part in parts:
             lease = get(consumer, part.delivery)
@@ -74,13 +74,13 @@ class LeaseSelection:
         """Exactly, unless that would be many times as long as what was said."""
         if late.bit_count() > _LATE_MAX:
             last = min(part.begin + late.bit_length(), OFFSET_MAX)
-            self.late.append(Part(part.delivery, part.begin, last))
+            self.late.append(DeliveryPart(part.delivery, part.begin, last))
             return
         self.late += [
-            Part(part.delivery, begin, end) for begin, end in masks.runs(part.begin, late)
+            DeliveryPart(part.delivery, begin, end) for begin, end in masks.runs(part.begin, late)
         ]
 
-    def missing(self, parts: Iterable[Part]) -> None:
+    def missing(self, parts: Iterable[DeliveryPart]) -> None:
         """Tell which of these the consumer does not have, and take nothing."""
         for part in parts:
             lease = self._leases.get(self._consumer, part.delivery)
@@ -91,7 +91,7 @@ class LeaseSelection:
                     lease, part, _covered(lease, part) & (lease.outstanding | lease.recalled)
                 )
 
-    def recalled(self, parts: Iterable[Part]) -> None:
+    def recalled(self, parts: Iterable[DeliveryPart]) -> None:
         """Only what was recalled; of the rest nothing is said, for leases may have ended meanwhile."""
         for part in parts:
             lease = self._leases.get(self._consumer, part.delivery)
@@ -122,20 +122,22 @@ class LeaseSelection:
         return stopped
 
     def _tell_stopped(self, lease: LeasedRange, mask: int) -> None:
-        self.late += [Part(lease.id, begin, end) for begin, end in masks.runs(lease.base, mask)]
+        self.late += [
+            DeliveryPart(lease.id, begin, end) for begin, end in masks.runs(lease.base, mask)
+        ]
 
-    def _tell_late(self, lease: LeasedRange, part: Part, taken: int) -> None:
+    def _tell_late(self, lease: LeasedRange, part: DeliveryPart, taken: int) -> None:
         """All of a part that was not outstanding. No more pieces than what was, and one."""
         position = part.begin
         for begin, end in masks.runs(lease.base, taken):
             if position < begin:
-                self.late.append(Part(part.delivery, position, begin))
+                self.late.append(DeliveryPart(part.delivery, position, begin))
             position = end
         if position < part.end:
-            self.late.append(Part(part.delivery, position, part.end))
+            self.late.append(DeliveryPart(part.delivery, position, part.end))
 
 
-def _covered(lease: LeasedRange, part: Part) -> int:
+def _covered(lease: LeasedRange, part: DeliveryPart) -> int:
     """A part as a mask at the lease's base, no wider than a lease can be."""
     first = part.begin - lease.base
     last = part.end - lease.base

@@ -44,7 +44,7 @@ class DrainDeadline:
             await asyncio.wait(ends)
 
 
-class _Door(Protocol):
+class _ListenerServer(Protocol):
     @property
     def connection_count(self) -> int: ...
     async def drain(self) -> bool: ...
@@ -52,14 +52,14 @@ class _Door(Protocol):
     async def close(self) -> None: ...
 
 
-D = TypeVar("D", bound=_Door)
+D = TypeVar("D", bound=_ListenerServer)
 
 
 class PortListener(Generic[D]):
     """A listener on a TCP port. Drain and close it before the broker."""
 
-    def __init__(self, door: D, acceptor: Acceptor, address: str, tls: TlsFiles | None) -> None:
-        self.door = door
+    def __init__(self, server: D, acceptor: Acceptor, address: str, tls: TlsFiles | None) -> None:
+        self.server = server
         self.address = address
         """`host:port` that clients connect to; port 0 is replaced by the real port."""
         self.tls = tls
@@ -68,18 +68,18 @@ class PortListener(Generic[D]):
     @property
     def connection_count(self) -> int:
         """All accepted connections, including those in their TLS handshake."""
-        return self.door.connection_count + self._acceptor.handshake_count
+        return self.server.connection_count + self._acceptor.handshake_count
 
     async def drain(self) -> bool:
         """Accept no more connections and let the open ones finish. False: some did not finish in time."""
         self._acceptor.close()
-        return await self.door.drain()
+        return await self.server.drain()
 
     def hurry(self) -> None:
         """End the drain under way at once."""
-        self.door.hurry()
+        self.server.hurry()
 
     async def close(self) -> None:
         """Cut off whoever is left."""
         await self._acceptor.abort()
-        await self.door.close()
+        await self.server.close()

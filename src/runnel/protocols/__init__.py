@@ -1,1 +1,1 @@
-"""Doors: one folder per protocol, in which bytes become the broker's verbs and its answers become bytes."""
+"""One folder for each protocol: it turns bytes into the broker's verbs, and answers into bytes."""

@@ -1,1 +1,1 @@
-"""Who may come in, and what they may do: rights by topic pattern, tokens kept as hashes, and the gate of all doors."""
+"""Tokens, rights by topic pattern, and the authenticator that every listener asks."""

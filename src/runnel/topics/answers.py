@@ -21,7 +21,7 @@ SHARED_MAX: Final = 4096
 FREED_AT_ONCE: Final = 4
 
 
-class Answer(Generic[S]):
+class Matches(Generic[S]):
     """Who matched when change `number` was the latest. Never changed; compared by identity."""
 
     __slots__ = ("number", "subscribers")
@@ -59,17 +59,17 @@ class Answers(Generic[S]):
     ) -> None:
         self._registrations = registrations
         self.kept = 0  # how often one was remembered
-        self._current: dict[str, Answer[S]] = {}
-        self._aside: dict[str, Answer[S]] = {}
-        self._nothing: Answer[S] = Answer(0, ())
+        self._current: dict[str, Matches[S]] = {}
+        self._aside: dict[str, Matches[S]] = {}
+        self._nothing: Matches[S] = Matches(0, ())
         self._oldest_served = 0
-        self._leaving: list[dict[str, Answer[S]]] = []
+        self._leaving: list[dict[str, Matches[S]]] = []
         self._topics_turn = max(1, topics_max // 3)
         self._entries_turn = max(1, entries_max // 3)
         self._entries_count = 0
         # Both of one change only: what follows from an answer, and answers by content.
-        self._followers: dict[tuple[Answer[S], tuple[S, ...]], Answer[S]] = {}
-        self._same: dict[tuple[S, ...], Answer[S]] = {}
+        self._followers: dict[tuple[Matches[S], tuple[S, ...]], Matches[S]] = {}
+        self._same: dict[tuple[S, ...], Matches[S]] = {}
         self._shared_number = 0
 
     def __len__(self) -> int:
@@ -82,11 +82,11 @@ class Answers(Generic[S]):
             return None
         return answer.subscribers
 
-    def latest(self, topic: str) -> Answer[S]:
+    def latest(self, topic: str) -> Matches[S]:
         """The answer to go on from: right as of its number, which is 0 if nothing is remembered."""
         return self._current.get(topic) or self._aside.get(topic) or self._nothing
 
-    def advance(self, answer: Answer[S], joined: tuple[S, ...], *, number: int) -> Answer[S]:
+    def advance(self, answer: Matches[S], joined: tuple[S, ...], *, number: int) -> Matches[S]:
         """The answer as of change `number`: with those who joined since, without those who left."""
         if self._shared_number != number or len(self._followers) >= SHARED_MAX:
             self._shared_number = number
@@ -96,13 +96,13 @@ class Answers(Generic[S]):
         if (follower := self._followers.get(step)) is None:
             subscribers = self._left_of(answer) + joined
             if (follower := self._same.get(subscribers)) is None:
-                follower = self._same[subscribers] = Answer(number, subscribers)
+                follower = self._same[subscribers] = Matches(number, subscribers)
                 if subscribers is not answer.subscribers:
                     self._entries_count += len(subscribers)
             self._followers[step] = follower
         return follower
 
-    def keep(self, topic: str, answer: Answer[S]) -> None:
+    def keep(self, topic: str, answer: Matches[S]) -> None:
         """Remember an answer that is right at this moment."""
         self.kept += 1
         self._free_some()
@@ -146,5 +146,5 @@ class Answers(Generic[S]):
         self._followers = {}
         self._same = {}
 
-    def _left_of(self, answer: Answer[S]) -> tuple[S, ...]:
+    def _left_of(self, answer: Matches[S]) -> tuple[S, ...]:
         return self._registrations.remaining(answer.subscribers, since=answer.number)

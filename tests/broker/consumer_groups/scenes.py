@@ -16,7 +16,7 @@ from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.heads import Start
 from runnel.formats.message import Message
-from runnel.formats.work_heads import Attempt, Consume, Part, SubscriptionState, WorkOptions
+from runnel.formats.work_heads import Attempt, Consume, DeliveryPart, SubscriptionState, WorkOptions
 from tests.broker.scenes import TURNS_MAX, Store
 from tests.fakes.clock import NS_PER_SECOND, VirtualClock
 from tests.fakes.disk import FakeDisk
@@ -33,12 +33,12 @@ class Worker:
     peer: str = "a test"
     deliveries: list[WorkDelivery] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    parts: dict[tuple[str, int], Part] = field(
+    parts: dict[tuple[str, int], DeliveryPart] = field(
         default_factory=dict
     )  # by topic and offset: its last lease
     attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict)
-    recalls: list[Part] = field(default_factory=list)
-    lates: list[Part] = field(default_factory=list)
+    recalls: list[DeliveryPart] = field(default_factory=list)
+    lates: list[DeliveryPart] = field(default_factory=list)
     expired: list[int] = field(default_factory=list)
     error: RunnelError | None = None
     on_delivery: Callable[[], None] = lambda: None
@@ -56,15 +56,15 @@ class Worker:
                 assert lease.begin <= message.offset < lease.end
                 self.messages.append(message)
                 place = (message.topic, message.offset)
-                self.parts[place] = Part(lease.delivery, message.offset, message.offset + 1)
+                self.parts[place] = DeliveryPart(lease.delivery, message.offset, message.offset + 1)
             for attempt in lease.attempts:
                 self.attempts[lease.topic, attempt.offset] = attempt
         self.on_delivery()
 
-    def recall(self, consumer: int, parts: Sequence[Part]) -> None:
+    def recall(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
         self.recalls += parts
 
-    def late(self, consumer: int, parts: Sequence[Part]) -> None:
+    def late(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
         self.lates += parts
 
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:
@@ -79,10 +79,12 @@ class Worker:
     def payloads(self) -> list[bytes]:
         return [message.payload for message in self.messages]
 
-    def ack(self, *offsets: int, topic: str = "a") -> Sequence[Part]:
+    def ack(self, *offsets: int, topic: str = "a") -> Sequence[DeliveryPart]:
         return self.consumer.ack((), [self.parts[topic, offset] for offset in offsets])
 
-    def nack(self, *offsets: int, topic: str = "a", delay_ns: int | None = None) -> Sequence[Part]:
+    def nack(
+        self, *offsets: int, topic: str = "a", delay_ns: int | None = None
+    ) -> Sequence[DeliveryPart]:
         parts = [self.parts[topic, offset] for offset in offsets]
         return self.consumer.nack(parts, delay_ns=delay_ns, reason="a test says so")
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from runnel.formats.work_heads import Part, Picked
+from runnel.formats.work_heads import DeliveryPart, Picked
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import SubscriptionOptions
 from runnel.group_rules.effects import Effects, Failure, LeasedDelivery, Want
@@ -57,7 +57,7 @@ class AsksNoQuestions(Group):
         self,
         consumer: int,
         deliveries: Sequence[int],
-        parts: Sequence[Part],
+        parts: Sequence[DeliveryPart],
         now_ns: int,
         picked: Sequence[Picked] = (),
     ) -> Effects:
@@ -140,7 +140,7 @@ class LosesWhatIsGivenBack(Group):
 class LosesWhatIsReturned(Group):
     """What a consumer returns unbegun counts as done."""
 
-    def give_back(self, consumer: int, parts: Sequence[Part], now_ns: int) -> Effects:
+    def give_back(self, consumer: int, parts: Sequence[DeliveryPart], now_ns: int) -> Effects:
         self.ack(consumer, (), parts, now_ns)
         return Effects()
 
@@ -179,7 +179,7 @@ class CountsGoodbyes(Group):
 class CountsReturns(Group):
     """A message that its consumer has returned unbegun has failed."""
 
-    def give_back(self, consumer: int, parts: Sequence[Part], now_ns: int) -> Effects:
+    def give_back(self, consumer: int, parts: Sequence[DeliveryPart], now_ns: int) -> Effects:
         effects = self.nack(consumer, parts, now_ns, delay_ns=0, reason="returned")
         return replace(effects, late=[])
 
@@ -253,7 +253,9 @@ class BuriesTooLate(Group):
 class AcksBeforeBurial(Group):
     """A message is done before its dead letter is stored."""
 
-    def nack(self, consumer: int, parts: Sequence[Part], now_ns: int, **options: Any) -> Effects:
+    def nack(
+        self, consumer: int, parts: Sequence[DeliveryPart], now_ns: int, **options: Any
+    ) -> Effects:
         effects = super().nack(consumer, parts, now_ns, **options)
         for dead_letter in effects.dead_letters:
             effects.acked += self.dead_letter_stored(
@@ -337,7 +339,9 @@ class ReturnsOutOfOrder(Group):
 class TakesRecallsForConfirmed(Group):
     """The group delivers a key again while its earlier consumer may still work on it."""
 
-    def nack(self, consumer: int, parts: Sequence[Part], now_ns: int, **options: Any) -> Effects:
+    def nack(
+        self, consumer: int, parts: Sequence[DeliveryPart], now_ns: int, **options: Any
+    ) -> Effects:
         effects = super().nack(consumer, parts, now_ns, **options)
         for holder, part in effects.recalls:
             self.recalled(holder, [part], now_ns)

@@ -1,1 +1,1 @@
-"""Tests of the gRPC door."""
+"""Tests of the gRPC listener."""

@@ -1,4 +1,4 @@
-"""A broker in memory behind the gRPC door on a loopback port, and clients of it."""
+"""A broker in memory behind the gRPC listener on a loopback port, and clients of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from runnel.protocols.grpc.listener import GrpcListener
-from runnel.security.gate import Gate
+from runnel.security.authenticator import Authenticator
 from runnel.security.rights import Grant
 from runnel.security.tokens import TokenFile, new_token
 from tests.protocols.grpc.stub import Stub
@@ -65,9 +65,11 @@ def run(main: Awaitable[None], new_loop: NewLoop = asyncio.new_event_loop) -> No
 class Scene:
     """What a test has in its hands."""
 
-    def __init__(self, broker: Broker, gate: Gate, listener: GrpcListener) -> None:
+    def __init__(
+        self, broker: Broker, authenticator: Authenticator, listener: GrpcListener
+    ) -> None:
         self.broker = broker
-        self.gate = gate
+        self.authenticator = authenticator
         self.listener = listener
         self.stub: Stub  # of the first client
 
@@ -76,7 +78,7 @@ class Scene:
 async def opened(
     grpc_settings: GrpcSettings = ANYWHERE, *, tokens: Path | None = None, **sections: Any
 ) -> AsyncIterator[Scene]:
-    """A broker, its door, and one client. With a file of tokens the door asks for one."""
+    """A broker, its listener, and one client. With a file of tokens the listener asks for one."""
     security = SecuritySettings()
     if tokens is not None:
         security = SecuritySettings(
@@ -89,20 +91,20 @@ async def opened(
     clock = SystemClock()
     workers = ThreadWorkers(1)
     try:
-        gate = Gate.open(settings, clock)
+        authenticator = Authenticator.open(settings, clock)
         broker = await Broker.open(
             settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
         )
         try:
-            gate.start()
-            listener = await GrpcListener.open(broker, gate, settings)
+            authenticator.start()
+            listener = await GrpcListener.open(broker, authenticator, settings)
             try:
-                scene = Scene(broker, gate, listener)
+                scene = Scene(broker, authenticator, listener)
                 async with client(scene) as scene.stub:
                     yield scene
             finally:
                 await listener.close()
-                await gate.close()
+                await authenticator.close()
         finally:
             await broker.close()
     finally:
@@ -126,8 +128,8 @@ def add_token(path: Path, name: str, *allowed: str, connections_max: int | None 
 
 
 async def until_calls(scene: Scene, count: int) -> None:
-    """Until so many calls are under way at the door."""
-    while scene.listener.connection_count != count:  # noqa: ASYNC110 - the door's doing
+    """Until so many calls are under way at the listener."""
+    while scene.listener.connection_count != count:  # noqa: ASYNC110 - the listener's doing
         await asyncio.sleep(0)
 
 

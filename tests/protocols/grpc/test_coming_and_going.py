@@ -99,7 +99,7 @@ def test_clients_that_come_and_go_leave_nothing_behind(
                 for seed in range(CLIENTS):
                     tasks.create_task(_come_and_go(scene, Random(seed)))
             await until_calls(scene, 0)
-            while scene.listener.door.tasks:  # noqa: ASYNC110 - the door's doing
+            while scene.listener.server.tasks:  # noqa: ASYNC110 - the listener's doing
                 await asyncio.sleep(0)
             states = await scene.broker.consumer_groups.subscriptions()
             assert not any(member.consumers for state in states for member in state.members)

@@ -206,7 +206,7 @@ def test_a_consumer_that_does_not_read_is_leased_no_more_than_fits() -> None:
             await worker.open("s", "t", window=window)
             for number in range(40):
                 await publish(scene, "t", bytes([number]) * 1_000_000)
-            (row,) = [read() for read in scene.listener.door.rows().values()]
+            (row,) = [read() for read in scene.listener.server.rows().values()]
             assert row.queued_bytes < 4 * 2**20
             assert len(payloads_of(await worker.take(40))) == 40
 

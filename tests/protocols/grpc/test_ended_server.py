@@ -36,7 +36,7 @@ async def _end_server(scene: Scene) -> None:
     before = scene.broker.metrics.counters.protocol_errors
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(endless_calls(b"/runnel.v1.Runnel/P\xf4", 1))
-    while scene.broker.metrics.counters.protocol_errors == before:  # noqa: ASYNC110 - the door's doing
+    while scene.broker.metrics.counters.protocol_errors == before:  # noqa: ASYNC110 - the listener's doing
         await asyncio.sleep(0.001)
     writer.close()
 
@@ -59,7 +59,7 @@ def test_methods_that_are_no_text_disturb_nobody(
         )
         async with opened() as scene:
             reader = await Reader(scene.stub, "t").begun()
-            server = scene.listener._server
+            server = scene.listener._aio_server
             counters = scene.broker.metrics.counters
             host, _, port = scene.listener.address.rpartition(":")
             for number in range(20):
@@ -74,7 +74,7 @@ def test_methods_that_are_no_text_disturb_nobody(
                 assert await reader.payloads(1) == [b"%d" % number]
                 async with client(scene) as another:
                     await another.Ping(pb.PingRequest(), timeout=5)
-            assert scene.listener._server is server
+            assert scene.listener._aio_server is server
             assert counters.protocol_errors == 200
 
     with caplog.at_level(logging.WARNING):
@@ -101,7 +101,7 @@ def test_a_method_that_does_not_exist_is_unimplemented() -> None:
 
 
 @LOOPS
-def test_a_method_that_is_no_text_does_not_close_the_door(
+def test_a_method_that_is_no_text_does_not_close_the_listener(
     new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "_LOOK_SECONDS", 0.01)

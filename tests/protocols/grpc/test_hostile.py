@@ -18,9 +18,9 @@ from runnel.config import GrpcSettings
 from runnel.protocols.grpc import service
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from runnel.protocols.grpc.methods import live, publishing
-from runnel.protocols.grpc.methods.sending import Part
+from runnel.protocols.grpc.methods.sending import RequestPart
 from runnel.protocols.grpc.server import public
-from runnel.protocols.grpc.server.calls import Call
+from runnel.protocols.grpc.server.calls import GrpcCall
 from tests.protocols.grpc.scene import (
     LOOPS,
     NewLoop,
@@ -196,7 +196,7 @@ def test_one_connection_takes_only_a_part_of_the_calls() -> None:
             _, writer = await asyncio.open_connection(host, int(port))
             writer.write(endless_calls(b"/runnel.v1.Runnel/Ping", 1000))
             await writer.drain()
-            while scene.listener.connection_count < 50:  # noqa: ASYNC110 - the door's doing
+            while scene.listener.connection_count < 50:  # noqa: ASYNC110 - the listener's doing
                 await asyncio.sleep(0)
             for _ in range(50):
                 await scene.stub.Ping(pb.PingRequest())
@@ -226,7 +226,7 @@ def test_a_stream_is_read_no_further_than_so_many_bytes_ahead_of_the_disk(
     append = publishing._appended
     stored = asyncio.Event()
 
-    async def slowly(call: Call, part: Part) -> asyncio.Future[Published]:
+    async def slowly(call: GrpcCall, part: RequestPart) -> asyncio.Future[Published]:
         async def when_stored() -> Published:
             await stored.wait()
             return await (await append(call, part))
@@ -243,7 +243,7 @@ def test_a_stream_is_read_no_further_than_so_many_bytes_ahead_of_the_disk(
             call = scene.stub.PublishStream()
             sending = asyncio.ensure_future(_send(call, 20))
             # The call itself is counted too.
-            while counters.requests < before + 4:  # noqa: ASYNC110 - the door's doing
+            while counters.requests < before + 4:  # noqa: ASYNC110 - the listener's doing
                 await asyncio.sleep(0)
             for _ in range(20):
                 await scene.stub.Ping(pb.PingRequest())

@@ -1,4 +1,4 @@
-"""The gRPC door's port: where it listens, with which certificate, and when it refuses to open."""
+"""The gRPC listener's port: where it listens, with which certificate, and when it refuses to open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.protocols.grpc.stub import Stub
 
 
 def refused(settings: GrpcSettings) -> str:
-    """Why the door does not open."""
+    """Why the listener does not open."""
 
     async def scenario() -> None:
         with pytest.raises(SettingsError) as raised:

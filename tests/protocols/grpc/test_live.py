@@ -245,7 +245,7 @@ def test_a_slow_reader_of_kept_topics_costs_little_and_misses_nothing() -> None:
             try:
                 await _flood(scene, "a", bytes(100_000), total)
                 gc.collect()
-                rows = [read() for read in scene.listener.door.rows().values()]
+                rows = [read() for read in scene.listener.server.rows().values()]
                 held = sum(
                     each.size
                     for each in tracemalloc.take_snapshot().statistics("filename")
@@ -274,7 +274,7 @@ def test_a_reader_that_vanishes_leaves_nothing_behind() -> None:
         async with opened() as scene:
             for _ in range(20):
                 reader = await Reader(scene.stub, "live/*").begun()
-                assert len(scene.listener.door.rows()) == 1
+                assert len(scene.listener.server.rows()) == 1
                 reader.call.cancel()
                 await until_calls(scene, 0)
             async with client(scene) as gone:  # with its connection
@@ -282,7 +282,7 @@ def test_a_reader_that_vanishes_leaves_nothing_behind() -> None:
             await until_calls(scene, 0)
             response = await publish(scene, "live/a", b"1")
             assert response.receivers == 0
-            assert not scene.listener.door.rows()
+            assert not scene.listener.server.rows()
 
     run(scenario())
 
@@ -293,8 +293,8 @@ def test_a_stream_is_shown_among_the_connections() -> None:
             reader = await Reader(scene.stub, "a").begun()
             await publish(scene, "a", b"1", b"2")
             await reader.take(2)
-            (row,) = [read() for read in scene.listener.door.rows().values()]
-            assert (row.door, row.subscriptions, row.flow.messages_out) == ("grpc", 1, 2)
+            (row,) = [read() for read in scene.listener.server.rows().values()]
+            assert (row.listener, row.subscriptions, row.flow.messages_out) == ("grpc", 1, 2)
             assert row.peer.startswith("127.0.0.1:")
             assert "grpc" in row.client
 

@@ -29,7 +29,7 @@ from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, GapState, Start
-from runnel.formats.work_heads import Consume, Part
+from runnel.formats.work_heads import Consume, DeliveryPart
 from runnel.server import Server, open_server
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -114,8 +114,8 @@ class Worker:
     def deliver_work(self, consumer: int, deliveries: Sequence[WorkDelivery]) -> None:
         self.deliveries += deliveries
 
-    def recall(self, consumer: int, parts: Sequence[Part]) -> None: ...
-    def late(self, consumer: int, parts: Sequence[Part]) -> None: ...
+    def recall(self, consumer: int, parts: Sequence[DeliveryPart]) -> None: ...
+    def late(self, consumer: int, parts: Sequence[DeliveryPart]) -> None: ...
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None: ...
     def consumer_ended(self, consumer: int, error: RunnelError) -> None: ...
 

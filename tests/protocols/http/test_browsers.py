@@ -8,7 +8,7 @@ import pytest
 
 from runnel.config import HttpSettings
 from runnel.errors import SettingsError
-from tests.protocols.http.open_door import in_loop, open_door
+from tests.protocols.http.scene import in_loop, open_scene
 from tests.security.keyring import Keyring
 
 UI = "https://ui.example"
@@ -21,7 +21,7 @@ ASK = {"origin": UI, "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}
 async def test_a_request_that_another_site_caused_is_refused_without_an_origin_too(
     site: str,
 ) -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         for method, path in (
             ("POST", "/v1/topics/a/messages"),
             ("PUT", "/v1/subscriptions/s"),
@@ -29,22 +29,22 @@ async def test_a_request_that_another_site_caused_is_refused_without_an_origin_t
             ("GET", "/v1/stream?pattern=a"),
         ):
             headers = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
-            answer = await door.http.request(method, path, content=b"x", headers=headers)
+            answer = await scene.http.request(method, path, content=b"x", headers=headers)
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
             assert "http.cors_origins" in answer.json()["detail"]
         # Somebody follows a link: reading is let in, writing (a form) is not.
         followed = {"sec-fetch-site": site, "sec-fetch-mode": "navigate"}
-        assert (await door.http.get("/v1/topics", headers=followed)).status_code == 200
-        form = await door.http.post("/v1/topics/a/messages", content=b"x", headers=followed)
+        assert (await scene.http.get("/v1/topics", headers=followed)).status_code == 200
+        form = await scene.http.post("/v1/topics/a/messages", content=b"x", headers=followed)
         assert form.status_code == 403
-        assert await door.broker.topics.list() == ([], True)
+        assert await scene.broker.topics.list() == ([], True)
 
 
 @pytest.mark.parametrize("site", ["same-origin", "none"])
 @in_loop
 async def test_the_brokers_own_pages_and_the_user_are_let_in(site: str) -> None:
-    async with open_door() as door:
-        answer = await door.http.post(
+    async with open_scene() as scene:
+        answer = await scene.http.post(
             "/v1/topics/a/messages", content=b"x", headers={"sec-fetch-site": site}
         )
         assert answer.status_code == 200
@@ -66,39 +66,39 @@ async def test_the_brokers_own_pages_and_the_user_are_let_in(site: str) -> None:
 )
 @in_loop
 async def test_what_is_no_host_is_refused(host: str) -> None:
-    async with open_door() as door:
-        answer = await door.http.get("/v1/topics", headers={"host": host})
+    async with open_scene() as scene:
+        answer = await scene.http.get("/v1/topics", headers={"host": host})
         assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
 
 
 @pytest.mark.parametrize("host", ["[127.0.0.1]", "[1::2::3]", "0x7f.1", "1.2.3"])
 @in_loop
 async def test_what_only_looks_like_an_address_is_refused(host: str) -> None:
-    async with open_door() as door:
-        answer = await door.http.get("/v1/topics", headers={"host": host})
+    async with open_scene() as scene:
+        answer = await scene.http.get("/v1/topics", headers={"host": host})
         assert answer.status_code == 403
 
 
 @in_loop
 async def test_a_listener_for_others_without_tokens_checks_names_too() -> None:
     http = HttpSettings(allow_remote=True, hosts=("runnel", "*.Internal.example"))
-    async with open_door(http=http) as door:
+    async with open_scene(http=http) as scene:
         for host in ("runnel:7480", "a.internal.example", "RUNNEL", "10.0.0.1:7480", "localhost"):
-            answer = await door.http.get("/v1/topics", headers={"host": host})
+            answer = await scene.http.get("/v1/topics", headers={"host": host})
             assert answer.status_code == 200
         for host in ("evil.example", "internal.example", "evilinternal.example"):
-            answer = await door.http.get("/v1/topics", headers={"host": host})
+            answer = await scene.http.get("/v1/topics", headers={"host": host})
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
             assert "http.hosts" in answer.json()["detail"]
 
 
 @in_loop
 async def test_a_setting_lets_any_name_in_and_still_no_other_site() -> None:
-    async with open_door(http=HttpSettings(allow_remote=True, hosts=("*",))) as door:
+    async with open_scene(http=HttpSettings(allow_remote=True, hosts=("*",))) as scene:
         host = {"host": "runnel:7480"}
-        assert (await door.http.get("/v1/topics", headers=host)).status_code == 200
+        assert (await scene.http.get("/v1/topics", headers=host)).status_code == 200
         host["origin"] = "http://evil.example"
-        assert (await door.http.get("/v1/topics", headers=host)).status_code == 403
+        assert (await scene.http.get("/v1/topics", headers=host)).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -119,25 +119,25 @@ async def test_settings_that_are_no_hosts_or_origins_are_refused_at_the_start(
     http: HttpSettings, named: str
 ) -> None:
     with pytest.raises(SettingsError) as refused:
-        async with open_door(http=http):
+        async with open_scene(http=http):
             pass
     assert named in str(refused.value)
 
 
 @in_loop
 async def test_without_the_setting_no_page_is_told_that_it_may() -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         for method, path in (("GET", "/v1/topics"), ("OPTIONS", "/v1/topics/a/messages")):
             headers = {**ASK, "access-control-request-method": "POST"}
-            answer = await door.http.request(method, path, headers=headers)
+            answer = await scene.http.request(method, path, headers=headers)
             assert answer.status_code == 403
             assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 @in_loop
 async def test_pages_of_listed_origins_may_ask_and_are_told_so() -> None:
-    async with open_door(http=CORS) as door:
-        asked = await door.http.options(
+    async with open_scene(http=CORS) as scene:
+        asked = await scene.http.options(
             "/v1/topics/a/messages",
             headers={
                 **ASK,
@@ -153,23 +153,23 @@ async def test_pages_of_listed_origins_may_ask_and_are_told_so() -> None:
         assert told["access-control-allow-headers"] == "authorization,content-type,runnel-key"
         assert told["access-control-allow-private-network"] == "true"
         assert "access-control-allow-credentials" not in told
-        posted = await door.http.post("/v1/topics/a/messages", content=b"x", headers=ASK)
-        missing = await door.http.get("/v1/topics/b", headers=ASK)
-        read = await door.http.get("/v1/topics/a/messages/1", headers=ASK)
-        page = await door.http.get("/v1/topics/a/messages", headers=ASK)
+        posted = await scene.http.post("/v1/topics/a/messages", content=b"x", headers=ASK)
+        missing = await scene.http.get("/v1/topics/b", headers=ASK)
+        read = await scene.http.get("/v1/topics/a/messages/1", headers=ASK)
+        page = await scene.http.get("/v1/topics/a/messages", headers=ASK)
         assert [each.status_code for each in (posted, missing, read, page)] == [200, 404, 200, 200]
         for answer in (posted, missing, read, page):
             assert answer.headers["access-control-allow-origin"] == UI
             assert answer.headers["access-control-expose-headers"] == "*"
             assert answer.headers["vary"] == "origin"
-        async with door.http.stream("GET", "/v1/stream?pattern=a", headers=ASK) as stream:
+        async with scene.http.stream("GET", "/v1/stream?pattern=a", headers=ASK) as stream:
             assert stream.headers["access-control-allow-origin"] == UI
         # Nobody else gains by it.
         for origin in ("https://evil.example", "https://ui.example.evil", f"{UI}:8443", "null"):
-            refused = await door.http.get("/v1/topics", headers={"origin": origin})
+            refused = await scene.http.get("/v1/topics", headers={"origin": origin})
             assert refused.status_code == 403
             assert "access-control-allow-origin" not in refused.headers
-        own = await door.http.get("/v1/topics")
+        own = await scene.http.get("/v1/topics")
         assert "access-control-allow-origin" not in own.headers
 
 
@@ -178,24 +178,24 @@ async def test_a_preflight_shows_no_token_and_the_request_after_it_does(tmp_path
     keys = Keyring(tmp_path)
     token = keys.add("reader", "read:*")
     http = HttpSettings(cors_origins=("*",))
-    async with open_door(http=http, security=keys.settings().security) as door:
-        asked = await door.http.options(
+    async with open_scene(http=http, security=keys.settings().security) as scene:
+        asked = await scene.http.options(
             "/v1/topics", headers={**ASK, "access-control-request-method": "GET"}
         )
         assert asked.status_code == 204
         assert asked.headers["access-control-allow-origin"] == "*"
-        without = await door.http.get("/v1/topics", headers=ASK)
+        without = await scene.http.get("/v1/topics", headers=ASK)
         assert without.status_code == 401
         assert without.headers["access-control-allow-origin"] == "*"  # a page may know why
         shown = {**ASK, "authorization": f"Bearer {token}"}
-        assert (await door.http.get("/v1/topics", headers=shown)).status_code == 200
+        assert (await scene.http.get("/v1/topics", headers=shown)).status_code == 200
 
 
 @in_loop
 async def test_a_preflight_cannot_forge_headers() -> None:
-    async with open_door(http=CORS) as door:
+    async with open_scene(http=CORS) as scene:
         for wanted in ("a: b", "é", "x" * 2000):
-            asked = await door.http.options(
+            asked = await scene.http.options(
                 "/v1/topics",
                 headers=[
                     (b"origin", UI.encode()),

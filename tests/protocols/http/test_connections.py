@@ -1,4 +1,4 @@
-"""Connections: how many, how long, and what becomes of them when the door closes."""
+"""Connections: how many, how long, and what becomes of them when the scene closes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import uvloop
 
 from runnel.config import HttpSettings
 from tests.protocols.grpc.certificates import make_certificate
-from tests.protocols.http.open_door import OpenDoor, in_loop, open_door, until
+from tests.protocols.http.scene import HttpScene, in_loop, open_scene, until
 from tests.protocols.http.talking import Talker
 
 SECOND_NS = 1_000_000_000
 SHORT = HttpSettings(request_timeout_ns=10 * SECOND_NS, idle_timeout_ns=20 * SECOND_NS)
 
 
-async def _pass(door: OpenDoor, seconds: int) -> None:
-    """Let time pass, so that the door looks at its connections in between."""
+async def _pass(scene: HttpScene, seconds: int) -> None:
+    """Let time pass, so that the scene looks at its connections in between."""
     for _ in range(seconds):
-        door.clock.advance(SECOND_NS)
+        scene.clock.advance(SECOND_NS)
         await asyncio.sleep(0.001)
 
 
@@ -33,13 +33,13 @@ async def _pass(door: OpenDoor, seconds: int) -> None:
 )
 def test_either_loop_will_do(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def scenario() -> None:
-        async with open_door() as door:
-            assert (await door.http.post("/v1/topics/a/messages", content=b"x")).status_code == 200
-            talker = await Talker.connect(door.listener.address)
+        async with open_scene() as scene:
+            assert (await scene.http.post("/v1/topics/a/messages", content=b"x")).status_code == 200
+            talker = await Talker.connect(scene.listener.address)
             talker.ask("GET", "/v1/topics/a/messages?offset=2&wait=1h")
-            await until(lambda: door.listener.door.stream_count == 1)
-            assert door.listener.connection_count == 2
-            assert await door.listener.drain()
+            await until(lambda: scene.listener.server.stream_count == 1)
+            assert scene.listener.connection_count == 2
+            assert await scene.listener.drain()
             assert (await talker.hear()).status == 200
             assert await talker.is_over()
 
@@ -50,32 +50,32 @@ def test_either_loop_will_do(new_loop: Callable[[], asyncio.AbstractEventLoop]) 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="a matter of Linux")
 @in_loop
 async def test_the_system_gives_up_a_client_that_acknowledges_nothing() -> None:
-    async with open_door(http=SHORT) as door:
-        assert (await door.http.get("/healthz")).status_code == 200
-        (connection,) = door.listener.door.connections
+    async with open_scene(http=SHORT) as scene:
+        assert (await scene.http.get("/healthz")).status_code == 200
+        (connection,) = scene.listener.server.connections
         accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 40_000
 
 
 @in_loop
 async def test_a_connection_too_many_is_told_so_and_closed() -> None:
-    async with open_door(http=HttpSettings(connections_max=1)) as door:
-        await door.publish("a", b"1")
-        first = await Talker.connect(door.listener.address)
+    async with open_scene(http=HttpSettings(connections_max=1)) as scene:
+        await scene.publish("a", b"1")
+        first = await Talker.connect(scene.listener.address)
         first.ask("GET", "/v1/topics/a/messages?offset=2&wait=1h")
-        await until(lambda: door.listener.door.stream_count == 1)
-        second = await Talker.connect(door.listener.address)
+        await until(lambda: scene.listener.server.stream_count == 1)
+        second = await Talker.connect(scene.listener.address)
         second.ask("GET", "/healthz")
         answer = await second.hear()
         assert (answer.status, answer.json["code"]) == (503, "busy")
         assert answer.headers["connection"] == "close"
         assert await second.is_over()
-        assert door.broker.metrics.counters.connections_refused == 1
-        await door.publish("a", b"2")
+        assert scene.broker.metrics.counters.connections_refused == 1
+        await scene.publish("a", b"2")
         assert (await first.hear()).status == 200
         first.vanish()
-        await until(lambda: door.listener.connection_count == 0)
-        third = await Talker.connect(door.listener.address)
+        await until(lambda: scene.listener.connection_count == 0)
+        third = await Talker.connect(scene.listener.address)
         third.ask("GET", "/healthz")
         assert (await third.hear()).status == 200
         third.vanish()
@@ -83,14 +83,14 @@ async def test_a_connection_too_many_is_told_so_and_closed() -> None:
 
 @in_loop
 async def test_whoever_is_refused_and_stays_is_cut_off() -> None:
-    async with open_door(http=HttpSettings(connections_max=1)) as door:
-        await door.publish("a", b"1")
-        first = await Talker.connect(door.listener.address)
+    async with open_scene(http=HttpSettings(connections_max=1)) as scene:
+        await scene.publish("a", b"1")
+        first = await Talker.connect(scene.listener.address)
         first.ask("GET", "/v1/topics/a/messages?offset=2&wait=1h")
-        await until(lambda: door.listener.door.stream_count == 1)
-        second = await Talker.connect(door.listener.address)
+        await until(lambda: scene.listener.server.stream_count == 1)
+        second = await Talker.connect(scene.listener.address)
         assert (await second.hear()).status == 503
-        await _pass(door, 3)
+        await _pass(scene, 3)
         second.say(b"x")
         assert await second.is_over()
         first.vanish()
@@ -111,20 +111,20 @@ async def test_what_is_not_http_is_told_so_and_counted(
     data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with open_door() as door:
-        talker = await Talker.connect(door.listener.address)
+    async with open_scene() as scene:
+        talker = await Talker.connect(scene.listener.address)
         talker.say(data)
         answer = await talker.hear()
         assert (answer.status, answer.json["code"]) == (400, "handshake")
         assert await talker.is_over()
-        assert door.broker.metrics.counters.protocol_errors == 1
+        assert scene.broker.metrics.counters.protocol_errors == 1
         assert "uvicorn" not in {record.name.split(".")[0] for record in caplog.records}
 
 
 @in_loop
 async def test_a_head_has_a_size() -> None:
-    async with open_door() as door:
-        talker = await Talker.connect(door.listener.address)
+    async with open_scene() as scene:
+        talker = await Talker.connect(scene.listener.address)
         talker.say(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: ")
         for _ in range(20):
             talker.say(b"x" * 8192)
@@ -144,14 +144,14 @@ async def test_a_head_has_a_size() -> None:
 )
 @in_loop
 async def test_a_request_has_a_time_to_arrive_in(begun: bytes) -> None:
-    async with open_door(http=SHORT) as door:
-        talker = await Talker.connect(door.listener.address)
+    async with open_scene(http=SHORT) as scene:
+        talker = await Talker.connect(scene.listener.address)
         talker.say(begun)
-        await until(lambda: door.listener.connection_count == 1)
+        await until(lambda: scene.listener.connection_count == 1)
         await asyncio.sleep(0.01)
         for _ in range(12):
             talker.say(b" ")  # now and then a byte does not help
-            await _pass(door, 1)
+            await _pass(scene, 1)
         answer = await talker.hear()
         assert (answer.status, answer.json["code"]) == (408, "timeout")
         assert await talker.is_over()
@@ -159,42 +159,42 @@ async def test_a_request_has_a_time_to_arrive_in(begun: bytes) -> None:
 
 @in_loop
 async def test_a_connection_without_requests_is_closed() -> None:
-    async with open_door(http=SHORT) as door:
-        silent = await Talker.connect(door.listener.address)
-        once = await Talker.connect(door.listener.address)
-        await until(lambda: door.listener.connection_count == 2)
-        await _pass(door, 15)
+    async with open_scene(http=SHORT) as scene:
+        silent = await Talker.connect(scene.listener.address)
+        once = await Talker.connect(scene.listener.address)
+        await until(lambda: scene.listener.connection_count == 2)
+        await _pass(scene, 15)
         once.ask("GET", "/healthz")
         assert (await once.hear()).status == 200
-        await _pass(door, 10)
+        await _pass(scene, 10)
         assert await silent.is_over()
-        assert door.listener.connection_count == 1
-        await _pass(door, 15)
+        assert scene.listener.connection_count == 1
+        await _pass(scene, 15)
         assert await once.is_over()
-        assert door.broker.metrics.counters.connections_idle == 2
+        assert scene.broker.metrics.counters.connections_idle == 2
 
 
 @in_loop
 async def test_whoever_does_not_read_the_answer_is_cut_off() -> None:
-    async with open_door(http=SHORT) as door:
+    async with open_scene(http=SHORT) as scene:
         for _ in range(6):
-            await door.publish("a", *[b"x" * 100_000] * 10)
-        talker = await Talker.connect(door.listener.address)
+            await scene.publish("a", *[b"x" * 100_000] * 10)
+        talker = await Talker.connect(scene.listener.address)
         talker.writer.transport.pause_reading()  # type: ignore[attr-defined]
         for _ in range(10):
             talker.ask("GET", "/v1/topics/a/messages?bytes=4194304")
-        [connection] = door.listener.door.connections
+        [connection] = scene.listener.server.connections
         await until(lambda: connection.transport.get_write_buffer_size() > 0)
         await until(lambda: connection.flow.write_paused)
-        await _pass(door, 30)
-        await until(lambda: door.listener.connection_count == 0)
+        await _pass(scene, 30)
+        await until(lambda: scene.listener.connection_count == 0)
         talker.vanish()
 
 
 @in_loop
 async def test_an_answer_given_before_the_body_came_does_not_end_the_connection() -> None:
-    async with open_door(http=HttpSettings(body_bytes_max=100_000)) as door:
-        talker = await Talker.connect(door.listener.address)
+    async with open_scene(http=HttpSettings(body_bytes_max=100_000)) as scene:
+        talker = await Talker.connect(scene.listener.address)
         talker.ask("POST", "/v1/topics/a/messages", b"x" * 50_000, {"content-encoding": "gzip"})
         assert (await talker.hear()).status == 415
         talker.ask("GET", "/healthz")
@@ -209,8 +209,8 @@ async def test_an_answer_given_before_the_body_came_does_not_end_the_connection(
 
 @in_loop
 async def test_requests_that_come_together_are_answered_in_order() -> None:
-    async with open_door() as door:
-        talker = await Talker.connect(door.listener.address)
+    async with open_scene() as scene:
+        talker = await Talker.connect(scene.listener.address)
         for number in range(5):
             talker.ask("POST", f"/v1/topics/t{number}/messages", b"x")
         topics = [(await talker.hear()).json["topic"] for _ in range(5)]
@@ -220,8 +220,8 @@ async def test_requests_that_come_together_are_answered_in_order() -> None:
 
 @in_loop
 async def test_other_protocols_are_not_spoken() -> None:
-    async with open_door() as door:
-        talker = await Talker.connect(door.listener.address)
+    async with open_scene() as scene:
+        talker = await Talker.connect(scene.listener.address)
         talker.ask(
             "GET",
             "/healthz",
@@ -237,18 +237,18 @@ async def test_other_protocols_are_not_spoken() -> None:
 
 @in_loop
 async def test_draining_finishes_what_was_asked_and_takes_nobody() -> None:
-    async with open_door() as door:
-        busy = await Talker.connect(door.listener.address)
+    async with open_scene() as scene:
+        busy = await Talker.connect(scene.listener.address)
         busy.say(
             b"POST /v1/topics/a/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\nab"
         )
-        idle = await Talker.connect(door.listener.address)
-        await until(lambda: door.broker.metrics.counters.requests == 1)
-        await until(lambda: door.listener.connection_count == 2)
-        draining = asyncio.create_task(door.listener.drain())
+        idle = await Talker.connect(scene.listener.address)
+        await until(lambda: scene.broker.metrics.counters.requests == 1)
+        await until(lambda: scene.listener.connection_count == 2)
+        draining = asyncio.create_task(scene.listener.drain())
         assert await idle.is_over()
         with pytest.raises(ConnectionRefusedError):
-            await Talker.connect(door.listener.address)
+            await Talker.connect(scene.listener.address)
         assert not draining.done()
         busy.say(b"c")
         answer = await busy.hear()
@@ -259,32 +259,32 @@ async def test_draining_finishes_what_was_asked_and_takes_nobody() -> None:
 
 @in_loop
 async def test_a_drain_takes_no_longer_than_it_may() -> None:
-    async with open_door() as door:
-        stuck = await Talker.connect(door.listener.address)
+    async with open_scene() as scene:
+        stuck = await Talker.connect(scene.listener.address)
         stuck.say(
             b"POST /v1/topics/a/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\nab"
         )
-        await until(lambda: door.broker.metrics.counters.requests == 1)
-        draining = asyncio.create_task(door.listener.drain())
+        await until(lambda: scene.broker.metrics.counters.requests == 1)
+        draining = asyncio.create_task(scene.listener.drain())
         await asyncio.sleep(0.01)
-        await _pass(door, 11)
+        await _pass(scene, 11)
         assert not await draining
-        await door.listener.close()
+        await scene.listener.close()
         assert await stuck.is_over()
 
 
 @in_loop
 async def test_who_is_in_a_hurry_does_not_wait() -> None:
-    async with open_door() as door:
-        stuck = await Talker.connect(door.listener.address)
+    async with open_scene() as scene:
+        stuck = await Talker.connect(scene.listener.address)
         stuck.say(
             b"POST /v1/topics/a/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\n"
         )
-        await until(lambda: door.broker.metrics.counters.requests == 1)
-        draining = asyncio.create_task(door.listener.drain())
+        await until(lambda: scene.broker.metrics.counters.requests == 1)
+        draining = asyncio.create_task(scene.listener.drain())
         await asyncio.sleep(0.01)
         assert not draining.done()
-        door.listener.hurry()
+        scene.listener.hurry()
         assert not await draining
         stuck.vanish()
 
@@ -292,16 +292,16 @@ async def test_who_is_in_a_hurry_does_not_wait() -> None:
 @in_loop
 async def test_closing_leaves_nothing_running() -> None:
     before = len(asyncio.all_tasks())
-    async with open_door() as door:
-        talkers = [await Talker.connect(door.listener.address) for _ in range(3)]
-        await door.publish("a", b"1")
+    async with open_scene() as scene:
+        talkers = [await Talker.connect(scene.listener.address) for _ in range(3)]
+        await scene.publish("a", b"1")
         talkers[0].ask("GET", "/v1/topics/a/messages?offset=2&wait=1h")
         talkers[1].say(b"GET / HT")
-        await until(lambda: door.listener.door.stream_count == 1)
-        await door.listener.close()
-        assert door.listener.connection_count == 0
-        assert door.listener.door.stream_count == 0
-        assert door.listener.door.rows not in door.broker.connections.listeners
+        await until(lambda: scene.listener.server.stream_count == 1)
+        await scene.listener.close()
+        assert scene.listener.connection_count == 0
+        assert scene.listener.server.stream_count == 0
+        assert scene.listener.server.rows not in scene.broker.connections.listeners
         for talker in talkers:
             assert await talker.is_over()
     assert len(asyncio.all_tasks()) == before
@@ -313,34 +313,34 @@ async def test_a_handshake_of_https_has_a_time_of_its_own(tmp_path: Path) -> Non
     http = HttpSettings(
         tls_certificate=str(own.certificate), tls_key=str(own.key), handshake_timeout_ns=50_000_000
     )
-    async with open_door(http=http) as door:
-        silent = await Talker.connect(door.listener.address)
-        await until(lambda: door.listener.connection_count == 1)
+    async with open_scene(http=http) as scene:
+        silent = await Talker.connect(scene.listener.address)
+        await until(lambda: scene.listener.connection_count == 1)
         assert await silent.is_over()
-        await until(lambda: door.listener.connection_count == 0)
+        await until(lambda: scene.listener.connection_count == 0)
 
 
 @in_loop
 async def test_a_certificate_is_replaced_without_a_restart(tmp_path: Path) -> None:
     old, new = (make_certificate(tmp_path, name) for name in ("old", "new"))
     http = HttpSettings(tls_certificate=str(old.certificate), tls_key=str(old.key))
-    async with open_door(http=http) as door:
+    async with open_scene(http=http) as scene:
 
         async def trusting(certificate: Path) -> Talker:
             context = ssl.create_default_context(cafile=str(certificate))
-            return await Talker.connect(door.listener.address, context)
+            return await Talker.connect(scene.listener.address, context)
 
         first = await trusting(old.certificate)
         first.ask("POST", "/v1/topics/a/messages", b"x" * 500_000)
         assert (await first.hear()).status == 200
         old.certificate.write_bytes(new.certificate.read_bytes())
         old.key.write_bytes(new.key.read_bytes())
-        assert door.listener.tls is not None
-        assert door.listener.tls.reload()
+        assert scene.listener.tls is not None
+        assert scene.listener.tls.reload()
         second = await trusting(new.certificate)
         for talker in (first, second):
             talker.ask("GET", "/healthz")
             assert (await talker.hear()).status == 200
-        assert await door.listener.drain()
+        assert await scene.listener.drain()
         for talker in (first, second):
             assert await talker.is_over()

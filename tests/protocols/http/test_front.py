@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.protocols.http.open_door import in_loop, open_door, until
+from tests.protocols.http.scene import in_loop, open_scene, until
 from tests.protocols.http.talking import Talker
 from tests.security.keyring import Keyring
 
@@ -25,17 +25,17 @@ def _bearer(token: str) -> dict[str, str]:
 async def test_a_token_has_its_rights_and_no_others(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     token = keys.add("reader", "read:a")
-    async with open_door(security=keys.settings().security) as door:
-        await door.publish("a", b"1")
+    async with open_scene(security=keys.settings().security) as scene:
+        await scene.publish("a", b"1")
         headers = _bearer(token)
-        assert (await door.http.get("/v1/topics/a/messages", headers=headers)).status_code == 200
-        refused = await door.http.get("/v1/topics/b/messages", headers=headers)
+        assert (await scene.http.get("/v1/topics/a/messages", headers=headers)).status_code == 200
+        refused = await scene.http.get("/v1/topics/b/messages", headers=headers)
         assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
-        refused = await door.http.post("/v1/topics/a/messages", content=b"x", headers=headers)
+        refused = await scene.http.post("/v1/topics/a/messages", content=b"x", headers=headers)
         assert refused.status_code == 403
         for path in ("/v1/statistics", "/v1/connections", "/v1/policies?topic=b"):
-            assert (await door.http.get(path, headers=headers)).status_code == 403
-        [read] = door.listener.door.rows().values()
+            assert (await scene.http.get(path, headers=headers)).status_code == 403
+        [read] = scene.listener.server.rows().values()
         row = read()
         assert row.token == "reader"
 
@@ -47,18 +47,18 @@ async def test_without_a_token_nothing_is_told_but_health_and_what_there_is(
     caplog.set_level(logging.DEBUG)
     keys = Keyring(tmp_path)
     keys.add("reader", "read:*")
-    async with open_door(security=keys.settings().security) as door:
+    async with open_scene(security=keys.settings().security) as scene:
         for path in ("/healthz", "/readyz", "/openapi.json", "/docs"):
-            assert (await door.http.get(path)).status_code == 200
+            assert (await scene.http.get(path)).status_code == 200
         for headers in (
             {},
             _bearer("runnel_nonsense"),
             {"authorization": "Basic YTpi"},
             _bearer(keys.texts["reader"][:-1]),
         ):
-            asking = asyncio.create_task(door.http.get("/v1/topics", headers=headers))
+            asking = asyncio.create_task(scene.http.get("/v1/topics", headers=headers))
             while not asking.done():
-                door.clock.advance(SECOND_NS)
+                scene.clock.advance(SECOND_NS)
                 await asyncio.sleep(0.001)
             answer = await asking
             assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
@@ -69,50 +69,50 @@ async def test_without_a_token_nothing_is_told_but_health_and_what_there_is(
 @in_loop
 async def test_wrong_tokens_are_answered_later_and_later(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
-    async with open_door(security=keys.settings().security) as door:
-        asking = asyncio.create_task(door.http.get("/v1/topics", headers=_bearer("runnel_x")))
-        await until(lambda: door.broker.metrics.counters.requests == 1)
+    async with open_scene(security=keys.settings().security) as scene:
+        asking = asyncio.create_task(scene.http.get("/v1/topics", headers=_bearer("runnel_x")))
+        await until(lambda: scene.broker.metrics.counters.requests == 1)
         assert not asking.done()
-        door.clock.advance(10 * SECOND_NS)
+        scene.clock.advance(10 * SECOND_NS)
         assert (await asking).status_code == 401
 
 
 @in_loop
 async def test_missing_tokens_are_answered_at_once_however_many(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
-    async with open_door(security=keys.settings().security) as door:
+    async with open_scene(security=keys.settings().security) as scene:
         for headers in 10 * [{}, {"authorization": "Basic YTpi"}]:
             # The clock stands still: whoever had to wait would wait for ever.
-            assert (await door.http.get("/v1/topics", headers=headers)).status_code == 401
+            assert (await scene.http.get("/v1/topics", headers=headers)).status_code == 401
 
 
 @in_loop
 async def test_a_tokens_calls_under_way_have_a_limit(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     headers = _bearer(keys.add("reader", "read:*", connections_max=1))
-    async with open_door(security=keys.settings().security) as door:
-        await door.publish("a", b"1")
+    async with open_scene(security=keys.settings().security) as scene:
+        await scene.publish("a", b"1")
         path = "/v1/topics/a/messages?offset=2&wait=20"
-        polling = asyncio.create_task(door.http.get(path, headers=headers))
-        await until(lambda: door.listener.door.stream_count == 1)
-        refused = await door.http.get("/v1/topics", headers=headers)
+        polling = asyncio.create_task(scene.http.get(path, headers=headers))
+        await until(lambda: scene.listener.server.stream_count == 1)
+        refused = await scene.http.get("/v1/topics", headers=headers)
         assert (refused.status_code, refused.json()["code"]) == (429, "limit_exceeded")
-        await door.publish("a", b"2")
+        await scene.publish("a", b"2")
         await polling
-        assert (await door.http.get("/v1/topics", headers=headers)).status_code == 200
+        assert (await scene.http.get("/v1/topics", headers=headers)).status_code == 200
 
 
 @in_loop
 async def test_a_revoked_token_ends_a_long_poll(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     headers = _bearer(keys.add("reader", "read:*"))
-    async with open_door(security=keys.settings().security) as door:
-        await door.publish("a", b"1")
+    async with open_scene(security=keys.settings().security) as scene:
+        await scene.publish("a", b"1")
         path = "/v1/topics/a/messages?offset=2&wait=1h"
-        polling = asyncio.create_task(door.http.get(path, headers=headers))
-        await until(lambda: door.listener.door.stream_count == 1)
+        polling = asyncio.create_task(scene.http.get(path, headers=headers))
+        await until(lambda: scene.listener.server.stream_count == 1)
         keys.revoke("reader")
-        door.clock.advance(SECOND_NS)
+        scene.clock.advance(SECOND_NS)
         assert (await polling).status_code == 401
 
 
@@ -131,8 +131,8 @@ async def test_a_revoked_token_ends_a_long_poll(tmp_path: Path) -> None:
 )
 @in_loop
 async def test_this_machine_is_known_by_its_names(host: str) -> None:
-    async with open_door() as door:
-        answer = await door.http.get("/v1/topics", headers={"host": host})
+    async with open_scene() as scene:
+        answer = await scene.http.get("/v1/topics", headers={"host": host})
         assert answer.status_code == 200
 
 
@@ -141,13 +141,15 @@ async def test_this_machine_is_known_by_its_names(host: str) -> None:
 )
 @in_loop
 async def test_a_page_does_not_come_in_by_a_name_of_its_own(host: str) -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         for path in ("/v1/topics", "/healthz"):
-            answer = await door.http.get(path, headers={"host": host})
+            answer = await scene.http.get(path, headers={"host": host})
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
-        posted = await door.http.post("/v1/topics/a/messages", content=b"x", headers={"host": host})
+        posted = await scene.http.post(
+            "/v1/topics/a/messages", content=b"x", headers={"host": host}
+        )
         assert posted.status_code == 403
-        assert await door.broker.topics.list() == ([], True)
+        assert await scene.broker.topics.list() == ([], True)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +157,13 @@ async def test_a_page_does_not_come_in_by_a_name_of_its_own(host: str) -> None:
 )
 @in_loop
 async def test_pages_of_other_sites_may_not_ask(origin: str) -> None:
-    async with open_door() as door:
-        posted = await door.http.post(
+    async with open_scene() as scene:
+        posted = await scene.http.post(
             "/v1/topics/a/messages", content=b"x", headers={"origin": origin}
         )
         assert (posted.status_code, posted.json()["code"]) == (403, "forbidden")
-        own = await door.http.post(
-            "/v1/topics/a/messages", content=b"x", headers={"origin": door.url}
+        own = await scene.http.post(
+            "/v1/topics/a/messages", content=b"x", headers={"origin": scene.url}
         )
         assert own.status_code == 200
 
@@ -170,8 +172,8 @@ async def test_pages_of_other_sites_may_not_ask(origin: str) -> None:
 async def test_with_tokens_names_and_sites_do_not_matter(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     headers = _bearer(keys.add("reader", "read:*"))
-    async with open_door(security=keys.settings().security) as door:
-        answer = await door.http.get(
+    async with open_scene(security=keys.settings().security) as scene:
+        answer = await scene.http.get(
             "/v1/topics",
             headers={**headers, "host": "broker.example", "origin": "https://ui.example"},
         )
@@ -181,8 +183,8 @@ async def test_with_tokens_names_and_sites_do_not_matter(tmp_path: Path) -> None
 
 @in_loop
 async def test_compressed_bodies_are_not_taken() -> None:
-    async with open_door() as door:
-        answer = await door.http.post(
+    async with open_scene() as scene:
+        answer = await scene.http.post(
             "/v1/topics/a/messages", content=b"x", headers={"content-encoding": "gzip"}
         )
         assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
@@ -190,33 +192,33 @@ async def test_compressed_bodies_are_not_taken() -> None:
 
 @in_loop
 async def test_resources_that_are_not_there_and_methods_that_they_do_not_have() -> None:
-    async with open_door() as door:
-        missing = await door.http.get("/v2/nothing")
+    async with open_scene() as scene:
+        missing = await scene.http.get("/v2/nothing")
         assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
-        wrong = await door.http.patch("/v1/topics/a/messages")
+        wrong = await scene.http.patch("/v1/topics/a/messages")
         assert (wrong.status_code, wrong.json()["code"]) == (405, "method_not_allowed")
         assert set(wrong.headers["allow"].split(", ")) == {"DELETE", "GET", "OPTIONS", "POST"}
-        options = await door.http.options("/v1/topics/a/messages")
+        options = await scene.http.options("/v1/topics/a/messages")
         assert options.headers["allow"] == "DELETE, GET, OPTIONS, POST"
-        assert door.broker.metrics.counters.requests_failed == 2
+        assert scene.broker.metrics.counters.requests_failed == 2
 
 
 @in_loop
 async def test_a_bug_is_told_without_its_insides_and_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
 
         def broken() -> None:
             raise RuntimeError("the secret inside")
 
-        monkeypatch.setattr(door.broker.monitor, "troubles", broken)
-        answer = await door.http.get("/readyz")
+        monkeypatch.setattr(scene.broker.monitor, "troubles", broken)
+        answer = await scene.http.get("/readyz")
         assert (answer.status_code, answer.json()["code"]) == (500, "internal")
         assert "secret" not in answer.text
         (line,) = [each for each in caplog.records if each.exc_info is not None]
         assert "peer=127.0.0.1:" in line.getMessage()
-        assert (await door.http.get("/healthz")).status_code == 200
+        assert (await scene.http.get("/healthz")).status_code == 200
 
 
 @in_loop
@@ -225,11 +227,11 @@ async def test_a_stream_whose_token_was_changed_is_told_so_and_to_connect_again(
 ) -> None:
     keys = Keyring(tmp_path)
     headers = _bearer(keys.add("reader", "read:*"))
-    async with open_door(security=keys.settings().security) as door:
-        async with door.http.stream("GET", "/v1/stream?pattern=a", headers=headers) as answer:
-            await until(lambda: door.listener.door.stream_count == 1)
+    async with open_scene(security=keys.settings().security) as scene:
+        async with scene.http.stream("GET", "/v1/stream?pattern=a", headers=headers) as answer:
+            await until(lambda: scene.listener.server.stream_count == 1)
             keys.change("reader", "read:b")
-            door.clock.advance(SECOND_NS)
+            scene.clock.advance(SECOND_NS)
             text = (await answer.aread()).decode()
         *_, kind, data = text.strip().splitlines()
         problem = json.loads(data.removeprefix("data: "))
@@ -243,12 +245,12 @@ async def test_a_stream_whose_token_was_changed_is_told_so_and_to_connect_again(
 async def test_a_token_in_the_query_is_for_streams_alone(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     token = keys.add("reader", "read:*")
-    async with open_door(security=keys.settings().security) as door:
-        async with door.http.stream("GET", f"/v1/stream?pattern=a&access_token={token}") as answer:
+    async with open_scene(security=keys.settings().security) as scene:
+        async with scene.http.stream("GET", f"/v1/stream?pattern=a&access_token={token}") as answer:
             assert answer.status_code == 200
-        talker = await Talker.connect(door.listener.address)
+        talker = await Talker.connect(scene.listener.address)
         talker.ask("GET", f"/v1/topics?access_token={token}")
-        await until(lambda: door.broker.metrics.counters.requests == 2)
-        door.clock.advance(10 * SECOND_NS)
+        await until(lambda: scene.broker.metrics.counters.requests == 2)
+        scene.clock.advance(10 * SECOND_NS)
         assert (await talker.hear()).status == 401
         talker.vanish()

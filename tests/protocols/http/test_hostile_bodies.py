@@ -16,7 +16,7 @@ from runnel.protocols.http.encoding.event_ids import ID_CHARS_MAX, EventIds
 from runnel.protocols.http.encoding.sent_last_values import SentLists
 from runnel.protocols.http.resources.publishing import ARRAY_MAX
 from runnel.protocols.http.server.bodies import CONTROL_BYTES_MAX
-from tests.protocols.http.open_door import in_loop, open_door, until
+from tests.protocols.http.scene import in_loop, open_scene, until
 from tests.protocols.http.talking import Talker
 from tests.security.keyring import Keyring
 
@@ -52,13 +52,13 @@ async def _lines_without_end(talker: Talker, token: str = "") -> asyncio.Task[No
 async def test_a_revoked_token_ends_a_bulk_however_fast_it_comes(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     token = keys.add("writer", "publish:*")
-    async with open_door(security=keys.settings().security) as door:
-        talker = await Talker.connect(door.listener.address)
+    async with open_scene(security=keys.settings().security) as scene:
+        talker = await Talker.connect(scene.listener.address)
         sending = await _lines_without_end(talker, token)
-        counters = door.broker.metrics.counters
+        counters = scene.broker.metrics.counters
         await until(lambda: counters.messages_in > 0)
         keys.revoke("writer")
-        door.clock.advance(SECOND_NS)
+        scene.clock.advance(SECOND_NS)
         answer = await talker.hear()
         assert answer.status == 401
         assert answer.json["details"]["published"] == counters.messages_in
@@ -67,18 +67,18 @@ async def test_a_revoked_token_ends_a_bulk_however_fast_it_comes(tmp_path: Path)
 
 
 @in_loop
-async def test_a_bulk_ends_when_the_door_closes_however_fast_it_comes() -> None:
-    async with open_door() as door:
-        talker = await Talker.connect(door.listener.address)
+async def test_a_bulk_ends_when_the_listener_closes_however_fast_it_comes() -> None:
+    async with open_scene() as scene:
+        talker = await Talker.connect(scene.listener.address)
         sending = await _lines_without_end(talker)
-        counters = door.broker.metrics.counters
+        counters = scene.broker.metrics.counters
         await until(lambda: counters.messages_in > 0)
-        draining = asyncio.create_task(door.listener.drain())
+        draining = asyncio.create_task(scene.listener.drain())
         answer = await talker.hear()
         assert (answer.status, answer.json["code"]) == (503, "closed")
         assert answer.json["details"]["published"] == counters.messages_in
         while not draining.done():  # whoever goes on sending is cut off after a moment
-            door.clock.advance(SECOND_NS)
+            scene.clock.advance(SECOND_NS)
             await asyncio.sleep(0.001)
         assert await draining
         await sending
@@ -97,17 +97,17 @@ async def test_a_body_that_comes_after_the_revocation_does_nothing(
 ) -> None:
     keys = Keyring(tmp_path)
     token = keys.add("writer", "publish:*", "read:*")
-    async with open_door(security=keys.settings().security) as door:
-        talker = await Talker.connect(door.listener.address)
+    async with open_scene(security=keys.settings().security) as scene:
+        talker = await Talker.connect(scene.listener.address)
         headers = {"authorization": f"Bearer {token}", "content-length": str(len(body))}
         talker.ask(method, path, b"", headers)
-        await until(lambda: door.broker.metrics.counters.requests == 1)
+        await until(lambda: scene.broker.metrics.counters.requests == 1)
         keys.revoke("writer")
-        door.clock.advance(SECOND_NS)
+        scene.clock.advance(SECOND_NS)
         await asyncio.sleep(0.01)
         talker.say(body)
         assert (await talker.hear()).status == 401
-        assert door.broker.metrics.counters.messages_in == 0
+        assert scene.broker.metrics.counters.messages_in == 0
         talker.vanish()
 
 
@@ -116,14 +116,14 @@ async def test_a_body_that_comes_after_the_revocation_does_nothing(
 
 @in_loop
 async def test_an_array_has_a_limit_and_its_error_tells_of_lines() -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         path = "/v1/topics/a/messages"
         body = b"[" + b"{}," * ARRAY_MAX + b"{}]"
-        refused = await door.http.post(path, content=body, headers=JSON)
+        refused = await scene.http.post(path, content=body, headers=JSON)
         assert (refused.status_code, refused.json()["code"]) == (413, "limit_exceeded")
         assert "application/x-ndjson" in refused.json()["detail"]
-        assert door.broker.metrics.counters.messages_in == 0
-        taken = await door.http.post(path, content=body.replace(b"{},", b"", 1), headers=JSON)
+        assert scene.broker.metrics.counters.messages_in == 0
+        taken = await scene.http.post(path, content=body.replace(b"{},", b"", 1), headers=JSON)
         assert taken.json()["published"] == ARRAY_MAX
 
 
@@ -132,30 +132,30 @@ async def test_an_array_has_a_limit_and_its_error_tells_of_lines() -> None:
 )
 @in_loop
 async def test_braces_within_a_message_do_not_count(many: bytes) -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         path = "/v1/topics/a/messages"
-        taken = await door.http.post(path, content=b"[" + many + b",{}]", headers=JSON)
+        taken = await scene.http.post(path, content=b"[" + many + b",{}]", headers=JSON)
         assert taken.json()["published"] == 2
-        wrong = await door.http.post(path, content=b"[" + many + b",{]", headers=JSON)
+        wrong = await scene.http.post(path, content=b"[" + many + b",{]", headers=JSON)
         assert wrong.json()["code"] == "malformed"
 
 
 @pytest.mark.parametrize("given", [b'{"acks":[%b""]}', b'{"acks":[%b{}]}'])
 @in_loop
 async def test_a_body_without_messages_has_a_limit_of_its_own(given: bytes) -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         body = given % (b'"",' * (CONTROL_BYTES_MAX // 3))
-        refused = await door.http.post("/v1/subscriptions/s/ack", content=body, headers=JSON)
+        refused = await scene.http.post("/v1/subscriptions/s/ack", content=body, headers=JSON)
         assert (refused.status_code, refused.json()["code"]) == (413, "limit_exceeded")
 
 
 @in_loop
 async def test_many_short_lines_leave_time_for_others() -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         body = b"{}\n" * 100_000
         headers = {"content-type": "application/x-ndjson"}
         path = "/v1/topics/a/messages"
-        publishing = asyncio.create_task(door.http.post(path, content=body, headers=headers))
+        publishing = asyncio.create_task(scene.http.post(path, content=body, headers=headers))
         turns = 0
         while not publishing.done():
             await asyncio.sleep(0)
@@ -195,16 +195,16 @@ def test_an_id_fits_or_there_is_none(count: int) -> None:
 async def test_an_unread_stream_holds_little_more_than_a_block(
     count: int, payload_bytes: int
 ) -> None:
-    async with open_door() as door, door.stream("a", start="earliest") as stream:
+    async with open_scene() as scene, scene.stream("a", start="earliest") as stream:
         payloads = [b"%0*d" % (payload_bytes, number) for number in range(count)]
         batch = Batch.from_messages([Message("a", payload) for payload in payloads])
         block_bytes = len(batch.pack())
         del payloads
         tracemalloc.start(1)
         try:
-            await door.broker.publish(batch)
+            await scene.broker.publish(batch)
             del batch
-            [connection] = door.listener.door.connections
+            [connection] = scene.listener.server.connections
             await until(lambda: connection.flow.write_paused)
             # The block as it is stored in memory, and the copy that is being written.
             held_bytes = tracemalloc.get_traced_memory()[0]

@@ -22,7 +22,7 @@ from runnel.formats.message import Message
 from runnel.security.rights import Grant
 from runnel.security.tokens import TokenFile, new_token
 from runnel.testing import VirtualClock
-from tests.protocols.http.open_door import Event, OpenDoor, given_up, in_loop, open_door, until
+from tests.protocols.http.scene import Event, HttpScene, given_up, in_loop, open_scene, until
 
 NOT_KEPT = (TopicRule(match="live/*", keep=Keep.NONE),)
 
@@ -33,9 +33,9 @@ def _kinds(events: list[Event]) -> list[str]:
 
 @in_loop
 async def test_messages_come_as_events_with_all_that_they_have() -> None:
-    async with open_door() as door, door.stream("sensors/*") as stream:
+    async with open_scene() as scene, scene.stream("sensors/*") as stream:
         assert stream.status == 200
-        await door.publish_all(
+        await scene.publish_all(
             Message("sensors/a", b"21.5", b"a", {"unit": "C"}, event_time_ns=7, partition_key=b"p")
         )
         [event] = await stream.events(1)
@@ -46,7 +46,7 @@ async def test_messages_come_as_events_with_all_that_they_have() -> None:
             "offset": 1,
             "event_time_ns": 7,
             "transmit_time_ns": 0,
-            "receive_time_ns": door.clock.time_ns(),
+            "receive_time_ns": scene.clock.time_ns(),
             "size": 4,
             "tags": {"unit": "C"},
             "key": "a",
@@ -58,9 +58,9 @@ async def test_messages_come_as_events_with_all_that_they_have() -> None:
 
 @in_loop
 async def test_payloads_are_given_as_the_reader_wants_them() -> None:
-    async with open_door() as door:
-        await door.publish("a", b'{"x":\n1}', b"\xff")
-        async with door.stream("a", start="earliest", payload="json") as stream:
+    async with open_scene() as scene:
+        await scene.publish("a", b'{"x":\n1}', b"\xff")
+        async with scene.stream("a", start="earliest", payload="json") as stream:
             first, second = await stream.events(2)
             assert first.data["json"] == {"x": 1}
             assert second.data["base64"] == "/w=="
@@ -68,21 +68,21 @@ async def test_payloads_are_given_as_the_reader_wants_them() -> None:
 
 @in_loop
 async def test_compressed_batches_are_read_like_others() -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         messages = [Message("a", b"x" * 100) for _ in range(50)]
-        await door.broker.publish(Batch.from_messages(messages, codec=Codec.ZSTD))
-        async with door.stream("*", start="earliest") as stream:
+        await scene.broker.publish(Batch.from_messages(messages, codec=Codec.ZSTD))
+        async with scene.stream("*", start="earliest") as stream:
             assert await stream.texts(50) == ["x" * 100] * 50
 
 
 @in_loop
 async def test_a_stream_begins_at_a_time() -> None:
-    async with open_door() as door:
-        await door.publish("a", b"before")
-        door.clock.advance(10**9)
-        time_ns = door.clock.time_ns()
-        await door.publish("a", b"after")
-        async with door.stream("*", start="time", time=str(time_ns)) as stream:
+    async with open_scene() as scene:
+        await scene.publish("a", b"before")
+        scene.clock.advance(10**9)
+        time_ns = scene.clock.time_ns()
+        await scene.publish("a", b"after")
+        async with scene.stream("*", start="time", time=str(time_ns)) as stream:
             assert await stream.texts(1) == ["after"]
 
 
@@ -106,15 +106,15 @@ async def test_a_stream_begins_at_a_time() -> None:
 async def test_a_wrong_question_is_answered_with_its_field(
     query: dict[str, str], field: str
 ) -> None:
-    async with open_door() as door:
-        answer = await door.http.get("/v1/stream", params=query)
+    async with open_scene() as scene:
+        answer = await scene.http.get("/v1/stream", params=query)
         assert (answer.status_code, answer.json()["field"]) == (400, field)
 
 
 @in_loop
 async def test_a_wrong_pattern_is_refused() -> None:
-    async with open_door() as door:
-        answer = await door.http.get("/v1/stream", params={"pattern": "[a"})
+    async with open_scene() as scene:
+        answer = await scene.http.get("/v1/stream", params={"pattern": "[a"})
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_name")
 
 
@@ -122,14 +122,14 @@ async def test_a_wrong_pattern_is_refused() -> None:
 
 
 async def _read_in_pieces(
-    door: OpenDoor, patterns: tuple[str, ...], start: str, total: int, piece: int
+    scene: HttpScene, patterns: tuple[str, ...], start: str, total: int, piece: int
 ) -> list[Event]:
     """Everything, by readers who each vanish after a few messages."""
     found: list[Event] = []
     last_id = ""
     while len(found) < total:
         query = {"last_event_id": last_id} if last_id else {"start": start}
-        async with door.stream(*patterns, **query) as stream:
+        async with scene.stream(*patterns, **query) as stream:
             found += await stream.events(min(piece, total - len(found)))
             last_id = stream.last_id
     return found
@@ -142,20 +142,20 @@ async def test_a_reconnect_in_any_place_of_a_batch_misses_and_repeats_nothing(
     patterns: tuple[str, ...], piece: int
 ) -> None:
     rules = (TopicRule(match="a/3", journal="other", partitions=2), TopicRule(match="*"))
-    async with open_door(topics=rules) as door:
+    async with open_scene(topics=rules) as scene:
         # Batches of several runs, of which a reader wants some: rows of them stand apart.
         for number in range(4):
-            await door.publish_all(
+            await scene.publish_all(
                 *(Message("a/1", b"%d" % n) for n in range(3)),
                 Message("c", b"not wanted"),
                 *(Message("a/2", b"%d" % n) for n in range(2)),
                 Message("a/1", b"%d" % number),
             )
-            await door.publish_all(
+            await scene.publish_all(
                 Message("a/3", b"x", partition=0), Message("a/3", b"y", partition=1)
             )
         total = 4 * 8
-        found = await _read_in_pieces(door, patterns, "earliest", total, piece)
+        found = await _read_in_pieces(scene, patterns, "earliest", total, piece)
         places = [(e.data["topic"], e.data["partition"], e.data["offset"]) for e in found]
         assert len(set(places)) == total
         for key in {place[:2] for place in places}:
@@ -165,37 +165,37 @@ async def test_a_reconnect_in_any_place_of_a_batch_misses_and_repeats_nothing(
 
 @in_loop
 async def test_what_comes_while_nobody_reads_is_there_when_it_goes_on() -> None:
-    async with open_door() as door:
-        async with door.stream("a/*") as stream:
-            await door.publish("a/1", b"1")
+    async with open_scene() as scene:
+        async with scene.stream("a/*") as stream:
+            await scene.publish("a/1", b"1")
             assert await stream.texts(1) == ["1"]
             last_id = stream.last_id
-        await door.publish("a/1", b"2")
-        await door.publish("a/2", b"3")
-        async with door.stream("a/*", last_event_id=last_id) as stream:
-            await door.publish("a/1", b"4")
+        await scene.publish("a/1", b"2")
+        await scene.publish("a/2", b"3")
+        async with scene.stream("a/*", last_event_id=last_id) as stream:
+            await scene.publish("a/1", b"4")
             assert await stream.texts(3) == ["2", "3", "4"]
 
 
 @in_loop
 async def test_a_reader_that_got_nothing_yet_goes_on_from_where_it_began() -> None:
-    async with open_door() as door:
-        await door.publish("a/1", b"old")
-        async with door.stream("a/*") as stream:
+    async with open_scene() as scene:
+        await scene.publish("a/1", b"old")
+        async with scene.stream("a/*") as stream:
             assert await given_up(stream.event())
             last_id = stream.last_id
-        await door.publish("a/1", b"new")
-        async with door.stream("a/*", last_event_id=last_id) as stream:
+        await scene.publish("a/1", b"new")
+        async with scene.stream("a/*", last_event_id=last_id) as stream:
             assert await stream.texts(1) == ["new"]
 
 
 @in_loop
 async def test_the_header_of_a_browser_is_newer_than_its_query() -> None:
-    async with open_door() as door:
-        await door.publish("a", b"1", b"2", b"3")
-        async with door.stream("a", start="earliest") as stream:
+    async with open_scene() as scene:
+        await scene.publish("a", b"1", b"2", b"3")
+        async with scene.stream("a", start="earliest") as stream:
             first, second = await stream.events(2)
-        again = door.stream("a", last_event_id=first.id)
+        again = scene.stream("a", last_event_id=first.id)
         again.headers["Last-Event-ID"] = second.id
         async with again as stream:
             assert await stream.texts(1) == ["3"]
@@ -203,12 +203,12 @@ async def test_the_header_of_a_browser_is_newer_than_its_query() -> None:
 
 @in_loop
 async def test_an_id_of_other_patterns_is_refused() -> None:
-    async with open_door() as door:
-        await door.publish("a", b"1")
-        async with door.stream("*", start="earliest") as stream:
+    async with open_scene() as scene:
+        await scene.publish("a", b"1")
+        async with scene.stream("*", start="earliest") as stream:
             await stream.events(1)
         query = {"pattern": "a", "last_event_id": stream.last_id}
-        answer = await door.http.get("/v1/stream", params=query)
+        answer = await scene.http.get("/v1/stream", params=query)
         assert answer.status_code == 400
         assert "other patterns" in answer.json()["detail"]
 
@@ -219,18 +219,18 @@ async def test_an_id_of_other_patterns_is_refused() -> None:
 async def test_last_values_that_came_do_not_come_again(
     patterns: tuple[str, ...], read: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    async with open_door() as door:
-        await door.publish("a/1", b"old", b"one")
-        await door.publish("a/2", b"two")
-        async with door.stream(*patterns, start="last") as stream:
+    async with open_scene() as scene:
+        await scene.publish("a/1", b"old", b"one")
+        await scene.publish("a/2", b"two")
+        async with scene.stream(*patterns, start="last") as stream:
             found = await stream.events(min(read, 3))
             if not read:
                 assert (await stream.block())[0].startswith("retry")
                 stream.last_id = ""
             last_id = stream.last_id
-        await door.publish("a/1", b"three")
+        await scene.publish("a/1", b"three")
         query = {"last_event_id": last_id} if last_id else {"start": "last"}
-        async with door.stream(*patterns, **query) as stream:
+        async with scene.stream(*patterns, **query) as stream:
             if not last_id:
                 assert {event.text for event in await stream.events(2)} == {"two", "three"}
                 return
@@ -244,14 +244,14 @@ async def test_last_values_that_came_do_not_come_again(
 
 @in_loop
 async def test_many_last_values_have_short_ids_and_none_comes_again() -> None:
-    async with open_door() as door:
-        await door.publish_all(*(Message(f"a/{number}", b"x") for number in range(600)))
-        async with door.stream("a/*", start="last") as stream:
+    async with open_scene() as scene:
+        await scene.publish_all(*(Message(f"a/{number}", b"x") for number in range(600)))
+        async with scene.stream("a/*", start="last") as stream:
             first = await stream.events(590)
             last_id = stream.last_id
         assert max(len(event.id) for event in first) <= 64
         found = [event.data["topic"] for event in first]
-        async with door.stream("a/*", last_event_id=last_id) as stream:
+        async with scene.stream("a/*", last_event_id=last_id) as stream:
             while (event := await stream.event()) is not None and event.kind == "message":
                 found.append(event.data["topic"])
         assert len(found) == len(set(found)) == 600
@@ -262,14 +262,14 @@ async def test_a_restart_amid_last_values_brings_them_again_and_misses_nothing(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     directory = str(tmp_path_factory.mktemp("data"))
-    async with open_door(directory=directory) as door:
-        await door.publish_all(*(Message(f"a/{number}", b"x") for number in range(10)))
-        async with door.stream("a/*", start="last") as stream:
+    async with open_scene(directory=directory) as scene:
+        await scene.publish_all(*(Message(f"a/{number}", b"x") for number in range(10)))
+        async with scene.stream("a/*", start="last") as stream:
             await stream.events(4)
             last_id = stream.last_id
-        await door.publish("a/new", b"y")
-    async with open_door(directory=directory) as door:
-        async with door.stream("a/*", last_event_id=last_id) as stream:
+        await scene.publish("a/new", b"y")
+    async with open_scene(directory=directory) as scene:
+        async with scene.stream("a/*", last_event_id=last_id) as stream:
             found = await stream.events(12)
         topics = [event.data["topic"] for event in found[:10]]
         assert sorted(topics) == sorted(f"a/{number}" for number in range(10))
@@ -283,14 +283,14 @@ async def test_a_stream_goes_on_after_a_restart(
     pattern: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = str(tmp_path_factory.mktemp("data"))
-    async with open_door(directory=directory) as door:
-        await door.publish("a/1", b"1", b"2", b"3")
-        async with door.stream(pattern, start="earliest") as stream:
+    async with open_scene(directory=directory) as scene:
+        await scene.publish("a/1", b"1", b"2", b"3")
+        async with scene.stream(pattern, start="earliest") as stream:
             assert await stream.texts(2) == ["1", "2"]
             last_id = stream.last_id
-    async with open_door(directory=directory) as door:
-        await door.publish("a/1", b"4")
-        async with door.stream(pattern, last_event_id=last_id) as stream:
+    async with open_scene(directory=directory) as scene:
+        await scene.publish("a/1", b"4")
+        async with scene.stream(pattern, last_event_id=last_id) as stream:
             assert await stream.texts(2) == ["3", "4"]
 
 
@@ -298,15 +298,15 @@ async def test_a_stream_goes_on_after_a_restart(
 @in_loop
 async def test_what_was_in_memory_is_a_gap_after_a_restart(pattern: str) -> None:
     clock = VirtualClock()
-    async with open_door(clock=clock) as door:
-        await door.publish("a/1", b"1", b"2")
-        async with door.stream(pattern, start="earliest") as stream:
+    async with open_scene(clock=clock) as scene:
+        await scene.publish("a/1", b"1", b"2")
+        async with scene.stream(pattern, start="earliest") as stream:
             await stream.events(2)
             last_id = stream.last_id
     clock.advance(10**9)
-    async with open_door(clock=clock) as door:
-        await door.publish("a/1", b"new")
-        async with door.stream(pattern, last_event_id=last_id) as stream:
+    async with open_scene(clock=clock) as scene:
+        await scene.publish("a/1", b"new")
+        async with scene.stream(pattern, last_event_id=last_id) as stream:
             gap, message = await stream.events(2)
             assert (gap.kind, gap.data["reason"]) == ("gap", "restart")
             assert message.text == "new"
@@ -314,22 +314,22 @@ async def test_what_was_in_memory_is_a_gap_after_a_restart(pattern: str) -> None
 
 @in_loop
 async def test_a_gap_is_not_told_again_to_who_comes_back_behind_it() -> None:
-    async with open_door() as door:
-        async with door.stream("m*") as stream:
-            await door.publish("m", b"1")
+    async with open_scene() as scene:
+        async with scene.stream("m*") as stream:
+            await scene.publish("m", b"1")
             await stream.events(1)
             before = stream.last_id
-        await door.publish_all(Message("m", b"2"), Message("n", b"1"))
-        await door.broker.purge_topic("m")
-        async with door.stream("m*", last_event_id=before) as stream:
+        await scene.publish_all(Message("m", b"2"), Message("n", b"1"))
+        await scene.broker.purge_topic("m")
+        async with scene.stream("m*", last_event_id=before) as stream:
             [gap] = await stream.events(1)
             assert (gap.kind, gap.data["missed"]) == ("gap", 1)
             more = asyncio.ensure_future(stream.event())
             await until(lambda: stream.last_id != before)
             await given_up(more)
             behind = stream.last_id
-        async with door.stream("m*", last_event_id=behind) as stream:
-            await door.publish("m", b"3")
+        async with scene.stream("m*", last_event_id=behind) as stream:
+            await scene.publish("m", b"3")
             assert await stream.texts(1) == ["3"]
 
 
@@ -338,24 +338,26 @@ async def test_a_gap_is_not_told_again_to_who_comes_back_behind_it() -> None:
 
 @in_loop
 async def test_a_vanished_reader_costs_nothing_lasting() -> None:
-    async with open_door() as door:
-        async with door.stream("*"):
-            assert len(door.broker._live_subscriptions) == 1
-            assert door.listener.door.stream_count == 1
+    async with open_scene() as scene:
+        async with scene.stream("*"):
+            assert len(scene.broker._live_subscriptions) == 1
+            assert scene.listener.server.stream_count == 1
         await until(
-            lambda: not len(door.broker._live_subscriptions) and not door.listener.door.stream_count
+            lambda: (
+                not len(scene.broker._live_subscriptions) and not scene.listener.server.stream_count
+            )
         )
 
 
 @in_loop
 async def test_a_reader_that_reads_nothing_holds_back_no_more_than_its_credit() -> None:
-    async with open_door() as door, door.stream("a") as stream:
+    async with open_scene() as scene, scene.stream("a") as stream:
         payload = b"x" * 10_000
         for _ in range(60):
-            await door.publish("a", *[payload] * 10)
-        [subscription] = door.broker._live_subscriptions.subscriptions()
+            await scene.publish("a", *[payload] * 10)
+        [subscription] = scene.broker._live_subscriptions.subscriptions()
         await until(lambda: subscription.is_behind)
-        [connection] = door.listener.door.connections
+        [connection] = scene.listener.server.connections
         assert connection.transport.get_write_buffer_size() < 400_000
         # What it could not be sent is there when it reads.
         events = await stream.events(600)
@@ -364,11 +366,11 @@ async def test_a_reader_that_reads_nothing_holds_back_no_more_than_its_credit() 
 
 @in_loop
 async def test_a_reader_that_vanishes_while_it_reads_nothing_is_noticed() -> None:
-    async with open_door() as door:
-        async with door.stream("a"):
+    async with open_scene() as scene:
+        async with scene.stream("a"):
             for _ in range(60):
-                await door.publish("a", *[b"x" * 10_000] * 10)
-            [subscription] = door.broker._live_subscriptions.subscriptions()
+                await scene.publish("a", *[b"x" * 10_000] * 10)
+            [subscription] = scene.broker._live_subscriptions.subscriptions()
             await until(lambda: subscription.is_behind)
         await until(lambda: subscription.is_closed)
 
@@ -377,12 +379,12 @@ async def test_a_reader_that_vanishes_while_it_reads_nothing_is_noticed() -> Non
 async def test_a_slow_reader_of_topics_that_are_not_kept_is_told_of_the_gap() -> None:
     settings = Settings(broker=BrokerSettings(live_queue_bytes_max=100_000))
     async with (
-        open_door(topics=NOT_KEPT, settings=settings) as door,
-        door.stream("live/*") as stream,
+        open_scene(topics=NOT_KEPT, settings=settings) as scene,
+        scene.stream("live/*") as stream,
     ):
-        [subscription] = door.broker._live_subscriptions.subscriptions()
+        [subscription] = scene.broker._live_subscriptions.subscriptions()
         while not subscription.messages_missed:
-            await door.publish("live/a", b"x" * 20_000)
+            await scene.publish("live/a", b"x" * 20_000)
             await asyncio.sleep(0)
         event = None
         while event is None or event.kind != "gap":
@@ -395,12 +397,12 @@ async def test_a_slow_reader_of_topics_that_are_not_kept_is_told_of_the_gap() ->
 async def test_a_slow_reader_that_asked_for_it_is_ended() -> None:
     settings = Settings(broker=BrokerSettings(live_queue_bytes_max=100_000))
     async with (
-        open_door(topics=NOT_KEPT, settings=settings) as door,
-        door.stream("live/*", overflow="disconnect") as stream,
+        open_scene(topics=NOT_KEPT, settings=settings) as scene,
+        scene.stream("live/*", overflow="disconnect") as stream,
     ):
-        [subscription] = door.broker._live_subscriptions.subscriptions()
+        [subscription] = scene.broker._live_subscriptions.subscriptions()
         while not subscription.is_closed:
-            await door.publish("live/a", b"x" * 20_000)
+            await scene.publish("live/a", b"x" * 20_000)
             await asyncio.sleep(0)
         last = None
         while (event := await stream.event()) is not None:
@@ -411,19 +413,19 @@ async def test_a_slow_reader_that_asked_for_it_is_ended() -> None:
 
 @in_loop
 async def test_a_quiet_stream_has_a_heartbeat() -> None:
-    async with open_door() as door, door.stream("a") as stream:
+    async with open_scene() as scene, scene.stream("a") as stream:
         await stream.block()
         for _ in range(3):
-            door.clock.advance(15 * 10**9)
+            scene.clock.advance(15 * 10**9)
             assert await stream.block() == [":"]
 
 
 @in_loop
 async def test_a_reader_is_told_when_the_broker_goes() -> None:
-    async with open_door() as door, door.stream("a", start="earliest") as stream:
-        await door.publish("a", b"1")
+    async with open_scene() as scene, scene.stream("a", start="earliest") as stream:
+        await scene.publish("a", b"1")
         assert await stream.texts(1) == ["1"]
-        draining = asyncio.get_running_loop().create_task(door.listener.drain())
+        draining = asyncio.get_running_loop().create_task(scene.listener.drain())
         [event] = await stream.events(1)
         assert (event.kind, event.data["code"]) == ("closing", "closed")
         assert event.id == stream.last_id
@@ -433,21 +435,21 @@ async def test_a_reader_is_told_when_the_broker_goes() -> None:
 
 @in_loop
 async def test_no_more_streams_than_the_settings_allow() -> None:
-    async with open_door(http=HttpSettings(streams_max=1)) as door:
-        async with door.stream("a"):
-            answer = await door.http.get("/v1/stream", params={"pattern": "a"})
+    async with open_scene(http=HttpSettings(streams_max=1)) as scene:
+        async with scene.stream("a"):
+            answer = await scene.http.get("/v1/stream", params={"pattern": "a"})
             assert (answer.status_code, answer.json()["code"]) == (429, "limit_exceeded")
-        await until(lambda: door.listener.door.stream_count == 0)
-        async with door.stream("a") as stream:
+        await until(lambda: scene.listener.server.stream_count == 0)
+        async with scene.stream("a") as stream:
             assert stream.status == 200
 
 
 @in_loop
 async def test_an_httpx_reader_understands_the_stream() -> None:
-    async with open_door() as door:
-        await door.publish("a", b"line\nline")
+    async with open_scene() as scene:
+        await scene.publish("a", b"line\nline")
         query = {"pattern": "a", "start": "earliest"}
-        async with door.http.stream("GET", "/v1/stream", params=query) as answer:
+        async with scene.http.stream("GET", "/v1/stream", params=query) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
             assert answer.headers["cache-control"] == "no-store"
             async for line in answer.aiter_lines():
@@ -466,21 +468,21 @@ async def test_a_stream_ends_when_its_token_is_revoked(
     with tokens.changing() as known:
         known.append(token)
     security = SecuritySettings(authentication=Authentication.TOKEN, tokens_file=str(path))
-    async with open_door(security=security) as door:
-        answer = await door.http.get(
+    async with open_scene(security=security) as scene:
+        answer = await scene.http.get(
             "/v1/stream",
             params={"pattern": "*"},
             headers={"Authorization": f"Bearer {text}"},
         )
         assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
         # An id says where to go on, and not what may be read.
-        async with door.stream("a/*", access_token=text) as stream:
+        async with scene.stream("a/*", access_token=text) as stream:
             await stream.block()
-            await door.publish("a/1", b"1")
+            await scene.publish("a/1", b"1")
             assert await stream.texts(1) == ["1"]
             with tokens.changing() as known:
                 known.clear()
-            door.clock.advance(10**9)
+            scene.clock.advance(10**9)
             [event] = await stream.events(1)
             assert (event.kind, event.data["code"]) == ("ended", "unauthenticated")
             assert await stream.event() is None

@@ -13,7 +13,7 @@ from runnel.config import Authentication, SecuritySettings
 from runnel.protocols.http.encoding.exposition import exposed_name
 from runnel.security.rights import Grant
 from runnel.security.tokens import TokenFile, new_token
-from tests.protocols.http.open_door import in_loop
+from tests.protocols.http.scene import in_loop
 from tests.protocols.http.scraping import (
     HOSTILE,
     OPENMETRICS,
@@ -135,7 +135,8 @@ async def test_what_the_broker_did_is_told(tmp_path: Path) -> None:
         assert value("runnel_subscription_in_flight", subscription=HOSTILE, member="") == 10
         assert value("runnel_subscription_consumers", subscription=HOSTILE, member="") == 1
         assert value("runnel_cursor_lag_messages", cursor=HOSTILE) == 8
-        assert value("runnel_door_connections", door="http") == 1
+        assert value("runnel_listener_connections", listener="http") == 1
+        assert value("runnel_door_connections", door="http") == 1  # its former name
         assert value("runnel_limit_used", setting="http.connections_max", at_limit="refused") == 1
         assert value("runnel_limit", setting="http.connections_max", at_limit="refused") == 1000
         assert value("runnel_events_total", kind="subscription_made") == 1

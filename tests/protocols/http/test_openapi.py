@@ -10,7 +10,7 @@ import pytest
 
 from runnel.protocols.http.app import HANDLERS
 from runnel.protocols.http.resources.openapi import openapi_document
-from tests.protocols.http.open_door import in_loop, open_door
+from tests.protocols.http.scene import in_loop, open_scene
 
 PROBLEM = "application/problem+json"
 
@@ -106,10 +106,10 @@ def test_publishing_takes_every_kind_of_body(document: dict[str, Any]) -> None:
 
 @in_loop
 async def test_the_document_and_the_page_are_served() -> None:
-    async with open_door() as door:
-        served = await door.http.get("/openapi.json")
+    async with open_scene() as scene:
+        served = await scene.http.get("/openapi.json")
         assert served.json()["info"]["title"] == "Runnel"
-        page = await door.http.get("/docs")
+        page = await scene.http.get("/docs")
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         assert "script-src 'sha256-" in page.headers["content-security-policy"]
         # Nothing of it is somebody else's.

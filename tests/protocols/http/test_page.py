@@ -15,7 +15,7 @@ import pytest
 from runnel.protocols.http.app import HANDLERS
 from runnel.protocols.http.resources.openapi import openapi_document
 from runnel.protocols.http.resources.page import _PAGE
-from tests.protocols.http.open_door import in_loop, open_door
+from tests.protocols.http.scene import in_loop, open_scene
 from tests.security.keyring import Keyring
 
 BROWSER = Path(__file__).with_name("page_in_node.js")
@@ -90,23 +90,23 @@ def test_an_operation_is_named_by_what_it_does(seen: dict[str, Any]) -> None:
 @in_loop
 async def test_the_root_is_a_page_for_browsers_and_an_index_for_programs(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
-    async with open_door(security=keys.settings().security) as door:
-        await door.publish("secret/topic", b"x")
+    async with open_scene(security=keys.settings().security) as scene:
+        await scene.publish("secret/topic", b"x")
         # As a browser asks, and without a token.
         accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
-        page = await door.http.get("/", headers={"accept": accept})
+        page = await scene.http.get("/", headers={"accept": accept})
         assert page.status_code == 200
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         assert page.headers["content-security-policy"].startswith("default-src 'none'; ")
         assert "script-src" not in page.headers["content-security-policy"]
         assert "<script" not in page.text
         assert not re.search(r"https?://|\bsrc=", page.text)  # nothing of it is somebody else's
-        index = await door.http.get("/")
+        index = await scene.http.get("/")
         assert index.headers["content-type"] == "application/json"
         links = index.json()["links"].values()
         for link in links:
             assert f'href="{link}"' in page.text
-            assert (await door.http.get(link)).status_code in (200, 401)
+            assert (await scene.http.get(link)).status_code in (200, 401)
         # Nothing of this broker is told: neither what it has, nor what it is called.
         for text in (page.text, index.text):
             for secret in ("secret", "node-1", version("runnel")):

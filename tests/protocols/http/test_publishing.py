@@ -12,14 +12,14 @@ from runnel.broker.fetcher import FetchRequest
 from runnel.config import HttpSettings, LimitSettings, Settings, TopicRule
 from runnel.formats.message import Message
 from runnel.topics.partitions import partition_of_key
-from tests.protocols.http.open_door import OpenDoor, in_loop, open_door
+from tests.protocols.http.scene import HttpScene, in_loop, open_scene
 
 MESSAGES = "/v1/topics/sensors%2Fa/messages"
 JSON = {"content-type": "application/json"}
 
 
-async def _stored(door: OpenDoor, topic: str = "sensors/a", partition: int = 0) -> list[Message]:
-    fetched = await door.broker.fetch(FetchRequest(topic, partition))
+async def _stored(scene: HttpScene, topic: str = "sensors/a", partition: int = 0) -> list[Message]:
+    fetched = await scene.broker.fetch(FetchRequest(topic, partition))
     return [message for batch in fetched.batches for message in batch]
 
 
@@ -35,9 +35,9 @@ def _problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 @in_loop
 async def test_a_message_has_all_that_its_json_gives_it() -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         uid = bytes(range(20))
-        answer = await door.http.post(
+        answer = await scene.http.post(
             MESSAGES,
             json={
                 "text": "21.5 °C",
@@ -56,10 +56,10 @@ async def test_a_message_has_all_that_its_json_gives_it() -> None:
             "topic": "sensors/a",
             "partition": 0,
             "offset": 1,
-            "receive_time_ns": door.clock.time_ns(),
+            "receive_time_ns": scene.clock.time_ns(),
             "level": "received",
         }
-        [message] = await _stored(door)
+        [message] = await _stored(scene)
         assert message.payload == "21.5 °C".encode()
         assert (message.key, message.partition_key) == (b"a", b"\x00\xff")
         assert dict(message.tags) == {"unit": "C"}
@@ -80,9 +80,9 @@ async def test_a_message_has_all_that_its_json_gives_it() -> None:
 )
 @in_loop
 async def test_a_payload_is_text_or_json_or_base64_or_nothing(body: bytes, payload: bytes) -> None:
-    async with open_door() as door:
-        assert (await door.http.post(MESSAGES, content=body, headers=JSON)).status_code == 200
-        [message] = await _stored(door)
+    async with open_scene() as scene:
+        assert (await scene.http.post(MESSAGES, content=body, headers=JSON)).status_code == 200
+        [message] = await _stored(scene)
         assert message.payload == payload
 
 
@@ -108,12 +108,12 @@ async def test_a_payload_is_text_or_json_or_base64_or_nothing(body: bytes, paylo
 async def test_wrong_messages_are_refused_with_their_place(
     body: bytes, field: str, part: str
 ) -> None:
-    async with open_door() as door:
-        answer = await door.http.post(MESSAGES, content=body, headers=JSON)
+    async with open_scene() as scene:
+        answer = await scene.http.post(MESSAGES, content=body, headers=JSON)
         problem = _problem(answer, 400, "bad_request")
         assert problem["field"] == field
         assert part in problem["detail"]
-        assert await door.broker.topics.list() == ([], True)
+        assert await scene.broker.topics.list() == ([], True)
 
 
 @pytest.mark.parametrize(
@@ -128,33 +128,33 @@ async def test_wrong_messages_are_refused_with_their_place(
 )
 @in_loop
 async def test_what_is_not_json_is_malformed(body: bytes, part: str) -> None:
-    async with open_door() as door:
-        answer = await door.http.post(MESSAGES, content=body, headers=JSON)
+    async with open_scene() as scene:
+        answer = await scene.http.post(MESSAGES, content=body, headers=JSON)
         assert part in _problem(answer, 400, "malformed")["detail"]
 
 
 @in_loop
 async def test_json_within_json_that_is_not_utf8_is_refused() -> None:
-    async with open_door() as door:
-        answer = await door.http.post(MESSAGES, content=b'{"json": "\xff"}', headers=JSON)
+    async with open_scene() as scene:
+        answer = await scene.http.post(MESSAGES, content=b'{"json": "\xff"}', headers=JSON)
         assert _problem(answer, 400, "bad_request")["field"] == "$.json"
 
 
 @in_loop
 async def test_an_array_is_stored_whole_and_answered_in_its_order() -> None:
     topics = (TopicRule(match="p", partitions=4),)
-    async with open_door(topics=topics) as door:
+    async with open_scene(topics=topics) as scene:
         keys = [str(number) for number in range(8)]
-        answer = await door.http.post(
+        answer = await scene.http.post(
             "/v1/topics/p/messages", json=[{"text": key, "key": key} for key in keys]
         )
         receipts = answer.json()["receipts"]
         assert answer.json()["published"] == 8
         for key, receipt in zip(keys, receipts, strict=True):
             assert receipt["partition"] == partition_of_key(key.encode(), 4)
-            stored = await _stored(door, "p", receipt["partition"])
+            stored = await _stored(scene, "p", receipt["partition"])
             assert stored[receipt["offset"] - 1].payload == key.encode()
-        by_query = await door.http.post(
+        by_query = await scene.http.post(
             "/v1/topics/p/messages?partition=1", json=[{"key": "0"}, {}]
         )
         assert [receipt["partition"] for receipt in by_query.json()["receipts"]] == [1, 1]
@@ -162,8 +162,8 @@ async def test_an_array_is_stored_whole_and_answered_in_its_order() -> None:
 
 @in_loop
 async def test_a_body_of_another_type_is_the_payload() -> None:
-    async with open_door() as door:
-        answer = await door.http.post(
+    async with open_scene() as scene:
+        answer = await scene.http.post(
             MESSAGES,
             content=b"\x00raw\xff",
             headers=[
@@ -176,7 +176,7 @@ async def test_a_body_of_another_type_is_the_payload() -> None:
             ],
         )
         assert answer.status_code == 200
-        [message] = await _stored(door)
+        [message] = await _stored(scene)
         assert message.payload == b"\x00raw\xff"
         assert (message.key, message.partition_key) == (b"a/b", b"\x00\xff")
         assert dict(message.tags) == {"unit": "°C", "line": "\n"}
@@ -198,8 +198,8 @@ async def test_a_body_of_another_type_is_the_payload() -> None:
 )
 @in_loop
 async def test_wrong_headers_are_named(name: str, value: str, part: str) -> None:
-    async with open_door() as door:
-        answer = await door.http.post(MESSAGES, content=b"x", headers={name: value})
+    async with open_scene() as scene:
+        answer = await scene.http.post(MESSAGES, content=b"x", headers={name: value})
         problem = _problem(answer, 400, "bad_request")
         assert problem["field"].lower() == name.lower()
         assert part in problem["detail"]
@@ -207,40 +207,40 @@ async def test_wrong_headers_are_named(name: str, value: str, part: str) -> None
 
 @in_loop
 async def test_a_partition_that_is_not_there_is_told_without_words_of_the_log() -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         for body in ({"text": "a"}, [{"text": "a"}, {"text": "b"}]):
-            answer = await door.http.post(MESSAGES, params={"partition": 7}, json=body)
+            answer = await scene.http.post(MESSAGES, params={"partition": 7}, json=body)
             problem = _problem(answer, 404, "unknown_topic")
             assert problem["detail"] == "topic 'sensors/a' has partitions 0 to 0, not 7"
 
 
 @in_loop
 async def test_level_none_is_accepted_and_level_nonsense_is_not() -> None:
-    async with open_door() as door:
-        taken = await door.http.post(MESSAGES, params={"level": "none"}, json={"text": "a"})
+    async with open_scene() as scene:
+        taken = await scene.http.post(MESSAGES, params={"level": "none"}, json={"text": "a"})
         assert taken.status_code == 202
         assert taken.json() == {"topic": "sensors/a", "partition": 0, "level": "none"}
-        many = await door.http.post(MESSAGES, params={"level": "none"}, json=[{"text": "b"}])
+        many = await scene.http.post(MESSAGES, params={"level": "none"}, json=[{"text": "b"}])
         assert many.status_code == 202
-        wrong = await door.http.post(MESSAGES, params={"level": "soon"}, json={"text": "a"})
+        wrong = await scene.http.post(MESSAGES, params={"level": "soon"}, json={"text": "a"})
         problem = _problem(wrong, 400, "bad_request")
         assert problem["field"] == "level"
         assert "none, received, stored" in problem["detail"]
-        assert len(await _stored(door)) == 2
+        assert len(await _stored(scene)) == 2
 
 
 @in_loop
 async def test_the_trace_of_a_request_becomes_tags_of_messages_without_one() -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     own = parent.replace("0af", "1af")
-    async with open_door() as door:
+    async with open_scene() as scene:
         headers = {"traceparent": parent, "tracestate": "a=b"}
-        await door.http.post(MESSAGES, json={"text": "a", "tags": {"x": "y"}}, headers=headers)
-        await door.http.post(
+        await scene.http.post(MESSAGES, json={"text": "a", "tags": {"x": "y"}}, headers=headers)
+        await scene.http.post(
             MESSAGES, json=[{"tags": {"traceparent": own}}], headers={"traceparent": parent}
         )
-        await door.http.post(MESSAGES, content=b"c", headers={"traceparent": "nonsense"})
-        tags = [dict(message.tags) for message in await _stored(door)]
+        await scene.http.post(MESSAGES, content=b"c", headers={"traceparent": "nonsense"})
+        tags = [dict(message.tags) for message in await _stored(scene)]
         assert tags == [
             {"x": "y", "traceparent": parent, "tracestate": "a=b"},
             {"traceparent": own},
@@ -251,31 +251,31 @@ async def test_the_trace_of_a_request_becomes_tags_of_messages_without_one() -> 
 @in_loop
 async def test_what_is_too_large_is_413() -> None:
     settings = Settings(limits=LimitSettings(message_bytes_max=100))
-    async with open_door(settings=settings, http=HttpSettings(body_bytes_max=1000)) as door:
-        message = await door.http.post(MESSAGES, content=b"x" * 101)
+    async with open_scene(settings=settings, http=HttpSettings(body_bytes_max=1000)) as scene:
+        message = await scene.http.post(MESSAGES, content=b"x" * 101)
         assert "limits.message_bytes_max" in _problem(message, 413, "limit_exceeded")["detail"]
-        body = await door.http.post(MESSAGES, content=b"x" * 1001)
+        body = await scene.http.post(MESSAGES, content=b"x" * 1001)
         assert "http.body_bytes_max" in _problem(body, 413, "limit_exceeded")["detail"]
 
         async def chunks() -> Any:
             for _ in range(20):
                 yield b"x" * 100
 
-        chunked = await door.http.post(MESSAGES, content=chunks())
+        chunked = await scene.http.post(MESSAGES, content=chunks())
         _problem(chunked, 413, "limit_exceeded")
-        assert (await door.http.get("/healthz")).status_code == 200
+        assert (await scene.http.get("/healthz")).status_code == 200
 
 
 @in_loop
 async def test_names_that_are_not_allowed_are_refused() -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         for path, part in (
             ("/v1/topics/a%00b/messages", "control character"),
             ("/v1/topics/%ff/messages", "not UTF-8"),
             (f"/v1/topics/{'x' * 256}/messages", "longer than 255"),
         ):
-            problem = _problem(await door.http.post(path, content=b"x"), 400, "invalid_name")
+            problem = _problem(await scene.http.post(path, content=b"x"), 400, "invalid_name")
             assert problem["field"] == "topic"
             assert part in problem["detail"]
-        reserved = await door.http.post("/v1/topics/!system%2Fx/messages", content=b"x")
+        reserved = await scene.http.post("/v1/topics/!system%2Fx/messages", content=b"x")
         _problem(reserved, 400, "bad_request")

@@ -14,7 +14,7 @@ from runnel.broker.fetcher import FetchRequest
 from runnel.config import BrokerSettings, HttpSettings, Keep, Settings, TopicRule
 from runnel.formats.message import Message
 from runnel.protocols.http.encoding.parameters import time_ns, time_text
-from tests.protocols.http.open_door import in_loop, open_door, until
+from tests.protocols.http.scene import in_loop, open_scene, until
 from tests.protocols.http.talking import Talker
 from tests.security.keyring import Keyring
 
@@ -24,9 +24,9 @@ SECOND_NS = 1_000_000_000
 
 @in_loop
 async def test_a_page_has_messages_and_where_the_next_one_begins() -> None:
-    async with open_door() as door:
-        await door.publish("a", b"1", b"2", b"3", key=b"k")
-        first = (await door.http.get(PATH, params={"limit": "2"})).json()
+    async with open_scene() as scene:
+        await scene.publish("a", b"1", b"2", b"3", key=b"k")
+        first = (await scene.http.get(PATH, params={"limit": "2"})).json()
         assert [message["text"] for message in first["messages"]] == ["1", "2"]
         assert first["messages"][0] == {
             "topic": "a",
@@ -34,13 +34,13 @@ async def test_a_page_has_messages_and_where_the_next_one_begins() -> None:
             "offset": 1,
             "event_time_ns": 0,
             "transmit_time_ns": 0,
-            "receive_time_ns": door.clock.time_ns(),
+            "receive_time_ns": scene.clock.time_ns(),
             "size": 1,
             "tags": {},
             "key": "k",
             "text": "1",
         }
-        rest = (await door.http.get(PATH, params={"offset": first["next_offset"]})).json()
+        rest = (await scene.http.get(PATH, params={"offset": first["next_offset"]})).json()
         assert [message["text"] for message in rest["messages"]] == ["3"]
         assert (rest["next_offset"], rest["first_offset"], rest["end_offset"]) == (4, 1, 4)
         assert rest["gaps"] == []
@@ -67,9 +67,9 @@ async def test_a_page_has_messages_and_where_the_next_one_begins() -> None:
 async def test_payloads_come_in_the_form_that_is_asked_for(
     form: str, expected: list[dict[str, object]]
 ) -> None:
-    async with open_door() as door:
-        await door.publish("a", b'{"a":\n1}', b"\xff", b"\x00", b"nan")
-        page = (await door.http.get(PATH, params={"payload": form})).json()
+    async with open_scene() as scene:
+        await scene.publish("a", b'{"a":\n1}', b"\xff", b"\x00", b"nan")
+        page = (await scene.http.get(PATH, params={"payload": form})).json()
         kinds = ("text", "json", "base64")
         assert [
             {kind: message[kind] for kind in kinds if kind in message}
@@ -79,59 +79,59 @@ async def test_payloads_come_in_the_form_that_is_asked_for(
 
 @in_loop
 async def test_keys_that_are_not_text_come_in_base64() -> None:
-    async with open_door() as door:
-        await door.publish_all(Message("a", b"", b"\xff", partition_key=b"p"))
-        [message] = (await door.http.get(PATH)).json()["messages"]
+    async with open_scene() as scene:
+        await scene.publish_all(Message("a", b"", b"\xff", partition_key=b"p"))
+        [message] = (await scene.http.get(PATH)).json()["messages"]
         assert (message["key_base64"], message["partition_key"]) == ("/w==", "p")
         assert "key" not in message
 
 
 @in_loop
 async def test_reading_begins_at_a_time() -> None:
-    async with open_door() as door:
-        await door.publish("a", b"1")
-        door.clock.advance(60 * SECOND_NS)
-        await door.publish("a", b"2")
-        for time in (str(door.clock.time_ns() - SECOND_NS), "2023-11-14T22:14:00Z"):
-            page = (await door.http.get(PATH, params={"time": time})).json()
+    async with open_scene() as scene:
+        await scene.publish("a", b"1")
+        scene.clock.advance(60 * SECOND_NS)
+        await scene.publish("a", b"2")
+        for time in (str(scene.clock.time_ns() - SECOND_NS), "2023-11-14T22:14:00Z"):
+            page = (await scene.http.get(PATH, params={"time": time})).json()
             assert [message["text"] for message in page["messages"]] == ["2"]
 
 
 @in_loop
-async def test_a_long_poll_ends_empty_when_the_door_closes() -> None:
-    async with open_door() as door:
-        await door.publish("a", b"1")
-        polling = asyncio.create_task(door.http.get(PATH, params={"offset": "2", "wait": "20"}))
-        await until(lambda: door.listener.door.stream_count == 1)
-        assert await door.listener.drain()
+async def test_a_long_poll_ends_empty_when_the_listener_closes() -> None:
+    async with open_scene() as scene:
+        await scene.publish("a", b"1")
+        polling = asyncio.create_task(scene.http.get(PATH, params={"offset": "2", "wait": "20"}))
+        await until(lambda: scene.listener.server.stream_count == 1)
+        assert await scene.listener.drain()
         assert (await polling).json()["messages"] == []
 
 
 @in_loop
 async def test_whoever_vanishes_waits_no_longer() -> None:
-    async with open_door() as door:
-        await door.publish("a", b"1")
-        talker = await Talker.connect(door.listener.address)
+    async with open_scene() as scene:
+        await scene.publish("a", b"1")
+        talker = await Talker.connect(scene.listener.address)
         talker.ask("GET", f"{PATH}?offset=2&wait=1h")
-        await until(lambda: door.listener.door.stream_count == 1)
+        await until(lambda: scene.listener.server.stream_count == 1)
         talker.vanish()
-        await until(lambda: door.listener.door.stream_count == 0)
-        assert door.broker.metrics.gauges()["fetches_waiting"] == 0
+        await until(lambda: scene.listener.server.stream_count == 0)
+        assert scene.broker.metrics.gauges()["fetches_waiting"] == 0
 
 
 @in_loop
 async def test_long_polls_have_a_limit() -> None:
     settings = Settings(broker=BrokerSettings(fetches_waiting_max=10))
-    async with open_door(settings=settings, http=HttpSettings(streams_max=1)) as door:
-        await door.publish("a", b"1")
+    async with open_scene(settings=settings, http=HttpSettings(streams_max=1)) as scene:
+        await scene.publish("a", b"1")
         query = {"offset": "2", "wait": "20"}
-        polling = asyncio.create_task(door.http.get(PATH, params=query))
-        await until(lambda: door.listener.door.stream_count == 1)
-        refused = await door.http.get(PATH, params=query)
+        polling = asyncio.create_task(scene.http.get(PATH, params=query))
+        await until(lambda: scene.listener.server.stream_count == 1)
+        refused = await scene.http.get(PATH, params=query)
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
         assert "http.streams_max" in refused.json()["detail"]
-        await door.publish("a", b"2")
+        await scene.publish("a", b"2")
         assert (await polling).status_code == 200
 
 
@@ -154,9 +154,9 @@ async def test_long_polls_have_a_limit() -> None:
 )
 @in_loop
 async def test_wrong_parameters_are_named(query: dict[str, Any], field: str, part: str) -> None:
-    async with open_door() as door:
-        await door.publish("a", b"1")
-        answer = await door.http.get(PATH, params=query)
+    async with open_scene() as scene:
+        await scene.publish("a", b"1")
+        answer = await scene.http.get(PATH, params=query)
         assert answer.status_code == 400
         assert answer.json()["field"] == field
         assert part in answer.json()["detail"]
@@ -165,33 +165,33 @@ async def test_wrong_parameters_are_named(query: dict[str, Any], field: str, par
 @in_loop
 async def test_what_is_not_there_is_told_apart() -> None:
     rules = (TopicRule(match="live", keep=Keep.NONE), TopicRule(match="p", partitions=2))
-    async with open_door(topics=rules) as door:
-        await door.publish("a", b"1")
-        await door.publish("p", b"1")
-        unknown = await door.http.get("/v1/topics/nothing/messages")
+    async with open_scene(topics=rules) as scene:
+        await scene.publish("a", b"1")
+        await scene.publish("p", b"1")
+        unknown = await scene.http.get("/v1/topics/nothing/messages")
         assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_topic")
-        ahead = await door.http.get(PATH, params={"offset": "9"})
+        ahead = await scene.http.get(PATH, params={"offset": "9"})
         assert (ahead.status_code, ahead.json()["details"]["next_offset"]) == (416, 2)
-        await door.http.delete(PATH)
-        await door.publish("a", b"2")
-        gone = await door.http.get(PATH, params={"offset": "1"})
+        await scene.http.delete(PATH)
+        await scene.publish("a", b"2")
+        gone = await scene.http.get(PATH, params={"offset": "1"})
         assert (gone.status_code, gone.json()["details"]["first_offset"]) == (410, 2)
-        not_kept = await door.http.get("/v1/topics/live/messages")
+        not_kept = await scene.http.get("/v1/topics/live/messages")
         assert "not kept" in not_kept.json()["detail"]
-        which = await door.http.get("/v1/topics/p/messages")
+        which = await scene.http.get("/v1/topics/p/messages")
         assert (which.status_code, "partition" in which.json()["detail"]) == (400, True)
 
 
 @in_loop
 async def test_one_message_is_its_payload_with_the_rest_in_headers() -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         topic = "ü/a"
         uid = bytes(range(20))
         message = Message(
             topic, b"<script>", b"k\r\nSet-Cookie: x", {"a=b": "c\n", " ": "d "}, 7, uid=uid
         )
-        await door.publish_all(message)
-        answer = await door.http.get("/v1/topics/%C3%BC/a/messages/1")
+        await scene.publish_all(message)
+        answer = await scene.http.get("/v1/topics/%C3%BC/a/messages/1")
         assert answer.content == b"<script>"
         assert answer.headers["content-type"] == "application/octet-stream"
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -205,8 +205,8 @@ async def test_one_message_is_its_payload_with_the_rest_in_headers() -> None:
             for name, value in answer.headers.multi_items()
             if name in ("runnel-key", "runnel-tag", "runnel-event-time", "runnel-uid")
         ]
-        await door.http.post("/v1/topics/b/messages", content=answer.content, headers=headers)
-        fetched = await door.broker.fetch(FetchRequest("b", 0))
+        await scene.http.post("/v1/topics/b/messages", content=answer.content, headers=headers)
+        fetched = await scene.broker.fetch(FetchRequest("b", 0))
         [copy] = fetched.batches[0]
         assert (copy.payload, copy.key, dict(copy.tags)) == (
             message.payload,
@@ -218,12 +218,12 @@ async def test_one_message_is_its_payload_with_the_rest_in_headers() -> None:
 
 @in_loop
 async def test_a_message_that_is_not_there_says_why() -> None:
-    async with open_door() as door:
-        await door.publish("a", b"1")
+    async with open_scene() as scene:
+        await scene.publish("a", b"1")
         for offset, status in ((2, 416), (9, 416)):
-            assert (await door.http.get(f"{PATH}/{offset}")).status_code == status
-        await door.http.delete(PATH)
-        assert (await door.http.get(f"{PATH}/1")).status_code == 410
+            assert (await scene.http.get(f"{PATH}/{offset}")).status_code == status
+        await scene.http.delete(PATH)
+        assert (await scene.http.get(f"{PATH}/1")).status_code == 410
 
 
 # --- The last message ---
@@ -231,48 +231,48 @@ async def test_a_message_that_is_not_there_says_why() -> None:
 
 @in_loop
 async def test_the_last_message_is_read_by_a_word() -> None:
-    async with open_door() as door:
-        await door.publish("a", b"1", b"2", b"3")
-        page = (await door.http.get(PATH, params={"offset": "last"})).json()
+    async with open_scene() as scene:
+        await scene.publish("a", b"1", b"2", b"3")
+        page = (await scene.http.get(PATH, params={"offset": "last"})).json()
         assert [message["text"] for message in page["messages"]] == ["3"]
         assert page["next_offset"] == 4
-        last = await door.http.get(f"{PATH}/last", params={"payload": "json"})
+        last = await scene.http.get(f"{PATH}/last", params={"payload": "json"})
         assert (last.status_code, last.json()["offset"], last.json()["json"]) == (200, 3, 3)
-        await door.publish("b/c", b"x")
-        assert (await door.http.get("/v1/topics/b/c/messages/last")).json()["text"] == "x"
+        await scene.publish("b/c", b"x")
+        assert (await scene.http.get("/v1/topics/b/c/messages/last")).json()["text"] == "x"
 
 
 @in_loop
 async def test_a_partition_has_its_own_last_message_and_must_be_named() -> None:
     rules = (TopicRule(match="*", partitions=2),)
-    async with open_door(topics=rules) as door:
-        await door.publish_all(Message("a", b"0", partition=0), Message("a", b"1", partition=1))
+    async with open_scene(topics=rules) as scene:
+        await scene.publish_all(Message("a", b"0", partition=0), Message("a", b"1", partition=1))
         for partition in ("0", "1"):
             query = {"partition": partition}
-            last = (await door.http.get(f"{PATH}/last", params=query)).json()
+            last = (await scene.http.get(f"{PATH}/last", params=query)).json()
             assert (last["text"], last["partition"]) == (partition, int(partition))
-            page = (await door.http.get(PATH, params={**query, "offset": "last"})).json()
+            page = (await scene.http.get(PATH, params={**query, "offset": "last"})).json()
             assert [message["text"] for message in page["messages"]] == [partition]
-        assert (await door.http.get(f"{PATH}/last")).status_code == 400
+        assert (await scene.http.get(f"{PATH}/last")).status_code == 400
 
 
 @in_loop
 async def test_a_topic_without_messages_has_no_last_one() -> None:
-    async with open_door() as door:
-        missing = await door.http.get(f"{PATH}/last")
+    async with open_scene() as scene:
+        missing = await scene.http.get(f"{PATH}/last")
         assert (missing.status_code, missing.json()["code"]) == (404, "unknown_topic")
-        await door.publish("a", b"1", b"2")
-        await door.broker.purge_topic("a")
-        empty = await door.http.get(f"{PATH}/last")
+        await scene.publish("a", b"1", b"2")
+        await scene.broker.purge_topic("a")
+        empty = await scene.http.get(f"{PATH}/last")
         assert (empty.status_code, empty.json()["code"]) == (404, "not_found")
         assert empty.json()["detail"] == (
             "topic 'a' has no message now; the next one will have offset 3"
         )
-        page = (await door.http.get(PATH, params={"offset": "last"})).json()
+        page = (await scene.http.get(PATH, params={"offset": "last"})).json()
         assert (page["messages"], page["next_offset"]) == ([], 3)
-        polling = asyncio.create_task(door.http.get(PATH, params={"offset": "last", "wait": "20"}))
-        await until(lambda: door.listener.door.stream_count == 1)
-        await door.publish("a", b"3")
+        polling = asyncio.create_task(scene.http.get(PATH, params={"offset": "last", "wait": "20"}))
+        await until(lambda: scene.listener.server.stream_count == 1)
+        await scene.publish("a", b"3")
         assert [each["text"] for each in (await polling).json()["messages"]] == ["3"]
 
 
@@ -280,12 +280,12 @@ async def test_a_topic_without_messages_has_no_last_one() -> None:
 async def test_the_last_message_needs_the_right_to_read(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     token = keys.add("writer", "publish:*")
-    async with open_door(security=keys.settings().security) as door:
-        await door.publish("a", b"1")
-        await door.broker.purge_topic("a")
+    async with open_scene(security=keys.settings().security) as scene:
+        await scene.publish("a", b"1")
+        await scene.broker.purge_topic("a")
         headers = {"authorization": f"Bearer {token}"}
         for path in (f"{PATH}/last", f"{PATH}?offset=last"):
-            assert (await door.http.get(path, headers=headers)).status_code == 403
+            assert (await scene.http.get(path, headers=headers)).status_code == 403
 
 
 # --- Times ---
@@ -293,21 +293,21 @@ async def test_the_last_message_needs_the_right_to_read(tmp_path: Path) -> None:
 
 @in_loop
 async def test_times_are_texts_with_nanoseconds_beside_the_numbers_if_asked_for() -> None:
-    async with open_door() as door:
+    async with open_scene() as scene:
         given_ns = 1_769_860_800_123_456_789
-        await door.publish_all(Message("a", b"1", event_time_ns=given_ns))
+        await scene.publish_all(Message("a", b"1", event_time_ns=given_ns))
         query = {"times": "rfc3339"}
-        [message] = (await door.http.get(PATH, params=query)).json()["messages"]
+        [message] = (await scene.http.get(PATH, params=query)).json()["messages"]
         assert message["event_time"] == "2026-01-31T12:00:00.123456789Z"
         assert message["event_time_ns"] == given_ns
         assert time_ns("receive_time", message["receive_time"]) == message["receive_time_ns"]
         assert "transmit_time" not in message  # nobody gave one
-        last = (await door.http.get(f"{PATH}/last", params=query)).json()
+        last = (await scene.http.get(f"{PATH}/last", params=query)).json()
         assert last == message
-        async with door.stream("a", start="earliest", times="rfc3339") as stream:
+        async with scene.stream("a", start="earliest", times="rfc3339") as stream:
             [event] = await stream.events(1)
         assert event.data == message
-        [plain] = (await door.http.get(PATH)).json()["messages"]
+        [plain] = (await scene.http.get(PATH)).json()["messages"]
         assert {"event_time", "transmit_time", "receive_time"}.isdisjoint(plain)
 
 

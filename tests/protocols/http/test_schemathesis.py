@@ -1,4 +1,4 @@
-"""The OpenAPI document against the door: what it describes is asked, rightly and wrongly, and answered as it says.
+"""The OpenAPI document against the scene: what it describes is asked, rightly and wrongly, and answered as it says.
 
 The broker is in a thread of its own, and its clock runs a thousand times as fast: whoever asks to wait waits a moment.
 """
@@ -94,7 +94,7 @@ def _named(value: object) -> str:
 
 
 class Served:
-    """Where the door is, and a token for it."""
+    """Where the scene is, and a token for it."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
@@ -125,7 +125,7 @@ def serving(directory: Path) -> Iterator[Served]:
         stopped = asyncio.Event()
         stop.extend((asyncio.get_running_loop(), stopped.set))
         async with runnel.Broker.open(configured, clock=clock) as broker:
-            listener = await HttpListener.open(broker._core, broker._gate, configured)
+            listener = await HttpListener.open(broker._core, broker._authenticator, configured)
             told.append(f"http://{listener.address}")
             is_up.set()
             while not stopped.is_set():

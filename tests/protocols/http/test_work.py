@@ -15,7 +15,7 @@ from runnel.formats.message import Message
 from runnel.protocols.http.consumers.acked import ACKED_MAX, AckedLately
 from runnel.security.rights import Grant
 from runnel.security.tokens import TokenFile, new_token
-from tests.protocols.http.open_door import in_loop, open_door, until
+from tests.protocols.http.scene import in_loop, open_scene, until
 from tests.protocols.http.workplace import Json, Workplace, problem, texts
 
 SECOND_NS = 10**9
@@ -26,10 +26,10 @@ SECOND_NS = 10**9
 
 @in_loop
 async def test_a_message_is_taken_once_and_done_when_acknowledged() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
-        await door.publish("a", b"1", b"2")
+        await scene.publish("a", b"1", b"2")
         [first] = await work.take()
         [second] = await work.take()
         assert (first["text"], first["attempt"]) == ("1", 1)
@@ -41,10 +41,10 @@ async def test_a_message_is_taken_once_and_done_when_acknowledged() -> None:
 
 @in_loop
 async def test_a_request_gets_no_more_than_it_wants_and_nothing_else_is_leased() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
-        await door.publish("a", *(b"%d" % number for number in range(100)))
+        await scene.publish("a", *(b"%d" % number for number in range(100)))
         for in_flight in range(7, 99, 7):
             assert len(await work.take(limit=7)) == 7
             assert work.in_flight() == in_flight
@@ -54,10 +54,10 @@ async def test_a_request_gets_no_more_than_it_wants_and_nothing_else_is_leased()
 
 @in_loop
 async def test_acknowledging_leases_nothing_more() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
-        await door.publish("a", *(b"%d" % number for number in range(10)))
+        await scene.publish("a", *(b"%d" % number for number in range(10)))
         messages = await work.take(limit=5)
         await work.ack(messages[:3])
         assert work.in_flight() == 2
@@ -65,11 +65,11 @@ async def test_acknowledging_leases_nothing_more() -> None:
 
 @in_loop
 async def test_bytes_limit_a_request_and_one_message_always_comes() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         for _ in range(20):
-            await door.publish("a", b"x" * 10_000)
+            await scene.publish("a", b"x" * 10_000)
         assert len(await work.take(limit=20, bytes=1)) == 1
         assert 1 < len(await work.take(limit=20, bytes=50_000)) < 8
         assert len(await work.take(limit=20, bytes=1)) == 1
@@ -77,67 +77,67 @@ async def test_bytes_limit_a_request_and_one_message_always_comes() -> None:
 
 @in_loop
 async def test_a_waiting_request_is_answered_as_soon_as_a_message_is_there() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         waiting = asyncio.get_running_loop().create_task(work.take(wait="30s"))
-        await until(lambda: door.listener.door.stream_count == 1)
-        await door.publish("a", b"1")
+        await until(lambda: scene.listener.server.stream_count == 1)
+        await scene.publish("a", b"1")
         assert texts(await waiting) == ["1"]
-        assert door.listener.door.stream_count == 0
+        assert scene.listener.server.stream_count == 0
 
 
 @in_loop
 async def test_a_waiting_request_ends_empty_when_its_time_is_over() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         waiting = asyncio.get_running_loop().create_task(work.take(wait=5))
-        await until(lambda: door.listener.door.stream_count == 1)
-        door.clock.advance(5 * SECOND_NS)
+        await until(lambda: scene.listener.server.stream_count == 1)
+        scene.clock.advance(5 * SECOND_NS)
         assert await waiting == []
-        await door.publish("a", b"1")
+        await scene.publish("a", b"1")
         assert work.in_flight() == 0
 
 
 @in_loop
-async def test_requests_of_one_seat_are_served_in_their_order() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+async def test_requests_of_one_consumer_are_served_in_their_order() -> None:
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         waiting = []
         for number in range(5):
             waiting.append(
                 asyncio.get_running_loop().create_task(work.take(wait=30, consumer="me"))
             )
-            await until(lambda count=number + 1: door.listener.door.stream_count == count)  # type: ignore[misc]
-        await door.publish("a", *(b"%d" % number for number in range(5)))
+            await until(lambda count=number + 1: scene.listener.server.stream_count == count)  # type: ignore[misc]
+        await scene.publish("a", *(b"%d" % number for number in range(5)))
         assert [texts(await each) for each in waiting] == [[f"{n}"] for n in range(5)]
 
 
 @in_loop
 async def test_one_behind_another_that_waits_longer_ends_in_its_own_time() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         loop = asyncio.get_running_loop()
         first = loop.create_task(work.take(wait=30, consumer="me"))
-        await until(lambda: door.listener.door.stream_count == 1)
+        await until(lambda: scene.listener.server.stream_count == 1)
         second = loop.create_task(work.take(wait=1, consumer="me"))
-        await until(lambda: door.listener.door.stream_count == 2)
-        door.clock.advance(SECOND_NS)
+        await until(lambda: scene.listener.server.stream_count == 2)
+        scene.clock.advance(SECOND_NS)
         assert await second == []
-        await door.publish("a", b"1")
+        await scene.publish("a", b"1")
         assert texts(await first) == ["1"]
 
 
 @in_loop
 async def test_compressed_messages_are_given_like_others() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         messages = [Message("a", b"x" * 100) for _ in range(10)]
-        await door.broker.publish(Batch.from_messages(messages, codec=Codec.LZ4))
+        await scene.broker.publish(Batch.from_messages(messages, codec=Codec.LZ4))
         assert texts(await work.take(limit=10)) == ["x" * 100] * 10
 
 
@@ -146,14 +146,14 @@ async def test_what_is_acknowledged_stays_so_after_a_restart(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     directory = str(tmp_path_factory.mktemp("data"))
-    async with open_door(directory=directory) as door:
-        work = Workplace(door)
+    async with open_scene(directory=directory) as scene:
+        work = Workplace(scene)
         await work.make()
-        await door.publish("a", b"1", b"2", b"3")
+        await scene.publish("a", b"1", b"2", b"3")
         messages = await work.take(limit=3, wait=5)
         await work.ack(messages[:1] + messages[2:])
-    async with open_door(directory=directory) as door:
-        work = Workplace(door)
+    async with open_scene(directory=directory) as scene:
+        work = Workplace(scene)
         assert texts(await work.take(limit=3, wait=5)) == ["2"]
         answer = await work.ask("POST", "/ack", json={"acks": [messages[1]["ack"]]})
         assert problem(answer) == (409, "late_ack")
@@ -161,24 +161,24 @@ async def test_what_is_acknowledged_stays_so_after_a_restart(
 
 @in_loop
 async def test_an_ack_that_is_said_again_is_acknowledged_again() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
-        await door.publish("a", b"1", b"2", b"3")
+        await scene.publish("a", b"1", b"2", b"3")
         first, second, third = await work.take(limit=3)
         assert await work.ack([first, second]) == {"acked": 2, "late": []}
         assert await work.ack([first, second]) == {"acked": 2, "late": []}
         assert await work.ack([second, third]) == {"acked": 2, "late": []}
-        counters = door.broker.metrics.counters
+        counters = scene.broker.metrics.counters
         assert (counters.work_acked, counters.work_late) == (3, 0)
 
 
 @in_loop
 async def test_what_was_acknowledged_cannot_fail_any_more_nor_be_extended() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
-        await door.publish("a", b"1", b"2")
+        await scene.publish("a", b"1", b"2")
         first, second = await work.take(limit=2)
         await work.ack([first])
         for verb in ("/nack", "/extend"):
@@ -193,15 +193,15 @@ async def test_what_was_acknowledged_cannot_fail_any_more_nor_be_extended() -> N
 
 @in_loop
 async def test_an_ack_is_remembered_for_a_minute() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(lease_ms=200_000)
-        await door.publish("a", b"1", b"2")
-        done, _ = await work.take(limit=2)  # with the other the seat stays
+        await scene.publish("a", b"1", b"2")
+        done, _ = await work.take(limit=2)  # with the other the consumer stays
         await work.ack([done])
-        door.clock.advance(59 * SECOND_NS)
+        scene.clock.advance(59 * SECOND_NS)
         assert await work.ack([done]) == {"acked": 1, "late": []}
-        door.clock.advance(SECOND_NS)
+        scene.clock.advance(SECOND_NS)
         answer = await work.ask("POST", "/ack", json={"acks": [done["ack"]]})
         assert problem(answer) == (409, "late_ack")
 
@@ -219,16 +219,16 @@ def test_no_more_acks_are_remembered_than_a_request_may_name() -> None:
 
 @in_loop
 async def test_what_failed_comes_again_after_its_delay_and_is_counted() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
-        await door.publish("a", b"1")
-        door.clock.advance(SECOND_NS)
+        await scene.publish("a", b"1")
+        scene.clock.advance(SECOND_NS)
         taken = await work.take()
         assert await work.nack(taken, delay="5s", reason="not today") == {"nacked": 1, "late": []}
         assert await work.take() == []
-        first_ns = door.clock.time_ns()
-        door.clock.advance(5 * SECOND_NS)
+        first_ns = scene.clock.time_ns()
+        scene.clock.advance(5 * SECOND_NS)
         [again] = await work.take()
         assert (again["text"], again["attempt"]) == ("1", 2)
         assert again["first_delivery_ns"] == first_ns
@@ -237,12 +237,12 @@ async def test_what_failed_comes_again_after_its_delay_and_is_counted() -> None:
 
 @in_loop
 async def test_a_lease_that_ends_gives_the_message_to_another_and_the_ack_is_late() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(lease_ms=10_000)
-        await door.publish("a", b"1")
+        await scene.publish("a", b"1")
         taken = await work.take(consumer="slow")
-        door.clock.advance(10 * SECOND_NS)
+        scene.clock.advance(10 * SECOND_NS)
         [again] = await work.take(consumer="quick", wait=1)
         assert again["attempt"] == 2
         answer = await work.ask("POST", "/ack", json={"acks": [taken[0]["ack"]]})
@@ -252,31 +252,31 @@ async def test_a_lease_that_ends_gives_the_message_to_another_and_the_ack_is_lat
 
 @in_loop
 async def test_a_lease_is_as_long_as_the_request_says() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(lease_ms=10_000)
-        await door.publish("a", b"1", b"2")
+        await scene.publish("a", b"1", b"2")
         [short] = await work.take(lease="1s")
         [long] = await work.take(lease="60s")
-        door.clock.advance(SECOND_NS)
+        scene.clock.advance(SECOND_NS)
         [again] = await work.take(limit=2, wait=1)
         assert again["text"] == short["text"]
-        door.clock.advance(58 * SECOND_NS)
+        scene.clock.advance(58 * SECOND_NS)
         assert await work.ack([long]) == {"acked": 1, "late": []}
 
 
 @in_loop
 async def test_an_extended_lease_lasts_longer() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(lease_ms=10_000)
-        await door.publish("a", b"1")
+        await scene.publish("a", b"1")
         taken = await work.take()
         for _ in range(3):
-            door.clock.advance(8 * SECOND_NS)
+            scene.clock.advance(8 * SECOND_NS)
             assert await work.extend(taken) == {"extended": 1, "late": []}
         assert await work.extend(taken, lease=30) == {"extended": 1, "late": []}
-        door.clock.advance(29 * SECOND_NS)
+        scene.clock.advance(29 * SECOND_NS)
         assert await work.ack(taken) == {"acked": 1, "late": []}
         answer = await work.ask("POST", "/extend", json={"acks": [taken[0]["ack"]]})
         assert problem(answer) == (409, "late_ack")
@@ -284,27 +284,27 @@ async def test_an_extended_lease_lasts_longer() -> None:
 
 @in_loop
 async def test_leases_that_end_while_a_request_waits_do_not_flood_it() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(lease_ms=10_000)
-        await door.publish("a", *(b"%d" % number for number in range(5)))
+        await scene.publish("a", *(b"%d" % number for number in range(5)))
         assert len(await work.take(limit=5, consumer="me")) == 5
         waiting = asyncio.get_running_loop().create_task(work.take(limit=1, consumer="me", wait=60))
-        await until(lambda: door.listener.door.stream_count == 1)
-        door.clock.advance(10 * SECOND_NS)
+        await until(lambda: scene.listener.server.stream_count == 1)
+        scene.clock.advance(10 * SECOND_NS)
         assert len(await waiting) == 1
         assert work.in_flight() == 1
 
 
 @in_loop
 async def test_acks_while_a_request_waits_do_not_flood_it() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(retry_delay_ms=0)
-        await door.publish("a", *(b"%d" % number for number in range(5)))
+        await scene.publish("a", *(b"%d" % number for number in range(5)))
         taken = await work.take(limit=5, consumer="me")
         waiting = asyncio.get_running_loop().create_task(work.take(limit=1, consumer="me", wait=60))
-        await until(lambda: door.listener.door.stream_count == 1)
+        await until(lambda: scene.listener.server.stream_count == 1)
         await work.nack(taken)
         assert [each["attempt"] for each in await waiting] == [2]
         assert work.in_flight() == 1
@@ -314,12 +314,12 @@ async def test_acks_while_a_request_waits_do_not_flood_it() -> None:
 
 
 @in_loop
-async def test_a_key_stays_with_one_seat_and_in_order() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+async def test_a_key_stays_with_one_consumer_and_in_order() -> None:
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(mode="key_shared")
         for number in range(6):
-            await door.publish_all(*(Message("a", b"%d" % number, key) for key in (b"x", b"y")))
+            await scene.publish_all(*(Message("a", b"%d" % number, key) for key in (b"x", b"y")))
         first = await work.take(consumer="one")
         second = await work.take(consumer="two")
         assert [first[0]["key"], second[0]["key"]] == ["x", "y"]
@@ -340,17 +340,17 @@ async def test_a_key_stays_with_one_seat_and_in_order() -> None:
 
 @in_loop
 async def test_a_nack_brings_the_later_ones_of_its_key_again_in_order() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(mode="key_shared", retry_delay_ms=0)
-        await door.publish_all(*(Message("a", b"%d" % number, b"x") for number in range(4)))
+        await scene.publish_all(*(Message("a", b"%d" % number, b"x") for number in range(4)))
         first, second, third, _ = await work.take(consumer="one", limit=4)
         await work.ack([first])
         await work.nack([second], delay=0)
         # They were handed out: each is late by now, whatever is said of it, or its lease ends.
         answer = await work.ask("POST", "/ack", json={"acks": [third["ack"]]})
         assert problem(answer) == (409, "late_ack")
-        door.clock.advance(31 * SECOND_NS)
+        scene.clock.advance(31 * SECOND_NS)
         again = await work.take(consumer="two", limit=4, wait=1)
         assert texts(again) == ["1", "2", "3"]
 
@@ -358,10 +358,10 @@ async def test_a_nack_brings_the_later_ones_of_its_key_again_in_order() -> None:
 @pytest.mark.parametrize("limit", [1, 3])
 @in_loop
 async def test_later_ones_of_a_key_in_the_same_nack_do_not_count_as_failed(limit: int) -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(mode="key_shared")
-        await door.publish_all(*(Message("a", b"%d" % number, b"x") for number in range(3)))
+        await scene.publish_all(*(Message("a", b"%d" % number, b"x") for number in range(3)))
         taken: list[Json] = []
         while len(taken) < 3:
             taken += await work.take(consumer="one", limit=limit)
@@ -371,11 +371,11 @@ async def test_later_ones_of_a_key_in_the_same_nack_do_not_count_as_failed(limit
 
 
 @in_loop
-async def test_seats_without_a_name_do_not_share_keys() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+async def test_polling_consumers_without_a_name_do_not_share_keys() -> None:
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(mode="key_shared")
-        await door.publish_all(*(Message("a", b"%d" % number, b"x") for number in range(3)))
+        await scene.publish_all(*(Message("a", b"%d" % number, b"x") for number in range(3)))
         assert len(await work.take()) == 1
         assert await work.take() == []
 
@@ -385,12 +385,12 @@ async def test_seats_without_a_name_do_not_share_keys() -> None:
 
 @in_loop
 async def test_a_request_that_vanishes_while_it_waits_leaves_nothing_leased() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         await work.vanish_while_waiting(limit=10, consumer="gone")
-        await until(lambda: door.listener.door.stream_count == 0)
-        await door.publish("a", b"1", b"2")
+        await until(lambda: scene.listener.server.stream_count == 0)
+        await scene.publish("a", b"1", b"2")
         assert work.in_flight() == 0
         assert [each["attempt"] for each in await work.take(limit=2, consumer="here")] == [1, 1]
 
@@ -401,18 +401,18 @@ async def test_a_request_that_vanishes_while_it_waits_leaves_nothing_leased() ->
 async def test_messages_that_come_at_the_moment_of_vanishing_go_back_uncounted(
     is_before: bool, has_more: bool
 ) -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         working = []
         if has_more:
-            await door.publish("a", b"0")
+            await scene.publish("a", b"0")
             working = await work.take(consumer="gone")
         asking = asyncio.get_running_loop().create_task(work.take(wait=60, consumer="gone"))
-        await until(lambda: door.listener.door.stream_count == 1)
-        [connection] = [each for each in door.listener.door.connections if each.is_busy]
-        [taken] = work.seats._by_id.values()
-        deliver = taken.seat.deliver_work
+        await until(lambda: scene.listener.server.stream_count == 1)
+        [connection] = [each for each in scene.listener.server.connections if each.is_busy]
+        [owned] = work.polling_consumers._by_id.values()
+        deliver = owned.polling.deliver_work
 
         def vanish_while(consumer: int, deliveries: Sequence[WorkDelivery]) -> None:
             if is_before:
@@ -420,11 +420,11 @@ async def test_messages_that_come_at_the_moment_of_vanishing_go_back_uncounted(
             deliver(consumer, deliveries)
             connection.transport.abort()
 
-        taken.seat.deliver_work = vanish_while  # type: ignore[method-assign]
-        await door.publish("a", b"1")
+        owned.polling.deliver_work = vanish_while  # type: ignore[method-assign]
+        await scene.publish("a", b"1")
         await asyncio.wait({asking})
         assert asking.exception() is not None
-        await until(lambda: door.listener.door.stream_count == 0)
+        await until(lambda: scene.listener.server.stream_count == 0)
         await until(lambda: work.in_flight() == len(working))
         [again] = await work.take(consumer="here", wait=1)
         assert (again["text"], again["attempt"]) == ("1", 1)
@@ -433,10 +433,10 @@ async def test_messages_that_come_at_the_moment_of_vanishing_go_back_uncounted(
 
 @in_loop
 async def test_whoever_leaves_gives_back_what_it_has_uncounted() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
-        await door.publish("a", b"1")
+        await scene.publish("a", b"1")
         taken = await work.take(consumer="me")
         assert (await work.ask("DELETE", "/consumers/me")).status_code == 204
         [again] = await work.take(consumer="other", wait=1)
@@ -448,87 +448,87 @@ async def test_whoever_leaves_gives_back_what_it_has_uncounted() -> None:
 
 @in_loop
 async def test_leaving_ends_a_request_that_waits() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         waiting = asyncio.get_running_loop().create_task(work.take(wait=60, consumer="me"))
-        await until(lambda: door.listener.door.stream_count == 1)
+        await until(lambda: scene.listener.server.stream_count == 1)
         await work.ask("DELETE", "/consumers/me")
         assert await waiting == []
 
 
 @in_loop
-async def test_a_seat_ends_when_it_was_idle_for_a_while_and_has_no_lease() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+async def test_a_polling_consumer_ends_when_it_was_idle_for_a_while_and_has_no_lease() -> None:
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(lease_ms=200_000)
-        await door.publish("a", b"1", b"2")
+        await scene.publish("a", b"1", b"2")
         taken = await work.take(consumer="busy")
         await work.ack(await work.take(consumer="idle"))
         for _ in range(61):
-            door.clock.advance(SECOND_NS)
+            scene.clock.advance(SECOND_NS)
             await asyncio.sleep(0)
-        await until(lambda: len(work.seats) == 1)
+        await until(lambda: len(work.polling_consumers) == 1)
         assert work.consumers() == 1
         await work.ack(taken)
         for _ in range(61):
-            door.clock.advance(SECOND_NS)
+            scene.clock.advance(SECOND_NS)
             await asyncio.sleep(0)
-        await until(lambda: len(work.seats) == 0)
+        await until(lambda: len(work.polling_consumers) == 0)
         assert work.consumers() == 0
 
 
 @in_loop
-async def test_idle_seats_make_room_for_others_and_busy_ones_do_not() -> None:
-    async with open_door(http=HttpSettings(consumers_max=2)) as door:
-        work = Workplace(door)
+async def test_idle_consumers_make_room_for_others_and_busy_ones_do_not() -> None:
+    async with open_scene(http=HttpSettings(consumers_max=2)) as scene:
+        work = Workplace(scene)
         await work.make()
-        await door.publish("a", b"1", b"2", b"3")
+        await scene.publish("a", b"1", b"2", b"3")
         first = await work.take(consumer="1")
         await work.take(consumer="2")
         answer = await work.ask("POST", "/messages", params={"consumer": "3"})
         assert problem(answer) == (429, "limit_exceeded")
         await work.ack(first)
         assert texts(await work.take(consumer="3")) == ["3"]
-        assert len(work.seats) == 2
+        assert len(work.polling_consumers) == 2
 
 
 @in_loop
 async def test_a_subscription_that_is_deleted_ends_a_request_that_waits() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         loop = asyncio.get_running_loop()
         waiting = loop.create_task(work.ask("POST", "/messages", params={"wait": "60"}))
-        await until(lambda: door.listener.door.stream_count == 1)
+        await until(lambda: scene.listener.server.stream_count == 1)
         assert (await work.ask("DELETE")).status_code == 204
         assert problem(await waiting) == (404, "unknown_subscription")
-        assert len(work.seats) == 0
+        assert len(work.polling_consumers) == 0
 
 
 @in_loop
 async def test_a_member_that_is_replaced_is_told() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(mode="multicast")
         loop = asyncio.get_running_loop()
         query = {"wait": "60", "member": "m", "consumer": "one"}
         waiting = loop.create_task(work.ask("POST", "/messages", params=query))
-        await until(lambda: door.listener.door.stream_count == 1)
+        await until(lambda: scene.listener.server.stream_count == 1)
         await work.take(member="m", consumer="two")
         assert problem(await waiting) == (409, "member_replaced")
-        await door.publish("a", b"1")
+        await scene.publish("a", b"1")
         assert texts(await work.take(member="m", consumer="two", wait=1)) == ["1"]
 
 
 @in_loop
 async def test_each_member_of_a_multicast_gets_everything() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make(mode="multicast")
         for member in ("one", "two"):
             assert await work.take(member=member, consumer=member) == []
-        await door.publish("a", b"1")
+        await scene.publish("a", b"1")
         for member in ("one", "two"):
             await work.ack(await work.take(member=member, consumer=member, wait=1))
         assert (await work.ask("DELETE", "/members/one")).status_code == 204
@@ -537,39 +537,39 @@ async def test_each_member_of_a_multicast_gets_everything() -> None:
 
 @in_loop
 async def test_waiting_requests_end_empty_when_the_broker_goes() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         loop = asyncio.get_running_loop()
         waiting = loop.create_task(work.take(wait=60))
-        await until(lambda: door.listener.door.stream_count == 1)
-        draining = loop.create_task(door.listener.drain())
+        await until(lambda: scene.listener.server.stream_count == 1)
+        draining = loop.create_task(scene.listener.drain())
         assert await waiting == []
         assert await draining
-        await until(lambda: len(work.seats) == 0)
+        await until(lambda: len(work.polling_consumers) == 0)
 
 
 @in_loop
-async def test_seats_leave_with_the_door_while_the_broker_stays() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+async def test_polling_consumers_leave_with_the_listener_while_the_broker_stays() -> None:
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
-        await door.publish("a", b"1")
+        await scene.publish("a", b"1")
         assert len(await work.take()) == 1
-        await door.listener.close()
+        await scene.listener.close()
         assert (work.in_flight(), work.consumers()) == (0, 0)
 
 
 @in_loop
 async def test_no_more_requests_wait_than_the_settings_allow() -> None:
-    async with open_door(http=HttpSettings(streams_max=1)) as door:
-        work = Workplace(door)
+    async with open_scene(http=HttpSettings(streams_max=1)) as scene:
+        work = Workplace(scene)
         await work.make()
         waiting = asyncio.get_running_loop().create_task(work.take(wait=60, consumer="1"))
-        await until(lambda: door.listener.door.stream_count == 1)
+        await until(lambda: scene.listener.server.stream_count == 1)
         answer = await work.ask("POST", "/messages", params={"wait": 60, "consumer": "2"})
         assert problem(answer) == (429, "limit_exceeded")
-        await door.publish("a", b"1")
+        await scene.publish("a", b"1")
         assert texts(await waiting) == ["1"]
 
 
@@ -577,17 +577,17 @@ async def test_no_more_requests_wait_than_the_settings_allow() -> None:
 
 
 @in_loop
-async def test_a_seat_is_its_tokens(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_a_polling_consumer_is_its_tokens(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("tokens") / "tokens.json"
     tokens = TokenFile(path)
     one = _added(tokens, "one", "consume:a", "admin:a")
     two = _added(tokens, "two", "consume:a")
     none = _added(tokens, "none", "read:a")
     security = SecuritySettings(authentication=Authentication.TOKEN, tokens_file=str(path))
-    async with open_door(security=security) as door:
-        work, other, stranger = (Workplace(door, token=token) for token in (one, two, none))
+    async with open_scene(security=security) as scene:
+        work, other, stranger = (Workplace(scene, token=token) for token in (one, two, none))
         await work.make()
-        await door.publish("a", b"1", b"2")
+        await scene.publish("a", b"1", b"2")
         taken = await work.take(consumer="me")
         answer = await other.ask("POST", "/ack", json={"acks": [taken[0]["ack"]]})
         assert problem(answer) == (403, "forbidden")
@@ -595,7 +595,7 @@ async def test_a_seat_is_its_tokens(tmp_path_factory: pytest.TempPathFactory) ->
         answer = await stranger.ask("POST", "/messages", params={"consumer": "me"})
         assert problem(answer) == (403, "forbidden")
         assert texts(await other.take(consumer="me")) == ["2"]
-        assert len(work.seats) == 2
+        assert len(work.polling_consumers) == 2
         assert await work.ack(taken) == {"acked": 1, "late": []}
         assert problem(await other.ask("DELETE")) == (403, "forbidden")
 
@@ -633,8 +633,8 @@ def _added(tokens: TokenFile, name: str, *allow: str) -> str:
 async def test_a_wrong_body_is_answered_with_its_field(
     path: str, body: dict[str, object], field: str
 ) -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         answer = await work.ask("POST", path, json=body)
         assert (answer.status_code, answer.json()["field"]) == (400, field), answer.text
@@ -655,8 +655,8 @@ async def test_a_wrong_body_is_answered_with_its_field(
 async def test_a_wrong_question_is_answered_with_its_field(
     query: dict[str, str], field: str
 ) -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
         answer = await work.ask("POST", "/messages", params=query)
         assert (answer.status_code, answer.json()["field"]) == (400, field), answer.text
@@ -664,11 +664,11 @@ async def test_a_wrong_question_is_answered_with_its_field(
 
 @in_loop
 async def test_an_ack_of_another_subscription_is_refused() -> None:
-    async with open_door() as door:
-        work, other = Workplace(door), Workplace(door, "others")
+    async with open_scene() as scene:
+        work, other = Workplace(scene), Workplace(scene, "others")
         await work.make()
         await other.make()
-        await door.publish("a", b"1")
+        await scene.publish("a", b"1")
         taken = await work.take()
         answer = await other.ask("POST", "/ack", json={"acks": [taken[0]["ack"]]})
         assert (answer.status_code, answer.json()["field"]) == (400, "$.acks[0]")
@@ -679,8 +679,8 @@ async def test_an_ack_of_another_subscription_is_refused() -> None:
 
 @in_loop
 async def test_a_subscription_is_made_once_and_must_be_the_same() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         body = {"patterns": ["a"], "mode": "shared"}
         assert (await work.ask("PUT", json=body)).status_code == 201
         assert (await work.ask("PUT", json=body)).status_code == 200
@@ -690,20 +690,20 @@ async def test_a_subscription_is_made_once_and_must_be_the_same() -> None:
         assert problem(answer) == (409, "subscription_differs")
         answer = await work.ask("PUT", json={**body, "mode": "key_shared"})
         assert problem(answer) == (409, "subscription_differs")
-        listed = (await door.http.get("/v1/subscriptions")).json()["subscriptions"]
+        listed = (await scene.http.get("/v1/subscriptions")).json()["subscriptions"]
         assert [each["name"] for each in listed] == ["jobs"]
 
 
 @in_loop
 async def test_a_paused_subscription_delivers_when_it_goes_on() -> None:
-    async with open_door() as door:
-        work = Workplace(door)
+    async with open_scene() as scene:
+        work = Workplace(scene)
         await work.make()
-        await door.publish("a", b"1")
+        await scene.publish("a", b"1")
         assert (await work.ask("POST", "/pause")).status_code == 204
         assert (await work.state())["is_paused"]
         waiting = asyncio.get_running_loop().create_task(work.take(wait=60))
-        await until(lambda: door.listener.door.stream_count == 1)
+        await until(lambda: scene.listener.server.stream_count == 1)
         assert (await work.ask("POST", "/resume")).status_code == 204
         assert texts(await waiting) == ["1"]
 
@@ -722,15 +722,15 @@ async def test_a_paused_subscription_delivers_when_it_goes_on() -> None:
 )
 @in_loop
 async def test_what_is_not_there_is_not_found(method: str, path: str) -> None:
-    async with open_door() as door:
-        work = Workplace(door, "n%2Fone")
+    async with open_scene() as scene:
+        work = Workplace(scene, "n%2Fone")
         assert problem(await work.ask(method, path)) == (404, "unknown_subscription")
 
 
 @in_loop
 async def test_taking_from_a_subscription_that_is_not_there_says_what_makes_it() -> None:
-    async with open_door() as door:
-        answer = await Workplace(door, "n%2Fone").ask("POST", "/messages")
+    async with open_scene() as scene:
+        answer = await Workplace(scene, "n%2Fone").ask("POST", "/messages")
         assert answer.json()["detail"] == (
             "subscription 'n/one' does not exist; PUT /v1/subscriptions/n%2Fone makes it"
         )

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from runnel.protocols.http.consumers.polling_consumers import Seats, seats_of
-from tests.protocols.http.open_door import OpenDoor, until
+from runnel.protocols.http.consumers.polling_consumers import PollingConsumers
+from tests.protocols.http.scene import HttpScene, until
 
 Json = dict[str, Any]
 
@@ -17,8 +17,8 @@ Json = dict[str, Any]
 class Workplace:
     """One subscription, as one caller uses it."""
 
-    def __init__(self, door: OpenDoor, name: str = "jobs", *, token: str | None = None) -> None:
-        self.door = door
+    def __init__(self, scene: HttpScene, name: str = "jobs", *, token: str | None = None) -> None:
+        self.scene = scene
         self.name = name
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
@@ -27,11 +27,11 @@ class Workplace:
         return f"/v1/subscriptions/{self.name}"
 
     @property
-    def seats(self) -> Seats:
-        return seats_of(self.door.listener.door)
+    def polling_consumers(self) -> PollingConsumers:
+        return self.scene.listener.server.polling_consumers
 
     async def ask(self, method: str, path: str = "", **kwargs: Any) -> httpx.Response:
-        return await self.door.http.request(
+        return await self.scene.http.request(
             method, self.path + path, headers=self._headers, **kwargs
         )
 
@@ -57,14 +57,14 @@ class Workplace:
 
     def in_flight(self) -> int:
         """As the broker counts it."""
-        subscription = self.door.broker.consumer_groups._subscriptions.get(self.name)
+        subscription = self.scene.broker.consumer_groups._subscriptions.get(self.name)
         return sum(
             consumer_group.group.in_flight
             for consumer_group in subscription.consumer_groups.values()
         )
 
     def consumers(self) -> int:
-        subscription = self.door.broker.consumer_groups._subscriptions.get(self.name)
+        subscription = self.scene.broker.consumer_groups._subscriptions.get(self.name)
         return sum(
             consumer_group.consumers for consumer_group in subscription.consumer_groups.values()
         )
@@ -72,7 +72,7 @@ class Workplace:
     async def vanish_while_waiting(self, **query: Any) -> None:
         """Ask, wait until the broker knows, and be gone."""
         asking = asyncio.get_running_loop().create_task(self.take(wait="60", **query))
-        streams = self.door.listener.door
+        streams = self.scene.listener.server
         waiting = streams.stream_count
         await until(lambda: streams.stream_count > waiting)
         asking.cancel()

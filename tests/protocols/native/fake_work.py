@@ -58,29 +58,29 @@ class FakeConsumer:
     def ack(
         self,
         deliveries: Sequence[int],
-        parts: Sequence[work_heads.Part],
+        parts: Sequence[work_heads.DeliveryPart],
         picked: Sequence[work_heads.Picked] = (),
-    ) -> Sequence[work_heads.Part]:
+    ) -> Sequence[work_heads.DeliveryPart]:
         self.calls.append(("ack", list(deliveries), list(parts), *picked))
-        whole = [work_heads.Part(each, 0, 0) for each in deliveries]
+        whole = [work_heads.DeliveryPart(each, 0, 0) for each in deliveries]
         return self._late([*whole, *parts])
 
     def ack_up_to(self, topic: str, partition: int, offset: int) -> None:
         self.calls.append(("ack_up_to", topic, partition, offset))
 
     def nack(
-        self, parts: Sequence[work_heads.Part], *, delay_ns: int | None, reason: str
-    ) -> Sequence[work_heads.Part]:
+        self, parts: Sequence[work_heads.DeliveryPart], *, delay_ns: int | None, reason: str
+    ) -> Sequence[work_heads.DeliveryPart]:
         self.calls.append(("nack", list(parts), delay_ns, reason))
         return self._late(parts)
 
-    def _late(self, parts: Sequence[work_heads.Part]) -> Sequence[work_heads.Part]:
+    def _late(self, parts: Sequence[work_heads.DeliveryPart]) -> Sequence[work_heads.DeliveryPart]:
         return [part for part in parts if part.delivery in self.late_deliveries]
 
     def renew(self, deliveries: Sequence[int], *, lease_ns: int | None) -> None:
         self.calls.append(("renew", list(deliveries), lease_ns))
 
-    def recalled(self, parts: Sequence[work_heads.Part]) -> None:
+    def recalled(self, parts: Sequence[work_heads.DeliveryPart]) -> None:
         self.calls.append(("recalled", list(parts)))
 
     def resize(self, window_messages: int, window_bytes: int) -> None:

@@ -16,7 +16,7 @@ class Scene:
         self.broker = FakeBroker()
         self.output = Recorder()
         settings = Settings(native=native or NativeSettings())
-        self.session = Session(self.broker.as_broker, settings, self.output, gate=None)
+        self.session = Session(self.broker.as_broker, settings, self.output, authenticator=None)
         if greets:
             self.say(packed(HELLO))
             self.output.take()

@@ -1,4 +1,4 @@
-"""A client made of nothing but frames, to say to a door what no real client would."""
+"""A client made of nothing but frames, to say to a listener what no real client would."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Talker(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport
         self.answers: deque[tuple[wire.Answer, bytes]] = deque()
-        self.is_closed_by_door = False
+        self.is_closed_by_server = False
         self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self.can_write = True
         self._reader = FrameReader(2**30)
@@ -97,7 +97,7 @@ class Talker(asyncio.Protocol):
         self._more.set()
 
     def eof_received(self) -> bool:
-        self.is_closed_by_door = True
+        self.is_closed_by_server = True
         self._more.set()
         return False
 

@@ -17,10 +17,10 @@ from runnel.config import NativeSettings, Settings
 from runnel.errors import BusyError
 from runnel.formats import wire
 from runnel.formats.frames import pack_head
-from runnel.protocols.native.door import Door
+from runnel.protocols.native.native_server import NativeServer
 from runnel.protocols.native.pipe import PipeTransport, connect_pipe
-from runnel.protocols.native.protocol import HELLO_BYTES_MAX, Connection
-from runnel.security.gate import Gate
+from runnel.protocols.native.protocol import HELLO_BYTES_MAX, NativeConnection
+from runnel.security.authenticator import Authenticator
 from tests.protocols.native.fake_broker import FakeBroker
 from tests.protocols.native.talking import (
     HELLO,
@@ -38,17 +38,17 @@ MIB = 2**20
 
 
 class Scene:
-    """A door with a fake broker, and clients that come through pipes as if they were sockets."""
+    """A listener with a fake broker, and clients that come through pipes as if they were sockets."""
 
     def __init__(self, native: NativeSettings | None = None) -> None:
         self.broker = FakeBroker()
         settings = Settings(native=native or NativeSettings())
-        gate = Gate.open(settings, self.broker.clock)
-        self.door = Door(self.broker.as_broker, settings, gate)
+        authenticator = Authenticator.open(settings, self.broker.clock)
+        self.server = NativeServer(self.broker.as_broker, settings, authenticator)
 
     def connect(self) -> Talker:
         talker = Talker()
-        connect_pipe(asyncio.get_running_loop(), self.door.new_connection(), talker)
+        connect_pipe(asyncio.get_running_loop(), self.server.new_connection(), talker)
         return talker
 
     async def greeted(self) -> Talker:
@@ -68,9 +68,9 @@ async def opened(native: NativeSettings | None = None) -> AsyncIterator[Scene]:
     try:
         yield scene
     finally:
-        await scene.door.close()
-        assert not scene.door.connections
-        assert not scene.door.tasks
+        await scene.server.close()
+        assert not scene.server.connections
+        assert not scene.server.tasks
 
 
 CONVERSATION = [packed(HELLO), packed(wire.Ping(2)), publish(3, b"x" * 50), packed(wire.Ping(4))]
@@ -178,14 +178,14 @@ async def test_who_begins_with_http_is_told_in_http_where_it_is(request_line: st
     async with opened() as scene:
         browser = _Browser()
         _, transport = connect_pipe(
-            asyncio.get_running_loop(), scene.door.new_connection(), browser
+            asyncio.get_running_loop(), scene.server.new_connection(), browser
         )
         transport.write(f"{request_line}\r\nhost: a\r\n\r\n".encode())
         await browser.ended
         head, _, body = browser.heard.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
         assert f"content-length: {len(body)}".encode() in head
-        assert body == b"this is Runnel's native door; HTTP is usually at 7480\n"
+        assert body == b"this is Runnel's native listener; HTTP is usually at 7480\n"
         assert scene.broker.metrics.counters.protocol_errors == 1
 
 
@@ -289,14 +289,14 @@ async def test_who_reads_nothing_of_what_it_is_sent_is_closed_at_last() -> None:
             await turn()
         await scene.pass_time(20)
         assert subscription.calls[-1] == "close"
-        assert not scene.door.connections
+        assert not scene.server.connections
 
 
 @in_loop
 async def test_clients_within_the_process_may_be_silent_for_ever() -> None:
     async with opened() as scene:
         talker = Talker()
-        scene.door.connect(talker)
+        scene.server.connect(talker)
         await scene.pass_time(1000, 10)
         await talker.greet()
         await scene.pass_time(1000, 10)
@@ -308,13 +308,13 @@ async def test_clients_within_the_process_may_be_silent_for_ever() -> None:
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of every write of the door, from now on."""
+    """The bytes of every write of the listener, from now on."""
     sizes: list[int] = []
     write = PipeTransport.writelines
 
     def recording(self: PipeTransport, list_of_data: Iterable[bytes]) -> None:
         pieces = list(list_of_data)
-        if isinstance(self.get_protocol(), Connection):
+        if isinstance(self.get_protocol(), NativeConnection):
             sizes.append(sum(map(len, pieces)))
         write(self, pieces)
 
@@ -463,7 +463,7 @@ async def test_who_has_been_silent_for_longest_makes_room() -> None:
         assert scene.broker.metrics.counters.connections_refused == 0
         for client in (admitted, *newcomers):
             await client.ask(wire.Ping(2), wire.Pong)
-        assert scene.door.connection_count == 3
+        assert scene.server.connection_count == 3
 
 
 @in_loop
@@ -475,7 +475,7 @@ async def test_draining_answers_all_publishes_before_it_closes_anybody() -> None
         publisher.say(publish(2, b"1"))
         fetcher.say(wire.Fetch(2, "a", wait_ms=60_000))
         await turn()
-        draining = asyncio.get_running_loop().create_task(scene.door.drain())
+        draining = asyncio.get_running_loop().create_task(scene.server.drain())
         await turn()
         for talker in (publisher, subscriber, fetcher):
             assert (await talker.hear(wire.Closing)).within_ms == 10_000
@@ -501,15 +501,15 @@ async def test_draining_ends_at_its_deadline_or_when_hurried(hurries: bool) -> N
         scene.broker.holds_publishes = True
         talker.say(publish(2, b"1"))
         await turn()
-        draining = asyncio.get_running_loop().create_task(scene.door.drain())
+        draining = asyncio.get_running_loop().create_task(scene.server.drain())
         await scene.pass_time(9)
         assert not draining.done()
         if hurries:
-            scene.door.hurry()
+            scene.server.hurry()
         else:
             await scene.pass_time(2)
         assert not await draining
-        await scene.door.close()
+        await scene.server.close()
         await talker.lost
 
 
@@ -522,7 +522,7 @@ async def test_connections_are_counted_for_the_metrics() -> None:
         scene.broker.subscriptions[0].deliver(b"12345678")
         await turn()
         (row,) = scene.broker.rows()
-        assert (row.door, row.peer, row.client, row.subscriptions) == (
+        assert (row.listener, row.peer, row.client, row.subscriptions) == (
             "native",
             "in-process",
             "test",

@@ -13,14 +13,15 @@ from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.work_heads import (
     Ack,
-    Acked,
+    AckedHead,
     AckUpTo,
     Consume,
     ConsumerEnded,
     Consuming,
-    DeadLetters,
+    DeadLettersHead,
     DeadList,
     DeleteSubscription,
+    DeliveryPart,
     Late,
     Lease,
     Leave,
@@ -28,18 +29,17 @@ from runnel.formats.work_heads import (
     MakeSubscription,
     MoveSubscription,
     Nack,
-    Part,
     PauseSubscription,
     Picked,
     Recall,
     Recalled,
     RemoveMember,
     Renew,
-    Settled,
     SettleDead,
-    SubscriptionList,
+    SettledHead,
+    SubscriptionListHead,
     Window,
-    Work,
+    WorkHead,
     WorkOptions,
 )
 from runnel.group_rules.definition import SubscriptionOptions
@@ -161,7 +161,7 @@ async def test_a_consumer_that_ends_before_it_began_is_refused_so() -> None:
     assert len(scene.session.consumers) == 0
 
 
-# --- Work ---
+# --- WorkHead ---
 
 
 @in_loop
@@ -169,7 +169,7 @@ async def test_a_delivery_is_its_lease_and_its_block() -> None:
     scene, consumer = await consuming()
     consumer.deliver(b"12345678")
     (frame,) = frames_of(bytes(scene.output.data))
-    assert wire.decode_answer(frame) == Work(1, [Lease(1, "a", 0, 1, 2, [])])
+    assert wire.decode_answer(frame) == WorkHead(1, [Lease(1, "a", 0, 1, 2, [])])
     assert bytes(frame.tail) == b"12345678"
     assert scene.session.messages_out == 1
 
@@ -182,7 +182,7 @@ async def test_deliveries_share_frames_that_are_not_too_large() -> None:
     told = []
     for frame in frames_of(bytes(scene.output.data)):
         work = wire.decode_answer(frame)
-        assert isinstance(work, Work)
+        assert isinstance(work, WorkHead)
         told.append([lease.delivery for lease in work.leases])
         assert bytes(frame.tail) == b"".join(blocks[number - 1] for number in told[-1])
     assert told == [[1, 2], [3, 4], [5], [6], [7]]
@@ -192,12 +192,12 @@ async def test_deliveries_share_frames_that_are_not_too_large() -> None:
 @in_loop
 async def test_recalls_late_notices_and_the_end_are_told() -> None:
     scene, consumer = await consuming()
-    consumer.sink.recall(1, [Part(7, 18, 20)])
-    consumer.sink.late(1, [Part(7, 20, 21)])
+    consumer.sink.recall(1, [DeliveryPart(7, 18, 20)])
+    consumer.sink.late(1, [DeliveryPart(7, 20, 21)])
     consumer.sink.consumer_ended(1, MemberReplacedError("another has come"))
     assert scene.hear() == [
-        Recall(1, [Part(7, 18, 20)]),
-        Late(1, [Part(7, 20, 21)]),
+        Recall(1, [DeliveryPart(7, 18, 20)]),
+        Late(1, [DeliveryPart(7, 20, 21)]),
         ConsumerEnded(1, "member_replaced", "another has come", retriable=False),
     ]
     (told,) = await scene.ask_later(consume(3))  # its number is free again
@@ -226,11 +226,11 @@ async def test_a_client_that_does_not_read_is_given_no_work_until_it_does() -> N
 async def test_an_ack_without_an_id_is_answered_only_if_it_is_late() -> None:
     scene, consumer = await consuming()
     consumer.late_deliveries = {8, 9}
-    assert scene.ask(Ack(0, 1, [7], [Part(6, 1, 3)])) == []
-    assert scene.ask(Ack(0, 1, [7, 8], [Part(9, 1, 3)])) == [
-        Late(1, [Part(8, 0, 0), Part(9, 1, 3)])
+    assert scene.ask(Ack(0, 1, [7], [DeliveryPart(6, 1, 3)])) == []
+    assert scene.ask(Ack(0, 1, [7, 8], [DeliveryPart(9, 1, 3)])) == [
+        Late(1, [DeliveryPart(8, 0, 0), DeliveryPart(9, 1, 3)])
     ]
-    assert consumer.calls[1] == ("ack", [7], [Part(6, 1, 3)])
+    assert consumer.calls[1] == ("ack", [7], [DeliveryPart(6, 1, 3)])
 
 
 @in_loop
@@ -244,7 +244,11 @@ async def test_an_ack_with_an_id_is_taken_at_once_and_answered_when_it_is_stored
     assert isinstance(scene.ask(wire.Ping(6))[0], wire.Pong)
     consumer.may_store.set()
     await turn()
-    assert scene.hear() == [Acked(3, [Part(8, 0, 0)]), Acked(4, []), Acked(5, [])]
+    assert scene.hear() == [
+        AckedHead(3, [DeliveryPart(8, 0, 0)]),
+        AckedHead(4, []),
+        AckedHead(5, []),
+    ]
 
 
 @in_loop
@@ -259,22 +263,22 @@ async def test_an_ack_that_cannot_be_stored_is_answered_so() -> None:
 async def test_everything_else_reaches_the_consumer() -> None:
     scene, consumer = await consuming()
     answers = scene.ask(
-        Nack(1, [Part(7, 18, 19)], 5000, "no such customer"),
-        Nack(1, [Part(7, 19, 20)]),
+        Nack(1, [DeliveryPart(7, 18, 19)], 5000, "no such customer"),
+        Nack(1, [DeliveryPart(7, 19, 20)]),
         Renew(1, [7]),
         Renew(1, [7, 8], 60_000),
-        Recalled(1, [Part(7, 20, 21)]),
+        Recalled(1, [DeliveryPart(7, 20, 21)]),
         Window(1, 0, 0),
         AckUpTo(0, 1, "a", 3, 17),
         Leave(3, 1),
     )
     assert answers == [wire.Done(3)]
     assert consumer.calls[1:] == [
-        ("nack", [Part(7, 18, 19)], 5_000_000_000, "no such customer"),
-        ("nack", [Part(7, 19, 20)], None, ""),
+        ("nack", [DeliveryPart(7, 18, 19)], 5_000_000_000, "no such customer"),
+        ("nack", [DeliveryPart(7, 19, 20)], None, ""),
         ("renew", [7], None),
         ("renew", [7, 8], 60_000_000_000),
-        ("recalled", [Part(7, 20, 21)]),
+        ("recalled", [DeliveryPart(7, 20, 21)]),
         ("resize", 0, 0),
         ("ack_up_to", "a", 3, 17),
         ("close", True),
@@ -285,15 +289,17 @@ async def test_everything_else_reaches_the_consumer() -> None:
 async def test_a_late_nack_is_told() -> None:
     scene, consumer = await consuming()
     consumer.late_deliveries = {8}
-    assert scene.ask(Nack(1, [Part(7, 1, 2), Part(8, 3, 4)])) == [Late(1, [Part(8, 3, 4)])]
+    assert scene.ask(Nack(1, [DeliveryPart(7, 1, 2), DeliveryPart(8, 3, 4)])) == [
+        Late(1, [DeliveryPart(8, 3, 4)])
+    ]
 
 
 OF_ONE_THAT_IS_NOT_THERE = (
     Ack(0, 1, [7]),
     AckUpTo(0, 1, "a", 0, 17),
-    Nack(1, [Part(7, 1, 2)]),
+    Nack(1, [DeliveryPart(7, 1, 2)]),
     Renew(1, [7]),
-    Recalled(1, [Part(7, 1, 2)]),
+    Recalled(1, [DeliveryPart(7, 1, 2)]),
 )
 
 
@@ -343,7 +349,7 @@ async def test_bits_beyond_what_a_delivery_can_span_are_refused() -> None:
 @in_loop
 async def test_an_ack_that_names_too_much_is_refused_whole() -> None:
     scene, consumer = await consuming()
-    error = error_in(scene.ask(Ack(3, 1, [1], [Part(1, 1, 2)] * PARTS_MAX)))
+    error = error_in(scene.ask(Ack(3, 1, [1], [DeliveryPart(1, 1, 2)] * PARTS_MAX)))
     assert (error.id, error.code) == (3, "limit_exceeded")
     assert "100,001" in error.text
     assert consumer.calls == [("start",)]
@@ -355,9 +361,9 @@ async def test_an_ack_that_names_too_much_is_refused_whole() -> None:
     "head",
     [
         Ack(0, 1, MANY),
-        Nack(1, [Part(1, 1, 2)] * len(MANY)),
+        Nack(1, [DeliveryPart(1, 1, 2)] * len(MANY)),
         Renew(1, MANY),
-        Recalled(1, [Part(1, 1, 2)] * len(MANY)),
+        Recalled(1, [DeliveryPart(1, 1, 2)] * len(MANY)),
     ],
 )
 @in_loop
@@ -437,7 +443,7 @@ async def test_draining_takes_acks_and_begins_no_work() -> None:
     assert not idle.done()
     consumer.may_store.set()
     await idle
-    assert scene.hear() == [Acked(3, [])]
+    assert scene.hear() == [AckedHead(3, [])]
     scene.session.close()
     assert [call for call in consumer.calls if call[0] != "pause"] == [
         ("start",),
@@ -485,7 +491,7 @@ async def test_what_cannot_be_done_with_a_subscription_is_told(failure: RunnelEr
 @in_loop
 async def test_subscriptions_are_listed_all_or_one() -> None:
     answers = await Scene().ask_later(ListSubscriptions(2), ListSubscriptions(3, "billing"))
-    lists = [answer for answer in answers if isinstance(answer, SubscriptionList)]
+    lists = [answer for answer in answers if isinstance(answer, SubscriptionListHead)]
     assert [[each.name for each in answer.subscriptions] for answer in lists] == [
         ["all"],
         ["billing"],
@@ -495,7 +501,7 @@ async def test_subscriptions_are_listed_all_or_one() -> None:
 @in_loop
 async def test_dead_letters_come_as_blocks() -> None:
     scene = Scene()
-    scene.say(packed(DeadLetters(2, "billing", 5, 10)))
+    scene.say(packed(DeadLettersHead(2, "billing", 5, 10)))
     await turn()
     (frame,) = frames_of(bytes(scene.output.data))
     assert wire.decode_answer(frame) == DeadList(2, 15)
@@ -509,7 +515,7 @@ async def test_dead_letters_are_sent_back_or_dropped() -> None:
         SettleDead(2, "billing", is_redriven=True, offsets=[3, 4]),
         SettleDead(3, "billing", is_redriven=False, is_all=True),
     )
-    assert answers == [Settled(2, 2), Settled(3, 0)]
+    assert answers == [SettledHead(2, 2), SettledHead(3, 0)]
     assert scene.broker.consumer_groups.verbs == [
         ("settle", "billing", [3, 4], False, True),
         ("settle", "billing", [], True, False),

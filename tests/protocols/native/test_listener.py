@@ -1,4 +1,4 @@
-"""The door on real sockets, with a real broker behind it."""
+"""The listener on real sockets, with a real broker behind it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from runnel.platform.clock import SystemClock
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
 from runnel.protocols.native.listener import Listener
-from runnel.security.gate import Gate
+from runnel.security.authenticator import Authenticator
 from tests.protocols.native.talking import HELLO, Talker, packed, publish, subscribe
 
 MS_NS = 1_000_000
@@ -62,7 +62,9 @@ async def listening(native: NativeSettings = ANYWHERE) -> AsyncIterator[Listener
             settings, directory=None, disk=RealDisk(), clock=SystemClock(), workers=workers
         )
         try:
-            listener = await Listener.open(broker, Gate.open(settings, broker.clock), settings)
+            listener = await Listener.open(
+                broker, Authenticator.open(settings, broker.clock), settings
+            )
             try:
                 yield listener
             finally:
@@ -143,7 +145,7 @@ def test_what_was_wrong_is_heard_also_while_more_is_being_sent(new_loop: NewLoop
 
 
 async def until_gone(listener: Listener, left: int) -> None:
-    while len(listener.door.connections) > left:  # noqa: ASYNC110 - a door tells nobody of it
+    while len(listener.server.connections) > left:  # noqa: ASYNC110 - a listener tells nobody of it
         await asyncio.sleep(0.001)
 
 
@@ -175,7 +177,7 @@ def test_answers_are_not_held_back_for_company(new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with listening() as listener:
             await greeted(listener)
-            (connection,) = listener.door.connections
+            (connection,) = listener.server.connections
             sock = connection._transport.get_extra_info("socket")
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -256,7 +258,7 @@ def _has_ipv6() -> bool:
 
 
 @LOOPS
-def test_the_port_is_free_again_when_the_door_is_closed(new_loop: NewLoop) -> None:
+def test_the_port_is_free_again_when_the_listener_is_closed(new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with listening() as listener:
             await greeted(listener)
@@ -347,7 +349,7 @@ def test_a_client_that_gives_up_in_any_turn_of_a_tls_handshake_leaves_nothing_be
                     if not connecting.cancelled():
                         await connecting.result().close()
                         break
-                    while listener.door.connections:  # noqa: ASYNC110 - the door's doing
+                    while listener.server.connections:  # noqa: ASYNC110 - the listener's doing
                         await asyncio.sleep(0)
             else:
                 pytest.fail("it did not connect at all")
@@ -385,7 +387,7 @@ def test_unfinished_handshakes_take_places_and_make_room_for_others(
 
     async def scenario() -> None:
         async with listening(settings) as listener:
-            counters = listener.door.broker.metrics.counters
+            counters = listener.server.broker.metrics.counters
             handles = psutil.Process().num_fds()
             silent = [await _silent_socket(listener) for _ in range(20)]
             async with asyncio.timeout(20):
@@ -515,7 +517,7 @@ def test_a_drain_lets_everybody_finish_and_nobody_in(new_loop: NewLoop) -> None:
                 talker.say(*(publish(number + 2, b"x") for number in range(50)))
             await asyncio.sleep(0)
             assert await listener.drain()
-            assert not listener.door.connections
+            assert not listener.server.connections
             for talker in talkers:
                 answers = await talker.hear_end()
                 done = {answer.id for answer in answers if not isinstance(answer, wire.Closing)}  # type: ignore[union-attr]
@@ -567,7 +569,7 @@ def test_a_thousand_connections_opened_and_dropped_leave_nothing_behind(new_loop
                 tracemalloc.stop()
             assert process.num_fds() <= handles + 2
             assert after - before < 500_000
-            assert not listener.door.tasks
+            assert not listener.server.tasks
             await greeted(listener)
 
     run(scenario(), new_loop)

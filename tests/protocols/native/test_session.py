@@ -94,7 +94,7 @@ async def test_requests_in_one_piece_are_all_answered() -> None:
     assert pong == wire.Pong(2, scene.broker.clock.time_ns())
     assert routes == wire.RouteList(3, [wire.Route("a", "disk", [wire.Owner("main", 0, 1)])])
     assert term == wire.Term(4, 5)
-    assert cursors == wire.CursorList(5, [wire.CursorState("c", [], 0)])
+    assert cursors == wire.CursorListHead(5, [wire.CursorState("c", [], 0)])
 
 
 @in_loop

@@ -1,4 +1,4 @@
-"""Certificates that are replaced while the door is open: new connections get the new one, and nothing breaks."""
+"""Certificates that are replaced while the listener is open: new connections get the new one, and nothing breaks."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Pair:
     """A certificate file and its key's, in a directory, to be written again and again."""
 
     def __init__(self, directory: Path) -> None:
-        self.certificate = directory / "door.pem"
-        self.key = directory / "door.key"
+        self.certificate = directory / "listener.pem"
+        self.key = directory / "listener.key"
 
     def settings(self) -> NativeSettings:
         return NativeSettings(
@@ -98,7 +98,7 @@ def anything() -> ssl.SSLContext:
 
 
 def shown_by(address: str) -> str:
-    """Whose certificate a door shows."""
+    """Whose certificate a listener shows."""
     host, _, port = address.rpartition(":")
     with (
         socket.create_connection((host, int(port)), timeout=30) as plain,

@@ -1,4 +1,4 @@
-"""Tokens at the native door: hello shows one, its rights are the connection's, and its end is the connection's end."""
+"""Tokens at the native listener: hello shows one, which gives the connection its rights and its end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from runnel.config import NativeSettings, Settings
 from runnel.errors import BusyError, ForbiddenError, UnauthenticatedError
 from runnel.formats import wire
 from runnel.formats import work_heads as work
-from runnel.protocols.native.door import Door
+from runnel.protocols.native.native_server import NativeServer
 from runnel.protocols.native.pipe import connect_pipe
-from runnel.security.gate import Gate
+from runnel.security.authenticator import Authenticator
 from tests.protocols.native.fake_broker import FakeBroker
 from tests.protocols.native.talking import (
     HELLO,
@@ -37,7 +37,7 @@ def hello(token: str | None) -> wire.Hello:
 
 
 class Scene:
-    """A door that asks for tokens, with a fake broker, and clients that come through pipes as if they were sockets."""
+    """A native server that asks for tokens, with a fake broker, and clients that connect through pipes."""
 
     def __init__(
         self, directory: Path, native: NativeSettings | None, connections_max: int
@@ -46,12 +46,12 @@ class Scene:
         self.keys = Keyring(directory)
         base = Settings(native=native or NativeSettings())
         settings = self.keys.settings(base, connections_max=connections_max)
-        self.gate = Gate.open(settings, self.broker.clock)
-        self.door = Door(self.broker.as_broker, settings, self.gate)
+        self.authenticator = Authenticator.open(settings, self.broker.clock)
+        self.server = NativeServer(self.broker.as_broker, settings, self.authenticator)
 
     def connect(self) -> Talker:
         talker = Talker()
-        connect_pipe(asyncio.get_running_loop(), self.door.new_connection(), talker)
+        connect_pipe(asyncio.get_running_loop(), self.server.new_connection(), talker)
         return talker
 
     async def greeted(self, *allow: str, name: str = "tester") -> Talker:
@@ -71,15 +71,15 @@ async def opened(
     directory: Path, native: NativeSettings | None = None, connections_max: int = 1000
 ) -> AsyncIterator[Scene]:
     scene = Scene(directory, native, connections_max)
-    scene.gate.start()
+    scene.authenticator.start()
     await turn()
     try:
         yield scene
     finally:
-        await scene.door.close()
-        await scene.gate.close()
-        assert not scene.door.connections
-        assert not scene.door.tasks
+        await scene.server.close()
+        await scene.authenticator.close()
+        assert not scene.server.connections
+        assert not scene.server.tasks
 
 
 # --- Coming in ---
@@ -168,9 +168,9 @@ async def test_who_leaves_during_a_penalty_leaves_nothing_behind(tmp_path: Path)
         talker.say(hello("wrong"))
         await turn()
         talker.transport.abort()
-        await until(lambda: not scene.door.connections)
+        await until(lambda: not scene.server.connections)
         await scene.pass_time(1)
-        assert not scene.door.tasks
+        assert not scene.server.tasks
 
 
 @in_loop
@@ -181,7 +181,7 @@ async def test_of_many_wrong_ones_at_a_time_few_wait(tmp_path: Path) -> None:
             talker.say(hello("wrong"))
         await turn(50)
         assert sum(bool(talker.answers) for talker in talkers) == 92
-        assert len(scene.door.tasks) == 8
+        assert len(scene.server.tasks) == 8
 
 
 @in_loop
@@ -190,7 +190,7 @@ async def test_draining_does_not_wait_for_penalties(tmp_path: Path) -> None:
         talker = scene.connect()
         talker.say(hello("wrong"))
         await turn()
-        drained = asyncio.ensure_future(scene.door.drain())
+        drained = asyncio.ensure_future(scene.server.drain())
         (answer,) = await talker.hear_end()
         assert isinstance(answer, wire.Error)
         assert answer.code == "closed"
@@ -222,14 +222,14 @@ async def test_a_connection_that_has_ended_is_counted_no_more(tmp_path: Path) ->
             talker = await scene.greeted("publish:*", name="a")
             leave(talker)
             await talker.hear_end()
-            await until(lambda: not scene.door.connections)
+            await until(lambda: not scene.server.connections)
 
 
 @in_loop
 async def test_within_the_process_no_token_is_needed(tmp_path: Path) -> None:
     async with opened(tmp_path) as scene:
         talker = Talker()
-        scene.door.connect(talker)
+        scene.server.connect(talker)
         await talker.ask(HELLO, wire.Welcome)
         await talker.ask(publish(2, b"1", topic="!dead/x"), wire.Published)
 
@@ -258,7 +258,7 @@ REQUESTS: dict[str, Callable[[int], bytes]] = {
     "pause": lambda number: packed(work.PauseSubscription(number, "s", True)),
     "move": lambda number: packed(work.MoveSubscription(number, "s", wire.Start("latest"))),
     "remove_member": lambda number: packed(work.RemoveMember(number, "s", "m")),
-    "dead": lambda number: packed(work.DeadLetters(number, "s")),
+    "dead": lambda number: packed(work.DeadLettersHead(number, "s")),
     "settle": lambda number: packed(work.SettleDead(number, "s", True, is_all=True)),
     "subscriptions": lambda number: packed(work.ListSubscriptions(number, "s")),
 }
@@ -377,5 +377,5 @@ async def test_no_secret_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         await scene.pass_time(1)
         told = [*await talker.hear_end(), *await wrong.hear_end(), *scene.broker.rows()]
         (secret,) = scene.keys.secrets
-        for text in (caplog.text, repr(told), repr(scene.gate), repr(vars(scene.door))):
+        for text in (caplog.text, repr(told), repr(scene.authenticator), repr(vars(scene.server))):
             assert secret[:-1] not in text

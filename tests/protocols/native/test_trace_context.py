@@ -1,4 +1,4 @@
-"""W3C trace context passes the native door in tags, whichever way a message is read."""
+"""W3C trace context passes the native listener in tags, whichever way a message is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acknowledged work through the door with a real broker behind it: frame by frame, as a client author would see it."""
+"""Acknowledged work over the native protocol with a real broker, frame by frame, as a client author sees it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.work_heads import (
     Ack,
-    Acked,
+    AckedHead,
     Consume,
     Consuming,
+    DeliveryPart,
     Late,
     Lease,
     ListSubscriptions,
     Nack,
-    Part,
     Recall,
     Recalled,
-    SubscriptionList,
+    SubscriptionListHead,
     SubscriptionState,
-    Work,
+    WorkHead,
     WorkOptions,
 )
 from runnel.platform.clock import SystemClock
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
-from runnel.protocols.native.door import Door
-from runnel.security.gate import Gate
+from runnel.protocols.native.native_server import NativeServer
+from runnel.security.authenticator import Authenticator
 from tests.protocols.native.talking import Talker
 
 SECONDS_MAX = 30
@@ -45,7 +45,7 @@ Told = list[tuple[Lease, list[Message]]]
 
 
 @asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[Door]:
+async def opened(directory: Path) -> AsyncIterator[NativeServer]:
     settings = Settings(data=str(directory))
     workers = ThreadWorkers(1)
     try:
@@ -57,49 +57,53 @@ async def opened(directory: Path) -> AsyncIterator[Door]:
             workers=workers,
         )
         try:
-            door = Door(broker, settings, Gate.open(settings, broker.clock))
+            listener = NativeServer(broker, settings, Authenticator.open(settings, broker.clock))
             try:
-                yield door
+                yield listener
             finally:
-                await door.close()
+                await listener.close()
         finally:
             await broker.close()
     finally:
         workers.close()
 
 
-def run(directory: Path, *scenarios: Callable[[Door], Awaitable[None]]) -> None:
+def run(directory: Path, *scenarios: Callable[[NativeServer], Awaitable[None]]) -> None:
     """Each with a broker of its own over the same data: in between it is closed and opened again."""
 
     async def main() -> None:
         async with asyncio.timeout(SECONDS_MAX):
             for scenario in scenarios:
-                async with opened(directory) as door:
-                    await scenario(door)
+                async with opened(directory) as listener:
+                    await scenario(listener)
 
     asyncio.run(main())
 
 
-async def connected(door: Door) -> Talker:
+async def connected(listener: NativeServer) -> Talker:
     talker = Talker()
-    door.connect(talker)
+    listener.connect(talker)
     await talker.greet()
     return talker
 
 
 async def consuming(
-    door: Door, mode: str = "shared", *, window: int = 256, options: WorkOptions | None = QUICK
+    listener: NativeServer,
+    mode: str = "shared",
+    *,
+    window: int = 256,
+    options: WorkOptions | None = QUICK,
 ) -> Talker:
-    talker = await connected(door)
+    talker = await connected(listener)
     head = Consume(2, 1, "billing", ["orders/*"], mode, window_messages=window, options=options)
     told = await talker.ask(head, Consuming)
     assert (told.subscription, told.mode) == ("billing", mode)
     return talker
 
 
-async def publish(door: Door, *payloads: bytes, key: bytes | None = None) -> None:
+async def publish(listener: NativeServer, *payloads: bytes, key: bytes | None = None) -> None:
     messages = [Message("orders/eu", payload, key=key) for payload in payloads]
-    await door.broker.publish(Batch.from_messages(messages))
+    await listener.broker.publish(Batch.from_messages(messages))
 
 
 async def hear_work(talker: Talker, count: int) -> Told:
@@ -107,7 +111,7 @@ async def hear_work(talker: Talker, count: int) -> Told:
     told: Told = []
     while sum(len(messages) for _, messages in told) < count:
         work, tail = await talker.hear_all()
-        assert isinstance(work, Work), work
+        assert isinstance(work, WorkHead), work
         position = 0
         for lease in work.leases:
             envelope, body, block_bytes = block.unpack(memoryview(tail)[position:])
@@ -128,28 +132,30 @@ def failures(told: Told) -> dict[int, int]:
 
 
 async def state_of(talker: Talker) -> SubscriptionState:
-    (state,) = (await talker.ask(ListSubscriptions(99, "billing"), SubscriptionList)).subscriptions
+    (state,) = (
+        await talker.ask(ListSubscriptions(99, "billing"), SubscriptionListHead)
+    ).subscriptions
     return state
 
 
 def test_an_ack_that_names_nothing_waits_for_those_before_it(tmp_path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        await publish(door, b"1", b"2")
-        talker = await consuming(door)
+    async def scenario(listener: NativeServer) -> None:
+        await publish(listener, b"1", b"2")
+        talker = await consuming(listener)
         ((lease, _),) = await hear_work(talker, 2)
         talker.say(Ack(3, 1, [lease.delivery]), Ack(4, 1))
-        assert [(await talker.hear(Acked)).id for _ in range(2)] == [3, 4]
+        assert [(await talker.hear(AckedHead)).id for _ in range(2)] == [3, 4]
 
     run(tmp_path / "data", scenario)
 
 
 def test_a_lost_connection_gives_back_at_once_and_it_counts(tmp_path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        await publish(door, b"1", b"2")
-        first = await consuming(door)
+    async def scenario(listener: NativeServer) -> None:
+        await publish(listener, b"1", b"2")
+        first = await consuming(listener)
         (lease, _), *_ = await hear_work(first, 2)
-        await first.ask(Ack(3, 1, [], [Part(lease.delivery, 1, 2)]), Acked)
-        second = await consuming(door)
+        await first.ask(Ack(3, 1, [], [DeliveryPart(lease.delivery, 1, 2)]), AckedHead)
+        second = await consuming(listener)
         first.transport.abort()
         told = await hear_work(second, 1)
         assert (offsets(told), failures(told)) == ([2], {2: 1})
@@ -158,44 +164,46 @@ def test_a_lost_connection_gives_back_at_once_and_it_counts(tmp_path: Path) -> N
 
 
 def test_no_more_is_leased_than_the_window_allows(tmp_path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        await publish(door, *(b"%d" % number for number in range(10)))
-        talker = await consuming(door, window=3)
+    async def scenario(listener: NativeServer) -> None:
+        await publish(listener, *(b"%d" % number for number in range(10)))
+        talker = await consuming(listener, window=3)
         told = await hear_work(talker, 3)
         assert offsets(told) == [1, 2, 3]
         await talker.ask(wire.Ping(3), wire.Pong)  # nothing came before it
-        talker.say(Ack(0, 1, [], [Part(told[0][0].delivery, 1, 3)]))
+        talker.say(Ack(0, 1, [], [DeliveryPart(told[0][0].delivery, 1, 3)]))
         assert offsets(await hear_work(talker, 2)) == [4, 5]
 
     run(tmp_path / "data", scenario)
 
 
 def test_refused_messages_come_again_and_a_late_ack_is_told(tmp_path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        await publish(door, b"1", b"2")
-        talker = await consuming(door)
+    async def scenario(listener: NativeServer) -> None:
+        await publish(listener, b"1", b"2")
+        talker = await consuming(listener)
         ((lease, _),) = await hear_work(talker, 2)
-        refused = Part(lease.delivery, 2, 3)
+        refused = DeliveryPart(lease.delivery, 2, 3)
         talker.say(Nack(1, [refused], 0, "no such customer"))
         again = await hear_work(talker, 1)
         assert (offsets(again), failures(again)) == ([2], {2: 1})
         talker.say(Ack(0, 1, [lease.delivery], []), Ack(0, 1, [], [refused]))
         late = await talker.hear(Late)
         assert [part.delivery for part in late.parts] == [lease.delivery]
-        acked = await talker.ask(Ack(3, 1, [999], [Part(again[0][0].delivery, 2, 3)]), Acked)
-        assert list(acked.late) == [Part(999, 0, 0)]
+        acked = await talker.ask(
+            Ack(3, 1, [999], [DeliveryPart(again[0][0].delivery, 2, 3)]), AckedHead
+        )
+        assert list(acked.late) == [DeliveryPart(999, 0, 0)]
 
     run(tmp_path / "data", scenario)
 
 
 def test_a_keys_later_messages_are_recalled_and_come_again_in_order(tmp_path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        await publish(door, b"1", b"2", b"3", key=b"k")
-        talker = await consuming(door, "key_shared")
+    async def scenario(listener: NativeServer) -> None:
+        await publish(listener, b"1", b"2", b"3", key=b"k")
+        talker = await consuming(listener, "key_shared")
         ((lease, _),) = await hear_work(talker, 3)
-        talker.say(Nack(1, [Part(lease.delivery, 1, 2)], 0))
+        talker.say(Nack(1, [DeliveryPart(lease.delivery, 1, 2)], 0))
         recall = await talker.hear(Recall)
-        assert list(recall.parts) == [Part(lease.delivery, 2, 4)]
+        assert list(recall.parts) == [DeliveryPart(lease.delivery, 2, 4)]
         await talker.ask(wire.Ping(3), wire.Pong)  # nobody gets the key's messages until then
         talker.say(Recalled(1, recall.parts))
         told = await hear_work(talker, 3)
@@ -217,8 +225,8 @@ def test_a_keys_later_messages_are_recalled_and_come_again_in_order(tmp_path: Pa
     ],
 )
 def test_what_is_wrong_with_a_consumer_is_told(tmp_path: Path, head: Consume, code: str) -> None:
-    async def scenario(door: Door) -> None:
-        talker = await connected(door)
+    async def scenario(listener: NativeServer) -> None:
+        talker = await connected(listener)
         error = await talker.ask(head, wire.Error)
         assert (error.id, error.code) == (2, code)
         right = Consume(3, 1, "billing", ["orders/*"], "shared")
@@ -233,17 +241,17 @@ HUGE = 2**63 - 1
 
 
 def test_huge_numbers_hurt_nobody(tmp_path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        await publish(door, b"1", b"2")
-        talker = await consuming(door)
+    async def scenario(listener: NativeServer) -> None:
+        await publish(listener, b"1", b"2")
+        talker = await consuming(listener)
         ((lease, _),) = await hear_work(talker, 2)
-        everything = Part(lease.delivery, 0, HUGE)
+        everything = DeliveryPart(lease.delivery, 0, HUGE)
         talker.say(
-            Ack(0, 1, [HUGE], [Part(HUGE, 0, HUGE), Part(lease.delivery, HUGE, 0)]),
-            Nack(1, [Part(lease.delivery, 1, 2)], HUGE, "x" * 100_000),
+            Ack(0, 1, [HUGE], [DeliveryPart(HUGE, 0, HUGE), DeliveryPart(lease.delivery, HUGE, 0)]),
+            Nack(1, [DeliveryPart(lease.delivery, 1, 2)], HUGE, "x" * 100_000),
         )
         await talker.hear(Late)
-        acked = await talker.ask(Ack(3, 1, [], [everything]), Acked)
+        acked = await talker.ask(Ack(3, 1, [], [everything]), AckedHead)
         assert all(part.delivery == lease.delivery for part in acked.late)
         assert (await state_of(talker)).members[0].backlog == 1
 

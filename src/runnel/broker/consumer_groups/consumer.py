@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
-from runnel.formats.work_heads import Part, Picked
+from runnel.formats.work_heads import DeliveryPart, Picked
 from runnel.group_rules.definition import Definition
 
 
@@ -51,22 +51,27 @@ class WorkConsumer:
         self._consumer_group.start(self._consumer_id)
 
     def ack(
-        self, deliveries: Sequence[int], parts: Sequence[Part], picked: Sequence[Picked] = ()
-    ) -> Sequence[Part]:
+        self,
+        deliveries: Sequence[int],
+        parts: Sequence[DeliveryPart],
+        picked: Sequence[Picked] = (),
+    ) -> Sequence[DeliveryPart]:
         """Which parts came too late. Whole deliveries that did are parts from 0 to 0."""
         return self._consumer_group.ack(self._consumer_id, deliveries, parts, picked)
 
     def ack_up_to(self, topic: str, partition: int, offset: int) -> None:
         self._consumer_group.ack_up_to(self._consumer_id, (topic, partition), offset)
 
-    def nack(self, parts: Sequence[Part], *, delay_ns: int | None, reason: str) -> Sequence[Part]:
+    def nack(
+        self, parts: Sequence[DeliveryPart], *, delay_ns: int | None, reason: str
+    ) -> Sequence[DeliveryPart]:
         return self._consumer_group.nack(self._consumer_id, parts, delay_ns=delay_ns, reason=reason)
 
-    def give_back(self, parts: Sequence[Part]) -> None:
+    def give_back(self, parts: Sequence[DeliveryPart]) -> None:
         """Return messages on which no work has begun. They come again at once, and no failure is counted."""
         self._consumer_group.give_back(self._consumer_id, parts)
 
-    def missing(self, parts: Sequence[Part]) -> Sequence[Part]:
+    def missing(self, parts: Sequence[DeliveryPart]) -> Sequence[DeliveryPart]:
         """Which of these messages the consumer does not have, or does not have any more."""
         return self._consumer_group.group.missing(self._consumer_id, parts)
 
@@ -78,7 +83,7 @@ class WorkConsumer:
     def renew(self, deliveries: Sequence[int], *, lease_ns: int | None = None) -> None:
         self._consumer_group.renew(self._consumer_id, deliveries, lease_ns=lease_ns)
 
-    def recalled(self, parts: Sequence[Part]) -> None:
+    def recalled(self, parts: Sequence[DeliveryPart]) -> None:
         self._consumer_group.recalled(self._consumer_id, parts)
 
     def resize(self, window_messages: int, window_bytes: int) -> None:

@@ -27,7 +27,7 @@ from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.stores import KeptLog, Stores
 from runnel.errors import RunnelError, UnknownTopicError
-from runnel.formats.work_heads import Attempt, Lease, Part, Picked
+from runnel.formats.work_heads import Attempt, DeliveryPart, Lease, Picked
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import Definition, Mode
 from runnel.group_rules.effects import OFFSET_MAX, DeadLetter, Effects, Failure, LeasedDelivery
@@ -271,9 +271,9 @@ class ConsumerGroup:
         self,
         consumer_id: int,
         deliveries: Sequence[int],
-        parts: Sequence[Part],
+        parts: Sequence[DeliveryPart],
         picked: Sequence[Picked] = (),
-    ) -> Sequence[Part]:
+    ) -> Sequence[DeliveryPart]:
         """What came too late of it; of a whole delivery nothing more is known than that."""
         now_ns = self._parts.clock.monotonic_ns()
         late = self._apply(self.group.ack(consumer_id, deliveries, parts, now_ns, picked))
@@ -286,8 +286,8 @@ class ConsumerGroup:
         self.wake()
 
     def nack(
-        self, consumer_id: int, parts: Sequence[Part], *, delay_ns: int | None, reason: str
-    ) -> Sequence[Part]:
+        self, consumer_id: int, parts: Sequence[DeliveryPart], *, delay_ns: int | None, reason: str
+    ) -> Sequence[DeliveryPart]:
         now_ns = self._parts.clock.monotonic_ns()
         late = self._apply(
             self.group.nack(consumer_id, parts, now_ns, delay_ns=delay_ns, reason=reason)
@@ -295,7 +295,7 @@ class ConsumerGroup:
         self.wake()
         return late
 
-    def give_back(self, consumer_id: int, parts: Sequence[Part]) -> None:
+    def give_back(self, consumer_id: int, parts: Sequence[DeliveryPart]) -> None:
         self._apply(self.group.give_back(consumer_id, parts, self._parts.clock.monotonic_ns()))
         self.wake()
 
@@ -305,7 +305,7 @@ class ConsumerGroup:
         )
         self._set_timer()  # a lease may be made shorter
 
-    def recalled(self, consumer_id: int, parts: Sequence[Part]) -> None:
+    def recalled(self, consumer_id: int, parts: Sequence[DeliveryPart]) -> None:
         self._apply(self.group.recalled(consumer_id, parts, self._parts.clock.monotonic_ns()))
         self.wake()
 
@@ -317,7 +317,7 @@ class ConsumerGroup:
 
     # --- What the group decides ---
 
-    def _apply(self, effects: Effects) -> Sequence[Part]:
+    def _apply(self, effects: Effects) -> Sequence[DeliveryPart]:
         counters = self._parts.metrics.counters
         if effects.acked or effects.picked or effects.failed:
             counters.work_acked += sum([end - begin for _, begin, end in effects.acked])
@@ -553,7 +553,7 @@ class ConsumerGroup:
         self.wake()
 
 
-def _named(late: Part) -> Part:
+def _named(late: DeliveryPart) -> DeliveryPart:
     """A whole delivery that is late is named without offsets: nobody knows them any more."""
     is_whole = not late.begin and late.end == OFFSET_MAX
-    return Part(late.delivery, 0, 0) if is_whole else late
+    return DeliveryPart(late.delivery, 0, 0) if is_whole else late

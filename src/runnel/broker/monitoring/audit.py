@@ -17,7 +17,7 @@ from runnel.broker.monitoring.events import Publish
 from runnel.errors import RunnelError
 from runnel.platform.clock import Clock
 from runnel.platform.diagnostics import get_logger
-from runnel.security.gate import TokenChange
+from runnel.security.authenticator import TokenChange
 
 AUDIT_TOPIC: Final = "!system/audit"
 
@@ -96,7 +96,7 @@ class Audit:
         self._tell(kind, {"subject": subject, "token": token, "peer": peer, **fields})
 
     def token_changed(self, change: TokenChange, name: str) -> None:
-        """For a gate to say. Tokens are changed by whoever may write their file, so no token did it."""
+        """For a authenticator to say. Tokens are changed by whoever may write their file, so no token did it."""
         self.record(AuditKind(f"token_{change}"), name, token="")
 
     def deny(self, verb: str, problem: str, *, token: str, peer: str = "") -> None:

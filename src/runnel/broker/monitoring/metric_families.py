@@ -8,7 +8,7 @@ there are only gauges: what went in and out in the last interval. How many thing
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -236,9 +236,16 @@ def event_family(counts: Mapping[EventKind, int]) -> Family:
     return Family(described, ("kind",), [((kind.value,), count) for kind, count in counts.items()])
 
 
-def door_family(counts: Iterable[tuple[str, int]]) -> Family:
-    described = _gauge("door_connections", "Connections, or calls under way, by door.")
-    return Family(described, ("door",), [((door,), count) for door, count in counts])
+def listener_families(counts: Sequence[tuple[str, int]]) -> Iterator[Family]:
+    described = _gauge(
+        "listener_connections", "Connections, or calls in progress, of each listener."
+    )
+    samples = [((listener,), count) for listener, count in counts]
+    yield Family(described, ("listener",), samples)
+    former = _gauge(
+        "door_connections", "Deprecated: the former name of runnel_listener_connections."
+    )
+    yield Family(former, ("door",), samples)
 
 
 def info_family(**labels: str) -> Family:

@@ -20,10 +20,10 @@ Table = dict[str, object]
 
 
 class ConnectionStats(msgspec.Struct, frozen=True, gc=False):
-    """A connection as its door sees it."""
+    """A connection as its listener sees it."""
 
     id: int  # no other connection of this process ever had it
-    door: str
+    listener: str
     peer: str
     client: str
     since_ns: int  # wall clock
@@ -140,7 +140,8 @@ class BusiestConnections:
             "connections": [
                 {
                     "id": row.id,
-                    "door": row.door,
+                    "listener": row.listener,
+                    "door": row.listener,  # the former name; deprecated
                     "peer": row.peer,
                     "client": row.client,
                     "token": row.token,

@@ -133,7 +133,7 @@ class Monitor:
         self._disk_room: DiskRoom | None = None
         self._refused_ns: int | None = None  # when a publish last found no room
         self._looking = asyncio.Lock()
-        self._doors: dict[str, Callable[[], int]] = {}
+        self._listeners: dict[str, Callable[[], int]] = {}
         self._loop_lag = LoopLag(
             metrics.add_histogram("loop_lag", "How late a timer of the event loop fires.")
         )
@@ -146,11 +146,11 @@ class Monitor:
     def close(self) -> None:
         self._loop_lag.close()
 
-    def add_door(
+    def add_listener(
         self, name: str, setting: str, count_max: int, connections: Callable[[], int]
     ) -> None:
-        """A door was opened: its connections are told, and `setting` limits them."""
-        self._doors[name] = connections
+        """Report the connections of a listener that was opened; `setting` limits them."""
+        self._listeners[name] = connections
         self._metrics.add_limit(setting, count_max, connections)
 
     async def look(self) -> Sequence[SubscriptionState]:
@@ -390,7 +390,9 @@ class Monitor:
             node=settings.node,
         )
         yield families.event_family(self._events.counts)
-        yield families.door_family([(name, count()) for name, count in self._doors.items()])
+        yield from families.listener_families(
+            [(name, count()) for name, count in self._listeners.items()]
+        )
         yield from families.flow_families(traffic.totals)
         yield from self._storage()
         yield from families.topic_families(traffic)

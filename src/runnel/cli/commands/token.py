@@ -18,7 +18,7 @@ from runnel.cli.settings_options import Assignments, Config, Data, flags_of
 from runnel.config import Authentication, Settings, load, parse_size
 from runnel.errors import ClientFault
 from runnel.log.segments.paths import FORMAT_FILE
-from runnel.security.gate import tokens_path
+from runnel.security.authenticator import tokens_path
 from runnel.security.rights import Grant, TokenQuotas
 from runnel.security.tokens import Token, TokenFile, check_grants, new_token
 

@@ -118,7 +118,7 @@ class ReportedConnection(msgspec.Struct, frozen=True):
     subscriptions: int
     queued_bytes: int
     rates: Rates
-    door: str = ""
+    listener: str = ""
 
 
 class ConnectionsReport(msgspec.Struct, frozen=True):
@@ -441,10 +441,10 @@ def _journals(latest: BrokerReports, rows_max: int) -> Table:
 def _connections(latest: BrokerReports, rows_max: int) -> Table:
     report = latest.connections or ConnectionsReport(0, ())
     rows = [
-        (row.peer, row.door, row.client, str(row.subscriptions), *_rates(row.rates), human_bytes(row.queued_bytes))
+        (row.peer, row.listener, row.client, str(row.subscriptions), *_rates(row.rates), human_bytes(row.queued_bytes))
         for row in report.connections[:rows_max]
     ]  # fmt: skip
-    columns = ("connection", "door", "client", "subscriptions", *_RATE_COLUMNS, "queued")
+    columns = ("connection", "listener", "client", "subscriptions", *_RATE_COLUMNS, "queued")
     return Table(columns, rows, frozenset(columns[3:]))
 
 

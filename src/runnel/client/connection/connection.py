@@ -72,9 +72,9 @@ class WorkReceiver(Protocol):
 
     def leased(self, leases: Sequence[work_heads.Lease], tail: memoryview) -> None: ...
 
-    def recalled(self, parts: Sequence[work_heads.Part]) -> None: ...
+    def recalled(self, parts: Sequence[work_heads.DeliveryPart]) -> None: ...
 
-    def reported_late(self, parts: Sequence[work_heads.Part]) -> None: ...
+    def reported_late(self, parts: Sequence[work_heads.DeliveryPart]) -> None: ...
 
     def ended(self, error: RunnelError) -> None: ...
 
@@ -314,7 +314,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if receiver := self.receivers.pop(head.subscription, None):
             receiver.ended(_made_again(head.code, head.text, retriable=head.retriable))
 
-    def _take_work(self, head: work_heads.Work, tail: memoryview) -> None:
+    def _take_work(self, head: work_heads.WorkHead, tail: memoryview) -> None:
         if consumer := self.consumers.get(head.consumer):
             consumer.leased(head.leases, tail)
 
@@ -355,7 +355,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         wire.Ended: _take_end,
         wire.Closing: _take_closing,
         wire.Error: _take_error,
-        work_heads.Work: _take_work,
+        work_heads.WorkHead: _take_work,
         work_heads.Recall: _take_recall,
         work_heads.Late: _take_late,
         work_heads.ConsumerEnded: _take_consumer_end,

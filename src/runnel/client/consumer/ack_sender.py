@@ -10,7 +10,7 @@ from runnel.client.connection import Deadline, Link, OnAnswer
 from runnel.client.consumer.ledger import Acks, Ledger
 from runnel.errors import MalformedError, RunnelError
 from runnel.formats import wire
-from runnel.formats.work_heads import Ack, Acked, Nack, Part, Picked, Recalled, Renew
+from runnel.formats.work_heads import Ack, AckedHead, DeliveryPart, Nack, Picked, Recalled, Renew
 
 _T = TypeVar("_T")
 
@@ -26,7 +26,7 @@ class AckSender:
         ledger: Ledger,
         link: Callable[[], Link],
         number: int,
-        on_late: Callable[[Sequence[Part]], object],
+        on_late: Callable[[Sequence[DeliveryPart]], object],
     ) -> None:
         self.is_scheduled = False
         self._ledger = ledger
@@ -82,7 +82,7 @@ class AckSender:
             for chunk in _chunks(self._ledger.take_given_up()):
                 link.tell(Recalled(self._number, chunk))
 
-    def nack(self, parts: Sequence[Part], delay_ms: int | None, reason: str) -> None:
+    def nack(self, parts: Sequence[DeliveryPart], delay_ms: int | None, reason: str) -> None:
         """Tell what failed: behind the acks, or what was acked before might come again with it.
 
         The reason has UTF-8, and the delay 64 bits: what could not be encoded would be lost with what is taken here.
@@ -106,7 +106,7 @@ class AckSender:
 
     def _settles(self, answered: asyncio.Future[None], told: int) -> OnAnswer:
         def settle(answer: wire.Answer | RunnelError, _: memoryview) -> None:
-            if isinstance(answer, Acked):
+            if isinstance(answer, AckedHead):
                 self._stored_frames = max(self._stored_frames, told)
                 self._on_late(answer.late)
                 if not answered.done():
@@ -126,7 +126,7 @@ def _chunks(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
         yield items[begin : begin + _NAMED_MAX]
 
 
-def _frames(acks: Acks) -> list[tuple[Sequence[int], Sequence[Part], Sequence[Picked]]]:
+def _frames(acks: Acks) -> list[tuple[Sequence[int], Sequence[DeliveryPart], Sequence[Picked]]]:
     """What each frame tells; at least one, which may be empty."""
     if len(acks.deliveries) + len(acks.parts) + len(acks.picked) <= _NAMED_MAX:
         return [acks]

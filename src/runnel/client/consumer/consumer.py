@@ -32,7 +32,7 @@ from runnel.errors import (
     MalformedError,
 )
 from runnel.formats.batch import unpack_blocks
-from runnel.formats.work_heads import Lease, Part
+from runnel.formats.work_heads import DeliveryPart, Lease
 
 # A reader that always finds something lets others run after so much.
 _YIELD_BYTES: Final = 256 * 2**10
@@ -203,7 +203,7 @@ class Consumer(ConsumerSession):
         return self._report_late() if ledger.late else []
 
     async def _ack_stored(self, items: Sequence[LeasedItem]) -> None:
-        told: list[Part] = []
+        told: list[DeliveryPart] = []
         self._late_listeners.append(told)
         try:
             late = self.ack_nowait(items)
@@ -239,7 +239,7 @@ class Consumer(ConsumerSession):
         delay_ms = milliseconds("delay_s", delay_s)
         reason = reason_text(reason)
         self.check_own(items)
-        parts: list[Part] = []
+        parts: list[DeliveryPart] = []
         places: set[tuple[str, int]] = set()
         for item in items:
             failed = self._ledger.nack(item)

@@ -29,7 +29,7 @@ from runnel.client.consumer.reconnecting_reader import ReconnectingReader
 from runnel.client.consumer.work import LateWork
 from runnel.errors import ConnectionLostError, LateAckError, MalformedError, RunnelError
 from runnel.formats import wire, work_heads
-from runnel.formats.work_heads import Lease, Part
+from runnel.formats.work_heads import DeliveryPart, Lease
 
 _LATE_MAX: Final = 1000
 _CLOSE_TIMEOUT_S: Final = 2.0
@@ -68,7 +68,7 @@ class ConsumerSession(ReconnectingReader):
         self._renewer = LeaseRenewer(self._ledger, timers, self._ack_sender.renew)
         self._may_have_lost_acks = False
         self._late_listeners: list[
-            list[Part]
+            list[DeliveryPart]
         ] = []  # what is told late, for whoever waits until acks are stored
 
     def __repr__(self) -> str:
@@ -189,11 +189,11 @@ class ConsumerSession(ReconnectingReader):
     def leased(self, leases: Sequence[Lease], tail: memoryview) -> None:
         """Take what the broker has leased to this consumer."""
 
-    def recalled(self, parts: Sequence[Part]) -> None:
+    def recalled(self, parts: Sequence[DeliveryPart]) -> None:
         self._ledger.recall(parts)
         self._ack_sender.send()
 
-    def reported_late(self, parts: Sequence[Part]) -> None:
+    def reported_late(self, parts: Sequence[DeliveryPart]) -> None:
         for told in self._late_listeners:
             told += parts
         self._ledger.reported_late(parts)

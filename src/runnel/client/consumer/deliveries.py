@@ -21,7 +21,7 @@ import numpy as np
 from runnel.errors import MalformedError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.formats.work_heads import Attempt, Lease, Part, Picked
+from runnel.formats.work_heads import Attempt, DeliveryPart, Lease, Picked
 
 Range: TypeAlias = tuple[int, int]  # offsets, the second not included
 
@@ -100,7 +100,7 @@ class LeaseHolder(Protocol):
     async def extend(self, item: LeasedItem, seconds: float) -> None: ...
 
 
-def is_concerned(item: LeasedItem, part: Part) -> bool:
+def is_concerned(item: LeasedItem, part: DeliveryPart) -> bool:
     """Whether messages of an item are in a part; one without offsets is a whole delivery."""
     return part.delivery == item.delivery.id and (
         part.begin >= part.end
@@ -214,23 +214,25 @@ class HeldDelivery:
         if first < last:
             self.states[first:last] = self.states[first:last].translate(table)
 
-    def take(self, state: int) -> list[Part]:
+    def take(self, state: int) -> list[DeliveryPart]:
         """All messages in a state, which are gone then: as ranges, to be told."""
         if state not in self.states:  # nearly always, and known sooner than by matching
             return []
         found = [match.span() for match in _RANGES[state].finditer(self.states)]
         for first, last in found:
             self.states[first:last] = bytes(last - first)
-        return [Part(self.id, self.begin + first, self.begin + last) for first, last in found]
+        return [
+            DeliveryPart(self.id, self.begin + first, self.begin + last) for first, last in found
+        ]
 
-    def take_acked(self) -> list[Part] | Picked:
+    def take_acked(self) -> list[DeliveryPart] | Picked:
         """The same for those that are acked; where they lie scattered, as bits."""
         states = self.states
         first, last = states.find(ACKED), states.rfind(ACKED) + 1
         acked = states.count(ACKED)
         if last - first == acked:  # none, or one stretch
             states[first:last] = bytes(acked)
-            return [Part(self.id, self.begin + first, self.begin + last)] if acked else []
+            return [DeliveryPart(self.id, self.begin + first, self.begin + last)] if acked else []
         if acked < _PICKED_MIN:
             return self.take(ACKED)
         mask = int(states[first:last].translate(_DIGITS)[::-1], 2)

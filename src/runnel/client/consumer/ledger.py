@@ -34,7 +34,7 @@ from runnel.client.consumer.deliveries import (
 )
 from runnel.client.consumer.work import LateWork
 from runnel.formats.message import Message
-from runnel.formats.work_heads import Part, Picked
+from runnel.formats.work_heads import DeliveryPart, Picked
 
 # Deliveries that were settled and are remembered, to say of late ones where they were.
 _REMEMBERED_MAX: Final = 4096
@@ -63,7 +63,7 @@ class Acks(NamedTuple):
     """Deliveries that were acked whole, and parts of others."""
 
     deliveries: list[int]
-    parts: list[Part]
+    parts: list[DeliveryPart]
     picked: list[Picked]
 
 
@@ -82,7 +82,7 @@ class Ledger:
         self.deliveries: Final[dict[int, HeldDelivery]] = {}
         self.taken_ns = 0  # when a message was last begun
         self.unsent = 0  # messages that were acked, and of which the broker is not told
-        self.given_up: list[Part] = []  # to be told as recalled
+        self.given_up: list[DeliveryPart] = []  # to be told as recalled
         self.late: list[LateWork] = []  # to be told to the user
         self._received = self._nacked = self._recalled = self._late = 0
         self._acked = 0  # without those that are unsent
@@ -186,7 +186,7 @@ class Ledger:
 
     # --- Giving back ---
 
-    def nack(self, item: LeasedItem) -> list[Part]:
+    def nack(self, item: LeasedItem) -> list[DeliveryPart]:
         """What is left of it failed: the parts to be told."""
         delivery = item.delivery
         with self.lock:
@@ -203,7 +203,7 @@ class Ledger:
         self._forget_if_settled(delivery)
         return parts
 
-    def recall(self, parts: Iterable[Part]) -> None:
+    def recall(self, parts: Iterable[DeliveryPart]) -> None:
         """The broker wants these back. Those that wait are given up at once, others as their work ends."""
         for part in parts:
             if delivery := self.deliveries.get(part.delivery):
@@ -239,7 +239,7 @@ class Ledger:
         self.given_up += parts
         self._forget_if_settled(delivery)
 
-    def _give_up(self, delivery: HeldDelivery) -> list[Part]:
+    def _give_up(self, delivery: HeldDelivery) -> list[DeliveryPart]:
         """Work on what had been recalled has ended."""
         parts = delivery.take(GIVEN_UP)
         if parts:
@@ -250,7 +250,7 @@ class Ledger:
             self._forget_if_settled(delivery)
         return parts
 
-    def take_given_up(self) -> list[Part]:
+    def take_given_up(self) -> list[DeliveryPart]:
         parts, self.given_up = self.given_up, []
         return parts
 
@@ -281,13 +281,13 @@ class Ledger:
         self._acked += self.unsent
         self.unsent = 0
 
-    def reported_late(self, parts: Iterable[Part]) -> None:
+    def reported_late(self, parts: Iterable[DeliveryPart]) -> None:
         """The broker says that these came too late."""
         for part in parts:
             self._found_late([part], LEASE_OVER, self.deliveries.get(part.delivery))
 
     def _found_late(
-        self, parts: Iterable[Part], reason: str, delivery: HeldDelivery | None
+        self, parts: Iterable[DeliveryPart], reason: str, delivery: HeldDelivery | None
     ) -> None:
         for part in parts:
             place = self._remembered.get(part.delivery) if delivery is None else _placed(delivery)

@@ -1,7 +1,7 @@
-"""The gRPC door: `proto/runnel/v1/runnel.proto` served by grpcio, in the broker's own event loop.
+"""The gRPC listener: `proto/runnel/v1/runnel.proto` served by grpcio, in the broker's own event loop.
 
     listener    the port, TLS, the standard health service and reflection
-    door        all calls under way, and their end
+    listener        all calls under way, and their end
     admission   who is let in, and how many at a time
     service     the methods of the .proto, each joined to its verb
     calls       one call: who calls, what for, and how it ends

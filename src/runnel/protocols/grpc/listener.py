@@ -1,4 +1,4 @@
-"""The gRPC door on a TCP port: opened as the settings say, with health and reflection; drained and closed later.
+"""The gRPC listener on a TCP port: opened as the settings say, with health and reflection; drained and closed later.
 
 grpcio's server may end by itself: it listens no longer, though calls that are under way go on. A call whose method is
 no text did that, before `grpc_server.py`. The listener looks after it, and opens another in its place.
@@ -22,11 +22,11 @@ from runnel.platform.addresses import Endpoint, format_address, resolve
 from runnel.platform.diagnostics import get_logger
 from runnel.platform.listening_socket import listen
 from runnel.platform.tls import TlsFiles
-from runnel.protocols.grpc.server.connections import GrpcDoor
-from runnel.protocols.grpc.server.grpc_server import new_server
+from runnel.protocols.grpc.server.grpc_server import GrpcServer
 from runnel.protocols.grpc.server.public import Public
+from runnel.protocols.grpc.server.sturdy_server import new_server
 from runnel.protocols.grpc.service import SERVICE, services_of
-from runnel.security.gate import Gate
+from runnel.security.authenticator import Authenticator
 
 logger = get_logger("runnel.grpc")
 
@@ -59,74 +59,76 @@ class GrpcListener:
 
     def __init__(
         self,
-        door: GrpcDoor,
-        server: grpc.aio.Server,
+        server: GrpcServer,
+        aio_server: grpc.aio.Server,
         public: Public,
         address: str,
         tls: GrpcTls | None,
         start_another: _StartAnother,
     ) -> None:
-        self.door = door
+        self.server = server
         self.address = address
         """Where clients reach it, as `host:port`, with the port that port 0 became."""
         self.tls = tls
-        self._server = server
+        self._aio_server = aio_server
         self._public = public
         self._start_another = start_another
         self._retired: dict[grpc.aio.Server, asyncio.Task[None]] = {}
         self._keeping_open = asyncio.get_running_loop().create_task(self._keep_open())
 
     @classmethod
-    async def open(cls, broker: Broker, gate: Gate, settings: Settings) -> GrpcListener:
+    async def open(
+        cls, broker: Broker, authenticator: Authenticator, settings: Settings
+    ) -> GrpcListener:
         own = settings.grpc
         assert own.listen is not None
         tls = cast("GrpcTls | None", GrpcTls.of("grpc", own.tls_certificate, own.tls_key))
-        endpoint = await _checked(own.listen, is_allowed=gate.asks or own.allow_remote)
+        endpoint = await _checked(own.listen, is_allowed=authenticator.asks or own.allow_remote)
         public = Public(SERVICE.full_name)
-        door = GrpcDoor(broker, gate, settings)
+        server = GrpcServer(broker, authenticator, settings)
 
         def new() -> grpc.aio.Server:
-            services = {**services_of(door), **public.services()}
-            return new_server(services, _options(own), _calls_max(own), door.on_unknown_method)
+            services = {**services_of(server), **public.services()}
+            return new_server(services, _options(own), _calls_max(own), server.on_unknown_method)
 
         try:
-            server = new()
-            port = _bind(server, endpoint, own.listen, tls)
+            aio_server = new()
+            port = _bind(aio_server, endpoint, own.listen, tls)
         except BaseException:
-            await door.close()
+            await server.close()
             raise
         endpoint = Endpoint(endpoint.family, (endpoint.address[0], port, *endpoint.address[2:]))
         await public.open()
 
         async def start_another() -> grpc.aio.Server:
-            server = new()
-            _bind(server, endpoint, str(endpoint), tls)
-            await server.start()
-            return server
+            another = new()
+            _bind(another, endpoint, str(endpoint), tls)
+            await another.start()
+            return another
 
         try:
-            await server.start()
+            await aio_server.start()
         except BaseException:
-            await door.close()
+            await server.close()
             raise
         address = format_address(*endpoint.address[:2])
-        return cls(door, server, public, address, tls, start_another)
+        return cls(server, aio_server, public, address, tls, start_another)
 
     async def _keep_open(self) -> None:
         """Whenever the server has ended by itself, put another in its place."""
         is_running = True
         while is_running:
             try:
-                is_running = await self._server.wait_for_termination(_LOOK_SECONDS)
+                is_running = await self._aio_server.wait_for_termination(_LOOK_SECONDS)
             except Exception as error:  # noqa: BLE001 - what the server ended with, whatever it is
                 await self._replace(error)
 
     async def _replace(self, error: Exception) -> None:
-        self.door.broker.metrics.counters.protocol_errors += 1
-        ended = self._server
-        while self._server is ended:
+        self.server.broker.metrics.counters.protocol_errors += 1
+        ended = self._aio_server
+        while self._aio_server is ended:
             try:
-                self._server = await self._start_another()
+                self._aio_server = await self._start_another()
             except SettingsError:  # its port is not free yet
                 await asyncio.sleep(_LOOK_SECONDS)
         self._retired[ended] = asyncio.get_running_loop().create_task(self._retire(ended))
@@ -134,15 +136,15 @@ class GrpcListener:
             "a call brought the gRPC server down; another took its place", problem=str(error)
         )
 
-    async def _retire(self, server: grpc.aio.Server) -> None:
-        """Until its calls are over; the new one has all that come."""
-        await server.stop(_RETIRED_SECONDS)
-        del self._retired[server]
+    async def _retire(self, ended: grpc.aio.Server) -> None:
+        """Let the calls of a server that no longer listens finish; its replacement gets all new ones."""
+        await ended.stop(_RETIRED_SECONDS)
+        del self._retired[ended]
 
     @property
     def connection_count(self) -> int:
         """Calls under way: gRPC does not tell of its connections."""
-        return len(self.door.calls)
+        return len(self.server.calls)
 
     async def drain(self) -> bool:
         """Let nobody in any more, and let every call finish. False: not all did in time.
@@ -152,19 +154,19 @@ class GrpcListener:
         with suppress(TimeoutError):  # somebody who watches it may not read
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._public.closing()
-        return await self.door.drain()
+        return await self.server.drain()
 
     def hurry(self) -> None:
         """A drain under way waits no longer."""
-        self.door.hurry()
+        self.server.hurry()
 
     async def close(self) -> None:
         """Cut off whoever is left."""
         self._keeping_open.cancel()
-        await self.door.close()
+        await self.server.close()
         await asyncio.wait({self._keeping_open})
-        for server in (self._server, *self._retired):
-            await server.stop(_CLOSE_SECONDS)
+        for each in (self._aio_server, *self._retired):
+            await each.stop(_CLOSE_SECONDS)
         if self._retired:
             await asyncio.wait(self._retired.values())
 

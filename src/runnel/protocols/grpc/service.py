@@ -19,10 +19,10 @@ from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from runnel.protocols.grpc.methods import consuming, live, publishing, reading, topics, work
 from runnel.protocols.grpc.methods.sending import request_in
 from runnel.protocols.grpc.server.admission import enter
-from runnel.protocols.grpc.server.calls import Call, Context, single_request
-from runnel.protocols.grpc.server.connections import GrpcDoor
-from runnel.protocols.grpc.server.grpc_server import Services
+from runnel.protocols.grpc.server.calls import Context, GrpcCall, single_request
+from runnel.protocols.grpc.server.grpc_server import GrpcServer
 from runnel.protocols.grpc.server.statuses import refused
+from runnel.protocols.grpc.server.sturdy_server import Services
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Runnel"]
 
@@ -30,9 +30,9 @@ SERVICE: Final = pb.DESCRIPTOR.services_by_name["Runnel"]
 _REQUEST_SECONDS_MAX: Final = 30.0
 
 T = TypeVar("T")
-Verb: TypeAlias = Callable[[Call, Any], Awaitable[Message]]
-Writing: TypeAlias = Callable[[Call, Any], Awaitable[None]]
-Talking: TypeAlias = Callable[[Call], Awaitable[None]]
+Verb: TypeAlias = Callable[[GrpcCall, Any], Awaitable[Message]]
+Writing: TypeAlias = Callable[[GrpcCall, Any], Awaitable[None]]
+Talking: TypeAlias = Callable[[GrpcCall], Awaitable[None]]
 
 _VERBS: Final[Mapping[str, Verb]] = {
     "Publish": publishing.publish,
@@ -66,57 +66,59 @@ _TALKING: Final[Mapping[str, Talking]] = {
 }
 
 
-def services_of(door: GrpcDoor) -> Services:
+def services_of(server: GrpcServer) -> Services:
     """Everything that the service can do."""
-    return {SERVICE.full_name: {method.name: _method(door, method) for method in SERVICE.methods}}
+    return {SERVICE.full_name: {method.name: _method(server, method) for method in SERVICE.methods}}
 
 
-def _method(door: GrpcDoor, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
+def _method(server: GrpcServer, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
     # Requests come as bytes: what cannot be parsed is answered as every other mistake of a client's. All are taken as
     # streams, which is the same on the wire: grpcio would read a single request before anybody is asked who calls, and
     # wait for the rest of it for ever.
     if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(_talked(door, _TALKING[method.name]))
+        return grpc.stream_stream_rpc_method_handler(_talked(server, _TALKING[method.name]))
     request_type = GetMessageClass(method.input_type)
     if method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(
-            _written(door, _WRITING[method.name], request_type)
+            _written(server, _WRITING[method.name], request_type)
         )
-    return grpc.stream_unary_rpc_method_handler(_answered(door, _VERBS[method.name], request_type))
+    return grpc.stream_unary_rpc_method_handler(
+        _answered(server, _VERBS[method.name], request_type)
+    )
 
 
-def _answered(door: GrpcDoor, verb: Verb, request_type: type[Message]) -> Any:
+def _answered(server: GrpcServer, verb: Verb, request_type: type[Message]) -> Any:
     parse = request_in if request_type is pb.PublishRequest else partial(parsed, request_type)
 
     async def handle(_: object, context: Context) -> bytes:
-        async def answer(call: Call) -> bytes:
+        async def answer(call: GrpcCall) -> bytes:
             response = await verb(call, parse(await _request(context)))
             return response.SerializeToString()
 
-        return await _within_call(door, context, answer)
+        return await _within_call(server, context, answer)
 
     return handle
 
 
-def _written(door: GrpcDoor, writing: Writing, request_type: type[Message]) -> Any:
+def _written(server: GrpcServer, writing: Writing, request_type: type[Message]) -> Any:
     async def handle(_: object, context: Context) -> None:
-        async def write(call: Call) -> None:
+        async def write(call: GrpcCall) -> None:
             request = parsed(request_type, await _request(context))
             await call.begin_stream()
             await writing(call, request)
 
-        await _within_call(door, context, write)
+        await _within_call(server, context, write)
 
     return handle
 
 
-def _talked(door: GrpcDoor, talking: Talking) -> Any:
+def _talked(server: GrpcServer, talking: Talking) -> Any:
     async def handle(_: object, context: Context) -> None:
-        async def speak(call: Call) -> None:
+        async def speak(call: GrpcCall) -> None:
             await call.begin_stream()
             await talking(call)
 
-        await _within_call(door, context, speak)
+        await _within_call(server, context, speak)
 
     return handle
 
@@ -126,12 +128,14 @@ async def _request(context: Context) -> bytes:
     return data
 
 
-async def _within_call(door: GrpcDoor, context: Context, work: Callable[[Call], Awaitable[T]]) -> T:
+async def _within_call(
+    server: GrpcServer, context: Context, work: Callable[[GrpcCall], Awaitable[T]]
+) -> T:
     """The boundary of a call: whatever happens within becomes its status."""
-    call: Call | None = None
+    call: GrpcCall | None = None
     failure: BaseException
     try:
-        call = await enter(door, context)
+        call = await enter(server, context)
         return await work(call)
     except asyncio.CancelledError:
         if call is None or call.end is None:
@@ -149,5 +153,5 @@ async def _within_call(door: GrpcDoor, context: Context, work: Callable[[Call], 
         raise asyncio.CancelledError  # the client has left: what failed was to tell it something
     if call is not None and not isinstance(failure, RunnelError):
         call.broken(failure)
-    door.broker.metrics.counters.requests_failed += 1
+    server.broker.metrics.counters.requests_failed += 1
     return await refused(context, failure)

@@ -1,4 +1,4 @@
-"""All resources of the door in one Litestar application."""
+"""All resources of the listener in one Litestar application."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runnel.protocols.http.resources.statistics import watch_handlers
 from runnel.protocols.http.resources.topics import topic_handlers
 from runnel.protocols.http.server.answers import Answer
 from runnel.protocols.http.server.calls import call_of
-from runnel.protocols.http.server.requests import DoorRequest, explained
+from runnel.protocols.http.server.requests import HttpRequest, explained
 
 HANDLERS: list[ControllerRouterHandler] = [
     *publish_handlers,
@@ -40,11 +40,11 @@ HANDLERS: list[ControllerRouterHandler] = [
 
 @cache
 def litestar_app() -> Litestar:
-    """One for all doors of a process: a request brings its door along. Making it takes a while."""
+    """One for all listeners of a process: a request brings its listener along. Making it takes a while."""
     return Litestar(
         [*_options(), *HANDLERS, *page_handlers(HANDLERS)],
-        request_class=DoorRequest,
-        request_max_body_size=None,  # `read_body` sees to it, by the door's settings
+        request_class=HttpRequest,
+        request_max_body_size=None,  # `read_body` sees to it, by the listener's settings
         exception_handlers={Exception: _answer_problem},
         openapi_config=None,
         logging_config=None,
@@ -78,7 +78,7 @@ def _options_of(path: str, methods: str) -> HTTPRouteHandler:
 
 
 def _answer_problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    call_of(request).door.broker.metrics.counters.requests_failed += 1
+    call_of(request).server.broker.metrics.counters.requests_failed += 1
     if isinstance(error, ValidationException):
         error = explained(request, error)
     problem, headers = problem_of(error, call_of(request).peer)

@@ -1,4 +1,4 @@
-"""The HTTP door on a TCP port: opened as the settings say, drained and closed when the broker goes.
+"""The HTTP listener on a TCP port: opened as the settings say, drained and closed when the broker goes.
 
 The connections are uvicorn's, its server is not: signals, logging and the order of closing are the broker's own.
 """
@@ -18,37 +18,41 @@ from runnel.platform.port_listener import PortListener
 from runnel.platform.tls import TlsFiles
 from runnel.protocols.http.app import litestar_app
 from runnel.protocols.http.server.browsers import BrowserPolicy
-from runnel.protocols.http.server.connections import HttpDoor
 from runnel.protocols.http.server.front import Front
-from runnel.security.gate import Gate
+from runnel.protocols.http.server.http_server import HttpServer
+from runnel.security.authenticator import Authenticator
 
 
-class HttpListener(PortListener[HttpDoor]):
+class HttpListener(PortListener[HttpServer]):
     """Make one with `await HttpListener.open(…)`."""
 
     @classmethod
-    async def open(cls, broker: Broker, gate: Gate, settings: Settings) -> HttpListener:
+    async def open(
+        cls, broker: Broker, authenticator: Authenticator, settings: Settings
+    ) -> HttpListener:
         http = settings.http
         if http.listen is None:
-            raise ValueError("http.listen = none: this door is closed")
+            raise ValueError("http.listen = none: this listener is closed")
         tls = TlsFiles.of("http", http.tls_certificate, http.tls_key)
-        browsers = BrowserPolicy(http, asks_for_tokens=gate.asks, machine=socket.gethostname())
-        listening = await listen(
-            http.listen, section="http", is_allowed_remotely=gate.asks or http.allow_remote
+        browsers = BrowserPolicy(
+            http, asks_for_tokens=authenticator.asks, machine=socket.gethostname()
         )
-        door = HttpDoor(broker, gate, settings)
-        config = _uvicorn(Front(door, litestar_app(), browsers))
+        listening = await listen(
+            http.listen, section="http", is_allowed_remotely=authenticator.asks or http.allow_remote
+        )
+        server = HttpServer(broker, authenticator, settings)
+        config = _uvicorn(Front(server, litestar_app(), browsers))
         acceptor = Acceptor(
             listening,
-            lambda: door.new_connection(config),
+            lambda: server.new_connection(config),
             section="http",
-            connection_count=lambda: door.connection_count,
+            connection_count=lambda: server.connection_count,
             connections_max=http.connections_max,
             counters=broker.metrics.counters,
             tls=None if tls is None else tls.context,
             handshake_seconds_max=http.handshake_timeout_ns / 1e9,
         )
-        return cls(door, acceptor, format_address(*listening.getsockname()[:2]), tls)
+        return cls(server, acceptor, format_address(*listening.getsockname()[:2]), tls)
 
 
 def _uvicorn(app: Front) -> Config:

@@ -1,8 +1,8 @@
-"""The native door: framed msgpack over TCP, or through a pipe inside the process.
+"""The native listener: framed msgpack over TCP, or through a pipe inside the process.
 
     listener   sockets and TLS            pipe       the same without sockets
         └──────────────┬──────────────────────┘
-    door       all connections: how many, how long they may be silent, draining
+    listener       all connections: how many, how long they may be silent, draining
     protocol   one connection's bytes: frames in, one or two writes per wake-up out
     session    what is said: requests become the broker's verbs, its answers become frames
 

@@ -18,20 +18,20 @@ from runnel.errors import ClientFault, ClosedError, LateAckError, LimitExceededE
 from runnel.formats import wire
 from runnel.formats.work_heads import (
     Ack,
-    Acked,
+    AckedHead,
     AckUpTo,
     Consume,
     Consuming,
+    DeliveryPart,
     Late,
     Lease,
     Leave,
     Nack,
-    Part,
     Recall,
     Recalled,
     Renew,
     Window,
-    Work,
+    WorkHead,
 )
 from runnel.protocols.native.answers import consumer_ended_notice, shortened
 from runnel.protocols.native.output import Buffer, Output, say
@@ -43,7 +43,7 @@ Saying: TypeAlias = Window | Nack | Renew | Recalled | Leave
 Answering: TypeAlias = Callable[[], Awaitable[None]]
 
 
-class _Opening(msgspec.Struct):
+class _OpeningConsumer(msgspec.Struct):
     """A consumer that the broker is still preparing, and what was said of it meanwhile."""
 
     window: Window | None = None
@@ -67,7 +67,7 @@ class Consumers:
         """A frame with several deliveries has a tail of at most so many bytes; a single one may be larger."""
         self._output = output
         self._tail_bytes_max = tail_bytes_max
-        self._by_number: dict[int, WorkConsumer | _Opening] = {}
+        self._by_number: dict[int, WorkConsumer | _OpeningConsumer] = {}
         self._is_paused = False
         self._is_closed = False
         self.messages_out = 0
@@ -86,13 +86,13 @@ class Consumers:
                 f"this connection has {count_max} consumers; no more are allowed "
                 "(native.consumers_max)"
             )
-        self._by_number[number] = _Opening()
+        self._by_number[number] = _OpeningConsumer()
 
     async def open(self, access: Access, request: Consume) -> None:
         """Open what was prepared, and tell the client."""
         number = request.consumer
         opening = self._by_number.get(number)
-        if not isinstance(opening, _Opening):
+        if not isinstance(opening, _OpeningConsumer):
             raise _connection_over()  # before its turn came
         try:
             consumer = await access.consume(number, self, request)
@@ -125,7 +125,7 @@ class Consumers:
             consumer.pause()
         consumer.start()  # not before the client knows of it
 
-    def _forget(self, number: int, opening: _Opening) -> None:
+    def _forget(self, number: int, opening: _OpeningConsumer) -> None:
         if self._by_number.get(number) is opening:
             del self._by_number[number]
         for request_id in opening.leave_ids:
@@ -143,7 +143,7 @@ class Consumers:
             if request.id:
                 raise _too_late(request.consumer)
             return None  # the notice of its end says as much
-        late: Sequence[Part] = ()
+        late: Sequence[DeliveryPart] = ()
         if isinstance(request, Ack):
             late = consumer.ack(request.deliveries, request.parts, request.picked)
         else:
@@ -155,10 +155,10 @@ class Consumers:
         return None
 
     async def _tell_stored(
-        self, request_id: int, consumer: WorkConsumer, late: Sequence[Part]
+        self, request_id: int, consumer: WorkConsumer, late: Sequence[DeliveryPart]
     ) -> None:
         await consumer.wait_stored()
-        say(self._output, Acked(request_id, late))
+        say(self._output, AckedHead(request_id, late))
 
     def hear(self, request: Saying) -> None:
         """All else that is said of a consumer; only `leave` has an answer."""
@@ -190,7 +190,7 @@ class Consumers:
 
     def _resize(self, request: Window) -> None:
         consumer = self._by_number.get(request.consumer)
-        if isinstance(consumer, _Opening):
+        if isinstance(consumer, _OpeningConsumer):
             consumer.window = request
         elif consumer is not None:
             consumer.resize(request.messages, request.bytes)
@@ -198,7 +198,7 @@ class Consumers:
     def _leave(self, request: Leave) -> None:
         """Done, too, where there is none any more."""
         consumer = self._by_number.get(request.consumer)
-        if isinstance(consumer, _Opening):
+        if isinstance(consumer, _OpeningConsumer):
             consumer.leave_ids.append(request.id)  # once it is open
             return
         if consumer is not None:
@@ -209,7 +209,7 @@ class Consumers:
     def _open_consumer(self, number: int) -> WorkConsumer | None:
         """None as well while it is opening: nothing can have been delivered to it."""
         consumer = self._by_number.get(number)
-        return None if isinstance(consumer, _Opening) else consumer
+        return None if isinstance(consumer, _OpeningConsumer) else consumer
 
     # --- What the connection says ---
 
@@ -217,7 +217,7 @@ class Consumers:
         """The client does not read as fast as it is told."""
         self._is_paused = True
         for consumer in self._by_number.values():
-            if not isinstance(consumer, _Opening):
+            if not isinstance(consumer, _OpeningConsumer):
                 consumer.pause()
 
     def resume(self) -> None:
@@ -225,7 +225,7 @@ class Consumers:
         for consumer in list(self._by_number.values()):
             if self._is_paused:
                 return  # what the first of them was sent has filled the way again
-            if not isinstance(consumer, _Opening):
+            if not isinstance(consumer, _OpeningConsumer):
                 consumer.resume()
 
     def close(self, *, is_clean: bool) -> None:
@@ -234,7 +234,7 @@ class Consumers:
         consumers = list(self._by_number.values())
         self._by_number.clear()
         for consumer in consumers:
-            if not isinstance(consumer, _Opening):
+            if not isinstance(consumer, _OpeningConsumer):
                 consumer.close(is_clean=is_clean)
 
     # --- What the broker says (WorkSink) ---
@@ -257,19 +257,19 @@ class Consumers:
             size = sum(map(len, buffers))
             if leases and tail_bytes + size > self._tail_bytes_max:
                 self._output.queue(
-                    wire.encode(Work(consumer, leases), tail_bytes), tail, tail_bytes
+                    wire.encode(WorkHead(consumer, leases), tail_bytes), tail, tail_bytes
                 )
                 leases, tail, tail_bytes = [], [], 0
             leases.append(delivery.lease)
             tail += buffers
             tail_bytes += size
             self.messages_out += delivery.messages
-        self._output.queue(wire.encode(Work(consumer, leases), tail_bytes), tail, tail_bytes)
+        self._output.queue(wire.encode(WorkHead(consumer, leases), tail_bytes), tail, tail_bytes)
 
-    def recall(self, consumer: int, parts: Sequence[Part]) -> None:
+    def recall(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
         say(self._output, Recall(consumer, parts))
 
-    def late(self, consumer: int, parts: Sequence[Part]) -> None:
+    def late(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
         say(self._output, Late(consumer, parts))
 
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:
@@ -277,7 +277,7 @@ class Consumers:
 
     def consumer_ended(self, consumer: int, error: RunnelError) -> None:
         found = self._by_number.get(consumer)
-        if isinstance(found, _Opening):
+        if isinstance(found, _OpeningConsumer):
             found.end = error  # its `consume` is answered so
         elif found is not None:
             del self._by_number[consumer]

@@ -18,7 +18,7 @@ _NS_PER_MS: Final = 1_000_000
 _HTTP_BEGINNINGS: Final = frozenset(
     (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"PRI ")
 )
-_HTTP_TEXT: Final = b"this is Runnel's native door; HTTP is usually at 7480\n"
+_HTTP_TEXT: Final = b"this is Runnel's native listener; HTTP is usually at 7480\n"
 _HTTP_ANSWER: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
     % (len(_HTTP_TEXT), _HTTP_TEXT)

@@ -1,4 +1,4 @@
-"""The native door on a TCP port: opened as the settings say, drained and closed when the broker goes."""
+"""The native listener on a TCP port: opened as the settings say, drained and closed when the broker goes."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from runnel.platform.addresses import format_address
 from runnel.platform.listening_socket import listen
 from runnel.platform.port_listener import PortListener
 from runnel.platform.tls import TlsFiles
-from runnel.protocols.native.door import Door
-from runnel.security.gate import Gate
+from runnel.protocols.native.native_server import NativeServer
+from runnel.security.authenticator import Authenticator
 
 
-class Listener(PortListener[Door]):
+class Listener(PortListener[NativeServer]):
     """Make one with `await Listener.open(…)`."""
 
     @classmethod
-    async def open(cls, broker: Broker, gate: Gate, settings: Settings) -> Listener:
+    async def open(
+        cls, broker: Broker, authenticator: Authenticator, settings: Settings
+    ) -> Listener:
         native = settings.native
         tls = TlsFiles.of("native", native.tls_certificate, native.tls_key)
         listening = await listen(
             native.listen,
             section="native",
-            is_allowed_remotely=gate.asks or native.allow_remote,
+            is_allowed_remotely=authenticator.asks or native.allow_remote,
         )
-        door = Door(broker, settings, gate)
+        server = NativeServer(broker, settings, authenticator)
         acceptor = Acceptor(
             listening,
-            door.new_connection if tls is None else door.new_encrypted_connection,
+            server.new_connection if tls is None else server.new_encrypted_connection,
             section="native",
-            connection_count=lambda: door.connection_count,
+            connection_count=lambda: server.connection_count,
             connections_max=native.connections_max,
             counters=broker.metrics.counters,
             tls=None if tls is None else tls.context,
             handshake_seconds_max=native.handshake_timeout_ns / 1e9,
         )
-        return cls(door, acceptor, format_address(*listening.getsockname()[:2]), tls)
+        return cls(server, acceptor, format_address(*listening.getsockname()[:2]), tls)

@@ -17,7 +17,7 @@ from runnel.protocols.native.output import Buffer
 from runnel.protocols.native.session import Session
 from runnel.protocols.native.turns import Turns
 from runnel.protocols.native.wake_up import WakeUp
-from runnel.security.gate import Gate
+from runnel.security.authenticator import Authenticator
 
 RECEIVE_BYTES: Final = 256 * 1024
 HELLO_BYTES_MAX: Final = 8 * 1024
@@ -35,7 +35,7 @@ _LINGER_NS: Final = 2_000_000_000
 
 
 class Host(Protocol):
-    """What a connection needs of the door it comes through."""
+    """What a connection needs of the listener it comes through."""
 
     broker: Broker
     settings: Settings
@@ -43,14 +43,14 @@ class Host(Protocol):
     turns: Turns
     wake_up: WakeUp
 
-    def enter(self, connection: Connection) -> None:
+    def enter(self, connection: NativeConnection) -> None:
         """It has been made: let it in, or turn it away."""
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: NativeConnection) -> None:
         """It is gone."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class NativeConnection(asyncio.BufferedProtocol):
     """Between a transport and a `Session`, whose `Output` it is."""
 
     __slots__ = (
@@ -58,7 +58,6 @@ class Connection(asyncio.BufferedProtocol):
         "_bytes_in",
         "_bytes_out",
         "_connected_ns",
-        "_door",
         "_is_admitted",
         "_is_closed",
         "_is_held_by_session",
@@ -71,6 +70,7 @@ class Connection(asyncio.BufferedProtocol):
         "_pending",
         "_pending_bytes",
         "_reader",
+        "_server",
         "_since_ns",
         "_times_out",
         "_transport",
@@ -82,10 +82,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        door: Host,
+        server: Host,
         buffer: memoryview,
         *,
-        gate: Gate | None,
+        authenticator: Authenticator | None,
         times_out: bool,
         own_buffer_bytes: int = 0,
     ) -> None:
@@ -93,9 +93,9 @@ class Connection(asyncio.BufferedProtocol):
 
         With `own_buffer_bytes` a buffer of that size takes its place once the client is admitted.
 
-        Without a gate the client may do everything: it is in this process.
+        Without a authenticator the client may do everything: it is in this process.
         """
-        self._door = door
+        self._server = server
         self._buffer = buffer
         self._times_out = times_out
         self._own_buffer_bytes = own_buffer_bytes
@@ -113,11 +113,16 @@ class Connection(asyncio.BufferedProtocol):
         self._was_heard = False
         self.connection_id = 0
         self.peer = "?"
-        self._connected_ns = door.broker.clock.time_ns()
-        self._since_ns = door.broker.clock.monotonic_ns()
+        self._connected_ns = server.broker.clock.time_ns()
+        self._since_ns = server.broker.clock.monotonic_ns()
         self._bytes_in = self._bytes_out = 0
         self.session = Session(
-            door.broker, door.settings, self, gate=gate, tasks=door.tasks, turns=door.turns
+            server.broker,
+            server.settings,
+            self,
+            authenticator=authenticator,
+            tasks=server.tasks,
+            turns=server.turns,
         )
 
     # --- What the transport tells ---
@@ -126,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_WRITE_BYTES_HIGH, low=_WRITE_BYTES_LOW)
         self.peer = _peer_name(transport.get_extra_info("peername"))
-        self._door.enter(self)
+        self._server.enter(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - we know better
         room = None if self._is_closed else self._reader.room()
@@ -144,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
             # There is probably more, and the loop would read on and on: others have their turn first.
             self._is_held_for_turn = True
             self._transport.pause_reading()
-            self._door.wake_up.read_later(self)
+            self._server.wake_up.read_later(self)
         try:
             if self._is_input_own:
                 frames = self._reader.fill(nbytes)
@@ -153,7 +158,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 frames = self._hear_hello(self._buffer[:nbytes])
         except RunnelError as error:
-            self._door.broker.metrics.counters.protocol_errors += 1
+            self._server.broker.metrics.counters.protocol_errors += 1
             is_beginning = self._bytes_in == nbytes
             answer = answer_to_http(self._buffer[:nbytes]) if is_beginning else None
             if answer is None:
@@ -164,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             if frames:
                 if len(frames) > 1:
-                    self._door.wake_up.is_crowded = True
+                    self._server.wake_up.is_crowded = True
                 self.session.receive(frames)
 
     def _hear_hello(self, chunk: memoryview) -> list[Frame]:
@@ -179,7 +184,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self.session.is_admitted:
             return []
         self._is_admitted = True
-        self._reader = FrameReader(self._door.settings.native.frame_bytes_max)
+        self._reader = FrameReader(self._server.settings.native.frame_bytes_max)
         frames = self._reader.feed(chunk[begin:])
         if self._own_buffer_bytes:
             self._buffer = memoryview(bytearray(self._own_buffer_bytes))
@@ -206,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(HELLO_BYTES_MAX)
         self._buffer = memoryview(b"")
         self.session.lost()
-        self._door.leave(self)
+        self._server.leave(self)
 
     # --- What the session tells (session.Output) ---
 
@@ -215,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if not self._is_write_wanted:
             self._is_write_wanted = True
-            self._door.wake_up.write_later(self)
+            self._server.wake_up.write_later(self)
         pending = self._pending
         pending.append(head)
         if tail_bytes:
@@ -225,7 +230,7 @@ class Connection(asyncio.BufferedProtocol):
             self.flush()
 
     def send(self, head: bytes, tail: Sequence[Buffer], tail_bytes: int) -> None:
-        wake_up = self._door.wake_up
+        wake_up = self._server.wake_up
         waits = self._is_write_wanted or self._is_closed or wake_up.is_crowded
         if waits or tail_bytes > _JOIN_BYTES:
             self.queue(head, tail, tail_bytes)
@@ -251,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_input_over or not self._transport.can_write_eof():
             self._transport.close()
         else:
-            self._since_ns = self._door.broker.clock.monotonic_ns()
+            self._since_ns = self._server.broker.clock.monotonic_ns()
             self._transport.write_eof()
             self._transport.resume_reading()
 
@@ -264,7 +269,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_held_by_session = False
         self._read_on()
 
-    # --- What the door tells ---
+    # --- What the listener tells ---
 
     def flush(self) -> None:
         """One write for everything that is queued."""
@@ -322,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def check_times(self, now_ns: int) -> None:
         """Now and then: has it been silent for too long?"""
-        native = self._door.settings.native
+        native = self._server.settings.native
         silent_ns = now_ns - self._since_ns
         if self._is_closed:
             if silent_ns > _LINGER_NS:
@@ -337,7 +342,7 @@ class Connection(asyncio.BufferedProtocol):
             self._was_heard = False
             self._since_ns = now_ns
         elif silent_ns > native.idle_timeout_ns:
-            self._door.broker.metrics.counters.connections_idle += 1
+            self._server.broker.metrics.counters.connections_idle += 1
             silence = format_duration(native.idle_timeout_ns)
             self.session.fail(
                 TimeoutExpiredError(f"nothing was heard for {silence}; ping more often")

@@ -40,7 +40,7 @@ from runnel.protocols.native.output import Output, say
 from runnel.protocols.native.requests import check_no_tail, id_of, message_of, only_batch
 from runnel.protocols.native.subscriptions import Subscriptions
 from runnel.protocols.native.turns import Turns
-from runnel.security.gate import Gate, Pass
+from runnel.security.authenticator import AuthenticatedClient, Authenticator
 from runnel.security.rights import Rights
 
 logger = get_logger("runnel.native")
@@ -82,10 +82,10 @@ class Session:
     __slots__ = (
         "_access",
         "_appending",
+        "_authenticator",
         "_broker",
         "_ends_when_idle",
         "_frames",
-        "_gate",
         "_holds",
         "_idle",
         "_is_input_paused",
@@ -111,15 +111,15 @@ class Session:
         settings: Settings,
         output: Output,
         *,
-        gate: Gate | None,
+        authenticator: Authenticator | None,
         tasks: OwnedTasks | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """Without a gate nobody is asked for a token, whatever the settings say."""
+        """Without a authenticator nobody is asked for a token, whatever the settings say."""
         self._broker = broker
-        self._gate = gate
+        self._authenticator = authenticator
         self._access = Access(broker, _NOBODY)
-        self._pass: Pass | None = None
+        self._pass: AuthenticatedClient | None = None
         self._appending: asyncio.Task[None] | None = None  # the publish that waits for room
         self._settings = settings
         self._output = output
@@ -343,8 +343,8 @@ class Session:
 
     def _admit(self, hello: wire.Hello) -> None:
         rights: Rights | None = None
-        if self._gate is not None:
-            self._pass = self._gate.admit(hello.token)
+        if self._authenticator is not None:
+            self._pass = self._authenticator.admit(hello.token)
             self._pass.on_revoked(self._end_revoked)
             rights = self._pass.rights
         self._access = Access(self._broker, rights, self._output.peer)
@@ -354,8 +354,8 @@ class Session:
         say(self._output, welcome_to(hello, self._settings))
 
     async def _refuse_later(self, request_id: int, error: UnauthenticatedError) -> None:
-        assert self._gate is not None
-        await self._gate.penalty(error, self._output.peer)
+        assert self._authenticator is not None
+        await self._authenticator.penalty(error, self._output.peer)
         self._refuse(request_id, error)
 
     def _refuse(self, request_id: int, error: RunnelError) -> None:

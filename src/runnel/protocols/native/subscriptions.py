@@ -13,7 +13,7 @@ from runnel.protocols.native.answers import ended_notice
 from runnel.protocols.native.output import Output, say
 
 
-class _Opening(msgspec.Struct):
+class _OpeningSubscription(msgspec.Struct):
     """A subscription that the broker is still preparing, and what the client has said of it meanwhile."""
 
     credit_bytes: int = 0
@@ -27,7 +27,7 @@ class Subscriptions:
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._by_number: dict[int, LiveSubscription | _Opening] = {}
+        self._by_number: dict[int, LiveSubscription | _OpeningSubscription] = {}
         self._is_paused = False
         self._is_closed = False
         self.messages_out = 0
@@ -46,13 +46,13 @@ class Subscriptions:
                 f"this connection has {count_max} subscriptions; no more are allowed "
                 "(native.subscriptions_max)"
             )
-        self._by_number[number] = _Opening()
+        self._by_number[number] = _OpeningSubscription()
 
     async def open(self, access: Access, request: wire.Subscribe) -> None:
         """Open what was prepared, and tell the client."""
         number = request.subscription
         opening = self._by_number.get(number)
-        if not isinstance(opening, _Opening):
+        if not isinstance(opening, _OpeningSubscription):
             return  # the connection was lost before its turn came
         try:
             subscription = await access.subscribe(
@@ -89,7 +89,7 @@ class Subscriptions:
     def grant(self, number: int, credit_bytes: int) -> None:
         """Credit for a subscription that has just ended crosses the notice of its end: no error."""
         subscription = self._by_number.get(number)
-        if isinstance(subscription, _Opening):
+        if isinstance(subscription, _OpeningSubscription):
             subscription.credit_bytes += credit_bytes
         elif subscription is not None:
             subscription.grant(credit_bytes)
@@ -98,7 +98,7 @@ class Subscriptions:
         """Done, too, where there is none any more: the broker may just have ended it by itself."""
         number = request.subscription
         subscription = self._by_number.get(number)
-        if isinstance(subscription, _Opening):
+        if isinstance(subscription, _OpeningSubscription):
             subscription.unsubscribe_ids.append(request.id)  # once it is open
             return
         if subscription is not None:
@@ -106,7 +106,7 @@ class Subscriptions:
             subscription.close()
         say(self._output, wire.Done(request.id))
 
-    def _forget(self, number: int, opening: _Opening) -> None:
+    def _forget(self, number: int, opening: _OpeningSubscription) -> None:
         self._by_number.pop(number, None)
         for request_id in opening.unsubscribe_ids:
             say(self._output, wire.Done(request_id))
@@ -117,7 +117,7 @@ class Subscriptions:
         """The client does not read as fast as it is told."""
         self._is_paused = True
         for subscription in self._by_number.values():
-            if not isinstance(subscription, _Opening):
+            if not isinstance(subscription, _OpeningSubscription):
                 subscription.pause()
 
     def resume(self) -> None:
@@ -125,13 +125,13 @@ class Subscriptions:
         for subscription in list(self._by_number.values()):
             if self._is_paused:
                 return  # what the first of them had to say has filled the way again
-            if not isinstance(subscription, _Opening):
+            if not isinstance(subscription, _OpeningSubscription):
                 subscription.resume()
 
     def close(self) -> None:
         self._is_closed = True
         for subscription in self._by_number.values():
-            if not isinstance(subscription, _Opening):
+            if not isinstance(subscription, _OpeningSubscription):
                 subscription.close()
         self._by_number.clear()
 

@@ -9,7 +9,7 @@ _REQUESTS_MIN: Final = 4
 
 
 class Turns:
-    """Shared by all sessions of a door. `waiting`: those that have more to do, and let others go first.
+    """Shared by all sessions of a listener. `waiting`: those that have more to do, and let others go first.
 
     The more there are, the less each does at a time. Eight connections that never rested made a stored acknowledgement
     of a ninth wait 37 ms (p50) with 32 requests a turn, 12 ms with 8 and 6 ms with 4 (bench/live.py, "saturated").

@@ -29,7 +29,7 @@ WhileWaiting: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
 PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Producer | wire.Statistics
 # Their answers may be large: the session lets few of them be prepared at a time.
 ListRequest: TypeAlias = (
-    wire.Topics | wire.Shards | wire.Cursors | work.ListSubscriptions | work.DeadLetters
+    wire.Topics | wire.Shards | wire.Cursors | work.ListSubscriptions | work.DeadLettersHead
 )
 FetchHead: TypeAlias = wire.Fetch | wire.FetchShard
 SmallRequest: TypeAlias = (
@@ -48,7 +48,7 @@ SmallRequest: TypeAlias = (
 )
 _WorkRequest: TypeAlias = (
     work.ListSubscriptions
-    | work.DeadLetters
+    | work.DeadLettersHead
     | work.SettleDead
     | work.MakeSubscription
     | work.DeleteSubscription
@@ -104,9 +104,9 @@ async def wait_reply_to(
             return Reply(wire.TopicList(request.id, topics, is_complete))
         case wire.Cursors():
             if request.name is not None:
-                return Reply(wire.CursorList(request.id, await access.cursor(request.name)))
+                return Reply(wire.CursorListHead(request.id, await access.cursor(request.name)))
             listed = await access.cursors(after=request.after, limit=request.limit)
-            return Reply(wire.CursorList(request.id, *listed))
+            return Reply(wire.CursorListHead(request.id, *listed))
         case wire.DescribeTopic():
             topic = await access.describe_topic(request.name)
             return Reply(wire.TopicList(request.id, (topic,), is_complete=True))
@@ -131,10 +131,10 @@ async def _wait_work_reply(access: Access, request: _WorkRequest) -> Reply:
         case work.ListSubscriptions():
             if request.name is not None:
                 one = await access.subscription(request.name)
-                return Reply(work.SubscriptionList(request.id, (one,)))
+                return Reply(work.SubscriptionListHead(request.id, (one,)))
             listed = await access.subscriptions(after=request.after, limit=request.limit)
-            return Reply(work.SubscriptionList(request.id, *listed))
-        case work.DeadLetters():
+            return Reply(work.SubscriptionListHead(request.id, *listed))
+        case work.DeadLettersHead():
             batches, next_offset = await access.dead_letters(
                 request.subscription, request.offset, request.messages_max
             )
@@ -146,7 +146,7 @@ async def _wait_work_reply(access: Access, request: _WorkRequest) -> Reply:
                 request.subscription, request.offsets, request.is_all, request.is_redriven
             )
             settled = await access.settle_dead(wanted)
-            return Reply(work.Settled(request.id, settled))
+            return Reply(work.SettledHead(request.id, settled))
         case work.MakeSubscription():
             await access.make_subscription(
                 SubscriptionRequest(

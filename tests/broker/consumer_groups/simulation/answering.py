@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from runnel.formats.work_heads import Part, Picked
+from runnel.formats.work_heads import DeliveryPart, Picked
 from tests.broker.consumer_groups.simulation.hand import Hand
 from tests.group_rules.history import Stretch
 from tests.group_rules.stage import bit_by_bit
@@ -127,5 +127,5 @@ async def rubbish(history: History) -> None:
             hand.consumer.ack_up_to("nowhere", 7, 2**62)
 
 
-def to_parts(parts: Sequence[Stretch]) -> list[Part]:
-    return [Part(part.delivery, part.begin, part.end) for part in parts]
+def to_parts(parts: Sequence[Stretch]) -> list[DeliveryPart]:
+    return [DeliveryPart(part.delivery, part.begin, part.end) for part in parts]

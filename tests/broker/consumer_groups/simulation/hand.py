@@ -8,7 +8,7 @@ from typing import NoReturn
 from runnel.broker.consumer_groups import WorkConsumer, WorkDelivery
 from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
-from runnel.formats.work_heads import Part
+from runnel.formats.work_heads import DeliveryPart
 from tests.broker.consumer_groups.simulation.recorder import Recorder
 from tests.broker.consumer_groups.simulation.recording import RecordingGroup, stretch
 from tests.broker.consumer_groups.simulation.writer import Writer
@@ -100,12 +100,12 @@ class Hand:
             self._wrong(f"attempts {told} instead of {right}")
         self.client.take(lease.delivery, key, offsets)
 
-    def recall(self, consumer: int, parts: Sequence[Part]) -> None:
+    def recall(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
         for part in map(stretch, parts):
             self.writer.recalls_on_way.discard((self.consumer._consumer_id, part))
             self.client.recalled.append(part)
 
-    def late(self, consumer: int, parts: Sequence[Part]) -> None:
+    def late(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
         """Only sessions use this; here the answers to acks report what is late."""
 
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
 from runnel.broker.consumer_groups.consumer_groups import ConsumerGroups
 from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
-from runnel.formats.work_heads import Part, Picked
+from runnel.formats.work_heads import DeliveryPart, Picked
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import Definition
@@ -269,7 +269,7 @@ class RecordingGroup(Group):
         self,
         consumer: int,
         deliveries: Sequence[int],
-        parts: Sequence[Part],
+        parts: Sequence[DeliveryPart],
         now_ns: int,
         picked: Sequence[Picked] = (),
     ) -> Effects:
@@ -289,7 +289,7 @@ class RecordingGroup(Group):
     def nack(
         self,
         consumer: int,
-        parts: Sequence[Part],
+        parts: Sequence[DeliveryPart],
         now_ns: int,
         *,
         delay_ns: int | None,
@@ -304,7 +304,7 @@ class RecordingGroup(Group):
             delay_ns=delay_ns,
         )
 
-    def give_back(self, consumer: int, parts: Sequence[Part], now_ns: int) -> Effects:
+    def give_back(self, consumer: int, parts: Sequence[DeliveryPart], now_ns: int) -> Effects:
         effects = super().give_back(consumer, parts, now_ns)
         return self._tell(
             effects, history.Returned, consumer=consumer, parts=[*map(stretch, parts)]
@@ -321,7 +321,7 @@ class RecordingGroup(Group):
         super().renew(consumer, deliveries, now_ns, lease_ns=lease_ns)
         self._see(history.Renewed, consumer=consumer, deliveries=deliveries, lease_ns=lease_ns)
 
-    def recalled(self, consumer: int, parts: Sequence[Part], now_ns: int) -> Effects:
+    def recalled(self, consumer: int, parts: Sequence[DeliveryPart], now_ns: int) -> Effects:
         effects = super().recalled(consumer, parts, now_ns)
         return self._tell(
             effects, history.GaveBack, consumer=consumer, parts=[*map(stretch, parts)]
@@ -347,7 +347,7 @@ class RecordingGroup(Group):
         return self._tell(super().expire(now_ns), history.Expired)
 
 
-def stretch(part: Part) -> Stretch:
+def stretch(part: DeliveryPart) -> Stretch:
     return Stretch(part.delivery, part.begin, part.end)
 
 

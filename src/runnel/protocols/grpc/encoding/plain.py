@@ -1,7 +1,7 @@
 """Requests to publish whose messages have payloads and nothing else: known by their bytes, and joined into one batch.
 
 To ask each message object for its payload takes longer than everything else that becomes of it, so none is made where
-payloads of one length show in the bytes; and many small batches take longer than a large one (bench/doors.py).
+payloads of one length show in the bytes; and many small batches take longer than a large one (bench/listeners.py).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from runnel.protocols.grpc.methods.leasing import (
     told_parts,
     whole,
 )
-from runnel.protocols.grpc.server.calls import Call
+from runnel.protocols.grpc.server.calls import GrpcCall
 from runnel.protocols.grpc.server.outbox import Outbox
 from runnel.protocols.grpc.server.talking import talk
 
@@ -46,14 +46,14 @@ _REASON_CHARACTERS_MAX: Final = 1000
 _Event: TypeAlias = WorkDelivery | pb.ConsumeResponse
 
 
-async def consume(call: Call) -> None:
+async def consume(call: GrpcCall) -> None:
     await WorkStream(call).run()
 
 
 class WorkStream:
     """One call of Consume. It is the `WorkSink` of its consumer."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: GrpcCall) -> None:
         self._call = call
         self._consumer: WorkConsumer | None = None
         self._is_blocks = False
@@ -71,13 +71,13 @@ class WorkStream:
         finally:
             if self._consumer is not None:
                 # Where the broker ended the call, what was being worked on comes back without counting as failed.
-                is_clean = isinstance(call.end, RunnelError) or call.door.is_closing
+                is_clean = isinstance(call.end, RunnelError) or call.server.is_closing
                 self._consumer.close(is_clean=is_clean)
 
     # --- What the client says ---
 
     async def _read(self) -> None:
-        read, counters = self._call.context.read, self._call.door.broker.metrics.counters
+        read, counters = self._call.context.read, self._call.server.broker.metrics.counters
         while (data := await read()) is not grpc.aio.EOF:
             counters.requests += 1
             self._call.flow.bytes_in += len(data)
@@ -109,7 +109,7 @@ class WorkStream:
             options_of(request.options) if request.HasField("options") else None,
         )
         # It may make a subscription: begun, it is not broken off.
-        opening = self._call.door.tasks.start_awaited(self._call.access.consume(1, self, consume))
+        opening = self._call.server.tasks.start_awaited(self._call.access.consume(1, self, consume))
         try:
             consumer = self._consumer = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -189,12 +189,12 @@ class WorkStream:
         )
 
     def _tell_stored(
-        self, consumer: WorkConsumer, request_id: int, late: Sequence[heads.Part]
+        self, consumer: WorkConsumer, request_id: int, late: Sequence[heads.DeliveryPart]
     ) -> None:
         """Answer an acknowledgement that has an id, once it is stored."""
         if request_id:
             acked = pb.Acked(id=request_id, late=told_parts(late))
-            task = self._call.door.tasks.start_awaited(self._wait_stored(consumer, acked))
+            task = self._call.server.tasks.start_awaited(self._wait_stored(consumer, acked))
             self._storing.add(task)
             task.add_done_callback(self._storing.discard)
 
@@ -226,10 +226,10 @@ class WorkStream:
             self._is_paused = True
             self._consumer.pause()
 
-    def recall(self, consumer: int, parts: Sequence[heads.Part]) -> None:  # noqa: ARG002
+    def recall(self, consumer: int, parts: Sequence[heads.DeliveryPart]) -> None:  # noqa: ARG002
         self._outbox.put(pb.ConsumeResponse(recall=pb.Recall(parts=told_parts(parts))))
 
-    def late(self, consumer: int, parts: Sequence[heads.Part]) -> None:  # noqa: ARG002
+    def late(self, consumer: int, parts: Sequence[heads.DeliveryPart]) -> None:  # noqa: ARG002
         self._outbox.put(pb.ConsumeResponse(late=pb.Late(parts=told_parts(parts))))
 
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:
@@ -249,7 +249,7 @@ class WorkStream:
             else:
                 await self._say(event)
         if self._is_closing:
-            await self._say(pb.ConsumeResponse(closing=self._call.door.closing_notice()))
+            await self._say(pb.ConsumeResponse(closing=self._call.server.closing_notice()))
 
     async def _write_work(self, delivery: WorkDelivery) -> None:
         """This delivery, and those behind it that go into the same response."""

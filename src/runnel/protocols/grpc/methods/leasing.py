@@ -8,7 +8,7 @@ from typing import Final
 from runnel.broker.consumer_groups import WorkDelivery
 from runnel.errors import LimitExceededError
 from runnel.formats.batch import unpack_blocks
-from runnel.formats.work_heads import Part
+from runnel.formats.work_heads import DeliveryPart
 from runnel.group_rules.effects import OFFSET_MAX
 from runnel.protocols.grpc.encoding.messages import natural, told_messages
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
@@ -28,7 +28,7 @@ def check_count(*named: Sequence[object], picked: Sequence[pb.Picked] = ()) -> N
         )
 
 
-def parts_of(parts: Iterable[pb.Part], picked: Iterable[pb.Picked]) -> list[Part]:
+def parts_of(parts: Iterable[pb.Part], picked: Iterable[pb.Picked]) -> list[DeliveryPart]:
     """Parts as they are, and single messages as parts of neighbours."""
     found = [_part_of(part) for part in parts]
     for each in picked:
@@ -39,28 +39,28 @@ def parts_of(parts: Iterable[pb.Part], picked: Iterable[pb.Picked]) -> list[Part
                 end += 1
                 continue
             if begin:
-                found.append(Part(delivery, begin, end))
+                found.append(DeliveryPart(delivery, begin, end))
             begin, end = natural("offset", offset), offset + 1
         if begin:
-            found.append(Part(delivery, begin, end))
+            found.append(DeliveryPart(delivery, begin, end))
     return found
 
 
-def whole(delivery: int) -> Part:
-    return Part(natural("delivery", delivery), 0, OFFSET_MAX)
+def whole(delivery: int) -> DeliveryPart:
+    return DeliveryPart(natural("delivery", delivery), 0, OFFSET_MAX)
 
 
-def _part_of(part: pb.Part) -> Part:
+def _part_of(part: pb.Part) -> DeliveryPart:
     if not part.begin and not part.end:
         return whole(part.delivery)
-    return Part(
+    return DeliveryPart(
         natural("delivery", part.delivery),
         natural("begin", part.begin),
         natural("end", part.end),
     )
 
 
-def really_late(late: Iterable[Part], asked: Iterable[Part]) -> list[Part]:
+def really_late(late: Iterable[DeliveryPart], asked: Iterable[DeliveryPart]) -> list[DeliveryPart]:
     """Of what came too late: where a whole delivery was named, what it never had is no part of it."""
     wholes = {part.delivery for part in asked if (part.begin, part.end) == (0, OFFSET_MAX)}
     return [
@@ -70,7 +70,7 @@ def really_late(late: Iterable[Part], asked: Iterable[Part]) -> list[Part]:
     ]
 
 
-def told_parts(parts: Iterable[Part]) -> list[pb.Part]:
+def told_parts(parts: Iterable[DeliveryPart]) -> list[pb.Part]:
     return [
         pb.Part(delivery=part.delivery)
         if (part.begin, part.end) == (0, OFFSET_MAX)

@@ -24,8 +24,8 @@ from runnel.protocols.grpc.encoding.messages import (
 from runnel.protocols.grpc.encoding.options import overflow_of, start_of
 from runnel.protocols.grpc.encoding.positions import StreamPosition, read_position, start_at
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.server.calls import Call
-from runnel.protocols.grpc.server.connections import shutting_down
+from runnel.protocols.grpc.server.calls import GrpcCall
+from runnel.protocols.grpc.server.grpc_server import shutting_down
 from runnel.protocols.grpc.server.outbox import Outbox
 
 _CREDIT_BYTES: Final = 2**20
@@ -42,14 +42,14 @@ _LATEST: Final = Start("latest")
 _Event: TypeAlias = LiveDelivery | GapState | None  # None: the last responses had no position
 
 
-async def subscribe(call: Call, request: pb.SubscribeRequest) -> None:
-    await LiveStream(call, request).run()
+async def subscribe(call: GrpcCall, request: pb.SubscribeRequest) -> None:
+    await GrpcLiveStream(call, request).run()
 
 
-class LiveStream:
+class GrpcLiveStream:
     """One call of Subscribe. It is the `Sink` of its subscription."""
 
-    def __init__(self, call: Call, request: pb.SubscribeRequest) -> None:
+    def __init__(self, call: GrpcCall, request: pb.SubscribeRequest) -> None:
         self._call = call
         self._patterns = tuple(request.patterns)
         self._overflow = overflow_of(request.overflow)
@@ -137,7 +137,7 @@ class LiveStream:
                 self._queued_bytes -= size
                 subscription.grant(size)
         if self._is_closing:
-            notice = self._call.door.closing_notice()
+            notice = self._call.server.closing_notice()
             await self._say_in_full(pb.SubscribeResponse(closing=notice))
             raise shutting_down()
         if self._end is not None:

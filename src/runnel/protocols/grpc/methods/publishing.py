@@ -21,7 +21,7 @@ from runnel.protocols.grpc.encoding.plain import (
 )
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from runnel.protocols.grpc.methods.sending import (
-    Part,
+    RequestPart,
     Sending,
     answer_to,
     joined,
@@ -29,7 +29,7 @@ from runnel.protocols.grpc.methods.sending import (
     prepared_plain,
     taken,
 )
-from runnel.protocols.grpc.server.calls import Call
+from runnel.protocols.grpc.server.calls import GrpcCall
 from runnel.protocols.grpc.server.outbox import Outbox
 from runnel.protocols.grpc.server.statuses import error_of
 from runnel.protocols.grpc.server.talking import talk
@@ -46,7 +46,7 @@ _GATHER_SECONDS: Final = 0.002
 _ANSWERS: Final = 0x0A
 
 
-async def publish(call: Call, request: pb.PublishRequest) -> pb.PublishResponse:
+async def publish(call: GrpcCall, request: pb.PublishRequest) -> pb.PublishResponse:
     plain = plain_of(request, request.ByteSize()) if call.traceparent is None else None
     sending = prepared(call, request) if plain is None else prepared_plain(call, plain)
     published = await _all_appended(call, sending)
@@ -54,15 +54,15 @@ async def publish(call: Call, request: pb.PublishRequest) -> pb.PublishResponse:
     return answer_to(sending, done)
 
 
-async def new_term(call: Call, request: pb.NewTermRequest) -> pb.NewTermResponse:
+async def new_term(call: GrpcCall, request: pb.NewTermRequest) -> pb.NewTermResponse:
     return pb.NewTermResponse(term=call.access.new_term(request.producer))
 
 
-async def publish_stream(call: Call) -> None:
+async def publish_stream(call: GrpcCall) -> None:
     await PublishStream(call).run()
 
 
-async def _all_appended(call: Call, sending: Sending) -> list[asyncio.Future[Published]]:
+async def _all_appended(call: GrpcCall, sending: Sending) -> list[asyncio.Future[Published]]:
     published: list[asyncio.Future[Published]] = []
     try:
         for part in sending.parts:
@@ -73,7 +73,7 @@ async def _all_appended(call: Call, sending: Sending) -> list[asyncio.Future[Pub
     return published
 
 
-async def _appended(call: Call, part: Part) -> asyncio.Future[Published]:
+async def _appended(call: GrpcCall, part: RequestPart) -> asyncio.Future[Published]:
     """Tried again whenever there is room, until it is in."""
     while True:
         try:
@@ -86,12 +86,12 @@ class PublishStream:
     """One stream: requests are begun in the order in which they came and answered as they are done.
 
     A client that sends on without waiting has its requests gathered for a moment: to store and answer many together
-    costs little more than one (bench/doors.py). One that waits for each answer gets it at once.
+    costs little more than one (bench/listeners.py). One that waits for each answer gets it at once.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: GrpcCall) -> None:
         self._call = call
-        self._counters = call.door.broker.metrics.counters
+        self._counters = call.server.broker.metrics.counters
         self._inbox: Outbox[PlainRequest | OtherRequest] = Outbox()
         self._outbox: Outbox[bytes] = Outbox()  # a `PublishResponse` each
         self._unanswered = 0  # those included whose answers are not written yet
@@ -269,7 +269,7 @@ class PublishStream:
             await write(data)
             self._settle(len(answers))
         if self._is_closing:
-            closing = self._call.door.closing_notice()
+            closing = self._call.server.closing_notice()
             await write(pb.PublishStreamResponse(closing=closing).SerializeToString())
 
     async def _finish(self, *, is_closing: bool) -> None:

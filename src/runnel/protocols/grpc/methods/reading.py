@@ -18,8 +18,8 @@ from runnel.protocols.grpc.encoding.messages import (
     told_message,
 )
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.server.calls import Call
-from runnel.protocols.grpc.server.connections import shutting_down
+from runnel.protocols.grpc.server.calls import GrpcCall
+from runnel.protocols.grpc.server.grpc_server import shutting_down
 
 _BYTES: Final = 2**20
 _NS_PER_MS: Final = 1_000_000
@@ -27,7 +27,7 @@ _NS_PER_MS: Final = 1_000_000
 _ANSWER_BYTES_MAX: Final = 3 * 2**20
 
 
-async def fetch(call: Call, request: pb.FetchRequest) -> pb.FetchResponse:
+async def fetch(call: GrpcCall, request: pb.FetchRequest) -> pb.FetchResponse:
     as_blocks = is_blocks(request.format)
     if request.wait_ms or call.access.is_slowed_out:
         call.when_closing(lambda: call.finish_with(shutting_down()))
@@ -73,7 +73,7 @@ def _blocks_of(batches: Sequence[Batch]) -> list[bytes]:
     return [block_of(batch) for batch in batches]
 
 
-async def list_shards(call: Call, request: pb.ListShardsRequest) -> pb.ListShardsResponse:
+async def list_shards(call: GrpcCall, request: pb.ListShardsRequest) -> pb.ListShardsResponse:
     shards = await call.access.shards(
         tuple(request.patterns), request.time_ns if request.HasField("time_ns") else None
     )
@@ -92,7 +92,7 @@ async def list_shards(call: Call, request: pb.ListShardsRequest) -> pb.ListShard
     return pb.ListShardsResponse(shards=told)
 
 
-async def fetch_shard(call: Call, request: pb.FetchShardRequest) -> pb.FetchShardResponse:
+async def fetch_shard(call: GrpcCall, request: pb.FetchShardRequest) -> pb.FetchShardResponse:
     wanted = ShardFetchRequest(
         ShardId(request.journal, request.shard),
         natural("entry", request.entry),

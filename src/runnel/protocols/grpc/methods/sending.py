@@ -31,7 +31,7 @@ from runnel.protocols.grpc.encoding.plain import (
     plain_of,
 )
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.server.calls import Call
+from runnel.protocols.grpc.server.calls import GrpcCall
 from runnel.topics.partitions import partition_of_key
 
 MESSAGES_MAX: Final = 100_000
@@ -41,7 +41,7 @@ MESSAGES_MAX: Final = 100_000
 _COUNTED_FROM_BYTES: Final = 64 * 2**10
 
 
-class Part(NamedTuple):
+class RequestPart(NamedTuple):
     """What goes to one shard."""
 
     append: Callable[[], asyncio.Future[Published]]  # BusyError: wait for room, then call it again
@@ -54,18 +54,18 @@ class Part(NamedTuple):
 class Sending(NamedTuple):
     id: int
     level: Level | None
-    parts: Sequence[Part]
+    parts: Sequence[RequestPart]
     partitions: Sequence[int]  # of each message; of a batch: none
     messages: int
 
 
 def request_in(data: bytes) -> pb.PublishRequest:
-    """What a publisher said. How large it may be is the door's own limit."""
+    """What a publisher said. How large it may be is the listener's own limit."""
     check_count(data)
     return parsed(pb.PublishRequest, data, bytes_max=len(data))
 
 
-def taken(call: Call, data: bytes) -> PlainRequest | OtherRequest:
+def taken(call: GrpcCall, data: bytes) -> PlainRequest | OtherRequest:
     """The same. Those of a call with a trace are not plain: each message gets a tag that tells of it."""
     is_traced = call.traceparent is not None
     even = None if is_traced else even_in(data)
@@ -76,7 +76,7 @@ def taken(call: Call, data: bytes) -> PlainRequest | OtherRequest:
     return OtherRequest(request, len(data)) if plain is None else plain
 
 
-def prepared_plain(call: Call, request: PlainRequest) -> Sending:
+def prepared_plain(call: GrpcCall, request: PlainRequest) -> Sending:
     """One that goes by itself."""
     part = joined(call, (request,))
     assert part is not None
@@ -84,7 +84,7 @@ def prepared_plain(call: Call, request: PlainRequest) -> Sending:
     return Sending(request.id, request.level, (part,), partitions, request.messages)
 
 
-def prepared(call: Call, request: pb.PublishRequest) -> Sending:
+def prepared(call: GrpcCall, request: pb.PublishRequest) -> Sending:
     """Everything that can be wrong with a request by itself is found here; the rest by the broker."""
     level = level_of(request.level)
     given = request.messages
@@ -93,7 +93,7 @@ def prepared(call: Call, request: pb.PublishRequest) -> Sending:
             raise ClientFault("a request has either messages or a batch, not both")
         batch = batch_of(request.batch)
         publish = partial(call.access.publish, batch, level)
-        part = Part(publish, batch.envelope.topics[0])
+        part = RequestPart(publish, batch.envelope.topics[0])
         return Sending(request.id, level, (part,), (), len(batch))
     if not given:
         raise ClientFault("a request needs messages, or a batch; it has neither")
@@ -102,7 +102,7 @@ def prepared(call: Call, request: pb.PublishRequest) -> Sending:
     return _one_run(call, request, level) or _gathered(call, request, level)
 
 
-def joined(call: Call, requests: Sequence[PlainRequest]) -> Part | None:
+def joined(call: GrpcCall, requests: Sequence[PlainRequest]) -> RequestPart | None:
     """One batch of the messages of these requests, which are for one topic and level.
 
     None: the topic has several partitions, and requests take turns: each must go by itself.
@@ -112,14 +112,14 @@ def joined(call: Call, requests: Sequence[PlainRequest]) -> Part | None:
     partitions = len(route.owners)
     if partitions > 1 and len(requests) > 1:
         return None
-    partition = _chosen(None, partitions, keyless=next(call.door.turns))
+    partition = _chosen(None, partitions, keyless=next(call.server.turns))
     table = columns_of(requests)
     batch = Batch.from_columns(table, (topic,), (table.count,), partitions=(partition,))
     publish = partial(call.access.publish, batch, level)
-    return Part(publish, topic, range(table.count), (table.count,), partition)
+    return RequestPart(publish, topic, range(table.count), (table.count,), partition)
 
 
-def _single(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending:
+def _single(call: GrpcCall, request: pb.PublishRequest, level: Level | None) -> Sending:
     """The broker gathers it with those of others."""
     (given,) = request.messages
     topic = given.topic or request.topic
@@ -127,12 +127,12 @@ def _single(call: Call, request: pb.PublishRequest, level: Level | None) -> Send
     if partition is None:
         (route,) = call.access.routes((topic,))
         chosen_by = key if partition_key is None else partition_key
-        partition = _chosen(chosen_by, len(route.owners), keyless=next(call.door.turns))
+        partition = _chosen(chosen_by, len(route.owners), keyless=next(call.server.turns))
     message = message_of(
         given, topic, partition, key, partition_key, call.traceparent, call.tracestate
     )
     send = partial(call.access.send, message, level, partition=partition)
-    part = Part(send, topic, (0,), (1,))
+    part = RequestPart(send, topic, (0,), (1,))
     return Sending(request.id, level, (part,), (partition,), 1)
 
 
@@ -152,7 +152,7 @@ def _keys_of(message: pb.Message) -> tuple[int | None, bytes | None, bytes | Non
     )
 
 
-def _one_run(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending | None:
+def _one_run(call: GrpcCall, request: pb.PublishRequest, level: Level | None) -> Sending | None:
     """If all are of one partition there is: straight into columns, in less time. None if they are not."""
     given = list(request.messages)
     payloads = [message.payload for message in given]
@@ -177,7 +177,7 @@ def _one_run(call: Call, request: pb.PublishRequest, level: Level | None) -> Sen
     )
     count = table.count
     batch = Batch.from_columns(table, (topic,), (count,))
-    part = Part(partial(call.access.publish, batch, level), topic, range(count), (count,))
+    part = RequestPart(partial(call.access.publish, batch, level), topic, range(count), (count,))
     return Sending(request.id, level, (part,), (0,) * count, count)
 
 
@@ -192,13 +192,13 @@ def _partition_keys(given: Sequence[pb.Message]) -> list[bytes | None] | None:
     return partition_keys
 
 
-def _gathered(call: Call, request: pb.PublishRequest, level: Level | None) -> Sending:
+def _gathered(call: GrpcCall, request: pb.PublishRequest, level: Level | None) -> Sending:
     """One batch for each shard; within it the messages of a partition together, in their order."""
     given = request.messages
     default = request.topic
     topics = list(dict.fromkeys([message.topic or default for message in given]))
     routes = {route.topic: route.owners for route in call.access.routes(topics)}
-    keyless = next(call.door.turns)
+    keyless = next(call.server.turns)
     partitions: list[int] = []
     by_shard: dict[ShardId, dict[tuple[str, int], list[tuple[int, Message]]]] = {}
     for row, message in enumerate(given):
@@ -220,10 +220,12 @@ def _gathered(call: Call, request: pb.PublishRequest, level: Level | None) -> Se
     return Sending(request.id, level, parts, partitions, len(given))
 
 
-def _part(call: Call, level: Level | None, runs: list[list[tuple[int, Message]]]) -> Part:
+def _part(
+    call: GrpcCall, level: Level | None, runs: list[list[tuple[int, Message]]]
+) -> RequestPart:
     rows = list(chain.from_iterable(runs))
     batch = Batch.from_messages([message for _, message in rows])
-    return Part(
+    return RequestPart(
         partial(call.access.publish, batch, level),
         batch.envelope.topics[0],
         [row for row, _ in rows],

@@ -11,7 +11,7 @@ from runnel.broker.pages import PAGE_MAX
 from runnel.formats import wire
 from runnel.protocols.grpc.encoding.messages import natural
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.server.calls import Call
+from runnel.protocols.grpc.server.calls import GrpcCall
 
 _PLACE_NUMBERS: Final = ("offset", "epoch", "entry", "row")
 
@@ -21,7 +21,7 @@ _json = msgspec.json.Encoder()
 # --- Topics ---
 
 
-async def list_topics(call: Call, request: pb.ListTopicsRequest) -> pb.ListTopicsResponse:
+async def list_topics(call: GrpcCall, request: pb.ListTopicsRequest) -> pb.ListTopicsResponse:
     topics, is_complete = await call.access.topics(
         request.pattern or "*",
         after=request.after,
@@ -30,22 +30,24 @@ async def list_topics(call: Call, request: pb.ListTopicsRequest) -> pb.ListTopic
     return pb.ListTopicsResponse(topics=map(_told_topic, topics), is_complete=is_complete)
 
 
-async def describe_topic(call: Call, request: pb.DescribeTopicRequest) -> pb.DescribeTopicResponse:
+async def describe_topic(
+    call: GrpcCall, request: pb.DescribeTopicRequest
+) -> pb.DescribeTopicResponse:
     topic = await call.access.describe_topic(request.name)
     return pb.DescribeTopicResponse(topic=_told_topic(topic))
 
 
-async def delete_topic(call: Call, request: pb.DeleteTopicRequest) -> pb.DeleteTopicResponse:
+async def delete_topic(call: GrpcCall, request: pb.DeleteTopicRequest) -> pb.DeleteTopicResponse:
     await call.complete(call.access.delete_topic(request.name))
     return pb.DeleteTopicResponse()
 
 
-async def purge_topic(call: Call, request: pb.PurgeTopicRequest) -> pb.PurgeTopicResponse:
+async def purge_topic(call: GrpcCall, request: pb.PurgeTopicRequest) -> pb.PurgeTopicResponse:
     await call.complete(call.access.purge_topic(request.name))
     return pb.PurgeTopicResponse()
 
 
-async def list_routes(call: Call, request: pb.ListRoutesRequest) -> pb.ListRoutesResponse:
+async def list_routes(call: GrpcCall, request: pb.ListRoutesRequest) -> pb.ListRoutesResponse:
     routes = [
         pb.Route(
             topic=route.topic,
@@ -90,13 +92,13 @@ def _told_owner(owner: wire.Owner) -> pb.Owner:
 # --- Cursors ---
 
 
-async def set_cursor(call: Call, request: pb.SetCursorRequest) -> pb.SetCursorResponse:
+async def set_cursor(call: GrpcCall, request: pb.SetCursorRequest) -> pb.SetCursorResponse:
     places = [_place_of(place) for place in request.places]
     await call.complete(call.access.set_cursor(request.name, places))
     return pb.SetCursorResponse()
 
 
-async def list_cursors(call: Call, request: pb.ListCursorsRequest) -> pb.ListCursorsResponse:
+async def list_cursors(call: GrpcCall, request: pb.ListCursorsRequest) -> pb.ListCursorsResponse:
     if request.name:
         one = await call.access.cursor(request.name)
         return pb.ListCursorsResponse(cursors=map(_told_cursor, one))
@@ -112,7 +114,7 @@ def _told_cursor(cursor: wire.CursorState) -> pb.Cursor:
     )
 
 
-async def remove_cursor(call: Call, request: pb.RemoveCursorRequest) -> pb.RemoveCursorResponse:
+async def remove_cursor(call: GrpcCall, request: pb.RemoveCursorRequest) -> pb.RemoveCursorResponse:
     await call.complete(call.access.remove_cursor(request.name))
     return pb.RemoveCursorResponse()
 
@@ -152,19 +154,19 @@ def _told_place(place: wire.CursorPlace) -> pb.CursorPlace:
 
 
 async def get_statistics(
-    call: Call,
+    call: GrpcCall,
     request: pb.GetStatisticsRequest,  # noqa: ARG001 - it says nothing
 ) -> pb.GetStatisticsResponse:
     return pb.GetStatisticsResponse(json=_json.encode(call.access.statistics()).decode())
 
 
 async def ping(
-    call: Call,
+    call: GrpcCall,
     request: pb.PingRequest,  # noqa: ARG001 - it says nothing
 ) -> pb.PingResponse:
-    settings = call.door.settings
+    settings = call.server.settings
     return pb.PingResponse(
-        time_ns=call.door.broker.clock.time_ns(),
+        time_ns=call.server.broker.clock.time_ns(),
         cluster=settings.cluster,
         node=settings.node,
         server=_SERVER,

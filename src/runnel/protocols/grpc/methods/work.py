@@ -17,7 +17,7 @@ from runnel.protocols.grpc.encoding.options import (
     told_options,
 )
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.server.calls import Call
+from runnel.protocols.grpc.server.calls import GrpcCall
 
 _DEAD_LISTED: Final = 100
 # Dead letters that one call may name.
@@ -25,7 +25,7 @@ _OFFSETS_MAX: Final = 100_000
 
 
 async def make_subscription(
-    call: Call, request: pb.MakeSubscriptionRequest
+    call: GrpcCall, request: pb.MakeSubscriptionRequest
 ) -> pb.MakeSubscriptionResponse:
     mode = mode_of(request.mode) or await _mode_of_existing(call, request.name)
     wanted = SubscriptionRequest(
@@ -39,7 +39,7 @@ async def make_subscription(
     return pb.MakeSubscriptionResponse()
 
 
-async def _mode_of_existing(call: Call, name: str) -> str:
+async def _mode_of_existing(call: GrpcCall, name: str) -> str:
     """What is meant if nothing is said: nobody guesses the mode of a subscription that is to be made."""
     try:
         known = await call.access.subscription(name)
@@ -52,7 +52,7 @@ async def _mode_of_existing(call: Call, name: str) -> str:
 
 
 async def list_subscriptions(
-    call: Call, request: pb.ListSubscriptionsRequest
+    call: GrpcCall, request: pb.ListSubscriptionsRequest
 ) -> pb.ListSubscriptionsResponse:
     if request.name:
         one = await call.access.subscription(request.name)
@@ -64,14 +64,14 @@ async def list_subscriptions(
 
 
 async def delete_subscription(
-    call: Call, request: pb.DeleteSubscriptionRequest
+    call: GrpcCall, request: pb.DeleteSubscriptionRequest
 ) -> pb.DeleteSubscriptionResponse:
     await call.complete(call.access.delete_subscription(request.name))
     return pb.DeleteSubscriptionResponse()
 
 
 async def pause_subscription(
-    call: Call, request: pb.PauseSubscriptionRequest
+    call: GrpcCall, request: pb.PauseSubscriptionRequest
 ) -> pb.PauseSubscriptionResponse:
     pausing = call.access.pause_subscription(request.name, is_paused=request.is_paused)
     await call.complete(pausing)
@@ -79,7 +79,7 @@ async def pause_subscription(
 
 
 async def move_subscription(
-    call: Call, request: pb.MoveSubscriptionRequest
+    call: GrpcCall, request: pb.MoveSubscriptionRequest
 ) -> pb.MoveSubscriptionResponse:
     start = start_of(request.start)
     if start is None:
@@ -89,13 +89,13 @@ async def move_subscription(
     return pb.MoveSubscriptionResponse()
 
 
-async def remove_member(call: Call, request: pb.RemoveMemberRequest) -> pb.RemoveMemberResponse:
+async def remove_member(call: GrpcCall, request: pb.RemoveMemberRequest) -> pb.RemoveMemberResponse:
     await call.complete(call.access.remove_member(request.name, request.member))
     return pb.RemoveMemberResponse()
 
 
 async def list_dead_letters(
-    call: Call, request: pb.ListDeadLettersRequest
+    call: GrpcCall, request: pb.ListDeadLettersRequest
 ) -> pb.ListDeadLettersResponse:
     as_blocks = is_blocks(request.format)
     batches, next_offset = await call.access.dead_letters(
@@ -110,7 +110,7 @@ async def list_dead_letters(
 
 
 async def settle_dead_letters(
-    call: Call, request: pb.SettleDeadLettersRequest
+    call: GrpcCall, request: pb.SettleDeadLettersRequest
 ) -> pb.SettleDeadLettersResponse:
     actions = (request.ACTION_REDRIVE, request.ACTION_DROP)
     if request.action not in actions:

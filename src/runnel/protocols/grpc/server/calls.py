@@ -1,4 +1,4 @@
-"""One call: who calls and with which rights, and how it ends when the door or the token says so."""
+"""One call: who calls and with which rights, and how it ends when the listener or the token says so."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from runnel.broker.monitoring.topic_traffic import Flow
 from runnel.errors import MalformedError, RunnelError, TimeoutExpiredError
 from runnel.formats.traces import TRACEPARENT, TRACESTATE
 from runnel.platform.diagnostics import get_logger
-from runnel.protocols.grpc.server.connections import GrpcDoor
-from runnel.security.gate import Pass
+from runnel.protocols.grpc.server.grpc_server import GrpcServer
+from runnel.security.authenticator import AuthenticatedClient
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -26,8 +26,8 @@ logger = get_logger("runnel.grpc")
 _CLIENT_CHARACTERS_MAX: Final = 200
 
 
-class Call:
-    """Made by the door for every call that it lets in, within the call's own task."""
+class GrpcCall:
+    """Made by the listener for every call that it lets in, within the call's own task."""
 
     __slots__ = (
         "_beginning",
@@ -39,25 +39,30 @@ class Call:
         "access",
         "client",
         "context",
-        "door",
         "end",
         "flow",
         "id",
         "peer",
         "queued_bytes",
+        "server",
         "subscriptions",
         "traceparent",
         "tracestate",
     )
 
     def __init__(
-        self, door: GrpcDoor, context: Context, peer: str, call_id: int, given: Pass
+        self,
+        server: GrpcServer,
+        context: Context,
+        peer: str,
+        call_id: int,
+        given: AuthenticatedClient,
     ) -> None:
-        self.door: Final = door
+        self.server: Final = server
         self.context: Final = context
         self.peer: Final = peer
         self.id: Final = call_id
-        self.access: Final = Access(door.broker, given.rights, peer)
+        self.access: Final = Access(server.broker, given.rights, peer)
         metadata = dict(_text_metadata(context))
         self.client: Final = metadata.get("user-agent", "")[:_CLIENT_CHARACTERS_MAX]
         self.traceparent: Final = metadata.get(TRACEPARENT)
@@ -69,7 +74,7 @@ class Call:
         self.flow: Final = Flow()
         self.subscriptions = 0
         self.queued_bytes: Callable[[], int] | None = None
-        self._since_ns = door.broker.clock.time_ns()
+        self._since_ns = server.broker.clock.time_ns()
         self._beginning: asyncio.Task[None] | None = None
         self._is_over = False
         self._pass = given
@@ -93,7 +98,7 @@ class Call:
 
         grpcio would do so with the first write; but one that is cancelled in the midst of it could not be refused.
         """
-        self._beginning = self.door.tasks.start_awaited(_begin(self.context))
+        self._beginning = self.server.tasks.start_awaited(_begin(self.context))
         await self.uninterrupted(self._beginning)
 
     async def wait_begun(self) -> None:
@@ -105,9 +110,9 @@ class Call:
         self._task.uncancel()
 
     def when_closing(self, react: Callable[[], object]) -> None:
-        """Call this, once, when the broker begins to go. A call that reacts to nothing may finish."""
+        """GrpcCall this, once, when the broker begins to go. A call that reacts to nothing may finish."""
         self._on_closing = react
-        if self.door.is_closing:
+        if self.server.is_closing:
             self.closing()
 
     def closing(self) -> None:
@@ -124,11 +129,11 @@ class Call:
         self._is_over = True
         self._on_closing = None
         self._pass.leave()
-        self.door.remove(self)
+        self.server.remove(self)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task of this call's. What it fails with ends the call."""
-        task = self.door.tasks.start_awaited(work)
+        task = self.server.tasks.start_awaited(work)
         task.add_done_callback(self._on_ended)
         return task
 
@@ -138,7 +143,7 @@ class Call:
 
     async def complete(self, work: Coroutine[Any, Any, T]) -> T:
         """Do what changes something: to its end, also if the caller is gone meanwhile."""
-        return await self.uninterrupted(self.door.tasks.start_awaited(work))
+        return await self.uninterrupted(self.server.tasks.start_awaited(work))
 
     async def uninterrupted(self, future: asyncio.Future[T]) -> T:
         """Wait for it; whoever leaves does not end it."""

@@ -1,101 +1,120 @@
-"""grpcio's server, made to outlive calls of methods whose name is no text.
-
-grpcio decodes the name of a method in the loop that takes all calls, and that loop ends where the name is not UTF-8. It
-does not decode the names of registered methods: the core finds those by their bytes. So all methods are registered, and
-a call of any other is answered here, before grpcio has looked at its name.
-
-This reaches into grpcio's own parts. Where a version has other parts, its server is used as it is, and the listener
-puts another in its place whenever one has ended.
-"""
+"""All calls of the gRPC listener that are under way, what they share, and how they end when the broker goes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias, cast
+import itertools
+from typing import Final, Protocol
 
-import grpc
-import grpc.aio
-from grpc._cython import cygrpc  # type: ignore[import-untyped,attr-defined,unused-ignore]
-from grpc.aio import _server  # type: ignore[import-untyped,attr-defined,unused-ignore]
+from runnel.broker.broker import Broker, ConnectionStats
+from runnel.broker.connections import ReadRows
+from runnel.config import Settings
+from runnel.errors import ClosedError, RunnelError
+from runnel.platform.diagnostics import LogThrottle, get_logger
+from runnel.platform.port_listener import DrainDeadline
+from runnel.platform.tasks import OwnedTasks
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
+from runnel.security.authenticator import Authenticator
 
-Services: TypeAlias = Mapping[str, Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]]
-"""By the name of a service and of a method."""
+logger = get_logger("runnel.grpc")
 
-_PARTS: Final = (
-    (cygrpc.AioServer, "_request_call"),
-    (cygrpc.AioServer, "_request_registered_call"),
-    (cygrpc, "_send_error_status_from_server"),
-    (cygrpc, "SendInitialMetadataOperation"),
-    (cygrpc, "get_working_loop"),
-    (_server, "_augment_channel_arguments"),
-)
-IS_STURDY: Final = all(hasattr(owner, name) for owner, name in _PARTS)
-"""Whether this version of grpcio has the parts that are needed."""
-_FLAGS: Final = 0
+_NS_PER_SECOND: Final = 1_000_000_000
+_NS_PER_MS: Final = 1_000_000
 
 
-def new_server(
-    services: Services,
-    options: Sequence[tuple[str, Any]],
-    calls_max: int,
-    on_unknown: Callable[[], object],
-) -> grpc.aio.Server:
-    """A server with these services, whose port is still to be added. `on_unknown`: a call named no method of theirs."""
-    if IS_STURDY:
-        sturdy = _SturdyServer(options, calls_max, on_unknown)
-        for service, handlers in services.items():
-            sturdy.add_registered_method_handlers(service, dict(handlers))
-        return cast("grpc.aio.Server", sturdy)
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=calls_max)
-    server.add_generic_rpc_handlers(
-        tuple(
-            grpc.method_handlers_generic_handler(service, dict(handlers))
-            for service, handlers in services.items()
-        )
-    )
-    return server
+class Underway(Protocol):
+    """A call, as the listener sees it."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def is_stream(self) -> bool: ...
+    def closing(self) -> None: ...
+    def finish_with(self, error: BaseException) -> None: ...
+    def row(self) -> ConnectionStats: ...
 
 
-class _SturdyServer(_server.Server):  # type: ignore[misc,unused-ignore]
-    def __init__(
-        self,
-        options: Sequence[tuple[str, Any]],
-        calls_max: int,
-        on_unknown: Callable[[], object],
-    ) -> None:
-        # What the constructor above it does, but for the class: one that is made and not used would leak.
-        self._loop = cygrpc.get_working_loop()
-        options = _server._augment_channel_arguments(options, None)  # noqa: SLF001
-        self._server = _Calls(self._loop, None, (), (), options, calls_max)
-        self._server.on_unknown = on_unknown
+class GrpcServer:
+    """What calls share. Made within a running loop; `close` it before the broker."""
+
+    def __init__(self, broker: Broker, authenticator: Authenticator, settings: Settings) -> None:
+        self.broker = broker
+        self.authenticator = authenticator
+        self.settings = settings
+        self.tasks = OwnedTasks("the gRPC listener")
+        self.turns = (
+            itertools.count()
+        )  # of requests with messages that have no key, through partitions
+        self.calls: set[Underway] = set()
+        self.punished = 0  # calls with a wrong token that wait for their answer
+        self._unknown_methods = LogThrottle()
+        self._refusal: RunnelError | None = None
+        self._empty = asyncio.Event()  # no call is under way
+        self._empty.set()
+        drain_seconds_max = settings.grpc.drain_timeout_ns / _NS_PER_SECOND
+        self._patience = DrainDeadline(broker.clock, drain_seconds_max)
+        broker.connections.listeners.append(self.rows)
+
+    @property
+    def is_closing(self) -> bool:
+        return self._refusal is not None
+
+    # --- Calls ---
+
+    @property
+    def refusal(self) -> RunnelError | None:
+        """Why nobody is let in any more, once that is so."""
+        return self._refusal
+
+    def add(self, call: Underway) -> None:
+        self.calls.add(call)
+        self._empty.clear()
+
+    def remove(self, call: Underway) -> None:
+        self.calls.discard(call)
+        if not self.calls:
+            self._empty.set()
+
+    def on_unknown_method(self) -> None:
+        """A call named a method that does not exist, or a name that is no text."""
+        self.broker.metrics.counters.protocol_errors += 1
+        if times := self._unknown_methods.count(asyncio.get_running_loop().time()):
+            logger.warning("a method was called that does not exist", times=times)
+
+    def rows(self) -> ReadRows:
+        """The streams, by id: how to read each as the metrics show it."""
+        return {call.id: call.row for call in self.calls if call.is_stream}
+
+    # --- The end ---
+
+    def closing_notice(self) -> pb.Closing:
+        """What streams are told when the broker is about to go."""
+        within_ms = self.settings.grpc.drain_timeout_ns // _NS_PER_MS
+        return pb.Closing(text=str(shutting_down()), within_ms=within_ms)
+
+    async def drain(self) -> bool:
+        """Let nobody in any more, tell the streams, and let every call finish.
+
+        False: time was up, or `hurry` was called, before all had. What is left, `close` cuts off.
+        """
+        self._refusal = shutting_down()
+        for call in list(self.calls):
+            call.closing()
+        return await self._patience.lasts_for(self._empty.wait())
+
+    def hurry(self) -> None:
+        """A drain under way waits no longer."""
+        self._patience.hurry()
+
+    async def close(self) -> None:
+        """End every call that is left, and wait until nothing of it is at work."""
+        self._refusal = shutting_down()
+        if self.rows in self.broker.connections.listeners:
+            self.broker.connections.listeners.remove(self.rows)
+        for call in list(self.calls):
+            call.finish_with(self._refusal)
+        await self.tasks.wait()
 
 
-class _Calls(cygrpc.AioServer):  # type: ignore[misc,unused-ignore]
-    """Takes calls of registered methods only."""
-
-    on_unknown: Callable[[], object]
-
-    async def _request_call(self) -> Any:
-        """grpcio awaits a call of a method that is not registered. It is never given one."""
-        answering: set[asyncio.Task[None]] = set()
-        while True:
-            call = await super()._request_call()
-            self.on_unknown()
-            task = asyncio.get_running_loop().create_task(_answer_unknown(call))
-            answering.add(task)
-            task.add_done_callback(answering.discard)
-
-
-async def _answer_unknown(call: Any) -> None:
-    try:
-        await cygrpc._send_error_status_from_server(  # noqa: SLF001
-            call,
-            cygrpc.StatusCode.unimplemented,
-            "there is no such method",
-            (),
-            cygrpc.SendInitialMetadataOperation(None, _FLAGS),
-            cygrpc.get_working_loop(),
-        )
-    except cygrpc.ExecuteBatchError:
-        return  # the client has left meanwhile
+def shutting_down() -> ClosedError:
+    return ClosedError("the broker is shutting down; call again later")

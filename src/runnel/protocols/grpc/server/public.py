@@ -17,8 +17,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from runnel.errors import LimitExceededError, RunnelError
 from runnel.protocols.grpc.server.calls import Context, single_request
-from runnel.protocols.grpc.server.grpc_server import Services
 from runnel.protocols.grpc.server.statuses import refused
+from runnel.protocols.grpc.server.sturdy_server import Services
 
 # Calls at a time. Beyond that they are refused at once.
 _CHECKS_MAX: Final = 1024

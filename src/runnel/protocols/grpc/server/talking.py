@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final, Protocol
 
-from runnel.protocols.grpc.server.calls import Call
-from runnel.protocols.grpc.server.connections import shutting_down
+from runnel.protocols.grpc.server.calls import GrpcCall
+from runnel.protocols.grpc.server.grpc_server import shutting_down
 
 # grpcio says that the requests have ended also where the client is gone, and a moment later that it is.
 _GONE_SECONDS: Final = 0.01
@@ -20,7 +20,7 @@ class Finish(Protocol):
 
 
 async def talk(
-    call: Call,
+    call: GrpcCall,
     read: Coroutine[Any, Any, None],
     write: Coroutine[Any, Any, None],
     finish: Finish,
@@ -29,7 +29,7 @@ async def talk(
 
     The call's own task only waits: it is the one that is cancelled when the client leaves.
     """
-    reading, writing = call.door.tasks.start_awaited(read), call.start(write)
+    reading, writing = call.server.tasks.start_awaited(read), call.start(write)
     call.when_closing(reading.cancel)
     try:
         await asyncio.wait({reading})

@@ -1,4 +1,4 @@
-"""What a seat has acknowledged lately, so that whoever did not hear the answer may say it again."""
+"""The recent acknowledgements of a polling consumer, so that a client that got no answer may repeat them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Offsets = Mapping[int, Sequence[int]]
 
 
 class AckedLately:
-    """The last messages of one seat that were acknowledged in time, for a minute. Only their numbers are kept."""
+    """The messages that one consumer acknowledged in time in the last minute; only their numbers are kept."""
 
     __slots__ = ("_when_ns",)
 
     def __init__(self) -> None:
-        # In the order in which they came. One number a message, for a tuple would take twice the memory.
+        # In order of arrival. One number for each message: a tuple would take twice the memory.
         self._when_ns: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._when_ns)
 
     def unknown(self, offsets: Offsets) -> dict[int, list[int]]:
-        """Those of which it does not know, without deliveries of which it knows all."""
+        """The offsets that were not acknowledged lately; deliveries without any are left out."""
         rest = {
             delivery: [at for at in named if _number(delivery, at) not in self._when_ns]
             for delivery, named in offsets.items()

@@ -17,7 +17,7 @@ import msgspec
 from runnel.broker.consumer_groups import WorkConsumer, WorkDelivery
 from runnel.errors import RunnelError
 from runnel.formats.message import Message
-from runnel.formats.work_heads import Attempt, Part
+from runnel.formats.work_heads import Attempt, DeliveryPart
 from runnel.platform.clock import Clock
 from runnel.protocols.http.consumers.acked import AckedLately, Offsets
 
@@ -257,7 +257,7 @@ class PollingConsumer:
         self._arrived.extend(_Arrival(delivery, set()) for delivery in deliveries)
         self._wake()
 
-    def recall(self, consumer: int, parts: Sequence[Part]) -> None:  # noqa: ARG002
+    def recall(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:  # noqa: ARG002
         """Messages that a client has stay leased until it acknowledges them or the lease ends; others go back."""
         back: dict[int, list[int]] = {}
         for arrival in self._arrived:
@@ -277,7 +277,7 @@ class PollingConsumer:
             # The broker is in the middle of saying it: not at once.
             asyncio.get_running_loop().call_soon(self._consumer.recalled, _parts(back))
 
-    def late(self, consumer: int, parts: Sequence[Part]) -> None:
+    def late(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
         """The answer to the request that was late says so."""
 
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:  # noqa: ARG002
@@ -309,18 +309,18 @@ class PollingConsumer:
         self._wake()
 
 
-def _offsets(parts: Iterable[Part]) -> set[tuple[int, int]]:
+def _offsets(parts: Iterable[DeliveryPart]) -> set[tuple[int, int]]:
     """Each message by its delivery and offset."""
     return {(part.delivery, offset) for part in parts for offset in range(part.begin, part.end)}
 
 
-def _parts(offsets: Offsets) -> list[Part]:
+def _parts(offsets: Offsets) -> list[DeliveryPart]:
     """Neighbours in one part."""
-    parts: list[Part] = []
+    parts: list[DeliveryPart] = []
     for delivery, named in offsets.items():
         for offset in sorted(named):
             if parts and parts[-1].delivery == delivery and parts[-1].end == offset:
-                parts[-1] = Part(delivery, parts[-1].begin, offset + 1)
+                parts[-1] = DeliveryPart(delivery, parts[-1].begin, offset + 1)
             else:
-                parts.append(Part(delivery, offset, offset + 1))
+                parts.append(DeliveryPart(delivery, offset, offset + 1))
     return parts

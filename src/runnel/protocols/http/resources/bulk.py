@@ -29,7 +29,7 @@ from runnel.protocols.http.resources.placement import (
     with_trace,
 )
 from runnel.protocols.http.server.answers import Answer, encode_json
-from runnel.protocols.http.server.calls import Call
+from runnel.protocols.http.server.calls import HttpCall
 
 _IN_FLIGHT_MAX: Final = 8
 # What is decoded at once holds up everybody else for so long.
@@ -54,7 +54,7 @@ class BulkReceipt(msgspec.Struct, frozen=True):
 
 
 async def publish_lines(
-    call: Call,
+    call: HttpCall,
     request: Request[Any, Any, Any],
     topic: str,
     level: Level | None,
@@ -72,7 +72,9 @@ async def publish_lines(
 class _Bulk:
     """One request's lines, on their way."""
 
-    def __init__(self, call: Call, topic: str, level: Level | None, partition: int | None) -> None:
+    def __init__(
+        self, call: HttpCall, topic: str, level: Level | None, partition: int | None
+    ) -> None:
         self._call = call
         self._topic = topic
         self._level = level
@@ -80,7 +82,7 @@ class _Bulk:
         self._partition_count = partition_count(call, topic)
         self._in_flight: deque[tuple[asyncio.Future[Published], Batch]] = deque()
         self._is_traced = b"traceparent" in call.headers
-        self._keyless = call.door.next_keyless(self._partition_count)
+        self._keyless = call.server.next_keyless(self._partition_count)
         self._line = 0  # lines read so far
         self._fault_line: int | None = None
         self._published = 0
@@ -91,7 +93,7 @@ class _Bulk:
 
     async def read(self, request: Request[Any, Any, Any]) -> None:
         call = self._call
-        line_bytes_max = call.door.settings.http.body_bytes_max
+        line_bytes_max = call.server.settings.http.body_bytes_max
         rest = bytearray()  # of a line whose end has not come
         while True:
             call.connection.arriving()
@@ -197,7 +199,7 @@ class _Bulk:
             await self._publish(messages[half:], lines[half:])
             return
         self._in_flight.append((answer, batch))
-        self._keyless = self._call.door.next_keyless(self._partition_count)
+        self._keyless = self._call.server.next_keyless(self._partition_count)
         flow = self._call.flow
         flow.messages_in += len(messages)
         flow.bytes_in += len(batch.body)

@@ -15,9 +15,8 @@ from msgspec import UNSET, UnsetType
 
 from runnel.errors import ConnectionLostError, LateAckError, UnknownSubscriptionError
 from runnel.group_rules.definition import LEASE_NS_MIN
-from runnel.protocols.http.consumers.ack_ids import Named, ack_id, named
+from runnel.protocols.http.consumers.ack_ids import NamedMessages, ack_id, named_messages
 from runnel.protocols.http.consumers.polling_consumer import Leased, PollingConsumer, Wanted
-from runnel.protocols.http.consumers.polling_consumers import seats_of
 from runnel.protocols.http.encoding.messages import (
     TIMES_TEXT,
     MessageOut,
@@ -30,7 +29,7 @@ from runnel.protocols.http.encoding.problems import FieldFault
 from runnel.protocols.http.resources.dead_letters import dead_letter_handlers
 from runnel.protocols.http.resources.subscriptions import subscription_handlers
 from runnel.protocols.http.server.answers import Answer, encode_json
-from runnel.protocols.http.server.calls import Call, call_of
+from runnel.protocols.http.server.calls import HttpCall, call_of
 from runnel.topics.names import check_text
 
 _NS_PER_SECOND: Final = 1_000_000_000
@@ -148,29 +147,29 @@ async def consume(
     wanted = Wanted(limit, bytes_max, _lease_ns("lease", lease))
     if consumer:
         check_text("consumer", consumer)
-    seats = seats_of(call.door)
-    taken = await seats.find(call, name, member, consumer)
-    seat = taken.seat
+    consumers = call.server.polling_consumers
+    owned = await consumers.find(call, name, member, consumer)
+    polling = owned.polling
     try:
-        found = await seat.take(wanted, may_wait=False)
+        found = await polling.take(wanted, may_wait=False)
         if not found:
-            found = await _wait(call, seat, wanted, wait_ns)
+            found = await _wait(call, polling, wanted, wait_ns)
         if found and call.connection.transport.is_closing():
-            seat.give_back(found)
+            polling.give_back(found)
             raise ConnectionLostError("the client has gone")
     finally:
-        seats.release(seat)
+        consumers.release(polling)
     flow = call.flow
     flow.messages_out += len(found)
     flow.bytes_out += sum([each.message.size for each in found])
-    messages = [_leased_message(seat.id, each, payload, times) for each in found]
-    return Answer(encode_json(Consumed(taken.consumer, messages)))
+    messages = [_leased_message(polling.id, each, payload, times) for each in found]
+    return Answer(encode_json(Consumed(owned.name, messages)))
 
 
 def _leased_message(
-    seat_id: str, leased: Leased, form: PayloadForm, times: TimeForm
+    consumer_id: str, leased: Leased, form: PayloadForm, times: TimeForm
 ) -> LeasedMessage:
-    ack = ack_id(seat_id, leased.delivery, leased.message.offset)
+    ack = ack_id(consumer_id, leased.delivery, leased.message.offset)
     before = leased.before
     attempt = 1 if before is None else before.failures + 1
     out = message_as(LeasedMessage, leased.message, form, times, ack=ack, attempt=attempt)
@@ -181,11 +180,13 @@ def _leased_message(
     return msgspec.structs.replace(out, first_delivery_ns=first_ns, first_delivery=first)
 
 
-async def _wait(call: Call, seat: PollingConsumer, wanted: Wanted, wait_ns: int) -> list[Leased]:
-    """What comes within the time, or before the door closes. Whoever has gone by then is given nothing."""
-    loop, clock = call.door.loop, call.door.broker.clock
-    with call.door.enter_stream():
-        taking = loop.create_task(seat.take(wanted, may_wait=True))
+async def _wait(
+    call: HttpCall, polling: PollingConsumer, wanted: Wanted, wait_ns: int
+) -> list[Leased]:
+    """What comes within the time, or before the listener closes. Whoever has gone by then is given nothing."""
+    loop, clock = call.server.loop, call.server.broker.clock
+    with call.server.enter_stream():
+        taking = loop.create_task(polling.take(wanted, may_wait=True))
         sleeping: asyncio.Task[None] = loop.create_task(
             clock.sleep(wait_ns / _NS_PER_SECOND) if wait_ns else asyncio.sleep(_LOOK_SECONDS)
         )
@@ -201,10 +202,10 @@ async def _wait(call: Call, seat: PollingConsumer, wanted: Wanted, wait_ns: int)
         raise error
     found = [] if taking.cancelled() else taking.result()
     if call.why_ended is None:
-        return found or await seat.take(wanted, may_wait=False)  # what came at the last moment
-    if call.door.is_closing:
+        return found or await polling.take(wanted, may_wait=False)  # what came at the last moment
+    if call.server.is_closing:
         return found
-    seat.give_back(found)
+    polling.give_back(found)
     raise call.why_ended
 
 
@@ -223,9 +224,9 @@ async def ack(
     If no answer comes, say it again: what this acknowledged within the last minute counts as acknowledged.
     """
     call = call_of(request)
-    found = named(call, seats_of(call.door), name, data.acks, verb="ack")
-    for taken, offsets in found.by_seat.values():
-        _note_late(found, taken.seat, taken.seat.ack(offsets))
+    found = named_messages(call, call.server.polling_consumers, name, data.acks, verb="ack")
+    for owned, offsets in found.by_consumer.values():
+        _note_late(found, owned.polling, owned.polling.ack(offsets))
     await _stored(call, found)
     return Answer(encode_json(Acked(*_counted(found))))
 
@@ -237,10 +238,10 @@ async def nack(
     """Say that messages failed: they come again after a delay, or become dead letters."""
     call = call_of(request)
     delay_ns = _duration_in("$.delay", data.delay)
-    found = named(call, seats_of(call.door), name, data.acks, verb="nack")
-    for taken, offsets in found.by_seat.values():
-        late = taken.seat.nack(offsets, delay_ns=delay_ns, reason=data.reason)
-        _note_late(found, taken.seat, late)
+    found = named_messages(call, call.server.polling_consumers, name, data.acks, verb="nack")
+    for owned, offsets in found.by_consumer.values():
+        late = owned.polling.nack(offsets, delay_ns=delay_ns, reason=data.reason)
+        _note_late(found, owned.polling, late)
     await _stored(call, found)
     return Nacked(*_counted(found))
 
@@ -253,9 +254,9 @@ async def extend(
     call = call_of(request)
     lease_ns = _duration_in("$.lease", data.lease)
     _check_lease("$.lease", lease_ns)
-    found = named(call, seats_of(call.door), name, data.acks, verb="extend")
-    for taken, offsets in found.by_seat.values():
-        _note_late(found, taken.seat, taken.seat.extend(offsets, lease_ns))
+    found = named_messages(call, call.server.polling_consumers, name, data.acks, verb="extend")
+    for owned, offsets in found.by_consumer.values():
+        _note_late(found, owned.polling, owned.polling.extend(offsets, lease_ns))
     return Extended(*_counted(found))
 
 
@@ -270,30 +271,30 @@ async def leave(
 ) -> None:
     """End a consumer. What is leased to it goes to others at once, and does not count as failed."""
     call = call_of(request)
-    found = seats_of(call.door).of(call, name, consumer)
+    found = call.server.polling_consumers.named(call, name, consumer)
     if not found:
         raise UnknownSubscriptionError(
             f"subscription {name!r} has no consumer {consumer!r} of yours"
         )
-    for taken in found:
-        taken.seat.close()
+    for owned in found:
+        owned.polling.close()
 
 
 # --- What the verbs share ---
 
 
-def _note_late(found: Named, seat: PollingConsumer, late: set[tuple[int, int]]) -> None:
-    found.late += [ack_id(seat.id, *each) for each in sorted(late)]
+def _note_late(found: NamedMessages, polling: PollingConsumer, late: set[tuple[int, int]]) -> None:
+    found.late += [ack_id(polling.id, *each) for each in sorted(late)]
 
 
-async def _stored(call: Call, found: Named) -> None:
+async def _stored(call: HttpCall, found: NamedMessages) -> None:
     """Until all of it is stored. Raises what storing failed with."""
-    for taken, _ in found.by_seat.values():
-        await taken.seat.consumer.wait_stored()
-        seats_of(call.door).release(taken.seat)
+    for owned, _ in found.by_consumer.values():
+        await owned.polling.consumer.wait_stored()
+        call.server.polling_consumers.release(owned.polling)
 
 
-def _counted(found: Named) -> tuple[int, list[str]]:
+def _counted(found: NamedMessages) -> tuple[int, list[str]]:
     in_time = found.count - len(found.late)
     if not in_time:
         raise LateAckError(

@@ -12,7 +12,7 @@ from litestar.params import FromPath, JSONBody
 from runnel.errors import UnknownTopicError
 from runnel.formats.wire import CursorPlace, CursorState
 from runnel.protocols.http.encoding.parameters import After, Natural, PageLimit, time_text
-from runnel.protocols.http.server.calls import Call, call_of
+from runnel.protocols.http.server.calls import HttpCall, call_of
 
 
 class CursorPlaceIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,7 +117,7 @@ async def remove_cursor(request: Request[Any, Any, Any], name: FromPath[str]) ->
     await call_of(request).access.remove_cursor(name)
 
 
-async def _found(call: Call, name: str) -> CursorOut:
+async def _found(call: HttpCall, name: str) -> CursorOut:
     for cursor in await call.access.cursor(name):
         return _cursor(cursor)
     raise UnknownTopicError(f"cursor {name!r} does not exist")

@@ -32,11 +32,11 @@ def healthz() -> Health:
 @get("/readyz", operation_id="readiness", tags=["health"], sync_to_thread=False)
 def readyz(request: Request[Any, Any, Any]) -> Response[Readiness]:
     """Tell whether the broker is ready: 503 while it shuts down, or cannot store everything that it is given."""
-    door = call_of(request).door
-    troubles = list(door.broker.monitor.troubles())
-    if door.is_closing:
+    server = call_of(request).server
+    troubles = list(server.broker.monitor.troubles())
+    if server.is_closing:
         troubles.insert(0, "the broker is shutting down")
-    warnings = door.broker.monitor.warnings()
+    warnings = server.broker.monitor.warnings()
     if troubles:
         return Response(Readiness("unready", troubles, warnings), status_code=503)
     return Response(Readiness("ready", (), warnings))

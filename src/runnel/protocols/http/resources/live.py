@@ -16,7 +16,7 @@ from runnel.protocols.http.encoding.event_stream import CONTENT_TYPE
 from runnel.protocols.http.encoding.messages import TIMES_TEXT, PayloadForm, TimeForm
 from runnel.protocols.http.encoding.parameters import Time, time_ns
 from runnel.protocols.http.encoding.problems import FieldFault
-from runnel.protocols.http.resources.live_stream import LiveStream
+from runnel.protocols.http.resources.live_stream import HttpLiveStream
 from runnel.protocols.http.server.calls import call_of
 from runnel.topics.patterns import Pattern
 
@@ -75,10 +75,10 @@ async def stream(
             description="The same, as browsers send it when they come again.",
         ),
     ] = None,
-) -> LiveStream:
+) -> HttpLiveStream:
     """Read messages as they come, as server-sent events: `message`, `gap`, `caught_up`, `closing`, `ended`."""
     call = call_of(request)
-    lists = call.door.sent_last_values
+    lists = call.server.sent_last_values
     for text in pattern:
         Pattern(text)
     # A browser comes again with the query that it began with: what its header says is newer.
@@ -88,7 +88,7 @@ async def stream(
     else:
         begin, seen = _start(start, time), ()
     ids = EventIds(pattern, begin, lists, seen)
-    return LiveStream(call, pattern, begin, ids, overflow=overflow, form=payload, times=times)
+    return HttpLiveStream(call, pattern, begin, ids, overflow=overflow, form=payload, times=times)
 
 
 def _start(start: StreamStart, time: str | None) -> Start:

@@ -1,7 +1,7 @@
 """One live stream: what the broker delivers becomes server-sent events, as fast as the client reads them.
 
 The subscription has credit for a little more than the connection holds. It gets back what has been written, so a slow
-reader is read for from the log, like a slow reader at any door, and nothing piles up for it here.
+reader is read for from the log, like a slow reader at any server, and nothing piles up for it here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from runnel.protocols.http.encoding.event_stream import message_event
 from runnel.protocols.http.encoding.messages import PayloadForm, TimeForm, gap_out, message_out
 from runnel.protocols.http.encoding.problems import problem_bytes, problem_of
 from runnel.protocols.http.server.answers import encode_json
-from runnel.protocols.http.server.calls import Call
+from runnel.protocols.http.server.calls import HttpCall
 
 _CREDIT_BYTES: Final = 256 * 1024
 _CHUNK_BYTES: Final = 32 * 1024
@@ -40,12 +40,12 @@ _HEADERS: Final = [
 ]
 
 
-class LiveStream:
+class HttpLiveStream:
     """An answer that lasts: an ASGI application, and the `Sink` of its subscription."""
 
     def __init__(
         self,
-        call: Call,
+        call: HttpCall,
         patterns: Sequence[str],
         start: Start,
         ids: EventIds,
@@ -69,7 +69,7 @@ class LiveStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         call = self._call
-        with call.door.enter_stream():
+        with call.server.enter_stream():
             ended = call.ended
             subscription = await call.access.subscribe(
                 SubscribeRequest(
@@ -118,7 +118,7 @@ class LiveStream:
     @asynccontextmanager
     async def _attended(self, ended: asyncio.Event) -> AsyncIterator[None]:
         """Woken for heartbeats, and when the call has to end."""
-        loop = self._call.door.loop
+        loop = self._call.server.loop
         tasks = [loop.create_task(self._beat()), loop.create_task(self._wait_end(ended))]
         try:
             yield
@@ -129,7 +129,7 @@ class LiveStream:
 
     async def _beat(self) -> None:
         while True:
-            await self._call.door.broker.clock.sleep(_HEARTBEAT_SECONDS)
+            await self._call.server.broker.clock.sleep(_HEARTBEAT_SECONDS)
             self._is_beat_due = True
             self._news.set()
 
@@ -165,7 +165,7 @@ class LiveStream:
         self._is_beat_due = False
         flow = self._call.connection.flow
         while flow.write_paused and not self._is_over():
-            draining = self._call.door.loop.create_task(flow.drain())
+            draining = self._call.server.loop.create_task(flow.drain())
             draining.add_done_callback(lambda _: self._news.set())
             try:
                 while not draining.done() and not self._is_over():
@@ -254,7 +254,7 @@ class LiveStream:
         if isinstance(error, ConnectionLostError) or self._call.connection.flow.write_paused:
             return
         problem, _ = problem_of(error)
-        is_closing = self._call.door.is_closing and isinstance(error, ClosedError)
+        is_closing = self._call.server.is_closing and isinstance(error, ClosedError)
         kind = event_stream.CLOSING if is_closing else event_stream.ENDED
         event = event_stream.event(kind, None, problem_bytes(problem))
         await send({"type": "http.response.body", "body": event, "more_body": False})

@@ -38,7 +38,7 @@ from runnel.protocols.http.encoding.parameters import (
 from runnel.protocols.http.encoding.problems import NoLastMessageError
 from runnel.protocols.http.encoding.raw_messages import headers_of
 from runnel.protocols.http.server.answers import Answer
-from runnel.protocols.http.server.calls import Call, call_of
+from runnel.protocols.http.server.calls import HttpCall, call_of
 
 LIMIT_MAX: Final = 10_000
 _BYTES_MAX: Final = 4 * 2**20
@@ -127,7 +127,7 @@ async def read_messages(
         try:
             page = await call.unless_ended(fetched(wait_ns))
         except ClosedError:
-            if not call.door.is_closing or call.access.is_slowed_out:
+            if not call.server.is_closing or call.access.is_slowed_out:
                 raise  # the token has other rights from now on, or could not be served before the end
             page = await fetched(0)  # the broker goes: whoever waits gets what there is
     else:
@@ -157,7 +157,7 @@ class _End(NamedTuple):
     next: int
 
 
-async def _end(call: Call, topic: str, partition: int | None) -> _End:
+async def _end(call: HttpCall, topic: str, partition: int | None) -> _End:
     page = await call.read(
         call.access.fetch(FetchRequest(topic, partition, messages_max=1, bytes_max=1))
     )
@@ -199,8 +199,8 @@ async def read_last_message(
 
 
 @asynccontextmanager
-async def _as_stream(call: Call) -> AsyncIterator[None]:
-    with call.door.enter_stream():
+async def _as_stream(call: HttpCall) -> AsyncIterator[None]:
+    with call.server.enter_stream():
         yield
 
 

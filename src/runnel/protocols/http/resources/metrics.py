@@ -21,7 +21,7 @@ async def metrics(request: Request[Any, Any, Any]) -> Answer:
     """
     call = call_of(request)
     call.access.check_monitoring()
-    broker = call.door.broker
+    broker = call.server.broker
     await broker.monitor.look()
     exposition = Exposition(call.headers.get(b"accept", b"").decode("latin-1"))
     written = bytearray()

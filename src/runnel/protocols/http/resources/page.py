@@ -1,4 +1,4 @@
-"""What the door says of itself: the OpenAPI document, and a page of our own that shows it and lets one try it.
+"""What the listener says of itself: the OpenAPI document, and a page of our own that shows it and lets one try it.
 
 The page asks nobody but the broker for anything, so that it works where nothing else can be reached.
 """

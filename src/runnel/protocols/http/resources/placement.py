@@ -14,13 +14,13 @@ from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.traces import trace_tags
 from runnel.protocols.http.encoding.problems import TooLargeError
-from runnel.protocols.http.server.calls import Call
+from runnel.protocols.http.server.calls import HttpCall
 from runnel.topics.partitions import partition_of_key
 
 _NS_PER_SECOND: Final = 1_000_000_000
 
 
-def partition_count(call: Call, topic: str) -> int:
+def partition_count(call: HttpCall, topic: str) -> int:
     return len(call.access.routes((topic,))[0].owners)
 
 
@@ -56,7 +56,7 @@ def with_trace(message: Message, headers: Mapping[bytes, bytes]) -> Message:
 
 
 async def published(
-    call: Call, topic: str, publish: Callable[[], asyncio.Future[Published]]
+    call: HttpCall, topic: str, publish: Callable[[], asyncio.Future[Published]]
 ) -> asyncio.Future[Published]:
     """What `publish` returns, once there is room for it; BusyError if there is none within the request's time."""
     try:
@@ -65,8 +65,8 @@ async def published(
         pass
     except LimitExceededError as error:
         raise TooLargeError(str(error)) from None
-    clock = call.door.broker.clock
-    timeout_ns = call.door.settings.http.request_timeout_ns
+    clock = call.server.broker.clock
+    timeout_ns = call.server.settings.http.request_timeout_ns
     ends_ns = clock.monotonic_ns() + timeout_ns
     while True:
         call.connection.holding()
@@ -80,10 +80,10 @@ async def published(
             raise TooLargeError(str(error)) from None
 
 
-async def _wait_room(call: Call, topic: str, ends_ns: int) -> None:
+async def _wait_room(call: HttpCall, topic: str, ends_ns: int) -> None:
     """Until there is room, or time is up."""
-    clock = call.door.broker.clock
-    loop = call.door.loop
+    clock = call.server.broker.clock
+    loop = call.server.loop
     room = loop.create_task(call.unless_ended(call.access.wait_room(topic)))
     patience = loop.create_task(clock.sleep((ends_ns - clock.monotonic_ns()) / _NS_PER_SECOND))
     try:

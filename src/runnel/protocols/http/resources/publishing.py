@@ -28,7 +28,7 @@ from runnel.protocols.http.resources.placement import (
 )
 from runnel.protocols.http.server.answers import Answer, encode_json
 from runnel.protocols.http.server.bodies import JSON, NDJSON, content_type, read_body
-from runnel.protocols.http.server.calls import Call, call_of
+from runnel.protocols.http.server.calls import HttpCall, call_of
 
 ARRAY_MAX: Final = 10_000
 """Messages of an array: all of them are decoded at once, which holds up everybody else for so long."""
@@ -94,7 +94,7 @@ async def publish(
         count = partition_count(call, topic)
         partition = 0
         if count > 1:
-            partition = partition_of(message, count, keyless=call.door.next_keyless(count))
+            partition = partition_of(message, count, keyless=call.server.next_keyless(count))
     answer = await published(
         call, topic, lambda: call.access.send(message, level, partition=partition)
     )
@@ -134,7 +134,7 @@ def _check_count(body: bytes) -> None:
 
 
 async def _publish_many(
-    call: Call,
+    call: HttpCall,
     topic: str,
     given: Sequence[MessageIn],
     level: Level | None,
@@ -144,7 +144,7 @@ async def _publish_many(
     if not given:
         raise FieldFault("$", "the array is empty; at least one message is needed")
     count = partition_count(call, topic)
-    keyless = call.door.next_keyless(count)
+    keyless = call.server.next_keyless(count)
     messages = []
     for at, each in enumerate(given):
         message = with_trace(each.to_message(topic, f"$[{at}]"), call.headers)

@@ -25,7 +25,7 @@ class FlowOut(msgspec.Struct, frozen=True):
 
 class ConnectionOut(msgspec.Struct, frozen=True):
     id: int
-    door: str
+    server: str
     peer: str
     client: str
     token: str
@@ -58,7 +58,7 @@ def _connection(row: ConnectionStats) -> ConnectionOut:
     flow = row.flow
     return ConnectionOut(
         row.id,
-        row.door,
+        row.listener,
         row.peer,
         row.client,
         row.token,

@@ -24,7 +24,7 @@ from runnel.protocols.http.encoding.parameters import (
     time_text_if_set,
 )
 from runnel.protocols.http.encoding.problems import FieldFault
-from runnel.protocols.http.server.calls import Call, call_of
+from runnel.protocols.http.server.calls import HttpCall, call_of
 
 _Kind = Literal["earliest", "latest", "time", "offsets"]
 _Mode = Literal["shared", "key_shared", "multicast"]
@@ -181,7 +181,7 @@ def _start(given: StartIn) -> Start:
     )
 
 
-async def _told(call: Call, name: str) -> SubscriptionOut:
+async def _told(call: HttpCall, name: str) -> SubscriptionOut:
     return SubscriptionOut.of(await call.access.subscription(name))
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from litestar.types import Receive, Scope, Send
 
-from runnel.protocols.http.server.connection import CONNECTION, CYCLE, Connection
+from runnel.protocols.http.server.connection import CONNECTION, CYCLE, HttpConnection
 
 JSON: Final = "application/json"
 
@@ -45,7 +45,7 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         is_plain = self._content_type is JSON and self._status == 200 and not self._headers
         if is_plain and _HAS_FIELDS not in scope:
-            connection: Connection = scope[CONNECTION]  # type: ignore[typeddict-item]
+            connection: HttpConnection = scope[CONNECTION]  # type: ignore[typeddict-item]
             if connection.answer(scope[CYCLE], 200, _JSON_FIELD, self.body):  # type: ignore[typeddict-item]
                 return
         await send(

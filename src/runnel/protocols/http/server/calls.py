@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 from runnel.broker.access import Access
 from runnel.broker.monitoring.topic_traffic import Flow
 from runnel.errors import ConnectionLostError, RunnelError
-from runnel.protocols.http.server.connection import Connection
-from runnel.protocols.http.server.connections import HttpDoor
-from runnel.security.gate import Pass
+from runnel.protocols.http.server.connection import HttpConnection
+from runnel.protocols.http.server.http_server import HttpServer
+from runnel.security.authenticator import AuthenticatedClient
 from runnel.security.rights import Rights
 
 if TYPE_CHECKING:
@@ -23,26 +23,26 @@ _T = TypeVar("_T")
 CALL: Final = "runnel.call"  # its key in a request's scope
 
 
-def call_of(request: Request[Any, Any, Any]) -> Call:
+def call_of(request: Request[Any, Any, Any]) -> HttpCall:
     """The call that a handler serves."""
-    return cast("Call", request.scope[CALL])  # type: ignore[typeddict-item]
+    return cast("HttpCall", request.scope[CALL])  # type: ignore[typeddict-item]
 
 
-class Call:
+class HttpCall:
     """An admitted request, as long as it is under way. Handlers reach the broker through `access` alone."""
 
-    __slots__ = ("_ended", "_pass", "access", "connection", "door", "headers", "why_ended")
+    __slots__ = ("_ended", "_pass", "access", "connection", "headers", "server", "why_ended")
 
     def __init__(
         self,
-        door: HttpDoor,
-        connection: Connection,
-        admitted: Pass,
+        server: HttpServer,
+        connection: HttpConnection,
+        admitted: AuthenticatedClient,
         headers: Mapping[bytes, bytes],
     ) -> None:
-        self.door = door
+        self.server = server
         self.connection = connection
-        self.access = Access(door.broker, admitted.rights, connection.peer)
+        self.access = Access(server.broker, admitted.rights, connection.peer)
         self.headers = headers
         """By name in lower case; the last of several, as they came."""
         self.why_ended: RunnelError | None = None
@@ -72,7 +72,7 @@ class Call:
 
     @property
     def ended(self) -> asyncio.Event:
-        """Set when it has to end: the door closes, the token was revoked, or the client has gone.
+        """Set when it has to end: the listener closes, the token was revoked, or the client has gone.
 
         `why_ended` says which. Only calls that last ask for it.
         """
@@ -80,7 +80,7 @@ class Call:
             self._ended = asyncio.Event()
             self._pass.on_revoked(self.end)
             self.connection.on_lost = self._on_lost
-            self.door.watch(self)
+            self.server.watch(self)
             if self.connection.transport.is_closing():
                 self._on_lost()
         return self._ended
@@ -110,7 +110,7 @@ class Call:
 
         What was ready in the same moment is given all the same, unless the token is no longer good.
         """
-        loop = self.door.loop
+        loop = self.server.loop
         working = loop.create_task(work)
         ending = loop.create_task(self.ended.wait())
         try:
@@ -135,7 +135,7 @@ class Call:
         """It is over."""
         self._pass.leave()
         if self._ended is not None:
-            self.door.forget(self)
+            self.server.forget(self)
             self.connection.on_lost = None
 
     def __enter__(self) -> Self:

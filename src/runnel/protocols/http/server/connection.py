@@ -1,7 +1,7 @@
 """One connection: uvicorn's HTTP/1.1 protocol with the limits that it leaves to others.
 
 A head has a size, and a request a time to arrive in; a connection that is idle, or whose client reads nothing, ends.
-The door looks at all of them now and then (`check_times`), by the broker's clock; there is no timer of its own.
+The listener looks at all of them now and then (`check_times`), by the broker's clock; there is no timer of its own.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _silent.propagate = False
 _silent.setLevel(logging.CRITICAL + 1)
 
 
-class Home(Protocol):
-    """The door that a connection came to."""
+class ConnectionOwner(Protocol):
+    """The listener that a connection came to."""
 
     broker: Broker
     settings: Settings
@@ -74,8 +74,8 @@ class Home(Protocol):
 
     @property
     def is_closing(self) -> bool: ...
-    def enter(self, connection: Connection) -> RunnelError | None: ...
-    def leave(self, connection: Connection) -> None: ...
+    def enter(self, connection: HttpConnection) -> RunnelError | None: ...
+    def leave(self, connection: HttpConnection) -> None: ...
     def on_answered(self) -> None: ...
 
 
@@ -148,14 +148,14 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """See the module's first lines. Requests come one after the other; `on_lost` is the current one's."""
 
-    def __init__(self, door: Home, config: Config, state: ServerState) -> None:
-        super().__init__(config, state, {}, door.loop)
+    def __init__(self, server: ConnectionOwner, config: Config, state: ServerState) -> None:
+        super().__init__(config, state, {}, server.loop)
         self.logger = _silent
         self.id = 0
-        self.door = door
+        self.http_server = server
         self.flow_of_messages = Flow()
         self.token_name = ""
         self.agent = b""  # as the client calls itself
@@ -174,7 +174,7 @@ class Connection(HttpToolsProtocol):
         self._unread_bytes = 0
         self._is_refused = False
 
-    # --- What the door asks ---
+    # --- What the listener asks ---
 
     @property
     def peer(self) -> str:
@@ -209,7 +209,7 @@ class Connection(HttpToolsProtocol):
 
     def check_times(self, now_ns: int) -> None:
         """End what has taken too long."""
-        http = self.door.settings.http
+        http = self.http_server.settings.http
         if self._is_refused:
             if now_ns - self._quiet_since_ns > _LINGER_NS:
                 self.transport.abort()
@@ -223,7 +223,7 @@ class Connection(HttpToolsProtocol):
                 )
         elif not self.is_busy:
             if now_ns - self._quiet_since_ns > http.idle_timeout_ns:
-                self.door.broker.metrics.counters.connections_idle += 1
+                self.http_server.broker.metrics.counters.connections_idle += 1
                 self.transport.close()
         elif self._unread_since_ns is not None:
             waiting_bytes = self.transport.get_write_buffer_size()
@@ -246,7 +246,7 @@ class Connection(HttpToolsProtocol):
         cycle.waiting_for_100_continue = False
         length = b"content-length: %d\r\n" % len(body)
         end = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
-        parts = STATUS_LINE[status], self.door.usual_fields, length, fields, end, body
+        parts = STATUS_LINE[status], self.http_server.usual_fields, length, fields, end, body
         self._joined.write_whole(b"".join(parts))
         cycle.message_event.set()
         if not cycle.keep_alive:
@@ -257,7 +257,7 @@ class Connection(HttpToolsProtocol):
     def arriving(self) -> None:
         """A handler waits for more of the body: the client's time for it begins anew."""
         if self._is_in_body:
-            self._arriving_since_ns = self.door.broker.clock.monotonic_ns()
+            self._arriving_since_ns = self.http_server.broker.clock.monotonic_ns()
 
     def holding(self) -> None:
         """A handler reads no further for now: that is not the client's doing."""
@@ -270,12 +270,12 @@ class Connection(HttpToolsProtocol):
         self._joined = _JoinedWrites(transport, self.loop, self._hears_out)
         self.transport = cast("asyncio.Transport", self._joined)
         self.flow = _Flow(transport, self.pipeline)
-        clock = self.door.broker.clock
+        clock = self.http_server.broker.clock
         self._opened_ns = clock.time_ns()
         self._quiet_since_ns = clock.monotonic_ns()
-        self.id = next(self.door.broker.connection_ids)
+        self.id = next(self.http_server.broker.connection_ids)
         self._bound_silence(transport)
-        refusal = self.door.enter(self)
+        refusal = self.http_server.enter(self)
         if refusal is not None:
             self._turn_away(refusal, 503)
 
@@ -285,12 +285,12 @@ class Connection(HttpToolsProtocol):
         option: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
         accepted = transport.get_extra_info("socket")
         if option is not None and accepted is not None:
-            patience_ms = 2 * self.door.settings.http.idle_timeout_ns // 1_000_000
+            patience_ms = 2 * self.http_server.settings.http.idle_timeout_ns // 1_000_000
             accepted.setsockopt(socket.IPPROTO_TCP, option, min(patience_ms, _INT32_MAX))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.door.leave(self)
+        self.http_server.leave(self)
         self._tell_lost()
 
     def _tell_lost(self) -> None:
@@ -311,7 +311,7 @@ class Connection(HttpToolsProtocol):
             self._beside_bytes += len(data)
         else:
             if self._arriving_since_ns is None:
-                self._arriving_since_ns = self.door.broker.clock.monotonic_ns()
+                self._arriving_since_ns = self.http_server.broker.clock.monotonic_ns()
             self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > HEAD_BYTES_MAX:
@@ -355,7 +355,7 @@ class Connection(HttpToolsProtocol):
         if not self.url.startswith(b"/") and b"://" in self.url:
             authority = self.url.partition(b"://")[2].partition(b"/")[0]
             self.scope[AUTHORITY] = authority  # type: ignore[typeddict-unknown-key]
-        if self.door.is_closing:
+        if self.http_server.is_closing:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
@@ -365,7 +365,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.response_complete
         ):  # answered before it was there: let it come, but not for ever
             self._discarded_bytes += len(body)
-            if self._discarded_bytes > self.door.settings.http.body_bytes_max:
+            if self._discarded_bytes > self.http_server.settings.http.body_bytes_max:
                 self.transport.close()
 
     def on_message_complete(self) -> None:
@@ -373,7 +373,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_body = False
         self._beside_bytes = 0
         self._arriving_since_ns = None
-        self._quiet_since_ns = self.door.broker.clock.monotonic_ns()
+        self._quiet_since_ns = self.http_server.broker.clock.monotonic_ns()
 
     def on_response_complete(self) -> None:
         """As uvicorn's, without its timer for connections that stay quiet: `check_times` sees to those."""
@@ -381,12 +381,12 @@ class Connection(HttpToolsProtocol):
             if self.pipeline:
                 self._start_asgi_task(*self.pipeline.pop())
             self.flow.resume_reading()  # if that was the last one queued
-        self._quiet_since_ns = self.door.broker.clock.monotonic_ns()
-        self.door.on_answered()
+        self._quiet_since_ns = self.http_server.broker.clock.monotonic_ns()
+        self.http_server.on_answered()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread_since_ns = self.door.broker.clock.monotonic_ns()
+        self._unread_since_ns = self.http_server.broker.clock.monotonic_ns()
         self._unread_bytes = self.transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
@@ -412,7 +412,7 @@ class Connection(HttpToolsProtocol):
         """What comes cannot be a request, or not in time."""
         if self._is_refused or self.transport.is_closing():
             return
-        self.door.broker.metrics.counters.protocol_errors += 1
+        self.http_server.broker.metrics.counters.protocol_errors += 1
         if self._is_in_body and not self.is_busy:  # it has been answered: there is nothing to say
             self.transport.close()
             return
@@ -440,7 +440,7 @@ class Connection(HttpToolsProtocol):
     def _hear_out(self) -> None:
         """Say no more, and listen a little longer: to close on a client that speaks takes the answer from it."""
         self._is_refused = True
-        self._quiet_since_ns = self.door.broker.clock.monotonic_ns()
+        self._quiet_since_ns = self.http_server.broker.clock.monotonic_ns()
         self.pipeline.clear()
         self.flow.resume_reading()
         if self.transport.can_write_eof():

@@ -23,11 +23,11 @@ from runnel.protocols.http.server.browsers import (
     preflight_fields,
     shown,
 )
-from runnel.protocols.http.server.calls import CALL, Call
-from runnel.protocols.http.server.connection import AUTHORITY, CONNECTION, Connection
-from runnel.protocols.http.server.connections import HttpDoor
+from runnel.protocols.http.server.calls import CALL, HttpCall
+from runnel.protocols.http.server.connection import AUTHORITY, CONNECTION, HttpConnection
+from runnel.protocols.http.server.http_server import HttpServer
 from runnel.protocols.http.server.paths import routed_path
-from runnel.security.gate import Pass
+from runnel.security.authenticator import AuthenticatedClient
 
 logger = get_logger("runnel.http")
 
@@ -46,7 +46,7 @@ _SINGLE: Final = (
 _STREAM_PATH: Final = "/v1/stream"
 _QUERY_TOKEN: Final = "access_token"
 
-_NOBODY: Final = Pass(None, None)
+_NOBODY: Final = AuthenticatedClient(None, None)
 
 
 class _AmbiguousError(ClientFault):
@@ -56,14 +56,14 @@ class _AmbiguousError(ClientFault):
 class Front:
     """The ASGI application that connections run; `app` is behind it."""
 
-    def __init__(self, door: HttpDoor, app: ASGIApp, browsers: BrowserPolicy) -> None:
-        self._door = door
+    def __init__(self, server: HttpServer, app: ASGIApp, browsers: BrowserPolicy) -> None:
+        self._server = server
         self._app = app
-        self._counters = door.broker.metrics.counters
+        self._counters = server.broker.metrics.counters
         self._browsers = browsers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = cast("Connection", scope[CONNECTION])  # type: ignore[typeddict-item]
+        connection = cast("HttpConnection", scope[CONNECTION])  # type: ignore[typeddict-item]
         self._counters.requests += 1
         try:
             fields = cast("Sequence[tuple[bytes, bytes]]", scope["headers"])
@@ -82,14 +82,14 @@ class Front:
             if path in _OPEN_PATHS:
                 admitted = _NOBODY
             else:
-                admitted = self._door.gate.admit(_token(scope, path, headers))
+                admitted = self._server.authenticator.admit(_token(scope, path, headers))
         except RunnelError as error:
             if isinstance(error, UnauthenticatedError):
-                await self._door.gate.penalty(error, connection.peer_host)
+                await self._server.authenticator.penalty(error, connection.peer_host)
             is_last = isinstance(error, _AmbiguousError)
             await problem_answer(error, connection, is_last=is_last)(scope, receive, send)
             return
-        with Call(self._door, connection, admitted, headers) as call:
+        with HttpCall(self._server, connection, admitted, headers) as call:
             connection.token_name = call.name
             connection.agent = headers.get(b"user-agent", b"")
             scope[CALL] = call  # type: ignore[typeddict-unknown-key]
@@ -113,7 +113,7 @@ class Front:
             raise NotTakenError(
                 f"content-encoding {shown(encoding)}: bodies are taken as they are, not compressed"
             )
-        if self._door.gate.asks:
+        if self._server.authenticator.asks:
             return
         authority = cast("bytes | None", scope.get(AUTHORITY))
         host = headers.get(b"host", b"")
@@ -125,10 +125,10 @@ class Front:
 
 
 def problem_answer(
-    error: BaseException, connection: Connection, *, is_last: bool = False
+    error: BaseException, connection: HttpConnection, *, is_last: bool = False
 ) -> Answer:
     """The answer to a request that failed; it is counted. `is_last`: of this connection."""
-    connection.door.broker.metrics.counters.requests_failed += 1
+    connection.http_server.broker.metrics.counters.requests_failed += 1
     problem, headers = problem_of(error)
     if is_last:
         headers = (*headers, ("connection", "close"))

@@ -27,7 +27,7 @@ _CHECKED: Final = "runnel.checked"
 _SHORT_BYTES_MAX: Final = 256  # of a query that is remembered
 
 
-class DoorRequest(Request[Any, Any, Any]):
+class HttpRequest(Request[Any, Any, Any]):
     """Litestar's, but that names in paths are decoded, queries may ask nothing unknown, and `data` is decoded once.
 
     Here and not in a middleware: one of those costs every request a tenth of its time.

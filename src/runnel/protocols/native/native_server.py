@@ -1,4 +1,4 @@
-"""All connections of the native door, whatever they came through: their number, their silence, and their end."""
+"""All connections of the native listener, whatever they came through: their number, their silence, and their end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from runnel.errors import BusyError, ClosedError, RunnelError
 from runnel.platform.port_listener import DrainDeadline
 from runnel.platform.tasks import OwnedTasks
 from runnel.protocols.native.pipe import connect_pipe
-from runnel.protocols.native.protocol import HELLO_BYTES_MAX, RECEIVE_BYTES, Connection
+from runnel.protocols.native.protocol import HELLO_BYTES_MAX, RECEIVE_BYTES, NativeConnection
 from runnel.protocols.native.turns import Turns
 from runnel.protocols.native.wake_up import WakeUp
-from runnel.security.gate import Gate
+from runnel.security.authenticator import Authenticator
 
 # Connections that were turned away and are still being told so; beyond that they are just closed.
 _REFUSED_MAX: Final = 64
@@ -27,21 +27,21 @@ _NS_PER_SECOND: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000
 
 
-class Door:
+class NativeServer:
     """What connections share. Made within a running loop; `close` it before the broker."""
 
-    def __init__(self, broker: Broker, settings: Settings, gate: Gate) -> None:
+    def __init__(self, broker: Broker, settings: Settings, authenticator: Authenticator) -> None:
         self.broker = broker
-        self.gate = gate
+        self.authenticator = authenticator
         self.settings = settings
         self.tasks = OwnedTasks("the native listener")
         self.turns = Turns()
         self._loop = asyncio.get_running_loop()
         self.wake_up = WakeUp(self._loop)
-        self.connections: set[Connection] = set()
-        self._refused: set[Connection] = set()
+        self.connections: set[NativeConnection] = set()
+        self._refused: set[NativeConnection] = set()
         # In the order in which they came. Those that were admitted since are taken out when it is looked through.
-        self._strangers: dict[Connection, None] = {}
+        self._strangers: dict[NativeConnection, None] = {}
         # One for all: whatever arrives is copied out of it before the next read.
         self._receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._refusal: RunnelError | None = None
@@ -54,16 +54,18 @@ class Door:
 
     # --- Connections ---
 
-    def new_connection(self) -> Connection:
+    def new_connection(self) -> NativeConnection:
         """The protocol for a plain socket."""
-        return Connection(self, self._receive_buffer, gate=self.gate, times_out=True)
+        return NativeConnection(
+            self, self._receive_buffer, authenticator=self.authenticator, times_out=True
+        )
 
-    def new_encrypted_connection(self) -> Connection:
+    def new_encrypted_connection(self) -> NativeConnection:
         """The protocol for TLS, which may hold on to a receive buffer longer than one read."""
-        return Connection(
+        return NativeConnection(
             self,
             memoryview(bytearray(HELLO_BYTES_MAX)),
-            gate=self.gate,
+            authenticator=self.authenticator,
             times_out=True,
             own_buffer_bytes=RECEIVE_BYTES // 4,
         )
@@ -74,11 +76,11 @@ class Door:
         It may be silent for as long as it likes, and needs no token: a process neither loses itself nor keeps
         itself out.
         """
-        server = Connection(self, self._receive_buffer, gate=None, times_out=False)
+        server = NativeConnection(self, self._receive_buffer, authenticator=None, times_out=False)
         _, transport = connect_pipe(self._loop, server, client)
         return transport
 
-    def enter(self, connection: Connection) -> None:
+    def enter(self, connection: NativeConnection) -> None:
         """A connection is there: let it in, or turn it away."""
         self._empty.clear()
         refusal = self._refusal
@@ -113,14 +115,14 @@ class Door:
                 return True
         return False
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: NativeConnection) -> None:
         self.connections.discard(connection)
         self._strangers.pop(connection, None)
         self._refused.discard(connection)
         if not self.connections and not self._refused:
             self._empty.set()
 
-    def _all(self) -> Iterator[Connection]:
+    def _all(self) -> Iterator[NativeConnection]:
         return itertools.chain(list(self.connections), list(self._refused))
 
     @property

@@ -1,4 +1,4 @@
-"""The gate of all doors: whoever shows a token gets its rights, for as long as the token is known.
+"""The authenticator of all doors: whoever shows a token gets its rights, for as long as the token is known.
 
 A door asks `admit` for every connection, or for every call where calls come one by one, and lets the pass go when it
 is over. The file of tokens is looked at on every admission, and a few times a second for those who are inside.
@@ -49,7 +49,7 @@ class WrongTokenError(UnauthenticatedError):
     """A token was shown, and is not known. Only this one may be a guess: whoever shows none has made none."""
 
 
-class Pass:
+class AuthenticatedClient:
     """One admission. `rights` is None where everything is allowed."""
 
     __slots__ = ("_admitted", "_end", "_on_revoked", "rights")
@@ -82,7 +82,7 @@ class Pass:
             self.revoke(self._end)
 
     def revoke(self, error: RunnelError) -> None:
-        """For the gate to say."""
+        """For the authenticator to say."""
         self._end = error
         react, self._on_revoked = self._on_revoked, None
         if react is not None:
@@ -115,14 +115,14 @@ class _Admitted:
         self.rights: Final = Rights(
             token.name, [Grant.parse(text) for text in token.allow], token.quotas
         )
-        self.passes: set[Pass] = set()
+        self.passes: set[AuthenticatedClient] = set()
 
 
-_FREE: Final = Pass(None, None)
+_FREE: Final = AuthenticatedClient(None, None)
 
 
-class Gate:
-    """Make one with `Gate.open`; `start` it within a loop, and `close` it after the doors."""
+class Authenticator:
+    """Make one with `Authenticator.open`; `start` it within a loop, and `close` it after the doors."""
 
     def __init__(self, file: TokenFile | None, clock: Clock, connections_max: int) -> None:
         self._file = file  # None: nobody is asked
@@ -140,7 +140,7 @@ class Gate:
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    def open(cls, settings: Settings, clock: Clock) -> Gate:
+    def open(cls, settings: Settings, clock: Clock) -> Authenticator:
         """SettingsError says why the tokens cannot be read."""
         security = settings.security
         if security.authentication is Authentication.NONE:
@@ -150,15 +150,15 @@ class Gate:
                     authentication="none",
                 )
             return cls(None, clock, security.token_connections_max)
-        gate = cls(TokenFile(tokens_path(settings)), clock, security.token_connections_max)
-        gate._read()
-        if not gate._tokens:
+        authenticator = cls(TokenFile(tokens_path(settings)), clock, security.token_connections_max)
+        authenticator._read()
+        if not authenticator._tokens:
             logger.warning(
                 "nobody can come in: there is no token yet; `runnel token add NAME --allow RIGHT:PATTERN` "
                 "makes one, at any time",
                 file=str(tokens_path(settings)),
             )
-        return gate
+        return authenticator
 
     @property
     def asks(self) -> bool:
@@ -194,7 +194,7 @@ class Gate:
 
     # --- Admission ---
 
-    def admit(self, token: str | None) -> Pass:
+    def admit(self, token: str | None) -> AuthenticatedClient:
         """A pass for whoever shows this. UnauthenticatedError: await `penalty` before it is answered."""
         if self._file is None:
             return _FREE
@@ -212,7 +212,7 @@ class Gate:
             raise LimitExceededError(
                 f"token {found.name!r} has {count_max} connections or calls under way; no more are allowed"
             )
-        given = Pass(admitted.rights, admitted)
+        given = AuthenticatedClient(admitted.rights, admitted)
         admitted.passes.add(given)
         return given
 

@@ -1,4 +1,4 @@
-"""An HTTP door on loopback over a broker in this loop, with a clock in the test's hand, and readers of its streams."""
+"""An HTTP scene on loopback over a broker in this loop, with a clock in the test's hand, and readers of its streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runnel.formats.message import Message
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
 from runnel.protocols.http.listener import HttpListener
-from runnel.security.gate import Gate
+from runnel.security.authenticator import Authenticator
 from runnel.testing import VirtualClock
 
 _P = ParamSpec("_P")
@@ -49,7 +49,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @dataclass
-class OpenDoor:
+class HttpScene:
     broker: Broker
     listener: HttpListener
     clock: VirtualClock
@@ -81,7 +81,7 @@ class OpenDoor:
 
 
 @asynccontextmanager
-async def open_door(
+async def open_scene(
     *,
     http: HttpSettings | None = None,
     topics: tuple[TopicRule, ...] = (),
@@ -89,7 +89,7 @@ async def open_door(
     security: SecuritySettings | None = None,
     clock: VirtualClock | None = None,
     settings: Settings | None = None,
-) -> AsyncIterator[OpenDoor]:
+) -> AsyncIterator[HttpScene]:
     """In memory, or in a directory that can be opened again."""
     clock = clock or VirtualClock()
     settings = msgspec.structs.replace(
@@ -105,19 +105,19 @@ async def open_door(
         broker = await Broker.open(
             settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
         )
-        gate = Gate.open(settings, clock)
-        gate.start()
+        authenticator = Authenticator.open(settings, clock)
+        authenticator.start()
         try:
-            listener = await HttpListener.open(broker, gate, settings)
+            listener = await HttpListener.open(broker, authenticator, settings)
             try:
                 async with httpx.AsyncClient(
                     base_url=f"http://{listener.address}", timeout=TIMEOUT_SECONDS
                 ) as client:
-                    yield OpenDoor(broker, listener, clock, client)
+                    yield HttpScene(broker, listener, clock, client)
             finally:
                 await listener.close()
         finally:
-            await gate.close()
+            await authenticator.close()
             await broker.close()
     finally:
         workers.close()

@@ -1,9 +1,9 @@
-"""All connections of the HTTP door: their number, their times, the streams among them, and their end."""
+"""All connections of the HTTP listener: their number, their times, the streams among them, and their end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from typing import Final, Protocol
@@ -16,9 +16,10 @@ from runnel.broker.connections import ReadRows
 from runnel.config import Settings
 from runnel.errors import BusyError, ClosedError, LimitExceededError, RunnelError
 from runnel.platform.port_listener import DrainDeadline
+from runnel.protocols.http.consumers.polling_consumers import PollingConsumers
 from runnel.protocols.http.encoding.sent_last_values import SentLists
-from runnel.protocols.http.server.connection import Connection
-from runnel.security.gate import Gate
+from runnel.protocols.http.server.connection import HttpConnection
+from runnel.security.authenticator import Authenticator
 
 # Connections that were turned away and are still being told so; beyond that they are just closed.
 _REFUSED_MAX: Final = 64
@@ -38,20 +39,18 @@ class Lasting(Protocol):
     def end(self, error: RunnelError) -> None: ...
 
 
-class HttpDoor:
+class HttpServer:
     """What requests share. Made within a running loop; `close` it before the broker."""
 
-    def __init__(self, broker: Broker, gate: Gate, settings: Settings) -> None:
+    def __init__(self, broker: Broker, authenticator: Authenticator, settings: Settings) -> None:
         self.broker = broker
-        self.gate = gate
+        self.authenticator = authenticator
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self.closing = asyncio.Event()
         """Set when draining begins: streams and long polls end."""
-        self.on_close: list[Callable[[], object]] = []
-        """Called by `close` when no request is under way any more; the broker may stay open."""
-        self.connections: set[Connection] = set()
-        self._refused: set[Connection] = set()
+        self.connections: set[HttpConnection] = set()
+        self._refused: set[HttpConnection] = set()
         self._calls: set[Lasting] = set()
         self.sent_last_values = SentLists()
         self._stream_count = 0
@@ -66,14 +65,17 @@ class HttpDoor:
         broker.metrics.add_limit(
             "http.streams_max", settings.http.streams_max, lambda: self._stream_count
         )
+        self.polling_consumers = PollingConsumers(
+            broker, authenticator, settings.http.consumers_max
+        )
         self._sweeping = self.loop.create_task(self._sweep(), name="runnel-http")
 
     # --- Connections ---
 
-    def new_connection(self, config: Config) -> Connection:
-        return Connection(self, config, self._state)
+    def new_connection(self, config: Config) -> HttpConnection:
+        return HttpConnection(self, config, self._state)
 
-    def enter(self, connection: Connection) -> RunnelError | None:
+    def enter(self, connection: HttpConnection) -> RunnelError | None:
         """A connection is there: let it in, or say why not."""
         refusal: RunnelError | None = None
         connections_max = self.settings.http.connections_max
@@ -81,7 +83,7 @@ class HttpDoor:
             refusal = ClosedError("the broker is shutting down; connect again later")
         elif len(self.connections) >= connections_max and not self._make_room():
             refusal = BusyError(
-                f"the HTTP door has {connections_max} connections with requests under way; no more are allowed "
+                f"the HTTP listener has {connections_max} connections with requests under way; no more are allowed "
                 "(http.connections_max); try again later"
             )
         counters = self.broker.metrics.counters
@@ -109,7 +111,7 @@ class HttpDoor:
         self.leave(longest)  # at once, for the loop tells it of its end only later
         return True
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: HttpConnection) -> None:
         self.connections.discard(connection)
         self._refused.discard(connection)
         self._changed.set()
@@ -170,7 +172,7 @@ class HttpDoor:
     # --- Calls that last ---
 
     def watch(self, call: Lasting) -> None:
-        """Tell a call of the door's end, until `forget`."""
+        """Tell a call of the listener's end, until `forget`."""
         if self.is_closing:
             call.end(_closing())
         else:
@@ -210,14 +212,14 @@ class HttpDoor:
             task.cancel()
         await asyncio.wait({self._sweeping, *tasks})
         await self._wait_empty()
-        while self.on_close:
-            self.on_close.pop()()
+        await self.polling_consumers.close()
 
     def _begin_closing(self) -> None:
         if not self.is_closing:
             self.closing.set()
             for call in list(self._calls):
                 call.end(_closing())
+            self.polling_consumers.begin_closing()
 
     async def _finish(self) -> None:
         for connection in list(self.connections):

@@ -1,4 +1,4 @@
-"""Who is let in at the gRPC door, how much they may ask for, and how calls end."""
+"""Who is let in at the gRPC listener, how much they may ask for, and how calls end."""
 
 from __future__ import annotations
 
@@ -472,7 +472,7 @@ def test_a_stream_that_begins_while_the_broker_goes_is_told() -> None:
             for worker in workers:
                 opening = pb.ConsumeOpen(subscription="s", patterns=["a"], mode=pb.MODE_SHARED)
                 await worker.say(open=opening)
-            while not scene.listener.connection_count:  # noqa: ASYNC110 - the door's doing
+            while not scene.listener.connection_count:  # noqa: ASYNC110 - the listener's doing
                 await asyncio.sleep(0)
             assert await scene.listener.drain() is True
             for call in (*(each.call for each in readers), *(each.call for each in workers)):
@@ -492,7 +492,7 @@ def test_closing_ends_whoever_is_left() -> None:
             failed = await failure(reader.call.read())
             assert failed.status is StatusCode.UNAVAILABLE
             assert not scene.listener.connection_count
-            assert not scene.listener.door.tasks
+            assert not scene.listener.server.tasks
 
     run(scenario())
 
