@@ -1,4 +1,4 @@
-"""Runnel inside a program or a test: the broker with its in-process connections, or the log alone."""
+"""Runs Runnel inside a program or a test: a broker with in-process connections, or the log alone."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Broker:
     ) -> AsyncIterator[Broker]:
         """Open a broker: "memory:", a data directory, or settings, whose `data` is one of the two.
 
-        With "memory:" nothing touches the disk: topics that would be kept there are kept in memory. `settings` are
-        for rules and limits beside a directory; `clock` is for tests (`runnel.testing`).
+        With "memory:" the broker does not touch the disk: it keeps the topics of `keep = "disk"` in memory. `settings`
+        adds rules and limits to a directory; `clock` is for tests (`runnel.testing`).
         """
         if isinstance(where, Settings):
             settings = where
@@ -81,7 +81,7 @@ class Broker:
             workers.close()
 
     def connect(self, *, name: str | None = None, deadline_s: float | None = 30) -> Opening:
-        """A client of this broker, without a socket: `async with broker.connect() as bus`."""
+        """Connect a client to this broker, without a socket: `async with broker.connect() as bus`."""
 
         async def dial(make_protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseTransport:
             return self._server.connect(make_protocol())
@@ -91,7 +91,7 @@ class Broker:
 
     @asynccontextmanager
     async def listen(self, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
-        """Let other processes in: the URL to connect to, for as long as the `async with` lasts."""
+        """Listen for other processes as long as the `async with` lasts; yields the URL to connect to."""
         settings = self._core.settings
         native = msgspec.structs.replace(settings.native, listen=address)
         settings = msgspec.structs.replace(settings, native=native)
@@ -102,16 +102,16 @@ class Broker:
             await listener.close()
 
     def statistics(self) -> dict[str, object]:
-        """What `!system/metrics/broker` tells, as of now."""
+        """The current content of `!system/metrics/broker`."""
         return self._core.statistics()
 
     async def sync(self) -> None:
-        """Until everything published so far is stored."""
+        """Wait until all messages published so far are stored."""
         await self._core.sync()
 
 
 class ClockTimers:
-    """A client's timers that go by the broker's clock, so that lingering obeys the clock of a test."""
+    """Client timers that use the broker's clock, so that a test's clock also controls lingering."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -130,10 +130,10 @@ class ClockTimers:
 async def open_log(
     directory: str | PathLike[str], settings: Settings | None = None
 ) -> AsyncIterator[DiskLog]:
-    """The log of a data directory, made if there is none, closed at the end of the `async with`.
+    """Open the log of a data directory, which is created if it is missing; the `async with` closes it.
 
-    Retention is applied every `log.retention_interval` as long as it is open. It takes topics that are kept
-    on disk; those with `keep = "memory"` or `"none"` need a broker.
+    Retention runs every `log.retention_interval` while the log is open. The log takes topics that are kept on disk;
+    topics with `keep = "memory"` or `"none"` need a broker.
     """
     settings = settings or Settings()
     clock = SystemClock()
@@ -148,13 +148,15 @@ async def open_log(
             workers=workers,
         )
         statistics = StoreStatistics({"disk": log}, clock)
-        house = LogMaintenance(settings, clock, {"disk": log}, statistics, Events(clock))
-        keeper: asyncio.Task[Any] = asyncio.get_running_loop().create_task(house.run())
+        maintenance = LogMaintenance(settings, clock, {"disk": log}, statistics, Events(clock))
+        maintenance_task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(
+            maintenance.run()
+        )
         try:
             yield log
         finally:
-            keeper.cancel()
-            await asyncio.wait({keeper})
+            maintenance_task.cancel()
+            await asyncio.wait({maintenance_task})
             await log.close()
     finally:
         workers.close()

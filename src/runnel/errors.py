@@ -1,4 +1,4 @@
-"""Every error that callers may meet, by whose fault it is and whether to retry.
+"""All errors that callers may get, grouped by whose fault they are and whether to retry.
 
 Listeners map these to their protocol's answers by `code`; a published code never changes its meaning.
 """
@@ -88,7 +88,7 @@ class LateAckError(ClientFault):
 
 
 class OffsetGoneError(ClientFault):
-    """Reading before the first message there is: retention has passed, or the epoch is older."""
+    """Reading before the first message: retention removed what was there, or the epoch is older."""
 
     code = "offset_gone"
 
@@ -112,7 +112,7 @@ class OffsetGoneError(ClientFault):
 
 
 class OffsetAheadError(ClientFault):
-    """Reading beyond the next offset: nothing can be there yet, so the position is a mistake."""
+    """Reading beyond the next offset: no message has that offset yet, so the position is a mistake."""
 
     code = "offset_ahead"
 
@@ -213,13 +213,13 @@ class LockedError(Unavailable):
 
 
 class ConnectionLostError(Unavailable):
-    """The connection broke. What was under way may have been done or not."""
+    """The connection broke. The broker may or may not have carried out the requests under way."""
 
     code = "connection_lost"
 
 
 class TimeoutExpiredError(Unavailable):
-    """It took longer than the caller or the broker allows."""
+    """The request, or the client's silence, took longer than the caller or the broker allows."""
 
     code = "timeout"
 
@@ -231,7 +231,7 @@ class SlowReaderError(Unavailable):
 
 
 class MovedError(Unavailable):
-    """Another node has it now; `routes` says which."""
+    """Another node serves the topic now; `routes` says which."""
 
     code = "moved"
 

@@ -128,7 +128,7 @@ class Server:
 
 @asynccontextmanager
 async def open_server(settings: Settings) -> AsyncIterator[Server]:
-    """Everything that `runnel serve` runs, on this machine's disk and clock; closed at the end, drained or not."""
+    """Open what `runnel serve` runs, on this machine's disk and clock; close it at the end, drained or not."""
     clock = SystemClock()
     async with AsyncExitStack() as opened:
         workers = ThreadWorkers(settings.log.writers)
@@ -150,14 +150,14 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         opened.push_async_callback(authenticator.close)
         listeners: dict[str, ServerListener] = {}
 
-        async def open_listener(name: str, opening: OpenListener) -> None:
-            listeners[name] = await opening(broker, authenticator, settings)
+        async def start_listener(name: str, open_listener: OpenListener) -> None:
+            listeners[name] = await open_listener(broker, authenticator, settings)
             opened.push_async_callback(listeners[name].close)
             _warn_of(name, listeners[name], authenticator)
 
-        await open_listener("native", NativeListener.open)
-        for name, opening in await importing:
-            await open_listener(name, opening)
+        await start_listener("native", NativeListener.open)
+        for name, open_listener in await importing:
+            await start_listener(name, open_listener)
         server = Server(settings, broker, authenticator, listeners)
         _register_gauges(server, authenticator)
         heap_worker = ThreadWorkers(1, name="runnel-heap")
@@ -168,7 +168,7 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
             _give_back_memory(Heap(), heap_worker, clock),
         ):
             watching = asyncio.get_running_loop().create_task(watch)
-            opened.push_async_callback(_ended, watching)
+            opened.push_async_callback(_cancel, watching)
         yield server
 
 
@@ -268,7 +268,7 @@ def _other_listeners(settings: Settings) -> Iterator[tuple[str, OpenListener]]:
             yield "grpc", GrpcListener.open
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})
 
@@ -304,7 +304,7 @@ async def serve(
     with _signals(reactions):
         async with open_server(settings) as server:
             opened = server
-            for _ in range(signals):  # that came while it was opening: a recovery may take long
+            for _ in range(signals):  # those that came during the opening: a recovery may take long
                 server.stop()
             if ready is not None:
                 ready(server)
@@ -313,7 +313,7 @@ async def serve(
                 if settings_reload is not None:
                     watch = _reload_when_asked(server, settings_reload, reload_asked)
                     watching = asyncio.get_running_loop().create_task(watch)
-                    tasks.push_async_callback(_ended, watching)
+                    tasks.push_async_callback(_cancel, watching)
                 await server.wait_stop()
             notify(ServiceState.STOPPING)
             await server.drain()

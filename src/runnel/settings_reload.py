@@ -38,9 +38,8 @@ class SettingsReload:
     ) -> Settings:
         """Apply what can change; returns the settings in effect. If the file is wrong, nothing changes."""
         try:
-            wanted = await asyncio.to_thread(
-                self._load
-            )  # in a thread: a slow file system must not hold up the loop
+            # In a thread: a slow file system must not block the loop.
+            wanted = await asyncio.to_thread(self._load)
             policies = Policies(wanted.topics, partitions_max=running.limits.partitions_max)
         except SettingsError as error:
             logger.error(  # noqa: TRY400 - a wrong file, not a bug
@@ -48,19 +47,19 @@ class SettingsReload:
             )
             return running
         changes = changes_between(running, wanted)
-        holding = taken_over(running, wanted)
-        authenticator.use(holding.security)
-        broker.quotas.use(holding.security)
+        in_effect = taken_over(running, wanted)
+        authenticator.use(in_effect.security)
+        broker.quotas.use(in_effect.security)
         differences = await broker.follow_rules(policies)
-        await broker.warn_of_habits("[[topics]]", (rule.match for rule in holding.topics))
+        await broker.warn_of_habits("[[topics]]", (rule.match for rule in in_effect.topics))
         # The lines below are shown if the old or the new level shows them.
-        levels = (running.log_level, holding.log_level)
+        levels = (running.log_level, in_effect.log_level)
         self._set_log_level(min(levels, key=list(LogLevel).index))
-        taken = [change for change in changes if change.is_reloadable]
-        waiting = [change for change in changes if not change.is_reloadable]
-        for change in taken[:_LINES_MAX]:
+        applied = [change for change in changes if change.is_reloadable]
+        need_restart = [change for change in changes if not change.is_reloadable]
+        for change in applied[:_LINES_MAX]:
             logger.info("setting changed", key=change.key, old=change.old, new=change.new)
-        for change in waiting[:_LINES_MAX]:
+        for change in need_restart[:_LINES_MAX]:
             logger.warning(
                 "setting needs a restart", key=change.key, running=change.old, file=change.new
             )
@@ -70,12 +69,12 @@ class SettingsReload:
             )
         logger.info(
             "settings reloaded",
-            changed=len(taken),
-            need_restart=len(waiting),
+            changed=len(applied),
+            need_restart=len(need_restart),
             topics_differ=len(differences),
         )
-        self._set_log_level(holding.log_level)
-        return holding
+        self._set_log_level(in_effect.log_level)
+        return in_effect
 
 
 def hangup_ends() -> bool:

@@ -84,7 +84,7 @@ async def test_metric_of_an_idle_archive_stays_at_zero(at: At) -> None:
     await at.publish("sensors/a", b"1")
     await set_at(at.broker, 2, "sensors/*")
     await at.publish("orders/x", b"1")
-    await at.broker.monitor.look()
+    await at.broker.monitor.refresh()
     families = {family.described.name: family for family in at.broker.metrics.families()}
     assert families["cursor_lag_messages"].rows == [(("archive",), 0)]
 

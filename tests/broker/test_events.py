@@ -47,7 +47,7 @@ class Lines:
 
 
 def test_an_event_is_a_message_with_its_kind_as_a_tag(told: Told) -> None:
-    told.events.tell(EventKind.TOPIC_MADE, "a/b", journal="main", partitions=4)
+    told.events.emit(EventKind.TOPIC_MADE, "a/b", journal="main", partitions=4)
     assert told.watcher.seen == [
         (
             EVENTS_TOPIC,
@@ -78,7 +78,7 @@ def test_every_kind_has_a_level_and_a_line() -> None:
     ],
 )
 def test_what_needs_attention_is_a_warning(told: Told, kind: EventKind, lines: Lines) -> None:
-    told.events.tell(kind, "subject", detail=7)
+    told.events.emit(kind, "subject", detail=7)
     (line,) = lines()
     assert (line["level"], line["kind"], line["subject"], line["detail"]) == (
         logging.WARNING,
@@ -89,7 +89,7 @@ def test_what_needs_attention_is_a_warning(told: Told, kind: EventKind, lines: L
 
 
 def test_passing_a_pin_is_told_loudly(told: Told, lines: Lines) -> None:
-    told.events.tell(EventKind.PIN_PASSED, "spark-billing", messages_lost=12)
+    told.events.emit(EventKind.PIN_PASSED, "spark-billing", messages_lost=12)
     (line,) = lines()
     assert line["event"].startswith("MESSAGES ARE GONE")
     assert line["subject"] == "spark-billing"
@@ -98,10 +98,10 @@ def test_passing_a_pin_is_told_loudly(told: Told, lines: Lines) -> None:
 
 def test_the_same_subject_is_told_of_once_a_second_and_the_rest_is_counted(told: Told) -> None:
     for _ in range(100):
-        told.events.tell(EventKind.SLOW_READER, "peer")
+        told.events.emit(EventKind.SLOW_READER, "peer")
         told.clock.advance(SECOND_NS // 100)
     assert len(told.watcher.seen) == 1
-    told.events.tell(EventKind.SLOW_READER, "peer")
+    told.events.emit(EventKind.SLOW_READER, "peer")
     first, summed_up, again = told.watcher.events("slow_reader")
     assert (first["subject"], again["subject"]) == ("peer", "peer")
     assert (summed_up["suppressed"], summed_up["of_other_subjects"]) == (99, 0)
@@ -111,7 +111,7 @@ def test_a_storm_of_subjects_is_told_in_part_and_summed_up_when_it_is_over(
     told: Told, lines: Lines
 ) -> None:
     for number in range(10_000):
-        told.events.tell(EventKind.TOPIC_MADE, f"topic/{number}")
+        told.events.emit(EventKind.TOPIC_MADE, f"topic/{number}")
     assert len(lines()) == 10
     told.events.flush()
     assert len(told.watcher.seen) == 10
@@ -125,15 +125,15 @@ def test_a_storm_of_subjects_is_told_in_part_and_summed_up_when_it_is_over(
 
 def test_kinds_do_not_hold_each_other_back(told: Told) -> None:
     for number in range(1000):
-        told.events.tell(EventKind.TOPIC_MADE, f"topic/{number}")
+        told.events.emit(EventKind.TOPIC_MADE, f"topic/{number}")
     for number in range(100):
-        told.events.tell(EventKind.PIN_PASSED, f"cursor-{number}")
+        told.events.emit(EventKind.PIN_PASSED, f"cursor-{number}")
     assert len(told.watcher.events("pin_passed")) == 100
 
 
 def test_failing_to_publish_does_not_fail_whoever_tells(told: Told, lines: Lines) -> None:
     told.watcher.failure = BusyError("the queue is full")
-    told.events.tell(EventKind.TOPIC_DELETED, "a")
+    told.events.emit(EventKind.TOPIC_DELETED, "a")
     assert [line["event"] for line in lines()] == [
         "topic deleted",
         "an event could not be published",
@@ -145,14 +145,14 @@ def test_publishing_that_makes_a_topic_comes_to_an_end() -> None:
     clock, watcher = VirtualClock(), Watcher()
 
     def publish(topic: str, payload: bytes, tags: object) -> None:
-        events.tell(EventKind.TOPIC_MADE, topic)
+        events.emit(EventKind.TOPIC_MADE, topic)
         watcher.publish(topic, payload)
 
     events = Events(clock, publish)
-    events.tell(EventKind.TOPIC_MADE, "a")
+    events.emit(EventKind.TOPIC_MADE, "a")
     assert [document["subject"] for _, document, _ in watcher.seen] == [EVENTS_TOPIC, "a"]
 
 
 def test_without_anybody_to_publish_for_there_are_lines(lines: Lines) -> None:
-    Events(VirtualClock()).tell(EventKind.DAMAGE, "file:7: checksum")
+    Events(VirtualClock()).emit(EventKind.DAMAGE, "file:7: checksum")
     assert lines()[0]["subject"] == "file:7: checksum"

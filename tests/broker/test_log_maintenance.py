@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from runnel.broker.log_maintenance import LogMaintenance, MaintainedLog, tell_recovered
+from runnel.broker.log_maintenance import LogMaintenance, MaintainedLog, report_recovery
 from runnel.broker.monitoring.events import Events
 from runnel.broker.monitoring.store_statistics import StoreStatistics
 from runnel.config import Keep, LogSettings, Pin, Retain, Rotate, Settings, TopicRule
@@ -437,7 +437,7 @@ def test_rotation_is_told() -> None:
 
 def test_clean_start_has_nothing_to_tell() -> None:
     kept = House({}, VirtualClock())
-    tell_recovered(kept.events, "disk", Recovered(True, (), (), ()))
+    report_recovery(kept.events, "disk", Recovered(True, (), (), ()))
     assert not kept.watcher.seen
 
 
@@ -447,7 +447,7 @@ def test_what_recovery_found_is_told() -> None:
         Difference(topic="a", key="keep", recorded="disk", now="memory", rule="a*"),
         Difference(topic="a", key="journal", recorded="main", now="a*", rule="a*"),
     ]
-    tell_recovered(kept.events, "disk", Recovered(False, ["x:7: torn"], (), differences))
+    report_recovery(kept.events, "disk", Recovered(False, ["x:7: torn"], (), differences))
     (recovered,) = kept.watcher.events("recovered")
     assert recovered["torn"] == ["x:7: torn"]
     assert (recovered["torn_count"], recovered["damage_count"]) == (1, 0)

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from runnel.broker.access import Access
+from runnel.broker.access_rules import AccessRules
 from runnel.broker.broker import Broker
 from runnel.broker.connections import ReadRows
 from runnel.broker.consumer_groups.ack_journals import AckJournals
@@ -354,7 +355,7 @@ def test_cursors_are_listed_in_pages_and_in_steps(monkeypatch: pytest.MonkeyPatc
         access = Access(at.broker, token("some", "read:t/*"))
         probe = LoopProbe(monkeypatch)
         probe.count(CursorStore, "_lag")
-        probe.count(Access, "_sees_cursor")
+        probe.count(AccessRules, "sees_cursor")
         async with probe:
             first, is_complete = await access.cursors(limit=10_000)
         assert ([each.name for each in first], is_complete) == (visible[:PAGE_MAX], False)
@@ -381,7 +382,7 @@ def test_subscriptions_are_listed_in_pages_and_in_steps(monkeypatch: pytest.Monk
             )
         probe = LoopProbe(monkeypatch)
         probe.count(GroupStats, "_state_of")
-        probe.count(Access, "_sees_subscription")
+        probe.count(AccessRules, "sees_subscription")
         everything = Access(at.broker, None)
         async with probe:
             first, is_complete = await everything.subscriptions(limit=10_000)
@@ -425,7 +426,7 @@ def test_connections_are_listed_in_pages_and_read_in_steps(monkeypatch: pytest.M
                 assert len(page) <= PAGE_MAX
                 found += [row.id for row in page]
             assert probe.total < 2 * 5000  # a page reads what it shows, not what lies behind it
-            await at.broker.monitor.look()
+            await at.broker.monitor.refresh()
         assert found == list(range(1, 5001))
         assert probe.most <= 128
         limits = cast("dict[str, dict[str, object]]", at.broker.statistics()["limits"])

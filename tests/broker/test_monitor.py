@@ -119,7 +119,7 @@ async def test_everything_in_use_is_told_beside_its_limit(at: At) -> None:
     await at.broker.consumer_groups.make_subscription(SubscriptionRequest("s", ["a"], "shared"))
     batch = Batch.from_messages([Message("a", b"1")], producer="shop", term=1, number=0)
     await at.broker.publish(batch)
-    await at.broker.monitor.look()
+    await at.broker.monitor.refresh()
     in_use = used(at.broker)
     assert in_use["limits.topics_max"] >= 1
     assert in_use["limits.cursors_max"] == 1

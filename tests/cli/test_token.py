@@ -208,7 +208,7 @@ def test_a_running_broker_knows_at_once(
         assert "revoked, or mistyped" in capfd.readouterr().err
         code, told = broker.end(signal.SIGTERM)
     assert code == 0
-    assert "nobody can come in: there is no token yet" in told
+    assert "no client can connect: there is no token yet" in told
     assert text.split("_", 2)[2] not in told
 
 

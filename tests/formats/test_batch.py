@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from runnel.errors import LimitExceededError, MalformedError
 from runnel.formats import columns
 from runnel.formats.batch import Batch
-from runnel.formats.building import build_even
+from runnel.formats.column_builder import build_even
 from runnel.formats.columns import Columns
 from runnel.formats.envelope import RUNS_MAX, Codec
 from runnel.formats.message import Message

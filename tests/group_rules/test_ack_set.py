@@ -39,10 +39,10 @@ def test_in_order_only_the_floor_moves() -> None:
 def test_a_straggler_holds_the_floor_and_nothing_else() -> None:
     acked = AckSet()
     acked.add(2, 1_000_000)
-    assert acked.standing() == (1, [(2, 1_000_000)])
+    assert acked.snapshot() == (1, [(2, 1_000_000)])
     assert acked.count_above == 999_998
     acked.add(1, 2)
-    assert acked.standing() == (1_000_000, [])
+    assert acked.snapshot() == (1_000_000, [])
     assert acked.count_above == 0
 
 
@@ -61,14 +61,14 @@ def test_only_what_was_not_done_before_is_told_across_blocks() -> None:
     acked.add(BLOCK - 1, BLOCK + 2)
     assert acked.add(BLOCK - 3, 3 * BLOCK) == [(BLOCK - 3, BLOCK - 1), (BLOCK + 2, 3 * BLOCK)]
     assert acked.add(1, 4 * BLOCK) == [(1, BLOCK - 3), (3 * BLOCK, 4 * BLOCK)]
-    assert acked.standing() == (4 * BLOCK, [])
+    assert acked.snapshot() == (4 * BLOCK, [])
 
 
 @pytest.mark.parametrize(("begin", "end"), [(5, 5), (7, 3), (-10, 1), (0, 0)])
 def test_an_empty_range_adds_nothing(begin: int, end: int) -> None:
     acked = AckSet()
     assert acked.add(begin, end) == []
-    assert acked.standing() == (1, [])
+    assert acked.snapshot() == (1, [])
 
 
 def test_ranges_join_across_blocks() -> None:
@@ -99,16 +99,16 @@ def test_missing_ranges_cost_by_what_is_known_not_by_their_length() -> None:
 def test_a_vast_range_at_the_floor_is_passed_in_one_step() -> None:
     acked = AckSet(1, [(100, 200), (2**50, 2**50 + 1)])
     assert acked.add(1, 2**50) == [(1, 100), (200, 2**50)]
-    assert acked.standing() == (2**50 + 1, [])
+    assert acked.snapshot() == (2**50 + 1, [])
     assert acked.count_above == 0
 
 
 def test_what_is_discarded_is_owed_again() -> None:
     acked = AckSet(1, [(1, 20), (30, 40)])
     acked.discard(35, 36)
-    assert acked.standing() == (20, [(30, 35), (36, 40)])
+    assert acked.snapshot() == (20, [(30, 35), (36, 40)])
     acked.discard(7, 8)
-    assert acked.standing() == (7, [(8, 20), (30, 35), (36, 40)])
+    assert acked.snapshot() == (7, [(8, 20), (30, 35), (36, 40)])
     assert acked.count_above == 12 + 9
     acked.add(7, 8)
     assert acked.floor == 20
@@ -134,7 +134,7 @@ def test_every_order_comes_to_the_same(seed: int) -> None:
             done = set(offsets[: place + 1])
             assert acked.floor == min(set(range(1, 3 * BLOCK + 1)) - done)
             assert acked.count_above == sum(offset > acked.floor for offset in done)
-    assert acked.standing() == (3 * BLOCK, [])
+    assert acked.snapshot() == (3 * BLOCK, [])
 
 
 _near_borders = st.sampled_from(
@@ -167,7 +167,7 @@ def test_it_is_a_set_of_offsets(steps: list[tuple[str, tuple[int, int]]]) -> Non
     assert acked.floor == floor
     assert acked.count_above == len(above)
     assert {offset for first, last in acked.ranges() for offset in range(first, last)} == above
-    assert AckSet(*acked.standing()) == acked
+    assert AckSet(*acked.snapshot()) == acked
     for offset in (1, 61, BLOCK, 2 * BLOCK - 1):
         assert (offset in acked) == (offset in naive)
         owed = next(o for o in range(offset, 6 * BLOCK) if o not in naive)

@@ -52,7 +52,7 @@ def ack(group: BareGroup, delivery: LeasedDelivery, *named: int) -> Effects:
 
 def is_empty(group: BareGroup) -> bool:
     """Nothing is left of any queue."""
-    work = group.group._works[ORDERS]
+    work = group.group._partitions[ORDERS]
     assert isinstance(work, KeyedPartition)
     return not (list(work._key_queues) or work._held or work._key_queues.waiting or work.due)
 

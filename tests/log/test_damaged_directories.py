@@ -46,7 +46,7 @@ def test_without_synced_marks_losses_would_go_unnoticed(
 ) -> None:
     images()
     monkeypatch.setattr(SyncedMarks, "get", lambda *_: None)
-    monkeypatch.setattr(SyncedMarks, "unasked", lambda *_: [])
+    monkeypatch.setattr(SyncedMarks, "orphans", lambda *_: [])
     kinds = tried(part, was_closed=False).kinds
     assert kinds.keys() & {"acknowledgements lost", "cursors lost", "subscription lost"}
 

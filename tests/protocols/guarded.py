@@ -132,12 +132,12 @@ async def open_guarded(
         broker = await opened.enter_async_context(runnel.Broker.open(settings, clock=clock))
         native = await opened.enter_async_context(broker.listen())
         addresses = {"native": native}
-        for listener in {*listeners} - {"native"}:
-            listener = await LISTENER_CLASSES[listener].open(
+        for name in {*listeners} - {"native"}:
+            listener = await LISTENER_CLASSES[name].open(
                 broker._core, broker._authenticator, settings
             )
             opened.push_async_callback(listener.close)
-            addresses[listener] = listener.address
+            addresses[name] = listener.address
         guarded = Guarded(
             TokenFile(directory / "tokens.json"), clock, addresses, broker._core.quotas
         )

@@ -105,7 +105,7 @@ def test_a_token_made_later_is_known_at_once(
     keys: Keyring, caplog: pytest.LogCaptureFixture
 ) -> None:
     authenticator = opened(keys)
-    assert "nobody can come in: there is no token yet; `runnel token add" in caplog.text
+    assert "no client can connect: there is no token yet; `runnel token add" in caplog.text
     text = keys.add("late", "read:*")
     with authenticator.admit(text) as given:
         assert given.name == "late"
@@ -197,7 +197,7 @@ def test_one_that_fails_to_end_keeps_no_other_inside(
     with pytest.raises(UnauthenticatedError):
         authenticator.admit(text)
     assert len(ends) == 3
-    assert "a connection could not be told" in caplog.text
+    assert "a connection could not be closed after its token" in caplog.text
 
 
 def test_a_token_has_so_many_connections_and_no_more(keys: Keyring) -> None:

@@ -54,8 +54,8 @@ def test_each_right_is_for_itself() -> None:
 def test_answers_stay_the_same_when_they_are_remembered_and_when_they_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("runnel.security.rights._TOPICS_REMEMBERED_MAX", 3)
-    monkeypatch.setattr("runnel.security.rights._PATTERNS_REMEMBERED_MAX", 3)
+    monkeypatch.setattr("runnel.security.rights._TOPICS_CACHED_MAX", 3)
+    monkeypatch.setattr("runnel.security.rights._PATTERNS_CACHED_MAX", 3)
     mine = rights("publish:a/*")
     for _ in range(3):
         for number in range(10):

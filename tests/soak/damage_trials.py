@@ -378,14 +378,14 @@ async def _check_work(
     broker: Broker, known: set[Place], reported: Sequence[str], violations: list[str]
 ) -> None:
     work = _ReaderRecord("work", violations)
-    tell = broker.events.tell
+    emit = broker.events.emit
 
     def listen(kind: EventKind, subject: str, /, **fields: Any) -> None:
         if kind is EventKind.WORK_LOST:
             work.miss(fields["topic"], fields["first_offset"], fields["next_offset"])
-        tell(kind, subject, **fields)
+        emit(kind, subject, **fields)
 
-    broker.events.tell = listen  # type: ignore[method-assign]
+    broker.events.emit = listen  # type: ignore[method-assign]
     try:
         worker = await _consume(broker)
     except RunnelError as error:

@@ -186,8 +186,8 @@ def test_a_home_of_links_is_made_once_and_is_for_what_is_installed_alone(
 
 
 SHOW_SETTINGS = """
-from runnel.spark.runtime.session import _defaults, said_elsewhere
-print(sorted({*said_elsewhere()}))
+from runnel.spark.runtime.session import _defaults, settings_elsewhere
+print(sorted({*settings_elsewhere()}))
 print(sorted(_defaults("local[*]")))
 """
 

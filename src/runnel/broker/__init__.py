@@ -1,7 +1,27 @@
-"""The broker: the verbs that every door offers, and what joins the logs to their readers.
+"""The broker's verbs, and what joins the logs to their readers. Read `broker.py` first.
 
-`broker` is the face. `stores` finds the log of a topic, `live_topics` has those that no log keeps. `live_reading`
-begins and feeds live subscriptions (`live_subscription`, `starting`, `feeds`), `fanout` sends what becomes visible;
-`fetching` answers replayed reading, `gathering` makes batches of single messages. `metrics`, `reporter`, `events` and
-`housekeeping` watch and tidy.
+access, access_rules          the verbs as one authenticated client may use them: rights and quotas checked
+broker                        publish, fetch, subscribe, topics, cursors: what every listener calls
+stores                        which log keeps a topic: disk, memory or none
+message_batcher, validation   single messages become batches; what a batch must be
+fetcher, shard_fetcher        replay by offset and time; whole shards for Spark
+topics, topic_creator, cursors, producer_terms, connections, pages    what can be created and listed
+quotas, rates, throttled, metered_sinks, fair_semaphore, loop_share   limits for each token, and fairness
+live/                         subscriptions by pattern, and ephemeral topics
+consumer_groups/              acknowledged work
+monitoring/                   metrics, events, audit trail
+log_maintenance               periodic retention and checks of the logs
 """
+
+__all__ = [
+    "access",
+    "broker",
+    "connections",
+    "consumer_groups",
+    "fetcher",
+    "live",
+    "log_maintenance",
+    "monitoring",
+    "pages",
+    "shard_fetcher",
+]

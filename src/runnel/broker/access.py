@@ -16,10 +16,7 @@ from msgspec.structs import replace
 
 from runnel.broker.access_rules import EVERYTHING, AccessRules
 from runnel.broker.broker import Broker
-from runnel.broker.consumer_groups.consumer import WorkConsumer
-from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
-from runnel.broker.consumer_groups.sink import WorkSink
-from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
+from runnel.broker.consumer_groups import SettleRequest, SubscriptionRequest, WorkConsumer, WorkSink
 from runnel.broker.fetcher import FetchRequest, FetchResult
 from runnel.broker.live.subscription import LiveSubscription, SubscribeRequest
 from runnel.broker.message_batcher import Published
@@ -100,8 +97,8 @@ class Access:
         self._broker.audit.record(kind, subject, token=self._token, peer=self._peer, **fields)
 
     def record_denial(self, verb: str, error: Exception) -> None:
-        """Record that this class, or a protocol that knows more of the request, denied a verb."""
-        # The cause of an error that hides what exists says which right is missing.
+        """Record that this class, or a protocol that knows more about the request, denied a verb."""
+        # Some errors hide whether a thing exists. The cause of such an error says which right is missing.
         problem = str(error.__cause__ or error)
         self._broker.audit.deny(verb, problem, token=self._token, peer=self._peer)
 
@@ -202,9 +199,9 @@ class Access:
         return bool(self._slowed_reads)
 
     def give_up_slowed_reads(self) -> None:
-        """Cancel the reads that wait for the token's rate: the caller has gone, or has to go.
+        """Cancel the reads that wait for the token's rate: the caller has left, or has to leave.
 
-        Otherwise they would use up the rate of callers that are still there.
+        Otherwise they would use up the rate of the callers that remain.
         """
         for task in list(self._slowed_reads):
             task.cancel()
@@ -292,7 +289,7 @@ class Access:
 
     @property
     def _owner(self) -> object:
-        """Walks over large lists take their turn by this owner: the token, or this connection."""
+        """The owner by which walks over large lists take turns: the token, or this connection."""
         return self if self._rights is None else self._rights.name
 
     @_audited

@@ -1,7 +1,7 @@
-"""What a caller's rights allow it to see and to do.
+"""Decides what a caller's rights allow it to see and to do.
 
-A caller without rights (where no token is asked for) may do everything. An error never tells whether something exists
-that the caller may not see.
+Where the broker asks for no token, a caller may do everything. An error never reveals whether something exists that
+the caller may not see.
 """
 
 from __future__ import annotations
@@ -172,9 +172,10 @@ class AccessRules:
     def _neutral(
         self, what: str, parts: str, any_of: Sequence[Right], unknown: type[ClientFault]
     ) -> ClientFault:
-        """One error for what the caller may not see and for what does not exist, so that it cannot tell them apart.
+        """One error for things that the caller may not see and for things that do not exist.
 
-        A caller with a right to every topic is told that it does not exist, which is nearly always so.
+        So the caller cannot distinguish the two. For a caller with a right to every topic the error is the one of a
+        thing that does not exist, which is nearly always true.
         """
         assert self._rights is not None
         is_for_all = any(self._rights.covers(right, "*") for right in any_of)

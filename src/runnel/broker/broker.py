@@ -1,8 +1,8 @@
-"""The broker's face: publish, fetch, subscribe, topics, cursors; whatever door a request came through.
+"""The broker's verbs, the same for every protocol: publish, fetch, subscribe, topics, cursors.
 
-A batch's way: `publish` checks it and hands it to the log that keeps its topics. When the log has made it visible it
-tells `on_stored`, which sends it to live readers and wakes waiting fetches. Batches of topics that nobody keeps go
-from `publish` straight to their readers.
+The way of a batch: `publish` checks it and hands it to the log that keeps its topics. When the batch is visible, the
+log calls `on_stored`, which sends it to live readers and wakes waiting fetches. Batches of ephemeral topics go from
+`publish` straight to their readers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from runnel.broker.live.subscription import (
     SubscribeRequest,
 )
 from runnel.broker.live.subscriptions import LiveSubscriptions
-from runnel.broker.log_maintenance import LogMaintenance, tell_recovered
+from runnel.broker.log_maintenance import LogMaintenance, report_recovery
 from runnel.broker.loop_share import LoopShare
 from runnel.broker.message_batcher import MessageBatcher, Published
 from runnel.broker.monitoring.audit import Audit
@@ -61,7 +61,6 @@ from runnel.platform.clock import Clock
 from runnel.platform.diagnostics import get_logger
 from runnel.platform.disk import Disk
 from runnel.platform.workers import Workers
-from runnel.topics.habits import glob_hint, glob_meant
 from runnel.topics.names import (
     DEAD_LETTER_PREFIX,
     STATS_PREFIX,
@@ -69,6 +68,7 @@ from runnel.topics.names import (
     has_wildcard,
     is_reserved,
 )
+from runnel.topics.other_brokers import glob_hint, glob_meant
 from runnel.topics.partitions import partition_of_key
 from runnel.topics.pattern_index import PatternIndex
 from runnel.topics.policies import Difference, Policies
@@ -87,13 +87,13 @@ __all__ = [
     "ShardId",
 ]
 
-# What one fetch brings, about: whoever wants more asks again.
+# About the size of one fetch's answer; a client that wants more asks again.
 _PAGE_BYTES_MAX: Final = 4 * 2**20
-_HINTS_MAX: Final = 10  # lines about the patterns of one request, or of the settings
+_HINTS_MAX: Final = 10  # log lines about the patterns of one request, or of the settings
 
 
 class Broker:
-    """Make one with `await Broker.open(…)`. Everything runs on one event loop."""
+    """A broker without listeners. Create it with `await Broker.open(…)`. Everything runs on one event loop."""
 
     def __init__(self, settings: Settings, clock: Clock, workers: Workers) -> None:
         self.settings = settings
@@ -109,17 +109,17 @@ class Broker:
             "Requests that a token had no right to.",
             lambda: self.audit.denied_count,
         )
-        self.connection_ids = itertools.count(1)  # no two of whatever door have the same
-        self.share: Final = LoopShare()  # of the loop, for walks over what there is much of
+        self.connection_ids = itertools.count(1)  # unique over all listeners
+        self.share: Final = LoopShare()  # of the loop's time, for walks over large collections
         self.connections: Final = Connections(self.share, clock)
         self.quotas = Quotas(settings.security, clock, self.metrics.counters, self.events)
         self._workers = workers
         self._index: PatternIndex[LiveSubscription] = PatternIndex()
         self._batcher = MessageBatcher(self._publish_now, self.wait_room, settings.broker)
         self._terms = ProducerTerms(clock)
-        self._keepers: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
-        # Made by `open`, once there are logs.
+        # `open` sets these, once the logs are open.
         self._stores: Stores
         self._live_subscriptions: LiveSubscriptions
         self._ephemeral_publisher: EphemeralPublisher
@@ -129,8 +129,8 @@ class Broker:
         self.topics: TopicDirectory
         self.cursors: CursorStore
         self._reporter: Reporter
-        self.monitor: Monitor  # what whoever watches it has to know
-        self.consumer_groups: ConsumerGroups  # its verbs of acknowledged work
+        self.monitor: Monitor
+        self.consumer_groups: ConsumerGroups  # the verbs of acknowledged work
 
     @classmethod
     async def open(
@@ -142,7 +142,7 @@ class Broker:
         clock: Clock,
         workers: Workers,
     ) -> Broker:
-        """Open the logs and begin to keep house. Without a directory everything is in memory."""
+        """Open the logs and start the background tasks. Without a directory everything is in memory."""
         broker = cls(settings, clock, workers)
         stores = await Stores.open(
             settings,
@@ -227,18 +227,18 @@ class Broker:
             self._publish_document,
             connections=self.connections.report,
             subscriptions=self._subscription_rows,
-            work=self.monitor.look,
+            work=self.monitor.refresh,
         )
         maintenance = LogMaintenance(settings, clock, logs, statistics, self.events)
         loop = asyncio.get_running_loop()
-        self._keepers = [
+        self._tasks = [
             loop.create_task(self._reporter.run(), name="runnel-metrics"),
             loop.create_task(maintenance.run(), name="runnel-housekeeping"),
         ]
         self.consumer_groups.start()
         self._is_open = True
         if isinstance(stores.disk, DiskLog):
-            tell_recovered(self.events, "disk", stores.disk.recovered)
+            report_recovery(self.events, "disk", stores.disk.recovered)
             if stores.disk.recovered.damage:
                 self.consumer_groups.tell_lost()
 
@@ -266,7 +266,7 @@ class Broker:
 
     @property
     def recovered(self) -> Sequence[str]:
-        """What opening found: lines for a person, none if all was well."""
+        """The problems that opening found, as lines for an operator; empty if there were none."""
         disk = self._stores.disk
         if not isinstance(disk, DiskLog):
             return ()
@@ -279,11 +279,11 @@ class Broker:
 
     @property
     def policies(self) -> Policies:
-        """The rules as they are now."""
+        """The topic rules that hold now."""
         return self._stores.policies
 
     async def follow_rules(self, policies: Policies) -> Sequence[Difference]:
-        """Keep topics by other rules from now on; what stays as it was made, though these say otherwise."""
+        """Apply other topic rules from now on. Returns where existing topics differ from them and stay as they are."""
         self._check_open()
         return await self._stores.follow_rules(policies)
 
@@ -292,13 +292,13 @@ class Broker:
     def publish(
         self, batch: Batch, level: Level | None = None, account: Account | None = None
     ) -> asyncio.Future[Published]:
-        """Store a batch, or send it to whoever reads topics that are not kept.
+        """Store a batch, or send it to the readers of ephemeral topics.
 
-        Raises at once what can be seen at once; BusyError: await `wait_room` and call again. The future is done
-        when the level is reached; without one that is `stored` on disk, `received` elsewhere. Topics that it makes
-        are on the account.
+        Raises errors that are known at once; on BusyError, await `wait_room` and call again. The future is done when
+        the level is reached; without a level that is `stored` on disk, `received` elsewhere. Topics that the batch
+        creates count for the account.
         """
-        self._batcher.leave()
+        self._batcher.flush()
         topics = batch.envelope.topics
         if len(topics) == 1 or SYSTEM_MARK in {topic[:1] for topic in topics}:
             for topic in filter(is_reserved, topics):
@@ -357,7 +357,7 @@ class Broker:
         else:
             counts = head.column32(head.counts)
             self.metrics.traffic.count_runs(topics, counts, count, size, is_out=False)
-        if not is_reserved(topics[0]):  # those are no publisher's
+        if not is_reserved(topics[0]):  # the broker publishes to reserved topics itself
             counters = self.metrics.counters
             counters.batches_in += 1
             counters.bytes_in += size
@@ -371,7 +371,7 @@ class Broker:
         partition: int | None = None,
         account: Account | None = None,
     ) -> asyncio.Future[Published]:
-        """Publish a single message, gathered with others of this wake-up. BusyError as for `publish`."""
+        """Publish a single message, in one batch with others of this turn of the loop. BusyError as for `publish`."""
         self._check_open()
         check_message(message, self.settings.limits)
         if is_reserved(message.topic):
@@ -396,16 +396,16 @@ class Broker:
             message.uid,
             message.partition_key,
         )
-        if account is not None and self._is_made_by(message.topic):
+        if account is not None and self._creates_topic(message.topic):
             return self.publish(Batch.from_messages([placed]), level, account)
         return self._batcher.add(ShardId(owner.journal, owner.shard), placed, level)
 
-    def _is_made_by(self, topic: str) -> bool:
-        """Whether a message makes this topic: gathered with others, it would be on nobody's account."""
+    def _creates_topic(self, topic: str) -> bool:
+        """Whether a message creates this topic: batched with others, the topic would count for no account."""
         return self._stores.log_of(topic) is None and self._stores.log_for(topic) is not None
 
     async def wait_room(self, topic: str) -> None:
-        """Until a batch of this topic can be taken."""
+        """Wait until the broker can take a batch of this topic."""
         await self.topic_creator.wait(topic)
         log = self._stores.log_for(topic)
         if log is None:
@@ -421,11 +421,11 @@ class Broker:
     # --- Named publishers ---
 
     def new_term(self, producer: str) -> int:
-        """A term higher than all before it: whoever has an older one may not publish any more."""
+        """A term higher than all before it: producers with an older term may not publish any more."""
         stored_term = max(log.newest_term(producer) for log in self._stores.kept)
         return self._terms.take(producer, stored_term)
 
-    # --- What the logs tell ---
+    # --- Callbacks of the logs ---
 
     def on_stored(self, shard: ShardId, batches: Sequence[VisibleBatch]) -> None:
         for stored in batches:
@@ -444,7 +444,7 @@ class Broker:
         self._index.add_topic(topic.name)
         self.consumer_groups.on_topic_made(topic)
         self.metrics.counters.topics_made += 1
-        self.events.tell(
+        self.events.emit(
             EventKind.TOPIC_MADE,
             topic.name,
             keep=topic.policy.keep,
@@ -456,12 +456,12 @@ class Broker:
         self._index.remove_topic(name)
         self.consumer_groups.on_topic_deleted(name)
         self.metrics.counters.topics_removed += 1
-        self.events.tell(EventKind.TOPIC_DELETED, name)
+        self.events.emit(EventKind.TOPIC_DELETED, name)
 
     def _on_ephemeral_topic_made(self, topic: EphemeralTopic) -> None:
         self.metrics.counters.topics_made += 1
         if not topic.name.startswith("!"):
-            self.events.tell(
+            self.events.emit(
                 EventKind.TOPIC_MADE, topic.name, keep=topic.policy.keep, epoch=topic.epoch
             )
 
@@ -482,7 +482,7 @@ class Broker:
     async def shards(
         self, patterns: Sequence[str], time_ns: int | None = None, *, owner: Hashable = None
     ) -> list[ShardState]:
-        """The shards in which any topic lies that matches, and the entries they have."""
+        """The shards that have a matching topic, and their first and next entries."""
         self._check_open()
         return await self._shard_fetcher.shards(patterns, time_ns, owner)
 
@@ -498,7 +498,7 @@ class Broker:
         return fetched
 
     async def subscribe(self, request: SubscribeRequest) -> LiveSubscription:
-        """Begin a live subscription. Nothing is delivered before its `start` is called."""
+        """Begin a live subscription. Deliveries begin when its `start` is called."""
         self._check_open()
         subscription = await self._live_subscriptions.subscribe(request)
         self.metrics.counters.subscriptions_opened += 1
@@ -507,11 +507,11 @@ class Broker:
     # --- Topics ---
 
     def routes(self, topics: Sequence[str]) -> list[Route]:
-        """Where the messages of these topics go, whether they exist or not."""
+        """The shards that messages of these topics go to, whether the topics exist or not."""
         return self._stores.routes(topics)
 
     async def warn_of_habits(self, where: str, patterns: Iterable[str]) -> None:
-        """Log each pattern that is one of MQTT or NATS and matches no topic, with the glob that was meant."""
+        """Log each pattern in the syntax of MQTT or NATS that matches no topic, with the glob that was meant."""
         suspects = [each for each in patterns if glob_meant(each) is not None]
         for pattern in suspects[:_HINTS_MAX]:
             found, is_complete = await self.topics.list(TopicListRequest(pattern, limit=1))
@@ -519,7 +519,7 @@ class Broker:
                 logger.warning(glob_hint(pattern, glob), where=where, pattern=pattern)
 
     async def delete_topic(self, name: str) -> None:
-        """Hide a topic and its messages; made again, it goes on after its last offset."""
+        """Hide a topic and its messages; created again, it continues after its last offset."""
         self._check_open()
         await self.topics.delete(name)
 
@@ -528,9 +528,9 @@ class Broker:
         self._check_open()
         await self.topics.purge(name)
         self.consumer_groups.on_topic_purged(name)
-        self.events.tell(EventKind.TOPIC_PURGED, name)
+        self.events.emit(EventKind.TOPIC_PURGED, name)
 
-    # --- Telling ---
+    # --- Monitoring ---
 
     def statistics(self) -> dict[str, object]:
         """The document of `!system/metrics/broker`, as of now."""
@@ -566,12 +566,12 @@ class Broker:
         self._publish_own(Message(topic, payload, tags=tags, event_time_ns=self.clock.time_ns()))
 
     def _publish_own(self, message: Message) -> None:
-        """What the broker itself says; nobody waits for it."""
+        """Publish a message of the broker itself, without waiting for it."""
         if self._is_open:
             self._publish_now(Batch.from_messages([message]), Level.NONE)
 
     def _store_own(self, batch: Batch, level: Level) -> asyncio.Future[Published]:
-        """A dead letter, or a message sent back: whatever publishers are allowed by now, it was allowed once."""
+        """Store a dead letter, or a message sent back. It was allowed once, so the current limits do not apply."""
         self._check_open()
         log = self._stores.log_for(batch.envelope.topics[0])
         if log is None:
@@ -580,11 +580,11 @@ class Broker:
         self._count_in(batch, len(batch))
         return published
 
-    # --- The end ---
+    # --- Sync, checkpoint, close ---
 
     async def sync(self) -> None:
-        """Until everything published so far is stored."""
-        self._batcher.leave()
+        """Wait until everything published so far is stored."""
+        self._batcher.flush()
         await self._stores.disk.sync()
 
     async def checkpoint(self) -> tuple[str, str]:
@@ -601,16 +601,16 @@ class Broker:
             await disk.drop_checkpoint()
 
     async def close(self) -> None:
-        """End all subscriptions, store what is queued, close the logs."""
+        """End all subscriptions, store queued batches, close the logs."""
         if not self._is_open:
             return
-        self._batcher.leave()
+        self._batcher.flush()
         self._is_open = False
         self.monitor.close()
-        for keeper in self._keepers:
-            keeper.cancel()
-        if self._keepers:
-            await asyncio.wait(self._keepers)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await self.quotas.close()
         await self._live_subscriptions.close()
         await self.consumer_groups.close()
@@ -622,7 +622,7 @@ class Broker:
 
 def _check_no_wildcard(topics: Sequence[str]) -> None:
     """Refuse names that were most likely meant as patterns."""
-    # Joined, a thousand names take a few microseconds.
+    # Checking a thousand names takes a few microseconds if they are joined.
     if not has_wildcard(topics[0] if len(topics) == 1 else "".join(topics)):
         return
     topic = next(filter(has_wildcard, topics))

@@ -11,14 +11,14 @@ from runnel.broker.pages import Listed, PageBuilder
 from runnel.broker.throttled import SHARE
 from runnel.platform.clock import Clock
 
-# What a listener has: by the id of each connection, how to read its row.
+# The connections of a listener: for each id, a function that reads its row.
 ReadRows: TypeAlias = Mapping[int, Callable[[], ConnectionStats]]
 
 _ROWS_PER_STEP: Final = 128
 
 
 class Connections:
-    """One for a broker; each listener adds itself to `listeners`."""
+    """The connections of all listeners of a broker. Each listener adds itself to `listeners`."""
 
     def __init__(self, share: LoopShare, clock: Clock) -> None:
         self.listeners: list[Callable[[], ReadRows]] = []
@@ -28,7 +28,7 @@ class Connections:
         self._report_again_ns = 0  # of the monotonic clock
 
     async def page(self, *, after: int, limit: int, owner: Hashable) -> Listed[ConnectionStats]:
-        """In the order in which they came, from behind the id `after` on, and whether that is all."""
+        """Connections with an id above `after`, in order of age, and whether these are all that remain."""
         page: PageBuilder[ConnectionStats] = PageBuilder(limit, "connections")
         known = self._known(after)
         for begin in range(0, len(known), _ROWS_PER_STEP):
@@ -40,7 +40,7 @@ class Connections:
         return page.items, True
 
     async def report(self) -> Mapping[int, ConnectionStats]:
-        """All of them by id, looked at sparingly. What is read anew is another object."""
+        """All connections by id. Reading them takes at most 2 % of the time; a new reading is a new object."""
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._report_again_ns:
             rows: dict[int, ConnectionStats] = {}

@@ -1,4 +1,4 @@
-"""Named cursors as clients see them: checked places, and how far each is behind."""
+"""Sets, removes and lists named cursors, with the lag of each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from runnel.formats.wire import CursorPlace, CursorState
 from runnel.log.log import Cursor, CursorPosition, Position, ShardId
 from runnel.topics.patterns import Pattern
 
-# As many as a subscription may have.
+# The same as for a subscription.
 _PATTERNS_PER_PLACE_MAX: Final = 1024
-# Of all places together: each shard of a pipeline has the same few.
+# Of all places of a cursor together: each shard of a pipeline has the same few patterns.
 _PATTERNS_MAX: Final = 100_000
 _CURSORS_PER_STEP: Final = 32
 _PLACES_PER_STEP: Final = 256
-# Places in shards whose count is remembered.
+# Shard places whose message count is cached.
 _COUNTED_MAX: Final = 10_000
 
 _ShardPlace: TypeAlias = tuple[ShardId, int, tuple[str, ...]]
@@ -32,20 +32,20 @@ _Known: TypeAlias = list[tuple[Cursor, KeptLog]]
 
 
 class CursorStore:
-    """Positions that outlive their readers, each in the log that has its topics."""
+    """The named cursors of a broker. Each is stored in the log that has its topics."""
 
     def __init__(self, stores: Stores, limits: LimitSettings, share: LoopShare) -> None:
         self._stores = stores
         self._limits = limits
         self._share = share
-        # How many messages lie behind a place in a shard, and the log's stamp of that moment.
+        # For a place in a shard: the log's stamp, and how many messages followed the place at that stamp.
         self._counted: dict[_ShardPlace, tuple[tuple[int, int], int]] = {}
-        self._under_way: Counter[str] = Counter()  # being made, by the token that makes them
+        self._under_way: Counter[str] = Counter()  # cursors being created, by token
 
     async def set(
         self, name: str, places: Sequence[CursorPlace], account: Account | None = None
     ) -> None:
-        """A cursor stays on the account of whoever made it."""
+        """Create or move a cursor. It stays on the account that created it."""
         if not places:
             raise ClientFault(f"cursor {name!r}: at least one position is needed")
         self._check_counts(name, places)
@@ -88,7 +88,7 @@ class CursorStore:
             await log.remove_cursor(name)
 
     def known(self, name: str) -> list[CursorState]:
-        """The cursor of this name, if there is one, without its lag."""
+        """The cursor of this name, if it exists, without its lag."""
         return [
             _state(cursor)
             for log in self._stores.kept
@@ -103,7 +103,7 @@ class CursorStore:
         is_visible: Callable[[CursorState], bool] | None = None,
         owner: Hashable = None,
     ) -> list[CursorState]:
-        """In order of their names, with their lag."""
+        """Cursors in order of their names, with their lag."""
         known = self._ordered(lambda cursor: name is None or cursor.name == name)
         found = []
         async for some in self._share.steps(known, owner, _CURSORS_PER_STEP):
@@ -129,7 +129,7 @@ class CursorStore:
         return page.items, True
 
     def _ordered(self, is_wanted: Callable[[Cursor], bool]) -> _Known:
-        """By name."""
+        """The wanted cursors in order of their names."""
         known = [
             (cursor, log)
             for log in self._stores.kept
@@ -154,7 +154,7 @@ class CursorStore:
         return msgspec.structs.replace(state, places=places)
 
     async def _lag(self, log: KeptLog, at: CursorPosition, owner: Hashable) -> int:
-        """Messages that match and lie behind the place; never too few."""
+        """How many matching messages follow the place; never an underestimate."""
         if at.topic is not None:
             return log.next_offset(at.topic, at.partition) - at.offset
         assert at.shard is not None

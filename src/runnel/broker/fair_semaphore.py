@@ -1,4 +1,4 @@
-"""Whose turn it is: a few at a time, connection after connection, so that nobody waits behind a crowd of another's."""
+"""A semaphore that connections share fairly: they take turns, however many waiters one of them has."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from types import TracebackType
 
 
 class FairSemaphore:
-    """At most so many turns are held at a time. Connections take turns, and within one whoever asked first."""
+    """At most `held_max` permits are held at a time. Connections take turns; waiters of one are served in order."""
 
     def __init__(self, held_max: int) -> None:
         self._free = held_max
-        # By connection, the one that is next first. Somebody waits only while no turn is free.
+        # By connection, the next one first. Empty while a permit is free.
         self._waiting: dict[int, deque[asyncio.Future[None]]] = {}
 
     def of(self, connection_id: int) -> Permit:
-        """A turn for this connection, held for the time of an `async with`."""
+        """A permit for this connection, held during an `async with`."""
         return Permit(self, connection_id)
 
-    async def wait(self, connection_id: int) -> None:
-        """Until it is this one's turn. Whoever got one passes it on."""
+    async def acquire(self, connection_id: int) -> None:
+        """Wait for a permit. The caller must `release` it."""
         if self._free:
             self._free -= 1
             return
@@ -30,17 +30,17 @@ class FairSemaphore:
             await permit
         except asyncio.CancelledError:
             if permit.done() and not permit.cancelled():
-                self.pass_on()
+                self.release()
             raise
 
-    def pass_on(self) -> None:
-        """The next one's turn."""
+    def release(self) -> None:
+        """Give the permit to the next waiter, if there is one."""
         while self._waiting:
             connection_id = next(iter(self._waiting))
-            line = self._waiting.pop(connection_id)
-            permit = line.popleft()
-            if line:
-                self._waiting[connection_id] = line  # behind the others
+            waiting = self._waiting.pop(connection_id)
+            permit = waiting.popleft()
+            if waiting:
+                self._waiting[connection_id] = waiting  # behind the other connections
             if not permit.done():
                 permit.set_result(None)
                 return
@@ -48,16 +48,16 @@ class FairSemaphore:
 
 
 class Permit:
-    """The time of one `async with`."""
+    """Holds a permit of a semaphore during an `async with`."""
 
     __slots__ = ("_connection_id", "_semaphore")
 
-    def __init__(self, turns: FairSemaphore, connection_id: int) -> None:
-        self._semaphore = turns
+    def __init__(self, semaphore: FairSemaphore, connection_id: int) -> None:
+        self._semaphore = semaphore
         self._connection_id = connection_id
 
     async def __aenter__(self) -> None:
-        await self._semaphore.wait(self._connection_id)
+        await self._semaphore.acquire(self._connection_id)
 
     async def __aexit__(
         self,
@@ -65,4 +65,4 @@ class Permit:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._semaphore.pass_on()
+        self._semaphore.release()

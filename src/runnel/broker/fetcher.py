@@ -1,4 +1,4 @@
-"""Replayed reading: messages of one partition from an offset or a time on, waiting for the first if asked to."""
+"""Fetches stored messages of one partition from an offset or a time on, and waits for the first if asked to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FetchRequest(msgspec.Struct, frozen=True):
     """Asks for messages of one partition from an offset or a time on; without either, from the first one stored."""
 
     topic: str
-    partition: int | None = None  # may be left out where the topic has one
+    partition: int | None = None  # may be left out if the topic has one partition
     offset: int | None = None
     time_ns: int | None = None
     messages_max: int = 0  # 0: as many as fit into `bytes_max`
@@ -36,7 +36,7 @@ class FetchRequest(msgspec.Struct, frozen=True):
 
 
 class FetchResult(msgspec.Struct, frozen=True):
-    """Batches of one partition in order, exactly from the offset that was asked for, and where to go on."""
+    """Batches of one partition in order, exactly from the requested offset on, and the next offset to fetch."""
 
     batches: Sequence[Batch]
     next_offset: int
@@ -50,7 +50,7 @@ class FetchResult(msgspec.Struct, frozen=True):
 
 
 class Fetcher:
-    """Fetches, and those of them that wait for a message to come."""
+    """Answers fetches, and keeps the fetches that wait for a message."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Fetcher:
         return self._waiting_count
 
     def on_stored(self, envelope: Envelope) -> None:
-        """Messages have become visible: whoever waits for one looks again."""
+        """Messages have become visible: wake the fetches that wait for them."""
         if not self._waiting:
             return
         for key in zip(envelope.topics, envelope.column32(envelope.partitions), strict=True):
@@ -107,7 +107,7 @@ class Fetcher:
     ) -> FetchResult:
         batches: list[Batch] = []
         gaps: list[GapState] = []
-        while True:  # a page may be empty, where nothing is served any more, and yet lead on
+        while True:  # a page may be empty, because its messages are not served any more, and still not be the last
             page = await log.read(*key, offset, bytes_max=bytes_max)
             batches += [await wanted_from(found, offset, self._workers) for found in page.found]
             gaps += [damage_gap(gap, key, gap.first_offset, gap.next_offset) for gap in page.gaps]
@@ -125,7 +125,7 @@ class Fetcher:
         return FetchResult(batches, next_offset, bounds.first_offset, bounds.next_offset, gaps)
 
     async def _wait(self, key: TopicPartition, wait_ns: int) -> None:
-        """Until a message of the partition is stored, or the time is over."""
+        """Wait until a message of the partition is stored, or the time is over."""
         if self._waiting_count >= self._settings.fetches_waiting_max:
             raise BusyError(
                 f"{self._waiting_count} fetches wait for messages already, as many as "
@@ -134,11 +134,11 @@ class Fetcher:
         arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, set()).add(arrival)
         self._waiting_count += 1
-        patience = asyncio.ensure_future(self._clock.sleep(wait_ns / 1e9))
+        timeout = asyncio.ensure_future(self._clock.sleep(wait_ns / 1e9))
         try:
-            await asyncio.wait((arrival, patience), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((arrival, timeout), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            patience.cancel()
+            timeout.cancel()
             self._waiting_count -= 1
             waiting = self._waiting.get(key)
             if waiting is not None:

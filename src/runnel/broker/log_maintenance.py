@@ -1,6 +1,6 @@
-"""The broker kept in order: retention applied, shards reopened after a failed sync, and all of it told as events.
+"""Maintains the logs: applies retention, reopens shards after a failed sync, and emits events about both.
 
-Whatever goes wrong in a round is told of, and the next round tries again; one log or shard that fails stops no other.
+A failure in a round is an event, and the next round tries again. A log or shard that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from runnel.log.log import Cursor, CursorPosition, LogStatistics, OffsetBounds, 
 from runnel.platform.clock import Clock
 from runnel.platform.diagnostics import get_logger
 
-_LOOK_INTERVAL_NS: Final = 1_000_000_000
+_CHECK_INTERVAL_NS: Final = 1_000_000_000
 _REOPEN_DELAY_MIN_NS: Final = 1_000_000_000
 _REOPEN_DELAY_MAX_NS: Final = 60_000_000_000
-_REOPENINGS_MAX: Final = 8  # at a time: they share the workers with everybody
+_REOPENINGS_MAX: Final = 8  # at a time: they share the workers with all other work
 _SHOWN_MAX: Final = 10  # places or lines in one event
 
 logger = get_logger("runnel")
 
 
 class MaintainedLog(Protocol):
-    """What is needed of a log."""
+    """The part of a log that maintenance uses."""
 
     def shards(self) -> list[ShardId]: ...
     async def trim_shard(self, shard: ShardId) -> Trimmed: ...
@@ -41,16 +41,16 @@ class MaintainedLog(Protocol):
 
 
 @runtime_checkable
-class Reopens(Protocol):
-    """A log on a device, whose shards may become read-only."""
+class ReopenableLog(Protocol):
+    """A log on a device. Its shards may become read-only, and can be reopened."""
 
     async def reopen(self, shard: ShardId) -> Sequence[str]: ...
 
 
-class _Closed(msgspec.Struct):
-    """A shard that takes nothing: since when, and when reopening it is tried next."""
+class _ReadOnlyShard(msgspec.Struct):
+    """A shard that takes no messages: since when, and when it is reopened next."""
 
-    log: Reopens
+    log: ReopenableLog
     since_ns: int
     next_try_ns: int
     delay_ns: int = _REOPEN_DELAY_MIN_NS
@@ -59,7 +59,7 @@ class _Closed(msgspec.Struct):
 
 
 class LogMaintenance:
-    """Works on the logs by name ("disk", "memory"), which are those that `stores` reads."""
+    """Maintains the logs by name ("disk", "memory"): the same logs that `stores` reads."""
 
     def __init__(
         self,
@@ -74,25 +74,25 @@ class LogMaintenance:
         self._logs = logs
         self._stores = stores
         self._events = events
-        self._closed: dict[tuple[str, ShardId], _Closed] = {}
-        # What was there at the beginning is no news: recovery has told of it.
-        self._seen = stores.read()
+        self._closed: dict[tuple[str, ShardId], _ReadOnlyShard] = {}
+        # Damage found at the start is not an event here: recovery has reported it.
+        self._last_reading = stores.read()
         self._segments = {
             (name, shard.shard): shard.segments
-            for name, log in self._seen.logs.items()
+            for name, log in self._last_reading.logs.items()
             for shard in log.shards
         }
 
     async def run(self) -> None:
-        """Keep house until cancelled."""
+        """Maintain the logs until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._retain())
             while True:
-                await self._clock.sleep(_LOOK_INTERVAL_NS / 1e9)
+                await self._clock.sleep(_CHECK_INTERVAL_NS / 1e9)
                 try:
-                    self._look(group)
-                except Exception:  # the next look may see more, and retention goes on
-                    logger.exception("looking after the logs failed")
+                    self._check_shards(group)
+                except Exception:  # the next check may succeed, and retention continues
+                    logger.exception("checking the shards of the logs failed")
 
     # --- Retention ---
 
@@ -107,15 +107,15 @@ class LogMaintenance:
             for shard in log.shards():
                 try:
                     trimmed = await log.trim_shard(shard)
-                    await self._tell_trimmed(str(shard), log, trimmed)
+                    await self._report_trimmed(str(shard), log, trimmed)
                 except ClosedError:
                     break
-                except Exception as error:  # noqa: BLE001 - told of; whatever it is, others have to be trimmed
-                    self._events.tell(EventKind.RETENTION_FAILED, str(shard), error=_text(error))
+                except Exception as error:  # noqa: BLE001 - an event reports it; other shards must be trimmed
+                    self._events.emit(EventKind.RETENTION_FAILED, str(shard), error=_text(error))
 
-    async def _tell_trimmed(self, subject: str, log: MaintainedLog, trimmed: Trimmed) -> None:
+    async def _report_trimmed(self, subject: str, log: MaintainedLog, trimmed: Trimmed) -> None:
         if trimmed.segments_removed or trimmed.segments_rewritten:
-            self._events.tell(
+            self._events.emit(
                 EventKind.RETENTION,
                 subject,
                 segments_removed=trimmed.segments_removed,
@@ -126,14 +126,14 @@ class LogMaintenance:
             cursors = {cursor.name: cursor for cursor in log.cursors()}
             for name in trimmed.holds_passed:
                 if name in cursors:
-                    await self._tell_passed(subject, log, cursors[name])
-                else:  # a subscription, which tells of each message as it finds it missing
-                    self._events.tell(EventKind.PIN_PASSED, name, trimmed=subject)
+                    await self._report_passed(subject, log, cursors[name])
+                else:  # a subscription, which reports each message that it finds missing
+                    self._events.emit(EventKind.PIN_PASSED, name, trimmed=subject)
 
-    async def _tell_passed(self, subject: str, log: MaintainedLog, cursor: Cursor) -> None:
-        """Name the reader and what it lost: all that lay between where it stands and what is left."""
+    async def _report_passed(self, subject: str, log: MaintainedLog, cursor: Cursor) -> None:
+        """Report a cursor and what it lost: everything between its position and the first message left."""
         losses = [loss for place in cursor.positions if (loss := await _loss(log, place))]
-        self._events.tell(
+        self._events.emit(
             EventKind.PIN_PASSED,
             cursor.name,
             trimmed=subject,
@@ -144,37 +144,37 @@ class LogMaintenance:
             cursor_updated_ns=cursor.updated_ns,
         )
 
-    # --- Looking after shards ---
+    # --- Shards ---
 
-    def _look(self, group: asyncio.TaskGroup) -> None:
+    def _check_shards(self, group: asyncio.TaskGroup) -> None:
         reading = self._stores.read()
-        if reading is not self._seen:
-            self._tell_damage(reading)
-            self._tell_rotations(reading)
+        if reading is not self._last_reading:
+            self._report_damage(reading)
+            self._report_rotations(reading)
             self._note_closed(reading)
-            self._seen = reading
+            self._last_reading = reading
         self._reopen_due(group)
         self._events.flush()
 
-    def _tell_damage(self, reading: StoreReading) -> None:
+    def _report_damage(self, reading: StoreReading) -> None:
         for name, log in reading.logs.items():
-            for place in log.damage[len(self._seen.logs[name].damage) :]:
-                self._events.tell(EventKind.DAMAGE, _printable(place), log=name)
+            for place in log.damage[len(self._last_reading.logs[name].damage) :]:
+                self._events.emit(EventKind.DAMAGE, _printable(place), log=name)
 
-    def _tell_rotations(self, reading: StoreReading) -> None:
-        """A shard with more segments than at the last look has rotated.
+    def _report_rotations(self, reading: StoreReading) -> None:
+        """A shard with more segments than at the last check has rotated.
 
-        A rotation in the same second as a removal goes unnoticed, which is good enough for telling people.
+        A rotation in the same second as a removal goes unnoticed, which is good enough for an event.
         """
         for name, log in reading.logs.items():
-            if not isinstance(self._logs[name], Reopens):
+            if not isinstance(self._logs[name], ReopenableLog):
                 continue  # in memory every batch counts as a segment
             for shard in log.shards:
                 before = self._segments.get((name, shard.shard), 1)
                 if shard.segments != before:
                     self._segments[name, shard.shard] = shard.segments
                 if shard.segments > before:
-                    self._events.tell(
+                    self._events.emit(
                         EventKind.SEGMENT_ROTATED,
                         str(shard.shard),
                         segments=shard.segments,
@@ -186,20 +186,20 @@ class LogMaintenance:
         read_only: set[tuple[str, ShardId]] = set()
         for name, statistics in reading.logs.items():
             log = self._logs[name]
-            if not isinstance(log, Reopens):
+            if not isinstance(log, ReopenableLog):
                 continue
             for shard in statistics.shards:
                 if not shard.is_read_only:
                     continue
                 read_only.add((name, shard.shard))
                 if (name, shard.shard) not in self._closed:
-                    self._closed[name, shard.shard] = _Closed(
+                    self._closed[name, shard.shard] = _ReadOnlyShard(
                         log, now_ns, now_ns + _REOPEN_DELAY_MIN_NS
                     )
-                    self._events.tell(EventKind.SHARD_READ_ONLY, str(shard.shard), log=name)
+                    self._events.emit(EventKind.SHARD_READ_ONLY, str(shard.shard), log=name)
         for key in self._closed.keys() - read_only:
             if not self._closed[key].is_under_way:
-                del self._closed[key]  # somebody else has reopened it
+                del self._closed[key]  # reopened by other means
 
     def _reopen_due(self, group: asyncio.TaskGroup) -> None:
         now_ns = self._clock.monotonic_ns()
@@ -214,16 +214,16 @@ class LogMaintenance:
             closed.is_under_way = True
             group.create_task(self._reopen(name, shard, closed))
 
-    async def _reopen(self, name: str, shard: ShardId, closed: _Closed) -> None:
+    async def _reopen(self, name: str, shard: ShardId, closed: _ReadOnlyShard) -> None:
         closed.tries += 1
         try:
             damage = await _finished(closed.log.reopen(shard))
         except ClosedError:
-            return  # the broker ends
-        except Exception as error:  # noqa: BLE001 - told of, and tried again
+            return  # the broker is closing
+        except Exception as error:  # noqa: BLE001 - an event reports it, and it is tried again
             now_ns = self._clock.monotonic_ns()
             closed.next_try_ns = now_ns + closed.delay_ns
-            self._events.tell(
+            self._events.emit(
                 EventKind.SHARD_REOPEN_FAILED,
                 str(shard),
                 log=name,
@@ -235,8 +235,8 @@ class LogMaintenance:
             closed.is_under_way = False
         else:
             del self._closed[name, shard]
-            self._stores.forget()  # it says that the shard is read-only
-            self._events.tell(
+            self._stores.forget()  # the last reading says that the shard is read-only
+            self._events.emit(
                 EventKind.SHARD_REOPENED,
                 str(shard),
                 log=name,
@@ -246,10 +246,10 @@ class LogMaintenance:
             )
 
 
-def tell_recovered(events: Events, name: str, recovered: Recovered) -> None:
-    """What opening a log found. Nothing is told of one that was closed in good order and fits its rules."""
+def report_recovery(events: Events, name: str, recovered: Recovered) -> None:
+    """Emit events about what opening a log found: none if it was closed cleanly and its topics fit their rules."""
     if not recovered.was_clean or recovered.torn or recovered.damage:
-        events.tell(
+        events.emit(
             EventKind.RECOVERED,
             name,
             was_clean=recovered.was_clean,
@@ -261,18 +261,21 @@ def tell_recovered(events: Events, name: str, recovered: Recovered) -> None:
     differing: dict[str, list[str]] = {}
     for difference in recovered.differences:
         differing.setdefault(difference.topic, []).append(difference.text)
-    for topic, texts in differing.items():  # once a topic: a second event of it would be held back
-        events.tell(EventKind.POLICY_DIFFERS, topic, text="; ".join(texts))
+    for (
+        topic,
+        texts,
+    ) in differing.items():  # one event for a topic: a second one would be suppressed
+        events.emit(EventKind.POLICY_DIFFERS, topic, text="; ".join(texts))
 
 
 class _Loss(msgspec.Struct, frozen=True):
-    """What one place of a cursor lost: messages of a partition, or entries of a shard."""
+    """The loss of one place of a cursor: messages of a partition, or entries of a shard."""
 
     topic: str | None
     partition: int
     shard: str | None
-    at: int  # where the cursor stands
-    first: int  # where what is left begins
+    at: int  # the cursor's position
+    first: int  # the first message or entry that is left
     lost: int
 
 
@@ -290,21 +293,21 @@ async def _loss(log: MaintainedLog, place: CursorPosition) -> _Loss | None:
         return None  # deleted meanwhile
     if first <= at:
         return None
-    # Messages are numbered from 1: a cursor set to 0 has not lost one that never was.
+    # Messages are numbered from 1: a cursor at 0 has not lost message 0.
     lost = first - max(at, 1)
     shard = None if place.shard is None else str(place.shard)
     return _Loss(place.topic, place.partition, shard, at, first, lost) if lost else None
 
 
 async def _finished(work: Awaitable[Sequence[str]]) -> Sequence[str]:
-    """Await something that must not be left half done, also when we are cancelled meanwhile."""
+    """Await work that must be finished, even if the caller is cancelled meanwhile."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # nobody is left to hear of it
+            task.exception()  # retrieved, so that asyncio does not log it
         raise
 
 
@@ -313,5 +316,5 @@ def _text(error: Exception) -> str:
 
 
 def _printable(text: str) -> str:
-    """As valid UTF-8: a path may hold bytes that are none."""
+    """The text as valid UTF-8: a path may contain other bytes."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,8 +1,8 @@
 """Divides the event loop's time among walks over large collections.
 
 A walk over topics, cursors or subscriptions goes in steps of about a millisecond and asks for a turn before each step.
-All walks together do one step between two turns of the loop, so that sixty of them hold up others no longer than one
-does. Owners take turns: a token with many walks under way does not slow the walks of another.
+All walks together do one step between two turns of the loop, so that sixty walks delay other work no longer than one
+does. Owners take turns: a token with many walks does not slow the walks of another.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class LoopShare:
-    """One for a broker."""
+    """Gives the walks of a broker their turns."""
 
     def __init__(self) -> None:
-        # By owner, the one that is next first.
+        # By owner, the next one first.
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         self._is_running = False
 
@@ -53,7 +53,7 @@ class LoopShare:
             del self._waiting[owner]
             turn = line.popleft()
             if line:
-                self._waiting[owner] = line  # behind the others
+                self._waiting[owner] = line  # behind the other owners
             if not turn.done():  # else its walk was cancelled
                 turn.set_result(None)
                 loop.call_soon(self._give_turn, loop)

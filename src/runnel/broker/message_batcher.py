@@ -1,7 +1,7 @@
-"""Single messages, gathered across topics and connections into one batch per shard and wake-up of the loop.
+"""Batches single messages across topics and connections: one batch per shard and turn of the loop.
 
-Each was checked before it came here, keeps its place among everything published to its shard, and gets an answer of
-its own. What is gathered leaves when the loop turns, when it is full, and before a whole batch for the same shard.
+Each message was checked before, keeps its order among everything published to its shard, and gets its own answer. A
+batch is flushed when the loop turns, when it is full, and before a whole batch for the same shard.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WaitRoom = Callable[[str], Awaitable[None]]
 
 
 class ShardBatcher:
-    """The single messages of one shard that wait for this wake-up to end."""
+    """The single messages of one shard that wait for this turn of the loop to end."""
 
     __slots__ = (
         "_bytes",
@@ -52,19 +52,19 @@ class ShardBatcher:
         self._level: Level | None = None
 
     def add(self, message: Message, level: Level | None) -> asyncio.Future[Published]:
-        """BusyError if the shard takes nothing now; then the message was not taken."""
+        """Add a message. BusyError: the shard has no room now, and the message was not added."""
         settings = self._settings
         if self._messages and (
             level is not self._level
             or len(self._messages) >= settings.gather_messages_max
             or self._bytes + message.size > settings.gather_bytes_max
         ):
-            self.leave()
+            self.flush()
             if self._messages:
                 raise BusyError("single messages wait to be stored; wait for room")
         loop = asyncio.get_running_loop()
         if not self._messages:
-            loop.call_soon(self.leave)
+            loop.call_soon(self.flush)
         self._level = level
         self._messages.append(message)
         self._bytes += message.size
@@ -72,24 +72,24 @@ class ShardBatcher:
         self._waiting.append(future)
         return future
 
-    def leave(self) -> None:
-        """Publish what is gathered. If the shard is busy it stays until there is room."""
+    def flush(self) -> None:
+        """Publish the messages. If the shard is busy they stay until there is room."""
         if not self._messages or self._is_held:
             return
         messages, waiting, level = self._messages, self._waiting, self._level
-        if len(messages) > 1:  # those of one partition together: they are one run
-            order = sorted(range(len(messages)), key=lambda at: _place(messages[at]))
+        if len(messages) > 1:  # messages of one partition together, as one run
+            order = sorted(range(len(messages)), key=lambda at: _key(messages[at]))
             messages = [messages[at] for at in order]
             waiting = [waiting[at] for at in order]
         try:
             published = self._publish(Batch.from_messages(messages), level)
         except BusyError:
             self._is_held = True
-            self._tasks.start(self._leave_when_room(messages[0].topic))
+            self._tasks.start(self._flush_when_room(messages[0].topic))
             return
         except ClientFault as fault:
             self._clear()
-            self._publish_apart(messages, waiting, level, fault)
+            self._publish_each(messages, waiting, level, fault)
             return
         except RunnelError as error:
             self._clear()
@@ -98,7 +98,7 @@ class ShardBatcher:
         self._clear()
         published.add_done_callback(lambda done: _answer_each(done, messages, waiting))
 
-    async def _leave_when_room(self, topic: str) -> None:
+    async def _flush_when_room(self, topic: str) -> None:
         try:
             await self._wait_room(topic)
         except RunnelError as error:
@@ -107,19 +107,19 @@ class ShardBatcher:
             _fail(waiting, error)
         finally:
             self._is_held = False
-        self.leave()
+        self.flush()
 
     def _clear(self) -> None:
         self._messages, self._waiting, self._bytes = [], [], 0
 
-    def _publish_apart(
+    def _publish_each(
         self,
         messages: Sequence[Message],
         waiting: Sequence[asyncio.Future[Published]],
         level: Level | None,
         fault: ClientFault,
     ) -> None:
-        """One of them is refused, and would take the others along: each goes by itself."""
+        """One message was refused: publish each in its own batch, so that the others are stored."""
         if len(messages) == 1:
             _fail(waiting, fault)
             return
@@ -136,7 +136,7 @@ class ShardBatcher:
                 )
 
 
-def _place(message: Message) -> tuple[str, int]:
+def _key(message: Message) -> tuple[str, int]:
     return (message.topic, message.partition)
 
 
@@ -156,9 +156,9 @@ def _answer_each(
     run, row = -1, 0
     last: tuple[str, int] | None = None
     for message, future in zip(messages, waiting, strict=True):
-        place = _place(message)
-        if place != last:
-            run, row, last = run + 1, 0, place
+        key = _key(message)
+        if key != last:
+            run, row, last = run + 1, 0, key
         if not future.done():
             own = [answer.base_offsets[run] + row] if answer.base_offsets else []
             future.set_result(msgspec.structs.replace(answer, base_offsets=own))
@@ -172,7 +172,7 @@ def _fail(waiting: Sequence[asyncio.Future[Published]], error: BaseException) ->
 
 
 class MessageBatcher:
-    """One for each shard that single messages go to."""
+    """Batches the single messages of a broker, with a `ShardBatcher` for each shard."""
 
     def __init__(self, publish: Publish, wait_room: WaitRoom, settings: BrokerSettings) -> None:
         self._publish = publish
@@ -193,9 +193,9 @@ class MessageBatcher:
         self._filled[batcher] = None
         return batcher.add(message, level)
 
-    def leave(self) -> None:
-        """A whole batch is about to be published: what was gathered before goes first."""
+    def flush(self) -> None:
+        """Publish all single messages. Called before a whole batch is published, to keep the order."""
         if self._filled:
             filled, self._filled = self._filled, {}
             for batcher in filled:
-                batcher.leave()
+                batcher.flush()

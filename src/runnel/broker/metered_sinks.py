@@ -1,11 +1,10 @@
-"""Sinks of readers whose token has an account: what passes is charged to it, and over its rate the reader is slowed."""
+"""Sinks that charge deliveries to the account of a token, and slow the reader when the token is over its rate."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runnel.broker.consumer_groups.consumer import WorkConsumer
-from runnel.broker.consumer_groups.sink import WorkDelivery, WorkSink
+from runnel.broker.consumer_groups import WorkConsumer, WorkDelivery, WorkSink
 from runnel.broker.live.subscription import LiveDelivery, LiveSink, LiveSubscription
 from runnel.broker.quotas import Account
 from runnel.errors import RunnelError
@@ -14,7 +13,7 @@ from runnel.formats.work_heads import DeliveryPart
 
 
 class MeteredLiveSink:
-    """A `LiveSink`. `reader` is set before anything is delivered."""
+    """A `LiveSink` that charges an account. `reader` is set before anything is delivered."""
 
     __slots__ = ("_account", "_sink", "connection_id", "peer", "reader")
 
@@ -39,7 +38,7 @@ class MeteredLiveSink:
 
 
 class MeteredWorkSink:
-    """A `WorkSink`. `reader` is set before anything is delivered."""
+    """A `WorkSink` that charges an account. `reader` is set before anything is delivered."""
 
     __slots__ = ("_account", "_sink", "connection_id", "peer", "reader")
 

@@ -1,4 +1,4 @@
-"""Bounds what one request for a list is answered with."""
+"""Limits the size of the answer to one request for a list."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from runnel.errors import LimitExceededError
 
 T = TypeVar("T")
 
-Listed: TypeAlias = tuple[Sequence[T], bool]  # some of a list, and whether nothing follows
+Listed: TypeAlias = tuple[Sequence[T], bool]  # a part of a list, and whether nothing follows
 
 PAGE_MAX: Final = 1000
-"""Items of one page at most: an answer is encoded at once, and a thousand take about a millisecond."""
+"""The most items of one page: an answer is encoded at once, and a thousand items take about a millisecond."""
 
 PARTS_MAX: Final = 10_000
 """Parts of one answer, such as places of cursors or members of subscriptions; the item that reaches it is the last."""
@@ -25,15 +25,15 @@ class ListRequest(msgspec.Struct, Generic[T], frozen=True):
 
     after: str = ""  # the last name of the page before
     limit: int = 0  # 0: everything, or LimitExceededError
-    is_visible: Callable[[T], bool] | None = None  # lists only those that it returns True for
-    owner: Hashable = None  # walks in this owner's share of the loop
+    is_visible: Callable[[T], bool] | None = None  # lists only items that it returns True for
+    owner: Hashable = None  # the walk takes this owner's turns of the loop
 
 
 class PageBuilder(Generic[T]):
     """The items of one answer, in their order.
 
-    With `limit` 0 the caller does not page, as clients before there were pages: it gets everything, or is refused.
-    It would take a page for the whole.
+    With `limit` 0 the caller does not page, like clients from before there were pages: it gets everything, or an
+    error. It would mistake a page for the whole list.
     """
 
     def __init__(self, limit: int, what: str) -> None:

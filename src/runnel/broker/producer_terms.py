@@ -1,4 +1,4 @@
-"""Terms of named publishers: handed out by this broker, and which of them may still publish."""
+"""Assigns terms to named producers, and refuses producers with an older term."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TERMS_MAX: Final = 100_000
 
 
 class ProducerTerms:
-    """The newest term of each name that was asked for here; the logs know those that have published."""
+    """The newest term that this broker assigned to each producer. The logs know the terms of stored batches."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -21,7 +21,8 @@ class ProducerTerms:
     def take(self, producer: str, stored_term: int) -> int:
         """A term higher than all before it; `stored_term` is the highest that a log has seen.
 
-        By the wall clock, too: terms that nobody has published with are forgotten when the broker ends.
+        It is at least the wall clock's milliseconds, because terms without a stored batch are forgotten when the broker
+        stops.
         """
         check_label(Label.PRODUCER, producer)
         newest = max(self._newest.pop(producer, 0), stored_term)
@@ -32,7 +33,7 @@ class ProducerTerms:
         return term
 
     def check(self, producer: str, term: int) -> None:
-        """Whoever has an older term may not publish any more."""
+        """Refuse a producer whose term is not the newest."""
         newest = self._newest.get(producer)
         if newest is not None and term < newest:
             raise ProducerFencedError(

@@ -1,8 +1,8 @@
-"""What one token may take: how many topics, cursors and subscriptions it made, and how fast it publishes and reads.
+"""The quotas of each token: how many topics, cursors and subscriptions it creates, how fast it publishes and reads.
 
-A count that is reached refuses what would be one more. A rate that is exceeded slows the token down: its publishes wait
-for room, its fetches wait, and its subscriptions and consumers are paused. Nobody else waits. Who made a topic, cursor
-or subscription is recorded with it, so that the counts hold after a restart; deleting it gives the place back.
+At a count's limit, one more is refused. Over a rate, the token is slowed down: its publishes wait for room, its fetches
+wait, and its subscriptions and consumers are paused. Other tokens do not wait. Each topic, cursor and subscription is
+stored with the token that created it, so the counts hold after a restart; deleting it frees its place.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from runnel.platform.tasks import OwnedTasks
 from runnel.security.rights import Rights, TokenQuotas
 
 _SECOND_NS: Final = 1_000_000_000
-# An event for each quota of a token at most so often, however often it is reached.
-_TOLD_EVERY_NS: Final = 60 * _SECOND_NS
-# So many more readers may wait before those that have left are looked for among them.
+# At most one event in this time for each quota of a token, however often it is reached.
+_EVENT_INTERVAL_NS: Final = 60 * _SECOND_NS
+# How many more readers may wait before closed readers are removed from the queue.
 _SLOWED_SLACK: Final = 1000
 
 
 class Quota(enum.StrEnum):
-    """As a token's own quotas are called; the setting for all tokens is `security.token_…`."""
+    """The names of a token's own quotas. The settings for all tokens are `security.token_…`."""
 
     TOPICS = "topics_max"
     CURSORS = "cursors_max"
@@ -51,7 +51,7 @@ _OUT: Final = (Quota.BYTES_OUT, Quota.MESSAGES_OUT)
 
 
 class SlowedReader(Protocol):
-    """A subscription or consumer that gets nothing while its token is over a rate."""
+    """A subscription or consumer that is paused while its token is over a rate."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -60,12 +60,12 @@ class SlowedReader(Protocol):
 
 
 class Traffic:
-    """One direction of a token's messages, against its rates."""
+    """The rates of a token in one direction, in or out."""
 
     __slots__ = ("bytes", "messages")
 
     def __init__(self, bytes_per_s: int, messages_per_s: int) -> None:
-        """0: none."""
+        """0: no limit."""
         self.bytes: Final = Rate(bytes_per_s) if bytes_per_s else None
         self.messages: Final = Rate(messages_per_s) if messages_per_s else None
 
@@ -81,24 +81,23 @@ class Traffic:
         return max(by_bytes, by_messages)
 
     def is_over_bytes(self, now_ns: int) -> bool:
-        """Of the two, whether it is this one that makes it wait for longest."""
+        """Whether the rate of bytes, not that of messages, makes the token wait longest."""
         return self.bytes is not None and self.bytes.wait_ns(now_ns) == self.wait_ns(now_ns)
 
 
 class Account:
-    """One token's quotas, and what it has used. The log takes it for the creator of topics."""
+    """One token's quotas and what it has used. The log takes it as the creator of topics."""
 
     def __init__(self, quotas: Quotas, name: str, own: TokenQuotas) -> None:
         self.name: Final = name
-        self.incoming: Traffic | None = (
-            None  # None: no rate, so that publishing costs a look at this
-        )
+        # None: no rate, so that publishing costs no more than a check of this.
+        self.incoming: Traffic | None = None
         self.outgoing: Traffic | None = None
         self._quotas = quotas
         self._own = own
         self._limits: dict[Quota, int] = {}
-        self._told_ns: dict[Quota, int] = {}
-        self._in_turn = asyncio.Lock()  # whoever asked first goes first
+        self._reported_ns: dict[Quota, int] = {}
+        self._in_turn = asyncio.Lock()  # first come, first served
         self._out_turn = asyncio.Lock()
         self._slowed: deque[SlowedReader] = deque()
         self._slowed_max = _SLOWED_SLACK
@@ -110,7 +109,7 @@ class Account:
         return self._own
 
     def use(self, own: TokenQuotas | None = None) -> None:
-        """Take over the settings' quotas as they are now, and the token's own if they are given."""
+        """Apply the current quotas of the settings, and the token's own if they are given."""
         if own is not None:
             self._own = own
         before, self._limits = self._limits, {}
@@ -132,7 +131,7 @@ class Account:
         self._check_count(Quota.TOPICS, name)
 
     def check_cursor(self, name: str, under_way: int) -> None:
-        """`under_way`: cursors of this token that are being made, and not counted yet."""
+        """`under_way`: cursors of this token that are being created and not counted yet."""
         self._check_count(Quota.CURSORS, name, under_way)
 
     def check_subscription(self, name: str) -> None:
@@ -143,17 +142,17 @@ class Account:
         if not limit or self._quotas.count(quota, self.name) + under_way < limit:
             return
         self._quotas.counters.quota_refusals += 1
-        self._tell(quota, "refused")
+        self._report(quota, "refused")
         noun = _NOUNS[quota]
         raise QuotaExceededError(
             f"{noun} {name!r} would be one more than the {limit:,} {noun}s that token {self.name!r} may "
-            f"make: {self._named(quota)}; delete some of them, or have it raised"
+            f"make: {self._setting_text(quota)}; delete some of them, or have it raised"
         )
 
     # --- Publishing ---
 
     def check_in(self) -> None:
-        """BusyError: await `wait_in`, and try again."""
+        """Check the rate. BusyError: await `wait_in`, and try again."""
         traffic = self.incoming
         if traffic is None:
             return
@@ -161,14 +160,16 @@ class Account:
         if traffic.wait_ns(now_ns):
             quota = _IN[0 if traffic.is_over_bytes(now_ns) else 1]
             self._count_wait(quota)
-            raise BusyError(f"token {self.name!r} publishes faster than {self._named(quota)}")
+            raise BusyError(
+                f"token {self.name!r} publishes faster than {self._setting_text(quota)}"
+            )
 
     def charge_in(self, messages: int, size: int) -> None:
         if self.incoming is not None:
             self.incoming.charge(messages, size, self._quotas.clock.monotonic_ns())
 
     async def wait_in(self) -> None:
-        """Until it may publish."""
+        """Wait until the token may publish."""
         if self.incoming is not None:
             async with self._in_turn:
                 await self._wait(lambda: self.incoming)
@@ -182,11 +183,11 @@ class Account:
 
     @property
     def is_slowed_out(self) -> bool:
-        """Whether a fetch has to wait, for the rate or behind others that do."""
+        """Whether a fetch has to wait, for the rate or behind other fetches."""
         return self._out_turn.locked() or self._out_wait_ns() > 0
 
     async def wait_out(self) -> None:
-        """Until it may fetch."""
+        """Wait until the token may fetch."""
         if self.outgoing is not None:
             if self._out_wait_ns():
                 self._count_out_wait()
@@ -194,7 +195,7 @@ class Account:
                 await self._wait(lambda: self.outgoing)
 
     def page_max(self, messages_max: int, bytes_max: int) -> tuple[int, int]:
-        """The page that a fetch may have, so that a single one is no more than a second's worth."""
+        """The page limits of a fetch: a single page is at most a second's worth of the rate."""
         traffic = self.outgoing
         if traffic is not None:
             if traffic.bytes is not None:
@@ -208,7 +209,7 @@ class Account:
             self.outgoing.charge(messages, size, self._quotas.clock.monotonic_ns())
 
     def delivered(self, reader: SlowedReader, messages: int, size: int) -> None:
-        """A reader was sent something. One whose token is over its rate gets nothing more for a while."""
+        """Charge a delivery to a reader, and pause the reader if its token is over its rate."""
         if self.outgoing is not None:
             self.charge_out(messages, size)
             self.slow_if_over(reader)
@@ -227,11 +228,11 @@ class Account:
             self._quotas.start(self._release())
 
     async def _release(self) -> None:
-        """Let readers go on, one after the other, as the rate allows."""
+        """Resume readers one after the other, as the rate allows."""
         try:
             while self._slowed:
                 await self._wait(lambda: self.outgoing)
-                self._slowed.popleft().unslow()  # which may put it at the end of the line again
+                self._slowed.popleft().unslow()  # which may append it to the queue again
                 await asyncio.sleep(0)
         finally:
             self._releasing = False
@@ -241,7 +242,7 @@ class Account:
         return 0 if traffic is None else traffic.wait_ns(self._quotas.clock.monotonic_ns())
 
     async def _wait(self, traffic: Callable[[], Traffic | None]) -> None:
-        """It is looked up again after each sleep: the quotas may have been changed meanwhile."""
+        """Wait for a rate. It is looked up again after each sleep: the quotas may have changed meanwhile."""
         clock = self._quotas.clock
         while (current := traffic()) is not None:
             wait_ns = current.wait_ns(clock.monotonic_ns())
@@ -249,7 +250,7 @@ class Account:
                 return
             await clock.sleep(min(wait_ns, _SECOND_NS) / _SECOND_NS)
 
-    # --- Telling ---
+    # --- Reporting ---
 
     def _count_out_wait(self) -> None:
         traffic = self.outgoing
@@ -259,14 +260,14 @@ class Account:
 
     def _count_wait(self, quota: Quota) -> None:
         self._quotas.counters.quota_waits += 1
-        self._tell(quota, "slowed")
+        self._report(quota, "slowed")
 
-    def _tell(self, quota: Quota, effect: str) -> None:
+    def _report(self, quota: Quota, effect: str) -> None:
         now_ns = self._quotas.clock.monotonic_ns()
-        told_ns = self._told_ns.get(quota)
-        if told_ns is None or now_ns - told_ns >= _TOLD_EVERY_NS:
-            self._told_ns[quota] = now_ns
-            self._quotas.events.tell(
+        reported_ns = self._reported_ns.get(quota)
+        if reported_ns is None or now_ns - reported_ns >= _EVENT_INTERVAL_NS:
+            self._reported_ns[quota] = now_ns
+            self._quotas.events.emit(
                 EventKind.QUOTA_REACHED,
                 self.name,
                 quota=quota.value,
@@ -274,7 +275,7 @@ class Account:
                 effect=effect,
             )
 
-    def _named(self, quota: Quota) -> str:
+    def _setting_text(self, quota: Quota) -> str:
         limit = self._limits[quota]
         value = format_size(limit) if quota in (Quota.BYTES_IN, Quota.BYTES_OUT) else str(limit)
         if getattr(self._own, quota) is None:
@@ -283,7 +284,7 @@ class Account:
 
 
 class Quotas:
-    """The accounts of all tokens that have come in, and the quotas of those that have none of their own."""
+    """The accounts of all tokens that have been used, and the quotas of tokens without their own."""
 
     def __init__(
         self, settings: SecuritySettings, clock: Clock, counters: BrokerCounters, events: Events
@@ -292,13 +293,13 @@ class Quotas:
         self.counters: Final = counters
         self.events: Final = events
         self.counts: Mapping[Quota, Callable[[str], int]] = {}
-        """How many of each a token has made, by its name. The broker sets it once it has its logs."""
+        """For each count quota, how many things a token has created, by its name. Set when the logs are open."""
         self._settings = settings
         self._accounts: dict[str, Account] = {}
         self._tasks = OwnedTasks("the quotas")
 
     def use(self, settings: SecuritySettings) -> None:
-        """Other quotas from now on, for those who are inside as well."""
+        """Apply other quotas from now on, to connected clients as well."""
         self._settings = settings
         for account in self._accounts.values():
             account.use()
@@ -323,6 +324,6 @@ class Quotas:
         self._tasks.start(work)
 
     async def close(self) -> None:
-        """Readers that wait are let go: the broker closes."""
+        """Stop releasing slowed readers: the broker is closing."""
         self._tasks.cancel()
         await self._tasks.wait()

@@ -1,6 +1,6 @@
-"""Shards as a pipeline reads them: which there are for some patterns, and their entries in order, page by page.
+"""Reads shards for pipelines: lists the shards of some patterns, and fetches their entries in order, page by page.
 
-A position of a shard is small however many topics lie in it, and names the same messages for ever.
+A position in a shard is small however many topics the shard has, and always names the same messages.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from runnel.topics.patterns import Pattern, any_of
 
 
 class ShardFetchRequest(msgspec.Struct, frozen=True):
-    """Asks for the messages of a shard that match, in the order in which they were stored, from an entry on."""
+    """Asks for the matching messages of a shard from an entry on, in the order in which they were stored."""
 
     shard: ShardId
     entry: int
     end_entry: int = 0  # the first entry that is not read; 0: read to the end
     patterns: Sequence[str] = ("*",)
-    epoch: int = 0  # entries of another epoch are gone; 0: any epoch
+    epoch: int = 0  # entries of another epoch are lost; 0: any epoch
     bytes_max: int = 2**20
 
 
 class ShardFetchResult(msgspec.Struct, frozen=True):
-    """Blocks of a shard in order, and where to go on. Nothing may match, and it goes on all the same."""
+    """Blocks of a shard in order, and the next entry to fetch. A page without a match need not be the last."""
 
     blocks: Sequence[bytes | memoryview]
     messages: int
@@ -47,6 +47,8 @@ class ShardFetchResult(msgspec.Struct, frozen=True):
 
 
 class ShardFetcher:
+    """Lists shards, and fetches their entries."""
+
     def __init__(
         self,
         stores: Stores,
@@ -64,7 +66,7 @@ class ShardFetcher:
     async def shards(
         self, patterns: Sequence[str], time_ns: int | None, owner: Hashable
     ) -> list[ShardState]:
-        """Those in which any matching topic lies, in order of their names."""
+        """The shards that have a matching topic, in order of their names."""
         parsed = [Pattern(text) for text in patterns]
         share = self._share
         matching = await start_positions.matching_shards(
@@ -92,7 +94,7 @@ class ShardFetcher:
         return found
 
     async def fetch(self, request: ShardFetchRequest) -> ShardFetchResult:
-        """One page. OffsetGoneError and OffsetAheadError tell of entries that are not there."""
+        """Fetch one page. OffsetGoneError and OffsetAheadError: the entry does not exist any more, or not yet."""
         shard, entry = request.shard, request.entry
         if entry < 1:
             raise ClientFault(f"entry {entry}: entries are numbered 1, 2, 3 …")
@@ -128,7 +130,7 @@ class ShardFetcher:
 
 
 def _up_to(page: EntryPage, end_entry: int) -> EntryPage:
-    """Without what lies at this entry or behind it."""
+    """The part of a page before this entry."""
     if page.next_position.entry <= end_entry:
         return page
     found = [each for each in page.found if each.batch.envelope.entry < end_entry]

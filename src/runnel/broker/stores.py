@@ -1,4 +1,4 @@
-"""Where topics are kept: the log on disk, the one in memory, and the topics that nobody keeps."""
+"""Finds where a topic is kept: in the log on disk, in the log in memory, or nowhere."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from runnel.topics.policies import Difference, Policies
 
 KeptLog = DiskLog | MemoryLog
 
-# The shard that routes of ephemeral topics name: they have no journal.
+# The shard in routes of ephemeral topics, which have no journal.
 LIVE_SHARD: Final = ShardId(LIVE_JOURNAL)
 
-# Names in one request for routes: they are looked up on the loop, one after the other.
+# The most names in one request for routes: they are looked up on the loop, one after the other.
 ROUTES_MAX: Final = 10_000
 
 
 class EphemeralNames(Protocol):
-    """The topics that no log keeps, as far as routes and rules concern them."""
+    """The part of `EphemeralTopics` that routes and rules need."""
 
     @property
     def epoch(self) -> int: ...
@@ -41,7 +41,7 @@ class EphemeralNames(Protocol):
 
 
 class Stores:
-    """The logs of a broker, by what their topics' `keep` says."""
+    """The logs of a broker. A topic's `keep` decides which log has it."""
 
     def __init__(self, policies: Policies, disk: KeptLog, memory: MemoryLog) -> None:
         self.policies = policies
@@ -60,7 +60,7 @@ class Stores:
         workers: Workers,
         listener: LogListener,
     ) -> Stores:
-        """With no directory, topics that would be on disk are kept in memory too."""
+        """Open the logs. Without a directory, topics with `keep = "disk"` are kept in memory too."""
         policies = Policies(settings.topics, partitions_max=settings.limits.partitions_max)
         memory = MemoryLog(settings=settings, policies=policies, clock=clock, listener=listener)
         if directory is None:
@@ -88,7 +88,7 @@ class Stores:
         return (self.disk, self.memory)
 
     async def follow_rules(self, policies: Policies) -> Sequence[Difference]:
-        """Keep topics by other rules from now on; what stays as it was made, though these say otherwise."""
+        """Apply other topic rules from now on. Returns where existing topics differ from them and stay as they are."""
         self.policies.follow(policies)
         for _ in self.ephemeral.follow_rules():
             await asyncio.sleep(0)
@@ -113,7 +113,7 @@ class Stores:
         return None
 
     def existing(self, topic: str) -> KeptLog:
-        """The log that has this topic; an error that says what else it may be."""
+        """The log that has this topic; otherwise an error says why no log has it."""
         log = self.log_of(topic)
         if log is not None:
             return log

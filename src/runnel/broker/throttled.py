@@ -9,15 +9,15 @@ from runnel.platform.clock import Clock
 
 T = TypeVar("T")
 
-# Looking takes at most one part in so many of the time.
+# Reading takes at most one part in this many of the time.
 SHARE: Final = 50
 
 
 class Throttled(Generic[T]):
     """The value of a reading, read again once fifty times the time that it took has passed.
 
-    Statistics of a hundred shards are read whenever somebody asks, those of a hundred thousand every few seconds:
-    whoever watches the broker does not slow it down. A value read anew is another object.
+    Statistics of a hundred shards are read at each request, statistics of a hundred thousand every few seconds:
+    monitoring does not slow the broker down. A new reading is a new object.
     """
 
     def __init__(self, read: Callable[[], T], clock: Clock) -> None:
@@ -35,5 +35,5 @@ class Throttled(Generic[T]):
         return self._value
 
     def forget(self) -> None:
-        """What was read is known to be past: the next to ask reads anew."""
+        """Discard the value, which is known to be out of date: the next request reads it again."""
         self._value = None

@@ -1,7 +1,7 @@
 """Creates the topics of wide batches in steps, before the batch itself is stored.
 
 A batch may have 65,536 topics that do not exist yet, and creating one takes about ten microseconds. So `publish`
-creates a few at once. For a batch with more it starts a `TopicCreator` and answers that the queue is full: the
+creates a few at once. For a batch with more it starts the `TopicCreator` and answers that the queue is full: the
 publisher waits for room, as for any full queue, and the broker stores its batch whole once all its topics exist.
 """
 
@@ -20,44 +20,44 @@ from runnel.platform.tasks import OwnedTasks
 
 TOPICS_PER_STEP: Final = 128
 
-# Errors that wait for their publisher, which may never come back.
+# Errors kept for their publishers, which may never try again.
 _FAULTS_MAX: Final = 100
 
 
 class TopicCreator:
-    """All makings of a broker, by the first topic of their batches: that is what `wait_room` is asked for."""
+    """Creates the topics of wide batches, one batch at a time for each first topic: `wait_room` asks by first topic."""
 
     def __init__(
         self, share: LoopShare, look_up: Callable[[str, Hashable], Awaitable[None]]
     ) -> None:
-        """`look_up` finds the readers of a new topic, which the batch will be sent to."""
+        """`look_up` finds the readers of a new topic, to which the batch will be sent."""
         self._share = share
         self._look_up = look_up
         self._under_way: dict[str, asyncio.Future[None]] = {}
-        # By first topic and creator: why a batch's topics could not all be made, and at which of them, until the batch
-        # is tried again. One creator's quota is no reason to refuse another's batch.
+        # By first topic and creator, until the batch is tried again: the topic that could not be created, and why.
+        # One creator's quota is no reason to refuse another's batch.
         self._faults: dict[tuple[str, str], tuple[str, RunnelError]] = {}
         self.tasks: Final = OwnedTasks("the topic creator")
         self.after_step: Callable[[], None] = lambda: None
-        """Called when some topics were made, which are there for good."""
+        """Called when topics were created, which stay for good."""
 
     def begin(self, log: KeptLog, envelope: Envelope, creator: Creator | None) -> None:
-        """Make the topics of a batch. Raises why that was not possible when it was tried before."""
+        """Start to create the topics of a batch. Raises the error of an earlier try."""
         first = envelope.topics[0]
         if first in self._under_way:
-            return  # of another batch: this one begins when that one is done
+            return  # for another batch: this one begins when that one is done
         topic, fault = self._faults.pop((first, _name_of(creator)), ("", None))
         if fault is not None and topic in envelope.topics:
             raise fault
         self._under_way[first] = asyncio.get_running_loop().create_future()
-        self.tasks.start(self._make(log, envelope, creator))
+        self.tasks.start(self._create(log, envelope, creator))
 
     async def wait(self, topic: str) -> None:
-        """Until no topics are being made for a batch that begins with this one."""
+        """Wait until no topics are being created for a batch that begins with this topic."""
         while (under_way := self._under_way.get(topic)) is not None:
             await asyncio.wait({under_way})
 
-    async def _make(self, log: KeptLog, envelope: Envelope, creator: Creator | None) -> None:
+    async def _create(self, log: KeptLog, envelope: Envelope, creator: Creator | None) -> None:
         topics, run = envelope.topics, 0
         try:
             while run < len(topics):

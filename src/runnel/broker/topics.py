@@ -1,4 +1,4 @@
-"""Topics as clients see them: listed, described, deleted, purged, whoever keeps them."""
+"""Lists, describes, deletes and purges topics, kept or ephemeral."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class TopicListRequest(msgspec.Struct, frozen=True):
 
     pattern: str = "*"
     after: str = ""  # the last name of the page before
-    limit: int = PAGE_MAX  # at most PAGE_MAX are listed, whatever it says
-    visible: Sequence[Pattern] | None = None  # lists only those that one of these patterns matches
-    owner: Hashable = None  # walks in this owner's share of the loop
+    limit: int = PAGE_MAX  # PAGE_MAX at most
+    visible: Sequence[Pattern] | None = None  # lists only topics that one of these patterns matches
+    owner: Hashable = None  # the walk takes this owner's turns of the loop
 
 
 _ALL_TOPICS: Final = TopicListRequest()
 
 
 class TopicDirectory:
-    """What there is, of every kind."""
+    """The topics of a broker, of every kind."""
 
     def __init__(
         self,

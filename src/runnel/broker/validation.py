@@ -1,4 +1,4 @@
-"""What a batch or a message must be, at every door alike, before it may be published."""
+"""Checks batches and messages before they are published, in the same way for every protocol."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
 from runnel.topics.names import check_topic
 
-_PLAIN: Final = Codec.NONE.value  # an enum's member takes several times as long to look up
+_PLAIN: Final = Codec.NONE.value  # looking up an enum's member takes several times as long
 
 
 def check_batch(batch: Batch, limits: LimitSettings) -> None:
     """Refuse a batch whose body cannot be read, or whose messages are larger than allowed.
 
-    Nothing is decoded but the table of columns: a body that readers would choke on stops here. A compressed body is
-    only undone if it could hold a message that is too large.
+    Only the table of columns is decoded: a body that readers could not decode is refused here. A compressed body is
+    decompressed only if it could contain a message that is too large.
     """
     head = batch.envelope
     if head.body_bytes > limits.batch_bytes_max:

@@ -44,5 +44,6 @@ __all__ = [
     "WorkBatch",
     "connect",
     "connect_blocking",
+    "connection",
     "open_bus",
 ]

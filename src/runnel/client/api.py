@@ -1,4 +1,4 @@
-"""How a program gets a bus: by URL, or over any transport it has."""
+"""Opens a bus: by URL, or over any transport."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from runnel.client.connection import (
 from runnel.errors import ClientFault
 
 _DEFAULT_URL: Final = "runnel://127.0.0.1:7470"
-# The commands go by the same one.
+# The commands use the same variable.
 _URL_VARIABLE: Final = "RUNNEL_URL"
 
 
@@ -70,7 +70,7 @@ class Opening:
         traceback: TracebackType | None,
     ) -> None:
         if self._bus is not None:
-            # Whoever leaves with an error does not want to wait for acknowledgements first.
+            # After an error, a program does not want to wait for acknowledgements first.
             await self._bus.close(is_flushing=error is None)
 
     async def _open(self) -> Bus:
@@ -104,11 +104,11 @@ def connect(
     ssl: tls.SSLContext | None = None,
     timers: Timers | None = None,
 ) -> Opening:
-    """A bus, connected to the broker at a URL: by default that of the variable RUNNEL_URL, or of this machine.
+    """Open a bus to the broker at a URL. The default is the variable RUNNEL_URL, or the broker on this machine.
 
-    `name` is shown at the broker. `token` is for a broker that asks for one; by default that of the variable
-    RUNNEL_TOKEN. `deadline_s`: how long anything may wait; None: for ever. TLS: runnels://…, with
-    `ssl` or the options in the URL (`parse_url`). The first connection is tried once; lost ones come back.
+    The broker lists the connection with `name`. `token` authenticates the client; the default is the variable
+    RUNNEL_TOKEN. `deadline_s` limits every wait; None: no limit. TLS: runnels://…, with `ssl` or the options in the
+    URL (`parse_url`). The first connection is tried once; a lost connection is restored.
     """
     address = parse_url(url if url is not None else _usual_url(), ssl)
     return Opening(
@@ -134,7 +134,7 @@ def open_bus(
     connect_timeout_s: float = 5,
     dial_elsewhere: Callable[[str], Dial] | None = None,
 ) -> Opening:
-    """A bus over any transport: `dial` joins a protocol to one, and returns it."""
+    """Open a bus over any transport: `dial` connects a protocol to a transport, and returns the transport."""
 
     def nowhere(elsewhere: str) -> Dial:
         raise ClientFault(f"the broker named {elsewhere}, which cannot be reached from {address}")
@@ -160,7 +160,7 @@ def connect_blocking(
     connect_timeout_s: float = 5,
     ssl: tls.SSLContext | None = None,
 ) -> BlockingBus:
-    """The same bus without `await`: its loop runs in a thread of its own. Use it in a `with`, or close it."""
+    """Open a bus without `await`: its loop runs in a thread of its own. Use it in a `with`, or close it."""
 
     async def open_it() -> Bus:
         return await connect(

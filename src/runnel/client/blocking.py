@@ -1,6 +1,6 @@
 """The client without `await`: the same bus, on an event loop in a thread of its own.
 
-It works wherever threads do, also in a notebook, where the calling thread has a loop that is running already.
+It works wherever threads do, even in a notebook, where the calling thread already runs a loop.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LoopThread:
             self.loop.close()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do it there, and wait here. Interrupted here, it is cancelled there."""
+        """Run a coroutine in the loop's thread, and wait for it. If the wait is interrupted, it is cancelled."""
         if threading.current_thread() is self._thread:
             work.close()
             raise ClientFault(
@@ -84,7 +84,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 def _blocking(
     verb: Callable[Concatenate[Bus, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[BlockingBus, _P], _T]:
-    """A verb of the bus that waits in the calling thread."""
+    """Make a verb of the bus block the calling thread."""
 
     @functools.wraps(verb)
     def wait(self: BlockingBus, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -118,7 +118,7 @@ class BlockingBus:
             asyncio.run_coroutine_threadsafe(_close_forgotten(self.bus), self._thread.loop)
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do something in the bus's own loop, and wait for it."""
+        """Run a coroutine in the bus's own loop, and wait for it."""
         return self._thread.run(work)
 
     def __enter__(self) -> Self:
@@ -180,11 +180,11 @@ class BlockingBus:
     statistics = _blocking(Bus.statistics)
 
     def publisher(self, topic: str | None = None, **options: Any) -> BlockingPublisher:
-        """For many messages, from any thread. Options as those of `Bus.publisher`."""
+        """A publisher for many messages, from any thread. It has the options of `Bus.publisher`."""
         return BlockingPublisher(self, topic, options)
 
     def subscribe(self, *patterns: str, **options: Any) -> BlockingSubscription:
-        """Live messages of all topics that match. Options as those of `Bus.subscribe`."""
+        """Subscribe to the messages of all topics that match. It has the options of `Bus.subscribe`."""
 
         async def subscribe() -> Subscription:
             return self.bus.subscribe(*patterns, **options)
@@ -192,7 +192,7 @@ class BlockingBus:
         return BlockingSubscription(self, self.run(subscribe()))
 
     def consume(self, subscription: str, *patterns: str, **options: Any) -> BlockingConsumer:
-        """Take part in a subscription. Options as those of `Bus.consume`."""
+        """Consume from a subscription. It has the options of `Bus.consume`."""
 
         async def consume() -> Consumer:
             return self.bus.consume(subscription, *patterns, **options)
@@ -223,7 +223,10 @@ async def _close_forgotten(bus: Bus) -> None:
 
 
 class BlockingPublisher(SendBuffer):
-    """`send` from any thread; it blocks while the buffer is full. Use it in a `with`, which flushes at its end."""
+    """Publishes many messages, from any thread. `send` blocks while the buffer is full.
+
+    Use it in a `with`, which flushes at its end.
+    """
 
     def __init__(self, bus: BlockingBus, topic: str | None, options: dict[str, Any]) -> None:
         self._bus = bus
@@ -258,7 +261,7 @@ class BlockingPublisher(SendBuffer):
         partition_key: bytes | None = None,
         uid: bytes | None = None,
     ) -> None:
-        """Take a message; it leaves with others, soon. Blocks while the buffer is full."""
+        """Take a message; it is sent soon, in a batch. Blocks while the buffer is full."""
         with self._room:
             super().send(payload, topic, key, tags, event_time_ns, partition_key, uid)
 
@@ -272,7 +275,7 @@ class BlockingPublisher(SendBuffer):
         partition_key: bytes | None = None,
         uid: bytes | None = None,
     ) -> concurrent.futures.Future[Receipt]:
-        """The same as `send`, with a future of where the message is stored."""
+        """Send a message; returns a future of its receipt."""
         future: concurrent.futures.Future[Receipt] = concurrent.futures.Future()
         with self._room:
             super().send(payload, topic, key, tags, event_time_ns, partition_key, uid)
@@ -284,7 +287,7 @@ class BlockingPublisher(SendBuffer):
         self._bus.run(self._flush())
 
     def close(self) -> None:
-        """Flush, and take nothing more."""
+        """Flush, and accept no more messages."""
 
         async def close() -> None:
             self._drain()
@@ -322,7 +325,7 @@ class BlockingPublisher(SendBuffer):
         return is_full and not publisher.is_ended
 
     def _wake(self) -> None:
-        """One call into the loop for everything that comes until it is served."""
+        """Schedule `_drain` in the loop. One call serves all rows that come until it runs."""
         if not self._is_waking:
             self._is_waking = True
             try:
@@ -351,7 +354,7 @@ class BlockingPublisher(SendBuffer):
 
 
 class BlockingSubscription:
-    """Iterate it for messages, `batches()` for batches, `to_arrow()` for record batches."""
+    """A subscription: iterate it for messages, `batches()` for batches, `to_arrow()` for record batches."""
 
     def __init__(self, bus: BlockingBus, subscription: Subscription) -> None:
         self._bus = bus
@@ -364,11 +367,11 @@ class BlockingSubscription:
 
     @property
     def gaps(self) -> list[Gap]:
-        """What was missed, as far as has been read; the newest of them."""
+        """The newest gaps, up to the position that has been read."""
         return list(self._subscription.gaps)
 
     def open(self) -> None:
-        """Wait until the broker has accepted it."""
+        """Wait until the broker has accepted the subscription."""
         self._bus.run(self._subscription.open())
 
     def close(self) -> None:
@@ -395,12 +398,12 @@ class BlockingSubscription:
             self._batches = iter(arrived)
 
     def to_arrow(self) -> Iterator[pyarrow.RecordBatch]:
-        """A pyarrow.RecordBatch at a time: `pip install '.[arrow]'`."""
+        """Iterate over batches as pyarrow.RecordBatch: `pip install '.[arrow]'`."""
         for batch in self.batches():
             yield batch.to_arrow()
 
     def __iter__(self) -> Iterator[Message]:
-        # What was not given yet stays here: breaking off loses nothing, and another loop goes on.
+        # Messages that were not yielded stay here: a `break` loses nothing, and the next loop continues.
         while True:
             yield from self._messages
             arrived = [*self._batches] or self._bus.run(self._subscription.next_batches())

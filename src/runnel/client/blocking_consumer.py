@@ -1,4 +1,4 @@
-"""The consumer without `await`: work is handed out in the calling thread, leases are kept by the loop's."""
+"""The consumer without `await`: the calling thread gets the work, the loop's thread renews its leases."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _T = TypeVar("_T")
 
 
 class Runner(Protocol):
-    """Does something in the client's own loop, and waits for it here."""
+    """Runs a coroutine in the client's own loop, and waits for it in the calling thread."""
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T: ...
 
 
 class BlockingWork(WorkItem, frozen=True, eq=False, gc=True):
-    """A message to be processed: `ack` it when that is done, `nack` it when that failed."""
+    """A message to be processed: `ack` it when it is done, `nack` it when it failed."""
 
     consumer: BlockingConsumer
 
     def ack(self, *, stored: bool = False) -> None:
-        """It is done. Waits only for room; with `stored`, until the broker has stored it."""
+        """Acknowledge the message. Waits only for room; with `stored`, until the broker has stored the ack."""
         self.consumer.ack(self, stored=stored)
 
     def nack(self, delay_s: float | None = None, reason: str = "") -> None:
-        """It failed: it comes again after a delay, this one or the subscription's."""
+        """Report a failure: the message comes again after this delay, or that of the subscription."""
         self.consumer.nack(self, delay_s=delay_s, reason=reason)
 
     def extend(self, seconds: float) -> None:
-        """Lease its delivery for so long from now on."""
+        """Extend the lease of its delivery to this long from now."""
         self.consumer.extend(self, seconds)
 
 
@@ -62,19 +62,19 @@ class BlockingWorkBatch(LeasedBatch):
         self.consumer = consumer
 
     def works(self) -> Iterator[BlockingWork]:
-        """Its messages, each to be acknowledged for itself."""
+        """Its messages, each to be acknowledged by itself."""
         return map(BlockingWork, self, repeat(self.delivery), repeat(self.consumer))
 
     def ack(self, *, stored: bool = False) -> None:
-        """All of it is done."""
+        """Acknowledge the whole batch."""
         self.consumer.ack(self, stored=stored)
 
     def nack(self, delay_s: float | None = None, reason: str = "") -> None:
-        """All of it failed that is not acknowledged."""
+        """Report a failure of all its messages that are not acknowledged."""
         self.consumer.nack(self, delay_s=delay_s, reason=reason)
 
     def extend(self, seconds: float) -> None:
-        """Lease it for so long from now on."""
+        """Extend its lease to this long from now."""
         self.consumer.extend(self, seconds)
 
 
@@ -85,16 +85,16 @@ AsyncBatchFunction: TypeAlias = Callable[[WorkBatch], Awaitable[object]]
 
 
 class BlockingConsumer:
-    """Iterate it for `BlockingWork`, `batches()` for batches, or give `process` a function. Use it in a `with`.
+    """A consumer: iterate it for `BlockingWork`, `batches()` for batches, or give `process` a function.
 
-    One thread iterates; acks may come from any.
+    Use it in a `with`. One thread iterates; any thread may ack.
     """
 
     def __init__(self, runner: Runner, loop: asyncio.AbstractEventLoop, consumer: Consumer) -> None:
         self._runner = runner
         self._loop = loop
         self._consumer = consumer
-        self._works: Iterator[Work] = iter(())  # arrived, and not begun
+        self._works: Iterator[Work] = iter(())  # received, and not yielded yet
         self._lock = threading.Lock()
         self._acked: list[LeasedItem] = []  # on their way to the loop
         self._is_waking = False
@@ -123,11 +123,11 @@ class BlockingConsumer:
     # --- Opening and closing ---
 
     def open(self) -> None:
-        """Wait until the broker has accepted it."""
+        """Wait until the broker has accepted the consumer."""
         self._run(self._consumer.open)
 
     def close(self) -> None:
-        """Wait until acks are stored, then leave: unfinished work goes back without counting as failed."""
+        """Wait until acks are stored, then leave. Unfinished work is returned without counting as failed."""
         self._run(self._consumer.close)
 
     def __enter__(self) -> Self:
@@ -142,10 +142,10 @@ class BlockingConsumer:
     ) -> None:
         self._run(lambda: self._consumer.__aexit__(kind, error, traceback))
 
-    # --- Handing out ---
+    # --- Iterating ---
 
     def __iter__(self) -> Iterator[BlockingWork]:
-        # What was not given yet stays here: breaking off loses nothing, and another loop goes on.
+        # Work that was not yielded stays here: a `break` loses nothing, and the next loop continues.
         while True:
             for work in self._works:
                 if self._consumer.begin_nowait(work):
@@ -156,30 +156,30 @@ class BlockingConsumer:
             self._works = iter(arrived)
 
     def batches(self) -> Iterator[BlockingWorkBatch]:
-        """The same work, a delivery at a time."""
+        """Iterate over the work in batches: one delivery at a time."""
         self._put_back()
         while (batch := self._run(self._consumer.next_batch)) is not None:
             yield BlockingWorkBatch(batch, batch.delivery, self)
 
     def _put_back(self) -> None:
-        """What was not iterated is handed out in another way."""
+        """Return work that was not yielded, so that batches or `process` get it."""
         works, self._works = self._works, iter(())
         self._run(lambda: self._consumer.put_back(works))
 
     # --- Acknowledging ---
 
     def ack(self, *items: LeasedItem, stored: bool = False) -> None:
-        """These are done: messages, or batches whole. Waits only for room.
+        """Acknowledge messages or whole batches. Waits only for room.
 
-        With `stored` it waits until the broker has stored that; LateAckError, if some came too late.
+        With `stored`, wait until the broker has stored the acks. LateAckError: some came too late.
         """
         if stored:
             self._run(lambda: self._consumer.ack(*items, stored=True))
             return
-        self._consumer.check_own(items)  # here: the loop would have nobody to tell
+        self._consumer.check_own(items)  # here: an error in the loop would reach no caller
         with self._lock:
             self._acked += items
-            if not self._is_waking:  # one call into the loop for all that come until it is served
+            if not self._is_waking:  # one call serves all acks that come until it runs
                 self._is_waking = True
                 try:
                     self._loop.call_soon_threadsafe(self._hand_over)
@@ -189,15 +189,15 @@ class BlockingConsumer:
             self._run(self._consumer.wait_room)
 
     def ack_up_to(self, item: WorkItem) -> None:
-        """This message is done, and everything before it of its partition that is leased to this consumer."""
+        """Acknowledge this message and all earlier ones of its partition that are leased to this consumer."""
         self._run(lambda: self._consumer.ack_up_to(item))
 
     def nack(self, *items: LeasedItem, delay_s: float | None = None, reason: str = "") -> None:
-        """These failed, and come again after a delay: this one, or the subscription's."""
+        """Report failures: the messages come again after this delay, or that of the subscription."""
         self._run(lambda: self._consumer.nack(*items, delay_s=delay_s, reason=reason))
 
     def extend(self, item: LeasedItem, seconds: float) -> None:
-        """Lease an item's delivery for so long from now on, up to the subscription's longest processing time."""
+        """Extend the lease of an item's delivery to this long from now, up to the subscription's processing limit."""
         self._run(lambda: self._consumer.extend(item, seconds))
 
     def flush(self) -> None:
@@ -214,18 +214,18 @@ class BlockingConsumer:
         drain_s: float = 30,
         on_error: OnError[Any] | None = None,
     ) -> None:
-        """Call a function for every message, in so many threads: acked when it returns, nacked when it raises.
+        """Call a function for every message, in `concurrency` threads: acked when it returns, nacked when it raises.
 
-        What it is given is what iterating gives, and may be acked, nacked or extended there: the first word counts.
-        (An `async def` runs in the bus's own loop, and is given `Work`.) Goes on until `stop` is called, or this
-        thread is interrupted: then nothing new is begun, and what runs has `drain_s` to finish. In key_shared mode
-        messages of one key are processed one after the other.
+        The function gets `BlockingWork`, which it may ack, nack or extend itself; the first ack or nack counts. (An
+        `async def` runs in the bus's own loop, and gets `Work`.) This continues until `stop` is called or this thread
+        is interrupted. Then no new calls begin, and running ones have `drain_s` to finish. In key_shared mode messages
+        of one key are processed one after the other.
         """
 
         def blocking(work: Work) -> BlockingWork:
             return BlockingWork(work.message, work.delivery, self)
 
-        function, on_error = _given(blocking, function, on_error)
+        function, on_error = _adapt(blocking, function, on_error)
         stop = self._new_stop()
         self._process(
             self._consumer.process(
@@ -241,12 +241,12 @@ class BlockingConsumer:
         drain_s: float = 30,
         on_error: OnError[Any] | None = None,
     ) -> None:
-        """The same for whole batches. In key_shared mode those of one partition come one after the other."""
+        """As `process`, for whole batches. In key_shared mode batches of one partition come one after the other."""
 
         def blocking(batch: WorkBatch) -> BlockingWorkBatch:
             return BlockingWorkBatch(batch, batch.delivery, self)
 
-        function, on_error = _given(blocking, function, on_error)
+        function, on_error = _adapt(blocking, function, on_error)
         stop = self._new_stop()
         self._process(
             self._consumer.process_batches(
@@ -255,7 +255,7 @@ class BlockingConsumer:
         )
 
     def stop(self) -> None:
-        """Let `process` come to its end. From any thread, or a signal's handler."""
+        """Let `process` finish. May be called from any thread, or from a signal handler."""
         self._loop.call_soon_threadsafe(self._stop.set)
 
     def _new_stop(self) -> asyncio.Event:
@@ -268,15 +268,15 @@ class BlockingConsumer:
         try:
             future.result()
         except BaseException:
-            if not future.done():  # interrupted here: what runs there may finish
+            if not future.done():  # this thread was interrupted: running calls may finish
                 self.stop()
                 future.result()
             raise
 
-    # --- Reaching the loop ---
+    # --- Calls into the loop ---
 
     def _run(self, verb: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Acks that were given before come first."""
+        """Run a verb of the consumer in the loop, after the acks that were given before."""
 
         async def run() -> _T:
             self._hand_over()
@@ -292,19 +292,19 @@ class BlockingConsumer:
             self._consumer.ack_nowait(acked)
 
 
-def _given(
+def _adapt(
     blocking: Callable[[Any], object],
     function: Callable[[Any], object],
     on_error: OnError[Any] | None,
 ) -> tuple[Callable[[Any], object], OnError[Any] | None]:
-    """The same two, given what may be used without `await`; those of an `async def` stay as they are."""
+    """Make both functions take blocking items. With an `async def`, both stay as they are."""
     if not callable(function) or is_async(function):
         return function, on_error
 
     def call(item: object) -> object:
         return function(blocking(item))
 
-    def tell(item: object, error: BaseException, /) -> object:
+    def report(item: object, error: BaseException, /) -> object:
         return None if on_error is None else on_error(blocking(item), error)
 
-    return call, tell
+    return call, report

@@ -1,4 +1,4 @@
-"""The bus: one client's way to its brokers, and every verb of it."""
+"""The bus: a client of the broker, with all its verbs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NOTHING_PUBLISHED: Final = wire.Published(0, (), 0, 0, 0, "none")
 class Bus(TopicVerbs, WorkVerbs):
     """Publish, subscribe, fetch, consume. Get one with `runnel.connect`, and close it.
 
-    Every wait ends after `deadline_s` with an error that says what was waited for.
+    Every wait ends after `deadline_s` with an error that names what did not come.
     """
 
     def __init__(self, router: Router, timers: Timers, *, deadline_s: float | None = 30) -> None:
@@ -50,7 +50,7 @@ class Bus(TopicVerbs, WorkVerbs):
         self._publishers: dict[Publisher, None] = {}
         self._subscriptions: dict[Subscription, None] = {}
         self._subscription_numbers = itertools.count(1)
-        self._turn = itertools.count(id(self) >> 4)  # of single messages without a key
+        self._turn = itertools.count(id(self) >> 4)  # partitions of single messages without a key
 
     def __repr__(self) -> str:
         return f"<Bus {'closed' if self._is_closed else self._router.home.state}>"
@@ -65,18 +65,18 @@ class Bus(TopicVerbs, WorkVerbs):
 
     @property
     def server(self) -> Welcome:
-        """What the broker said of itself: node, cluster, version, limits."""
+        """The broker's welcome: node, cluster, version, limits."""
         welcome = self._router.home.welcome
-        assert welcome is not None  # a bus exists once it has been welcomed
+        assert welcome is not None  # a bus is made after the welcome
         return welcome
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection at this moment; a lost one comes back by itself."""
+        """Whether the bus is connected at this moment. A lost connection is restored automatically."""
         return self._router.home.connection is not None
 
     def watch_connection(self, on_change: Callable[[bool, str], object]) -> None:
-        """Call `on_change` whenever the connection is lost (False) or there again (True), with a text that says so."""
+        """Call `on_change` whenever the connection is lost (False) or restored (True), with a text that says so."""
         home = self._router.home
         home.listeners[ConnectionWatch(home, on_change)] = None
 
@@ -114,13 +114,13 @@ class Bus(TopicVerbs, WorkVerbs):
             raise failures[0]
 
     async def ping(self) -> float:
-        """Seconds to the broker and back."""
+        """Ping the broker; returns the round trip in seconds."""
         begin_ns = self._timers.monotonic_ns()
         await self._ask(wire.Pong, wire.Ping, "pinging")
         return (self._timers.monotonic_ns() - begin_ns) / 1e9
 
     async def statistics(self) -> dict[str, Any]:
-        """What the broker counts: the document that it publishes on !system/metrics/broker."""
+        """The broker's statistics: the document that it publishes on !system/metrics/broker."""
         _, tail = await self._ask(wire.StatisticsReport, wire.Statistics, "asking for statistics")
         document: dict[str, Any] = msgspec.json.decode(tail, type=dict[str, Any])
         return document
@@ -141,7 +141,7 @@ class Bus(TopicVerbs, WorkVerbs):
         level: str | None = None,
         deadline_s: float | Usual | None = Usual.DEADLINE,
     ) -> Receipt:
-        """One message, acknowledged. For many of them use a `publisher`.
+        """Publish one message, and wait for its acknowledgement. For many messages use a `publisher`.
 
         `level`: stored, received or none; by default stored for topics on disk, received for others.
         """
@@ -187,7 +187,7 @@ class Bus(TopicVerbs, WorkVerbs):
         level: str | None = None,
         deadline_s: float | Usual | None = Usual.DEADLINE,
     ) -> BatchReceipt:
-        """A batch that was made elsewhere; all its runs must lie in one shard."""
+        """Publish a batch that was made elsewhere. All its runs must belong to one shard."""
         deadline = self._deadline(deadline_s)
         level = checked_level(level)
         head = batch.envelope
@@ -242,7 +242,7 @@ class Bus(TopicVerbs, WorkVerbs):
         partition_key: bytes | None,
         deadline: Deadline,
     ) -> int:
-        """The partition of a single message, which the client chooses as every publisher does."""
+        """The partition of a single message, chosen as publishers choose it."""
         route = self._router.routes.get(topic)
         if route is None:
             check_topic(topic)
@@ -273,15 +273,15 @@ class Bus(TopicVerbs, WorkVerbs):
         deadline_s: float | Usual | None = Usual.DEADLINE,
         on_room: Callable[[], object] | None = None,
     ) -> Publisher:
-        """For many messages, which gather into batches by themselves; use it in an `async with`.
+        """A publisher for many messages, which it sends in batches. Use it in an `async with`.
 
-        Without `batch_bytes_max` a batch has 1 MiB at most, or what the broker takes if that is less.
-        `deadline_s`: how long a message may wait to be acknowledged; None: for ever. Default: as long as the bus waits.
-        With a `name`, what was not acknowledged before a connection was lost is sent again and stored once.
+        `batch_bytes_max` is by default 1 MiB, or what the broker accepts if that is less. `deadline_s` limits how long
+        a message may wait to be acknowledged; None: no limit; default: the deadline of the bus. With a `name`, messages
+        that were not acknowledged before a connection was lost are sent again, and stored once.
         """
         self._deadline()  # refuses when closed
         server = self.server
-        # The last message of a batch may come on top of what is counted.
+        # The last message of a batch may exceed its limit by its own size.
         most = server.batch_bytes_max - server.message_bytes_max
         if batch_bytes_max is None:
             batch_bytes_max = max(1, min(BATCH_BYTES_MAX, most))
@@ -319,11 +319,11 @@ class Bus(TopicVerbs, WorkVerbs):
         buffer_bytes: int = 8 * 2**20,
         on_gap: Callable[[Gap], object] | None = None,
     ) -> Subscription:
-        """Live messages of all topics that match. Iterate over it.
+        """Subscribe to the messages of all topics that match. Iterate over the subscription.
 
         `start`: "latest", "last" (the last message of each topic, then live), "earliest", an offset, a datetime,
         ("time", nanoseconds), or a map of topics or (topic, partition) to offsets.
-        `overflow`: what a slow reader misses of topics that are not kept.
+        `overflow`: which messages of ephemeral topics a slow reader misses.
         """
         self._deadline()  # refuses when closed
         subscription = Subscription(
@@ -352,9 +352,9 @@ class Bus(TopicVerbs, WorkVerbs):
         bytes_max: int = 2**20,
         wait_s: float = 0,
     ) -> Page:
-        """Messages from an offset on, from a time, or without either from the first there is.
+        """Fetch messages from an offset or a time on; by default from the first message.
 
-        Waits up to `wait_s` for one.
+        If there are none, wait up to `wait_s` for one.
         """
         if offset is not None and time is not None:
             raise ClientFault("fetch takes an offset or a time, not both")
@@ -395,7 +395,7 @@ class Bus(TopicVerbs, WorkVerbs):
         )
 
     async def shards(self, *patterns: str, time: datetime | int | None = None) -> list[ShardState]:
-        """The shards in which topics lie that match, with the entries they have, and their first at a time."""
+        """The shards of the topics that match, with their range of entries, and their first entry at `time`."""
         time_ns = time_ns_of(time) if isinstance(time, datetime) else time
         check_time("time", time_ns)
         check_patterns(patterns)
@@ -417,7 +417,7 @@ class Bus(TopicVerbs, WorkVerbs):
         epoch: int = 0,
         bytes_max: int = 2**20,
     ) -> ShardPage:
-        """What matches of a shard, in the order in which it was stored, from an entry on: for pipelines."""
+        """Fetch the matching messages of a shard from an entry on, in the order of storage: for pipelines."""
         for name, value in (
             ("shard", shard),
             ("entry", entry),
@@ -449,5 +449,5 @@ _Closable = TypeVar("_Closable")
 
 
 def _remover(register: dict[_Closable, None]) -> Callable[[_Closable], object]:
-    """Takes what was closed out of a register, without holding on to the bus."""
+    """A callback that removes a closed object from its register. It does not keep the bus alive."""
     return lambda closed: register.pop(closed, None)

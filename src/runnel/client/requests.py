@@ -11,11 +11,11 @@ from runnel.formats import wire
 
 _Wanted = TypeVar("_Wanted", bound=wire.Head)
 
-PER_PAGE = 1000  # of lists; the broker gives no more at once
+PER_PAGE = 1000  # of lists: the broker returns no more at once
 
 
 class BusRequests:
-    """What all groups of verbs need: the routes to brokers, a deadline for each request, and the end of the bus."""
+    """The base of all groups of verbs: sends requests with a deadline, until the bus is closed."""
 
     def __init__(self, router: Router, timers: Timers, *, deadline_s: float | None) -> None:
         self._router = router
@@ -32,7 +32,7 @@ class BusRequests:
         return Deadline(self._timers, None if seconds is None else seconds + extra_s)
 
     def _seconds(self, deadline_s: float | Usual | None) -> float | None:
-        """Without a deadline of its own, that of the bus; None: no deadline."""
+        """The given deadline, or that of the bus. None: no deadline."""
         return self._deadline_s if isinstance(deadline_s, Usual) else deadline_s
 
     async def _ask(
@@ -44,7 +44,7 @@ class BusRequests:
         is_repeatable: bool = True,
     ) -> tuple[_Wanted, memoryview]:
         try:
-            wire.check_request(make(1))  # else the broker ends the connection, again and again
+            wire.check_request(make(1))  # else the broker ends the connection at each attempt
         except MalformedError as error:
             raise ClientFault(f"{what}: an argument is of the wrong type: {error}") from None
         return await self._router.home.ask(

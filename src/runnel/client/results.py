@@ -1,4 +1,4 @@
-"""What the client's verbs return."""
+"""The results of the client's verbs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Gap: TypeAlias = GapState
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """Where a message is, and what the broker promised: the level that was reached.
+    """Where a message is stored, and the level of the broker's promise.
 
-    Offset and epoch are 0 at level none, which is not answered. `receivers` is how many subscriptions got it at
-    once; only topics that are not kept say so.
+    Offset and epoch are 0 at level none, which has no answer. `receivers` is the number of subscriptions that got the
+    message at once; only ephemeral topics have it.
     """
 
     topic: str
     partition: int
     offset: int
-    epoch: int  # of the shard: raised each time that its broker starts
+    epoch: int  # of the shard: raised each time its broker starts
     receive_time_ns: int
     level: str  # stored, received or none
     receivers: int | None = None
 
 
 class BatchReceipt(msgspec.Struct, frozen=True):
-    """The same for a whole batch: the offset of each run's first message."""
+    """The receipt of a whole batch: the offset of each run's first message."""
 
     base_offsets: Sequence[int]
     entry: int  # the batch's number in its shard
@@ -44,7 +44,7 @@ class BatchReceipt(msgspec.Struct, frozen=True):
 
 
 class ShardPage(msgspec.Struct, frozen=True):
-    """What `fetch_shard` found. There may be nothing that matches, and yet it goes on at `next_entry`."""
+    """The result of `fetch_shard`. The next page begins at `next_entry`, even if nothing in this one matches."""
 
     batches: Sequence[Batch]
     epoch: int
@@ -58,10 +58,10 @@ class ShardPage(msgspec.Struct, frozen=True):
 
 
 class Page:
-    """What a fetch found. `messages` are made when they are first looked at; `next_offset` goes on from here.
+    """The result of a fetch. `messages` are decoded on first use; the next fetch begins at `next_offset`.
 
-    `batches` are the same as they were stored. `first_offset` and `end_offset` are the partition's, now: its first
-    message, and its next one. `gaps` tells of what is missing in between.
+    `batches` has them as they were stored. `first_offset` and `end_offset` are the partition's at this moment: its
+    first message, and its next one. `gaps` lists the messages that are missing in between.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Page:
 
     @cached_property
     def messages(self) -> list[Message]:
-        """Those of all batches, in order."""
+        """The messages of all batches, in order."""
         return [message for batch in self.batches for message in batch.messages()]
 
     def __len__(self) -> int:

@@ -44,12 +44,12 @@ class TopicVerbs(BusRequests):
         return answer.topics[0]
 
     async def routes(self, *topics: str) -> dict[str, Route]:
-        """Where messages of these topics go: partitions, journal and shards. Asked once for each, then remembered."""
+        """The partitions, journal and shards of these topics. The broker is asked once for each topic."""
         await self._router.resolve(topics, self._deadline())
         return {topic: self._router.routes[topic] for topic in topics}
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic and its messages. Made again, it goes on behind its last offset."""
+        """Delete a topic and its messages. If it is made again, its offsets continue after the last one."""
         self._router.forget([name])
         await self._do(lambda number: wire.DeleteTopic(number, name), f"deleting {name}")
 
@@ -60,9 +60,9 @@ class TopicVerbs(BusRequests):
     # --- Copies ---
 
     async def checkpoint(self) -> tuple[str, str]:
-        """Every file of the broker as of one moment, for `runnel backup`: its path there, and its id.
+        """Make a copy of all files of the broker as of one moment, for `runnel backup`; returns its path and its id.
 
-        The broker removes it when this client's connection ends.
+        The path is on the broker's machine. The broker removes the copy when this client's connection ends.
         """
         answer, _ = await self._ask(
             wire.Checkpoint, wire.MakeCheckpoint, "making a checkpoint", is_repeatable=False
@@ -88,7 +88,7 @@ class TopicVerbs(BusRequests):
                 return found
 
     async def cursor(self, name: str) -> CursorState | None:
-        """One named cursor, with its lag; None if there is none of that name."""
+        """One named cursor, with its lag; None if it does not exist."""
         answer, _ = await self._ask(
             wire.CursorListHead,
             lambda number: wire.Cursors(number, name),
@@ -97,7 +97,7 @@ class TopicVerbs(BusRequests):
         return answer.cursors[0] if answer.cursors else None
 
     async def set_cursor(self, name: str, places: OffsetMap | Sequence[CursorPlace]) -> None:
-        """Store where a reader stands: the next offset of each topic, or (topic, partition)."""
+        """Store a reader's position: the next offset of each topic, or (topic, partition)."""
         if isinstance(places, Mapping):
             places = [
                 CursorPlace(place.topic, place.partition, place.offset)
@@ -111,5 +111,5 @@ class TopicVerbs(BusRequests):
         )
 
     async def remove_cursor(self, name: str) -> None:
-        """Forget a cursor: what only it held back from retention may go."""
+        """Remove a cursor. Retention may then remove messages that only this cursor held."""
         await self._do(lambda number: wire.RemoveCursor(number, name), f"removing cursor {name}")

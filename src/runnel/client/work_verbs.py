@@ -1,4 +1,4 @@
-"""The bus's verbs of acknowledged work: consuming, subscriptions, dead letters."""
+"""The bus's verbs for acknowledged work: consumers, subscriptions and dead letters."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _DEAD_LETTERS_PER_PAGE: Final = 100
 
 
 class DeadLetterPage(msgspec.Struct, frozen=True):
-    """Dead letters as they are stored in `!dead/…`; the next page begins at `next_offset`, 0 behind the last."""
+    """Dead letters as they are stored in `!dead/…`. The next page begins at `next_offset`; 0: this is the last."""
 
     messages: list[Message]
     next_offset: int
 
 
 class WorkVerbs(BusRequests):
-    """What `Bus` can do about work that is acknowledged."""
+    """The part of `Bus` that is about acknowledged work."""
 
     def __init__(self, router: Router, timers: Timers, *, deadline_s: float | None) -> None:
         super().__init__(router, timers, deadline_s=deadline_s)
@@ -65,12 +65,12 @@ class WorkVerbs(BusRequests):
         absent_max_s: float | None = None,
         on_late: Callable[[LateWork], object] | None = None,
     ) -> Consumer:
-        """Take part in a subscription: `async with bus.consume("billing", "orders/*") as consumer`.
+        """Consume from a subscription: `async with bus.consume("billing", "orders/*") as consumer`.
 
-        With patterns it is made on first use: its `mode` is shared unless said otherwise, it begins at `start`
-        (the earliest message; a member of a multicast with what comes next) and has these options. Without, it must
-        exist. No more than the window is leased to the consumer at once. `member`: who this is, in a multicast;
-        `on_late` hears of acks that came too late.
+        With patterns, the subscription is made if it does not exist, with these options. `mode` is "shared" by default.
+        `start` is by default the earliest message, and for a member of a multicast the next one. Without patterns, the
+        subscription must exist. At most the window is leased to the consumer at once. `member` is the consumer's name
+        in a multicast. `on_late` is called with acks that came too late.
         """
         self._deadline()  # refuses when closed
         _check_patterns(subscription, patterns)
@@ -118,7 +118,7 @@ class WorkVerbs(BusRequests):
     # --- Subscriptions ---
 
     async def subscriptions(self) -> list[SubscriptionState]:
-        """All subscriptions, with what their members have before them."""
+        """All subscriptions, with the backlog of their members."""
         found: list[SubscriptionState] = []
         while True:
             after = found[-1].name if found else ""
@@ -134,7 +134,7 @@ class WorkVerbs(BusRequests):
                 return found
 
     async def subscription(self, name: str) -> SubscriptionState:
-        """One subscription, with where it stands in each partition."""
+        """One subscription, with its position in each partition."""
         check_subscription(name)
         answer, _ = await self._ask(
             work_heads.SubscriptionListHead,
@@ -159,7 +159,7 @@ class WorkVerbs(BusRequests):
         backoff: float | None = None,
         absent_max_s: float | None = None,
     ) -> None:
-        """Make a subscription before anybody consumes from it. The same as what exists already is no error."""
+        """Make a subscription before its first consumer. If the same subscription exists, this does nothing."""
         _check_patterns(name, patterns)
         if not patterns:
             raise ClientFault(f"subscription {name!r} needs at least one pattern of topics")
@@ -184,7 +184,7 @@ class WorkVerbs(BusRequests):
         await warn_of_habits(self._router, patterns, Deadline(self._timers, self._deadline_s))
 
     async def delete_subscription(self, name: str) -> None:
-        """Forget it, with what it owes. Its consumers end, its dead letters stay."""
+        """Delete a subscription and its backlog. Its consumers end, its dead letters stay."""
         check_subscription(name)
         await self._do(
             lambda number: work_heads.DeleteSubscription(number, name),
@@ -192,11 +192,11 @@ class WorkVerbs(BusRequests):
         )
 
     async def pause_subscription(self, name: str) -> None:
-        """Deliver nothing more for now. What is leased may be finished."""
+        """Pause delivery. Messages that are leased may still be finished."""
         await self._pause(name, is_paused=True)
 
     async def resume_subscription(self, name: str) -> None:
-        """Go on delivering after a pause."""
+        """Resume delivery after a pause."""
         await self._pause(name, is_paused=False)
 
     async def _pause(self, name: str, *, is_paused: bool) -> None:
@@ -210,10 +210,10 @@ class WorkVerbs(BusRequests):
     async def move_subscription(
         self, name: str, start: StartAt, *, member: str | None = None
     ) -> None:
-        """Let it go on elsewhere: what lies before is acknowledged, what lies behind is delivered, again perhaps.
+        """Move a subscription: messages before `start` count as acknowledged, all from there on are delivered (again).
 
-        `start`: "earliest", "latest", a time, or a map of topics or (topic, partition) to offsets, which moves
-        those alone. `member` of a multicast: this one alone.
+        `start`: "earliest", "latest", a time, or a map of topics or (topic, partition) to offsets, which moves only
+        these. `member`: move only this member of a multicast.
         """
         check_subscription(name)
         if member is not None:
@@ -229,7 +229,7 @@ class WorkVerbs(BusRequests):
         )
 
     async def remove_member(self, name: str, member: str) -> None:
-        """A member of a multicast is owed nothing any more."""
+        """Remove a member of a multicast, with its backlog."""
         check_subscription(name)
         check_member(member)
         await self._do(
@@ -240,9 +240,9 @@ class WorkVerbs(BusRequests):
     # --- Dead letters ---
 
     async def dead_letters(self, name: str, *, offset: int = 0) -> AsyncIterator[Message]:
-        """Messages of a subscription that failed too often, oldest first; their tags say why and where they were.
+        """Messages of a subscription that failed too often, oldest first. Their tags say why, and their origin.
 
-        Their offsets are those of the topic `!dead/…`: what `redrive` and `drop_dead` go by.
+        Their offsets are those in the topic `!dead/…`, which `redrive` and `drop_dead` take.
         """
         while True:
             page = await self.dead_letter_page(name, offset)
@@ -255,7 +255,7 @@ class WorkVerbs(BusRequests):
     async def dead_letter_page(
         self, name: str, offset: int = 0, *, messages_max: int = _DEAD_LETTERS_PER_PAGE
     ) -> DeadLetterPage:
-        """Some of them, from an offset on."""
+        """One page of a subscription's dead letters, from an offset on."""
         check_subscription(name)
         check_natural("offset", offset)
         check_natural("messages_max", messages_max)
@@ -268,11 +268,11 @@ class WorkVerbs(BusRequests):
         return DeadLetterPage(messages, answer.next_offset)
 
     async def redrive(self, name: str, offsets: Offsets) -> int:
-        """Send dead letters back to their subscription, these or "all", as if they had never failed: how many."""
+        """Return dead letters, these or "all", to their subscription as if they had never failed; returns how many."""
         return await self._settle_dead(name, offsets, is_redriven=True)
 
     async def drop_dead(self, name: str, offsets: Offsets) -> int:
-        """Give dead letters up, these or "all": how many."""
+        """Drop dead letters, these or "all"; returns how many."""
         return await self._settle_dead(name, offsets, is_redriven=False)
 
     async def _settle_dead(self, name: str, offsets: Offsets, *, is_redriven: bool) -> int:
@@ -300,7 +300,7 @@ def _checked_mode(mode: str) -> str:
 
 
 def _checked_offsets(offsets: Offsets) -> tuple[int, ...] | None:
-    """None: all."""
+    """The offsets; None: all."""
     if isinstance(offsets, str):
         if offsets != "all":
             raise ClientFault(f"{offsets!r} are no offsets: give numbers, or 'all'")
@@ -322,7 +322,7 @@ def _options(
     backoff: float | None,
     absent_max_s: float | None,
 ) -> WorkOptions | None:
-    """As the wire has them; None if none is said."""
+    """The options for the wire; None: all are the broker's defaults."""
     check_natural("deliveries_max", deliveries_max)
     if backoff is not None and not (isinstance(backoff, int | float) and 1 <= backoff < 1e6):
         raise ClientFault(f"backoff is {backoff!r}: it must be a factor from 1 on")

@@ -15,7 +15,7 @@ from runnel.config.keys import RULE_KEYS, key_named
 from runnel.config.layers import flat_values
 from runnel.config.settings import Settings
 
-# Each key outside the rules that a running broker takes over.
+# The keys outside the rules that a running broker can apply.
 RELOADABLE: Final[frozenset[str]] = frozenset(
     (
         "log_level",
@@ -49,7 +49,7 @@ def is_reloadable(name: str) -> bool:
 def changes_between(old: Settings, new: Settings) -> list[Change]:
     """Every key that differs, in the order of the structs.
 
-    Of a rule that one of the two has more, `match` stands for those of its keys that have their defaults.
+    A rule that only one of the two has is represented by `match` and the keys that differ from their defaults.
     """
     before, after = flat_values(old), flat_values(new)
     changes = []
@@ -84,7 +84,7 @@ def taken_over(old: Settings, new: Settings) -> Settings:
 
 
 def _field_names(struct: Struct) -> Callable[[str], str]:
-    """From a key's last part to the field that holds it: a duration's field ends in its unit."""
+    """A function from a key's last part to its field. They differ: a duration's field ends in its unit."""
     fields = {field.encode_name: field.name for field in msgspec.structs.fields(struct)}
     return fields.__getitem__
 

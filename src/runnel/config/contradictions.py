@@ -1,4 +1,4 @@
-"""Settings that are each allowed but do not fit together."""
+"""Finds settings that are each allowed but contradict each other."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from runnel.config.layers import Given, Origin
 from runnel.config.settings import MIB, Keep
 from runnel.config.units import format_size
 
-# The pseudo-journal of topics that are not kept.
+# The pseudo-journal of ephemeral topics.
 LIVE_JOURNAL: Final = "live"
-# In a journal's name: every topic has a journal of its own, so rules with it need not agree.
+# In a journal's name: every topic has its own journal, so rules with this placeholder need not agree.
 TOPIC_PLACEHOLDER: Final = "{topic}"
 
-# A journal has one policy, so all rules that write to it must agree on these.
+# A journal has one policy, so all rules that write to it must agree on these keys.
 _JOURNAL_PARTS: Final = ("keep", "rotate.", "retain.", "pin.")
-# These say how stored messages are stored, which makes no sense for messages that are not.
+# These keys say how messages are stored, so they have no meaning for messages that are not stored.
 STORED_PARTS: Final = ("journal", "rotate.", "retain.", "pin.")
 
 # (smaller, larger, why): the first must not exceed the second.
@@ -38,12 +38,12 @@ _ORDERED: Final = (
     ),
 )
 
-# Beside the body of a batch, a frame holds its head and the batch's envelope, which has a part for each run.
+# A frame holds its head and the batch's envelope, which has a part for each run, beside the batch's body.
 _BESIDE_BATCH_BYTES: Final = MIB
 
 
 class Contradiction(Struct, frozen=True):
-    """What does not fit, and the keys it is about."""
+    """A contradiction: its error text and the keys it is about."""
 
     keys: tuple[str, ...]
     text: str
@@ -124,7 +124,7 @@ def _shadowed(values: Mapping[str, Given], rules: list[str]) -> Iterator[Contrad
         name = f"{rule}match"
         pattern = str(values[name].value)
         earlier = first_of.get(pattern)
-        # Only patterns that begin with "!" see the system's topics, so "*" leaves those alone.
+        # Only patterns that begin with "!" match the system's topics, so "*" does not shadow them.
         if earlier is None and not pattern.startswith("!"):
             earlier = first_of.get("*")
         if earlier is not None:

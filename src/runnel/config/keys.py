@@ -1,4 +1,4 @@
-"""The known keys, derived from the settings' structs, and the reading and writing of one value."""
+"""The known keys, derived from the settings' structs. Each key parses and writes its values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from msgspec import NODEFAULT, Struct, inspect
 from runnel.config import units
 from runnel.config.settings import DESCRIPTIONS, Kind, Settings
 
-# TOML has no null, so a value that may be absent is written as this word to say so.
+# TOML has no null, so this word stands for the absence of an optional value.
 ABSENT: Final = "none"
 
 TEXT_CHARS_MAX: Final = 4096
 TEXTS_MAX: Final = 1000
 
-# More digits than any bound has, and few enough that reading them costs nothing.
+# More digits than any bound has, and few enough that parsing them costs nothing.
 _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,30}")
 
 _PARSERS: Final = {
@@ -44,7 +44,7 @@ _NOT_OF_KIND: Final = {
 
 
 class Key(Struct, frozen=True, kw_only=True):
-    """One setting: its dotted name and what may stand there."""
+    """One setting: its dotted name, and the values that it may have."""
 
     name: str
     kind: Kind
@@ -56,12 +56,12 @@ class Key(Struct, frozen=True, kw_only=True):
 
     @property
     def required(self) -> bool:
-        """Whether it must be given (the `match` of a rule)."""
+        """Whether it must be given, as the `match` of a rule must."""
         return self.default is NODEFAULT
 
     @property
     def description(self) -> str:
-        """One line for people."""
+        """One line of documentation."""
         return DESCRIPTIONS[self.name]
 
     @property
@@ -70,7 +70,7 @@ class Key(Struct, frozen=True, kw_only=True):
         return "RUNNEL_" + self.name.upper().replace(".", "_")
 
     def parse(self, raw: object) -> object:
-        """The value meant by what a TOML file holds; ValueError says what would be right."""
+        """Convert a value from a TOML file. ValueError says what would be right."""
         if self.optional and raw == ABSENT:
             return None
         if self.kind is Kind.CHOICE:
@@ -91,7 +91,7 @@ class Key(Struct, frozen=True, kw_only=True):
         raise ValueError(_NOT_OF_KIND[self.kind])
 
     def parse_text(self, text: str) -> object:
-        """The value meant by an environment variable or a flag, which have no types."""
+        """Convert the text of an environment variable or a flag, which have no types."""
         if self.optional and text == ABSENT:
             return None
         match self.kind:
@@ -110,7 +110,7 @@ class Key(Struct, frozen=True, kw_only=True):
                 return self.parse(text)
 
     def write(self, value: object) -> str:
-        """The TOML that `parse` reads back to `value`."""
+        """The TOML text that `parse` converts back to `value`."""
         if value is None:
             return json.dumps(ABSENT)
         if isinstance(value, bool):
@@ -121,7 +121,7 @@ class Key(Struct, frozen=True, kw_only=True):
             return json.dumps(value, ensure_ascii=False)
         if isinstance(value, int):
             return json.dumps(_FORMATTERS[self.kind](value))
-        # Control characters are refused on the way in, so JSON's escapes are TOML's.
+        # `parse` refuses control characters, so JSON's escapes are the same as TOML's.
         return json.dumps(str(value), ensure_ascii=False)
 
     def _within_bounds(self, value: int) -> int:
@@ -227,7 +227,7 @@ def _all_keys() -> dict[str, Key]:
     return _keys_of(struct, "")
 
 
-# Every key in the order of the structs; those of a rule are named `topics.match` and so on.
+# Every key in the order of the structs. The keys of a rule are named `topics.match` and so on.
 ALL_KEYS: Final[Mapping[str, Key]] = _all_keys()
 RULE_PREFIX: Final = "topics."
 RULE_KEYS: Final[Mapping[str, Key]] = {
@@ -243,5 +243,5 @@ _RULE_INDEX: Final = re.compile(r"\[[0-9]+\]")
 
 
 def key_named(name: str) -> Key:
-    """The key of an effective value, whose name counts the rules: `topics[0].match`."""
+    """The key of an effective value, whose name contains the rule's index: `topics[0].match`."""
     return ALL_KEYS[_RULE_INDEX.sub("", name)]

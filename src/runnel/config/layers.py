@@ -1,7 +1,6 @@
 """Reads the file, the environment and the flags, each into a layer of values with sources.
 
-Pure: texts and mappings come in, and every problem goes out beside the values, so that all of
-them can be reported at once.
+Pure: texts and mappings in, values and problems out. Problems are collected, so that all can be reported at once.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ URL_VARIABLE: Final = "RUNNEL_URL"
 TOKEN_VARIABLE: Final = "RUNNEL_TOKEN"
 TOPICS_VARIABLE: Final = "RUNNEL_TOPICS"
 
-# Variables with the prefix that are no settings.
+# Variables with the prefix that are not settings.
 OTHER_VARIABLES: Final[Mapping[str, str]] = {
     CONFIG_VARIABLE: "Path of the settings file, instead of ./runnel.toml.",
     URL_VARIABLE: "URL of the broker for commands and clients, instead of runnel://127.0.0.1:7470.",
     TOKEN_VARIABLE: "Token of commands and clients for a broker that requires one.",
 }
 
-# What Kubernetes gives every container beside a service that is called "runnel".
+# Variables that Kubernetes sets in every container if there is a service called "runnel".
 _SERVICE_VARIABLE: Final = re.compile(
     r"RUNNEL_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
@@ -52,13 +51,13 @@ class Origin(enum.StrEnum):
 
 
 class SettingSource(Struct, frozen=True):
-    """Where a value came from; `place` is a file and line, a variable or a flag."""
+    """The source of a value; `place` is a file and line, a variable or a flag."""
 
     origin: Origin
     place: str = ""
 
     def __str__(self) -> str:
-        # A path may hold anything, and this goes into one-line comments and messages.
+        # A path may contain any character, and this text goes into one-line comments and messages.
         place = "".join(char if char.isprintable() else "?" for char in self.place)
         return place or self.origin.value
 
@@ -74,12 +73,12 @@ class Given(Struct, frozen=True):
 
 
 class Layer(Struct, frozen=True, kw_only=True):
-    """What one source says. The keys of rules are counted: `topics[0].match`."""
+    """The values of one source. The keys of rules have an index: `topics[0].match`."""
 
     values: Mapping[str, Given] = {}
-    rule_count: int | None = None  # None: says nothing about rules
+    rule_count: int | None = None  # None: the source has no rules
     problems: tuple[str, ...] = ()
-    faulty: frozenset[str] = frozenset()  # keys with a problem: not worth judging further
+    faulty: frozenset[str] = frozenset()  # keys with a problem, left out of further checks
 
 
 class _LayerBuilder:
@@ -106,7 +105,7 @@ class _LayerBuilder:
     def add_table(
         self, table: Mapping[str, object], known: Mapping[str, Key], shown: str, within: str = ""
     ) -> None:
-        """Takes `table`, found at `within` among the `known` keys; `shown` goes before a name."""
+        """Add the values of `table`, at `within` among the `known` keys. Messages put `shown` before a name."""
         for part, raw in table.items():
             name = f"{within}{part}"
             key = known.get(name)
@@ -147,12 +146,12 @@ class _LayerBuilder:
         self._add(name, text, lambda _: key.parse_text(text))
 
     def add_rules_text(self, text: str) -> None:
-        """Rules from a variable or a flag: a TOML array on one line."""
+        """Add the rules of a variable or a flag: a TOML array on one line."""
         try:
             parsed = tomllib.loads(f"topics = {text}")
         except (ValueError, RecursionError):
             parsed = {}
-        # More than one key: the text went on after the array, on a line of its own.
+        # More than one key: the text continues after the array, on another line.
         if len(parsed) != 1 or not isinstance(parsed["topics"], list):
             hint = 'not a TOML array; write [{ match = "sensors/*", keep = "memory" }, …]'
             self._refuse("topics", text, hint)
@@ -187,12 +186,12 @@ class _LayerBuilder:
 
 
 def did_you_mean(near: str | None) -> str:
-    """The end of a message about an unknown name."""
+    """The last part of a message about an unknown name."""
     return f"; did you mean {near}?" if near else "; `runnel config show` lists all keys"
 
 
 def shown_value(raw: object) -> str:
-    """A value as its author wrote it, near enough, in one short line."""
+    """A value roughly as the user wrote it, in one short line."""
     if isinstance(raw, bool):
         text = "true" if raw else "false"
     elif isinstance(raw, str):
@@ -205,7 +204,7 @@ def shown_value(raw: object) -> str:
 
 
 def flat_values(settings: Settings) -> dict[str, object]:
-    """Every value by its dotted name, with rules counted, in the order of the structs."""
+    """Every value by its dotted name, in the order of the structs. Rules have an index: `topics[0].match`."""
     values: dict[str, object] = {}
 
     def flatten(table: Mapping[str, object], prefix: str) -> None:
@@ -224,17 +223,17 @@ def flat_values(settings: Settings) -> dict[str, object]:
 
 
 def default_layer(settings: Settings) -> Layer:
-    """The defaults."""
+    """The layer of the defaults."""
     values = {name: Given(value, DEFAULT_SOURCE) for name, value in flat_values(settings).items()}
     return Layer(values=values, rule_count=len(settings.topics))
 
 
 def file_layer(text: str, path: str) -> Layer:
-    """What a TOML file says. `path` is for the messages."""
+    """The layer of a TOML file. `path` is for messages."""
     lines = key_lines(text)
 
     def locate(name: str) -> SettingSource:
-        # The value of an inline table or array is placed at the key that holds it.
+        # A value in an inline table or array has the line of the key that holds the table.
         while name not in lines and name:
             name = name[: max(name.rfind("."), name.rfind("["), 0)]
         return SettingSource(Origin.FILE, f"{path}:{lines[name]}" if name else path)
@@ -252,7 +251,7 @@ def file_layer(text: str, path: str) -> Layer:
 
 
 def environment_layer(environment: Mapping[str, str]) -> Layer:
-    """What the `RUNNEL_*` variables say; the others are not looked at."""
+    """The layer of the `RUNNEL_*` variables. All others are ignored."""
     keys = {key.variable: key for key in PLAIN_KEYS.values()}
     known = {*keys, TOPICS_VARIABLE, *OTHER_VARIABLES}
     variables = {key.name: variable for variable, key in keys.items()}
@@ -291,13 +290,13 @@ class Flag(Struct, frozen=True):
 
     @classmethod
     def assigned(cls, assignment: str) -> Flag:
-        """The flag meant by `--set key=value`."""
+        """The flag for `--set key=value`."""
         name, equals, text = assignment.partition("=")
         return cls(name.strip(), text.strip() if equals else None, f"--set {name.strip()}")
 
 
 def flag_layer(flags: Iterable[Flag]) -> Layer:
-    """Read the flags. The last flag of a key takes precedence."""
+    """The layer of the flags. The last flag of a key takes precedence."""
     places: dict[str, str] = {}
 
     def locate(name: str) -> SettingSource:

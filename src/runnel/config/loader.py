@@ -1,4 +1,4 @@
-"""The edge of the settings: the only place that reads the file and the environment."""
+"""Loads the settings. The only module that reads the settings file and the environment."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def load(
     defaults: Settings | None = None,
     again: bool = False,
 ) -> LoadedSettings:
-    """The settings from all sources; SettingsError names everything that is wrong with them.
+    """Load the settings from all sources. SettingsError names everything that is wrong with them.
 
-    Defaults, then the file, then `RUNNEL_*` variables, then flags: the later one holds.
+    Defaults, then the file, then `RUNNEL_*` variables, then flags: a later source takes precedence.
 
-    The file is `config_path`, else the one that RUNNEL_CONFIG names, else ./runnel.toml if there
-    is one. A file that was asked for must be there. `again` refuses a pipe, which can be read only once.
+    The file is `config_path`, else the file that RUNNEL_CONFIG names, else ./runnel.toml if it exists. A file that is
+    named must exist. `again` (for a reload) refuses a pipe, which can be read only once.
     """
     if environment is None:
         environment = os.environ
@@ -54,7 +54,7 @@ def _read_default_file() -> Layer:
 
 
 def _read_file(path: str, asked_by: str, *, again: bool = False) -> Layer:
-    # A file that cannot be read is one problem beside those of the other sources.
+    # A file that cannot be read becomes a problem, so that the problems of other sources are reported too.
     try:
         if again and Path(path).is_fifo():
             problem = "a pipe cannot be read again; a file could"

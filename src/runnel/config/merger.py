@@ -1,4 +1,4 @@
-"""Four layers become one frozen `Settings`, or one error that names every problem."""
+"""Merges the four layers into one frozen `Settings`, or raises one error that names every problem."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from runnel.errors import SettingsError
 
 
 class LoadedSettings(Struct, frozen=True):
-    """The effective settings, and where each of them came from.
+    """The effective settings, and the source of each.
 
-    The keys of `sources` are dotted and in the order of the structs, with rules counted:
-    `limits.tags_max`, `topics[0].retain.age`.
+    The keys of `sources` are dotted names in the order of the structs: `limits.tags_max`, `topics[0].retain.age`.
     """
 
     settings: Settings
@@ -27,7 +26,7 @@ class LoadedSettings(Struct, frozen=True):
 
 
 def merge(defaults: Layer, file: Layer, environment: Layer, flags: Layer) -> LoadedSettings:
-    """Each layer outweighs those before it, key by key; rules are replaced as a whole list."""
+    """Merge key by key; a later layer takes precedence. The list of rules is replaced as a whole."""
     values = dict(defaults.values)
     rule_count = defaults.rule_count or 0
     problems: list[str] = []
@@ -40,7 +39,7 @@ def merge(defaults: Layer, file: Layer, environment: Layer, flags: Layer) -> Loa
             values = {name: each for name, each in values.items() if not _is_of_rule(name)}
         values.update(layer.values)
     values = _complete_rules(values, rule_count)
-    # A key with a problem of its own has no value to compare with.
+    # A faulty key has no value to compare with.
     problems += [
         found.text
         for found in find_contradictions(values, rule_count)

@@ -1,4 +1,4 @@
-"""Settings for people: as TOML with the source of each value, and as a reference page."""
+"""Renders settings as TOML with the source of each value, and as a reference page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runnel.config.settings import Keep
 
 
 class Line(Struct, frozen=True):
-    """One line of the TOML text; a setting has a source, a header or an empty line has none."""
+    """One line of the TOML text. A setting has a key and a source; a header or an empty line has neither."""
 
     code: str
     key: Key | None = None
@@ -23,7 +23,7 @@ class Line(Struct, frozen=True):
 
 
 class Effective(Struct, frozen=True):
-    """One effective setting, for programs."""
+    """One effective setting with its key and source."""
 
     name: str
     key: Key
@@ -38,7 +38,7 @@ def effective(loaded: LoadedSettings) -> Iterator[Effective]:
 
 
 def toml_lines(loaded: LoadedSettings) -> Iterator[Line]:
-    """The effective settings as TOML that, used as a file, gives the same settings again."""
+    """The effective settings as TOML. Used as a file, it gives the same settings again."""
     table = ""
     for setting in effective(loaded):
         first, _, rest = setting.name.partition(".")
@@ -54,7 +54,7 @@ def toml_lines(loaded: LoadedSettings) -> Iterator[Line]:
 
 
 def _is_without_effect(loaded: LoadedSettings, setting: Effective) -> bool:
-    """Whether the setting is about storing, in a rule that stores nothing: it may not be given."""
+    """Whether the setting is about storing, in a rule that stores nothing: a file must not contain it."""
     table, _, part = setting.name.partition(".")
     if not table.startswith("topics["):
         return False

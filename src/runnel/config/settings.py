@@ -1,7 +1,7 @@
-"""The settings themselves: one frozen struct per part, with defaults, bounds and descriptions.
+"""The settings: one frozen struct per section, with defaults, bounds and descriptions.
 
-Everything else is derived from here: keys of the file, names of variables, what `config show`
-prints, and docs/settings.md.
+Everything else is derived from them: the keys of the file, the names of variables, the output of `config show`, and
+docs/settings.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH_BYTES_CEILING: Final = 64 * MIB
 TAGS_CEILING: Final = 64
 INT64_MAX: Final = 2**63 - 1
 
-# The value of `data` that stands for no directory: the broker does not touch the disk.
+# The value of `data` for a broker without a directory, which does not touch the disk.
 IN_MEMORY: Final = "memory:"
 
 
@@ -58,11 +58,10 @@ Threads = Annotated[int, Meta(ge=1, le=64)]
 
 
 def key_of_field(field: str) -> str:
-    """The rule from field to key, in one place.
+    """The key of a field.
 
-    A duration is written with its unit, so `retention_interval_ns` is `retention_interval`; and
-    in the small tables of a rule, where nothing else is measured in bytes, `bytes_max` is `bytes`.
-    Every other key is the field's name.
+    A duration is written with its unit, so `retention_interval_ns` becomes `retention_interval`. In the small tables of
+    a rule, where nothing else is measured in bytes, `bytes_max` becomes `bytes`. Every other key is the field's name.
     """
     return "bytes" if field == "bytes_max" else field.removesuffix("_ns")
 

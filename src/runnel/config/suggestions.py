@@ -1,4 +1,4 @@
-"""The key that was probably meant by one that is not known, and the form of a table that was given a value. Pure."""
+"""Suggestions for error messages: the key that an unknown key probably meant, and how to write a table. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from runnel.config.keys import Key
 from runnel.config.units import parse_duration, parse_size
 
-# What other programs call a key of the same table.
+# Words of other programs for a key of the same table.
 _OTHER_WORDS: Final[Mapping[str, str]] = {
     "port": "listen",
     "host": "listen",
@@ -27,7 +27,7 @@ _OTHER_WORDS: Final[Mapping[str, str]] = {
     "store": "keep",
     "persist": "keep",
 }
-# What others call the keys of a table, where a rule is meant.
+# Words of other programs for a table of a rule.
 _OTHER_TABLES: Final[Mapping[str, str]] = {
     "retention": "retain",
     "max_age": "retain",
@@ -38,7 +38,7 @@ _OTHER_TABLES: Final[Mapping[str, str]] = {
     "segment": "rotate",
     "rotation": "rotate",
 }
-# The keys of such a table, by what their values look like.
+# The keys of such a table, by the form of their values.
 _PARTS: Final[Sequence[tuple[Callable[[str], int], str]]] = (
     (parse_duration, "age"),
     (parse_duration, "every"),
@@ -47,12 +47,12 @@ _PARTS: Final[Sequence[tuple[Callable[[str], int], str]]] = (
 
 
 def sections(known: Collection[str]) -> set[str]:
-    """The tables that known keys are in."""
+    """The tables that contain the known keys."""
     return {each.rpartition(".")[0] for each in known} - {""}
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
-    """The known name that was probably meant: another program's word, the same one elsewhere, or a close spelling."""
+    """The known name that was probably meant: by another program's word, a wrong section, or a close spelling."""
     table, _, last = name.rpartition(".")
     prefix = f"{table}." if table else ""
     if (other_word := prefix + _OTHER_WORDS.get(last, last)) in known:
@@ -61,12 +61,11 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     elsewhere = {
         each.rpartition(".")[0]: each for each in known if each.rpartition(".")[2] in words
     }
-    if (
-        elsewhere
-    ):  # in a section that is spelt alike, or in the first, which is the most general one
+    if elsewhere:
+        # In a section that is spelt alike, or else in the first section, which is the most general.
         alike = difflib.get_close_matches(table, elsewhere, n=1, cutoff=0.4)
         return elsewhere[alike[0]] if alike else next(iter(elsewhere.values()))
-    # Of a table that is known, the last words are compared: that they share the first makes no two of them alike.
+    # In a known table only the last words are compared: the common table name makes no two keys alike.
     of_table = [each.removeprefix(prefix) for each in known if each.startswith(prefix)]
     if table and of_table:
         near = difflib.get_close_matches(last, of_table, n=1)
@@ -75,9 +74,9 @@ def nearest(name: str, known: Collection[str]) -> str | None:
 
 
 def key_meant(name: str, raw: object, known: Mapping[str, Key], shown: str = "") -> str | None:
-    """What to write in place of an unknown key; with its value, where that has to look different.
+    """What to write instead of an unknown key, with the value if it has to look different.
 
-    `shown` stands before the name: `topics[0].`
+    `shown` is put before the name: `topics[0].`
     """
     table = _OTHER_TABLES.get(name)
     if table is not None and (form := table_form(table, raw, known)) is not None:
@@ -92,7 +91,7 @@ def key_meant(name: str, raw: object, known: Mapping[str, Key], shown: str = "")
 
 
 def variable_meant(variable: str, known: Collection[str]) -> str | None:
-    """The same of an environment variable."""
+    """The environment variable that an unknown one probably meant."""
     table, _, last = variable.rpartition("_")
     other_word = f"{table}_{_OTHER_WORDS.get(last.lower(), last).upper()}"
     if other_word in known:
@@ -101,7 +100,7 @@ def variable_meant(variable: str, known: Collection[str]) -> str | None:
 
 
 def table_form(name: str, raw: object, known: Mapping[str, Key]) -> str | None:
-    """A table of a rule with the value that stood in its place: `retain = { age = "7d" }`."""
+    """How to write a table of a rule that was given a plain value: `retain = { age = "7d" }`."""
     if not isinstance(raw, str):
         return None
     for parse, part in _PARTS:

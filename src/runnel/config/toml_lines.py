@@ -1,8 +1,7 @@
-"""Where in a TOML text each key stands, for messages that point at a line.
+"""Finds the line of each key in a TOML text, for messages that point at a line.
 
-A scan by lines, much simpler than a parser: it knows headers, bare and dotted keys at the start of
-a line, and text in triple quotes. Keys inside inline tables and arrays are not found; callers
-fall back to the key that holds them.
+A scan by lines, much simpler than a parser: it knows headers, bare and dotted keys at the start of a line, and text in
+triple quotes. It does not find keys inside inline tables and arrays; callers fall back to the key that holds them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _TRIPLE_QUOTE: Final = re.compile(r'"""|\'\'\'')
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """The line (from 1) of every key and header; rules are counted, as in `topics[0].match`."""
+    """The line (from 1) of every key and header. Rules have an index: `topics[0].match`."""
     lines: dict[str, int] = {}
     array_sizes: dict[str, int] = {}
     table = ""
@@ -42,7 +41,7 @@ def _table_name(header: str, array_sizes: dict[str, int], *, is_array_item: bool
     if is_array_item:
         array_sizes[name] = array_sizes.get(name, 0) + 1
         return f"{name}[{array_sizes[name] - 1}]"
-    # [topics.rotate] belongs to the rule that was begun last.
+    # [topics.rotate] belongs to the last rule before it.
     first, dot, rest = name.partition(".")
     if dot and first in array_sizes:
         return f"{first}[{array_sizes[first] - 1}].{rest}"

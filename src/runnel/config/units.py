@@ -1,4 +1,4 @@
-"""Sizes, durations and times of day as people write them; exact in both directions."""
+"""Parses and formats sizes, durations and times of day; exact in both directions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DURATION_PART: Final = re.compile(rf"({_NUMBER}) ?([a-zµ]+)")
 _TIME_OF_DAY: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
 _UTC_OFFSET: Final = re.compile(r"[+-][0-9]{1,2}:[0-9]{2}")
 
-# Longer than any sensible value, short enough that arithmetic on it costs nothing.
+# Longer than any sensible value, and short enough that arithmetic on it costs nothing.
 _TEXT_CHARS_MAX: Final = 64
 
 SIZE_HINT: Final = 'write a number and a unit, such as "256MiB" or "10MB", or a number of bytes'
@@ -51,7 +51,7 @@ TIME_OF_DAY_HINT: Final = 'write the UTC time of day as "HH:MM", such as "00:00"
 
 
 def parse_size(text: str) -> int:
-    """Bytes meant by `256MiB`, `1.5GiB`, `10MB` or `4096`; ValueError says what is wrong."""
+    """The bytes of `256MiB`, `1.5GiB`, `10MB` or `4096`. ValueError says what is wrong."""
     match = _SIZE.fullmatch(text.strip()) if len(text) <= _TEXT_CHARS_MAX else None
     if match is None:
         raise ValueError(f"not a size; {SIZE_HINT}")
@@ -59,7 +59,7 @@ def parse_size(text: str) -> int:
     factor = _SIZE_UNITS_FOLDED.get(unit.lower())
     if factor is None:
         if unit.lower() in ("k", "m", "g", "t"):
-            # Half the world means 1000 and the other half 1024: ask rather than guess.
+            # Some people mean 1000 and some 1024, so ask rather than guess.
             prefix = "k" if unit in "kK" else unit.upper()
             raise ValueError(
                 f'"{unit}" could be 1000 or 1024 based; '
@@ -80,7 +80,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds meant by `7d`, `1h30m`, `1.5s` or `500ms`; ValueError says what is wrong."""
+    """The nanoseconds of `7d`, `1h30m`, `1.5s` or `500ms`. ValueError says what is wrong."""
     stripped = text.strip()
     if len(text) > _TEXT_CHARS_MAX or not _DURATION.fullmatch(stripped):
         if re.fullmatch(_NUMBER, stripped):
@@ -93,7 +93,7 @@ def parse_duration(text: str) -> int:
         if unit_ns is None:
             known = ", ".join(_DURATION_UNITS_NS)
             raise ValueError(f'"{unit}" is not a unit of time; use one of {known}')
-        # Falling units catch the slip "1m30h", and a unit that was written twice.
+        # Requiring descending units catches the typo "1m30h", and a repeated unit.
         if smallest_ns is not None and unit_ns >= smallest_ns:
             raise ValueError('units must go from large to small, each once, as in "1h30m"')
         smallest_ns = unit_ns
@@ -113,11 +113,11 @@ def format_duration(duration_ns: int) -> str:
 
 
 def parse_time_of_day(text: str) -> int:
-    """Nanoseconds after UTC midnight meant by `05:30`; ValueError says what is wrong."""
+    """The nanoseconds after UTC midnight of `05:30`. ValueError says what is wrong."""
     match = _TIME_OF_DAY.fullmatch(text.strip())
     if match is None:
         if _UTC_OFFSET.fullmatch(text.strip()):
-            # "-05:30" reads as a zone to some and as "before midnight" to others.
+            # Some people read "-05:30" as a zone, others as "before midnight".
             raise ValueError(
                 'not a time of day; a cut at midnight in UTC-05:30 is written "05:30", '
                 'in UTC+05:30 "18:30"'

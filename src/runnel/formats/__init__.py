@@ -1,15 +1,40 @@
-"""Every byte layout of Runnel, as pure functions of bytes: docs/protocol.md draws them.
+"""Every byte layout of Runnel, as pure functions of bytes; docs/protocol.md draws them. Read `batch.py` first.
 
-message      what a reader holds, one row
-table        columns as they are held in memory
-building     columns made from values
-columns      the body: columns in Arrow's buffer layout, read and written
-envelope     what the broker reads and fills in: runs, position, producer, checksum
-block        envelope and body as they lie in a file and travel in a frame
-compression  bodies in lz4 and zstd
-batch        the table a user holds; joins the layers above
-selection    rows taken out of batches, and batches joined
-arrow        a batch as a pyarrow.RecordBatch (the only module that needs pyarrow)
-frames       length-prefixed frames of the native protocol
-ksuid        the form of a message's uid
+message       one message, as a reader gets it
+table         columns in memory
+building      makes columns from values
+columns       the body of a batch: columns in Arrow's buffer layout
+body_layout, plain_bodies    where the buffers of a body lie; bodies of few plain messages, without columns
+envelope      the part of a batch that the broker reads and fills in: runs, position, producer, checksum
+block         envelope and body, as in a segment file and in a frame
+compression   bodies in lz4 and zstd
+batch         the table that users hold; joins the modules above
+selection     takes rows out of batches, and joins batches
+arrow         a batch as a pyarrow.RecordBatch (the only module that needs pyarrow)
+frames        length-prefixed frames of the native protocol
+heads, wire, work_heads    the requests and answers of the native protocol
+dead_letters  the tags of a dead letter
+traces        trace context in tags
+checksum, memory, ksuid    CRC-32C, aligned buffers, and the form of a message's uid
 """
+
+__all__ = [
+    "arrow",
+    "batch",
+    "block",
+    "building",
+    "checksum",
+    "columns",
+    "dead_letters",
+    "envelope",
+    "frames",
+    "heads",
+    "ksuid",
+    "memory",
+    "message",
+    "plain_bodies",
+    "table",
+    "traces",
+    "wire",
+    "work_heads",
+]

@@ -1,8 +1,8 @@
-"""Batches as Arrow over the same memory: the one module that imports pyarrow.
+"""Converts batches to Arrow over the same memory: the only module that imports pyarrow.
 
-Payloads, keys, uids and full time columns are the body's own buffers. What is per run (topic,
-partition, offset, receive time) is spread over the rows; a time or tag set that stands for all rows
-is repeated.
+Payloads, keys, uids and full time columns are the body's own buffers. The values of a run (topic,
+partition, offset, receive time) are repeated for its rows, and so is a time or tag set that stands
+for all rows.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ SCHEMA: Final = pa.schema(
 )
 
 # Columns that are the same in batch after batch are made once, this long, and cut to length: a few
-# values each, the longest of 20 bytes a row.
+# values each, the longest of 20 bytes per row.
 _KEPT_ROWS: Final = 65_536
 _KEPT_VALUES: Final = 16
 
-# Times of batches of so many rows on average, or fewer, take less time to copy than to refer to (bench/log.py, "read").
+# With at most this many rows per batch on average, copying times is quicker than chunks (bench/log.py, "read").
 _JOINED_ROWS_MAX: Final = 2048
 
 _Value = TypeVar("_Value")
@@ -87,8 +87,8 @@ def to_record_batch(envelope: Envelope, columns: Columns) -> pa.RecordBatch:
 def to_table(heads: Sequence[Envelope], parts: Sequence[Columns]) -> pa.Table:
     """Several batches as one table, quicker than one by one.
 
-    What is per run is spread over all their rows at once. What is per row stays where it lies, a chunk a batch (but
-    for short columns of times): columns of one table need not be cut at the same places.
+    The values of runs are repeated for all rows at once. The values of rows stay in place, one chunk per batch (except
+    for short columns of times): the columns of a table need not have the same chunks.
     """
     if not heads:
         return SCHEMA.empty_table()
@@ -127,10 +127,10 @@ def to_table(heads: Sequence[Envelope], parts: Sequence[Columns]) -> pa.Table:
 def to_even_table(
     heads: Sequence[Envelope], bodies: Sequence[bytes | memoryview], shape: EvenShape
 ) -> pa.Table:
-    """The same of plain bodies of one shape, without columns of each batch.
+    """The same for plain bodies of one shape, without columns of each batch.
 
-    Behind the read of a page nothing is in the processor's caches, and a call costs several times what it costs in a
-    loop: hence few calls, and few different ones (bench/log.py, "read").
+    After the read of a page the processor's caches are cold, and a call costs several times what it costs in a loop:
+    hence few calls, and few different ones (bench/log.py, "read").
     """
     count = shape.count
     counts = [count] * len(heads)
@@ -181,7 +181,7 @@ def _joined_times(
 
 
 def _spread_times(values: bytes, counts: Sequence[int]) -> pa.Array:
-    """A time a batch, over the rows of each."""
+    """One time per batch, repeated for its rows."""
     times = np.frombuffer(values, np.int64)
     is_even = counts.count(counts[0]) == len(counts)
     return _primitive(_TIME, times.repeat(counts[0] if is_even else counts))
@@ -192,9 +192,9 @@ def _primitive(kind: pa.DataType, values: NDArray[np.int32] | NDArray[np.int64])
 
 
 def _kept(make: Callable[[_Value, int], pa.Array]) -> Callable[[_Value, int], pa.Array]:
-    """Make a column of one value once, and cut it to the number of rows that is asked for.
+    """Make a column of one value once, and cut it to the requested number of rows.
 
-    Page after page often has the same number, so the cuts are kept too: they share its memory.
+    Many pages have the same number of rows, so the cuts are cached too: they share the column's memory.
     """
     kept = lru_cache(maxsize=_KEPT_VALUES)(lambda value: make(value, _KEPT_ROWS))
     cut = lru_cache(maxsize=_KEPT_VALUES)(lambda value, count: kept(value).slice(0, count))
@@ -206,24 +206,21 @@ def _kept(make: Callable[[_Value, int], pa.Array]) -> Callable[[_Value, int], pa
     return get
 
 
-# --- What is per run ---
+# --- Values of runs ---
 
 
 _RunColumns = tuple[pa.Array, pa.Array, pa.Array, pa.Array]
 
 
 def _by_row(heads: Sequence[Envelope], counts: Sequence[int]) -> _RunColumns:
-    """What is per run, of batches with so many messages each, spread over their rows.
-
-    Topics, partitions, offsets, receive times.
-    """
+    """Topics, partitions, offsets and receive times, repeated for each row; `counts` are the batches' messages."""
     return _one_partition(heads, counts) or _all_runs(heads)
 
 
 def _one_partition(heads: Sequence[Envelope], counts: Sequence[int]) -> _RunColumns | None:
-    """If each batch is one run, and goes on where the one before ended: no need to look at runs.
+    """The same if each batch is one run that continues the batch before; None if not.
 
-    None if not. Less than half the time of `_all_runs` (bench/log.py, "read").
+    Less than half the time of `_all_runs` (bench/log.py, "read").
     """
     topics, partitions = heads[0].topics, heads[0].partitions
     first = end = int.from_bytes(heads[0].base_offsets, "little")
@@ -243,7 +240,7 @@ def _one_partition(heads: Sequence[Envelope], counts: Sequence[int]) -> _RunColu
 
 
 def _all_runs(heads: Sequence[Envelope]) -> _RunColumns:
-    """The same, whatever the runs are."""
+    """The same for any runs."""
     topics = list(chain.from_iterable([head.topics for head in heads]))
     runs = len(topics)
     counts = _joined(heads, runs, np.int32, [head.counts for head in heads])
@@ -268,7 +265,7 @@ def _all_runs(heads: Sequence[Envelope]) -> _RunColumns:
 def _joined(
     heads: Sequence[Envelope], runs: int, kind: type[np.generic], columns: list[bytes]
 ) -> NDArray[Any]:
-    """A column of all these envelopes, one number a run."""
+    """A column of all these envelopes, one number per run."""
     if runs == len(heads):
         return np.frombuffer(b"".join(columns), kind)
     return np.concatenate(
@@ -301,7 +298,7 @@ def _same_int32(value: int, count: int) -> pa.Array:
     return _primitive(_INT32, np.full(count, value, np.int32))
 
 
-# --- What is per row ---
+# --- Values of rows ---
 
 
 def _payloads(columns: Columns) -> pa.Array:

@@ -1,4 +1,4 @@
-"""The batch as its users hold it: a small table of messages, decoded only when looked at."""
+"""The batch: a small table of messages, decoded when first used."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 class Batch:
     """Messages in runs. Iterate for `Message`s; `to_arrow()` for columns; `len()` for how many.
 
-    It holds the envelope and the body's bytes. Those are decoded when first needed, then kept.
+    It holds the envelope and the body's bytes. The body is decoded when first needed, and the result kept.
     """
 
     __slots__ = ("_columns", "_run", "body", "envelope")
@@ -59,7 +59,7 @@ class Batch:
         self.envelope = envelope
         self.body = body
         self._columns = columns
-        self._run: Run | None = None  # if it is the only one, once somebody has looked at it
+        self._run: Run | None = None  # of a batch of one run, once it was used
 
     # --- Making ---
 
@@ -77,7 +77,7 @@ class Batch:
         number: int = 0,
         codec: Codec = Codec.NONE,
     ) -> Batch:
-        """A batch to publish: the table's rows stand in runs of `topics`, `partitions`, `counts`.
+        """A batch to publish: the table's rows form runs of `topics`, `partitions`, `counts`.
 
         One partition, or one count, stands for all runs.
         """
@@ -113,7 +113,7 @@ class Batch:
     ) -> Batch:
         """A batch to publish. Neighbours of one topic and partition make a run.
 
-        Offsets and receive times are the broker's to give, and are not kept.
+        Offsets and receive times are dropped: the broker assigns them.
         """
         try:
             topics, partitions, counts = _runs_of(messages)
@@ -170,7 +170,7 @@ class Batch:
     # --- Bytes ---
 
     def pack(self) -> bytes:
-        """The block: what goes into a frame, and with offsets filled in, into a file."""
+        """The block that goes into a frame and, with offsets filled in, into a file."""
         return b"".join(block.pack(envelope.encode(self.envelope), self.body))
 
     def __reduce__(self) -> tuple[Callable[[bytes], Batch], tuple[bytes]]:
@@ -196,7 +196,10 @@ class Batch:
         return self._columns
 
     def check(self) -> bool:
-        """MalformedError if the body cannot be read. Whether it is plain, as far as is known without its columns."""
+        """Raise MalformedError if the body cannot be read; returns whether it is plain.
+
+        Most plain bodies are recognised without their columns.
+        """
         if self._columns is None:
             head, body = self.envelope, self.body
             is_whole = head.codec == _PLAIN and len(body) == head.body_bytes
@@ -204,7 +207,7 @@ class Batch:
                 return True
         return self.columns.is_plain
 
-    # --- Looking ---
+    # --- Reading ---
 
     def __len__(self) -> int:
         return self.envelope.message_count
@@ -214,8 +217,8 @@ class Batch:
             only = self._only_message()
             if only is not None:
                 return iter((only,))
-        # Each is made when its turn comes: one that is let go before the next leaves it memory that is still at hand,
-        # and a loop over all of them takes an eighth less time.
+        # Each message is made when it is asked for. If the caller has dropped the one before, its memory is reused
+        # while it is still in the cache, and a loop over all of them takes an eighth less time.
         table = self.columns
         count = table.count
         keys = table.keys.each(count)
@@ -247,7 +250,7 @@ class Batch:
         return f"<Batch {len(self)} messages of {where}, {self.envelope.body_bytes} bytes>"
 
     def runs(self) -> list[Run]:
-        """What is per run, in the order of the rows; 0 where the broker has not filled it in."""
+        """The runs in the order of the rows; fields that the broker has not filled in are 0."""
         head = self.envelope
         if len(head.topics) == 1:
             return [self._only_run()]
@@ -268,7 +271,7 @@ class Batch:
         )
 
     def _only_run(self) -> Run:
-        """The same of a batch of one run, in a quarter of the time."""
+        """The run of a batch of one run, in a quarter of the time."""
         if self._run is None:
             head = self.envelope
             (partition,) = _INT32.unpack(head.partitions)
@@ -288,7 +291,7 @@ class Batch:
     def _only_message(self) -> Message | None:
         """The message of a batch of one, made without columns; None if it has more than a payload and times.
 
-        Where messages come one by one, this is a third of the time of `columns` and a row of them (bench/latency.py).
+        Where messages come one by one, it takes a third of the time of `columns` and a row of them (bench/latency.py).
         """
         head, body = self.envelope, self.body
         if len(head.topics) > 1 or head.counts != _ONE or head.codec != _PLAIN:
@@ -315,7 +318,7 @@ class Batch:
         return list(self)
 
     def message(self, row: int) -> Message:
-        """One message as an object: for a few of many."""
+        """One message as an object. For all of them, `messages` is quicker."""
         if len(self.envelope.topics) > 1 or not self.envelope.is_stored:
             return self.slice(row, row + 1).messages()[0]
         run = self._only_run()
@@ -336,7 +339,7 @@ class Batch:
         )
 
     def _by_row(self) -> tuple[Iterable[str], Iterable[int], Iterable[int], Iterable[int]]:
-        """What is per run, spread over its rows: topics, partitions, offsets, receive times."""
+        """Topics, partitions, offsets and receive times of the runs, repeated for each row."""
         head = self.envelope
         if len(head.topics) == 1 and head.is_stored:  # the common case, and a third quicker
             run = self._only_run()
@@ -357,7 +360,7 @@ class Batch:
 
         def spread(values: Iterable[_Value]) -> Iterable[_Value]:
             if len(counts) == len(self):
-                return values  # one message a run
+                return values  # one message per run
             return chain.from_iterable(map(repeat, values, counts))
 
         topics = spread(head.topics)
@@ -386,15 +389,15 @@ class Batch:
     # --- Selecting ---
 
     def take(self, rows: Sequence[int] | selection.Vector) -> Batch:
-        """These rows, which must rise."""
+        """A batch of these rows, whose numbers must rise."""
         return self._select(selection.rows_of_index(rows, len(self)))
 
     def cut(self, runs: Sequence[int] | selection.Vector) -> Batch:
-        """These runs, which must rise. Itself if they are all there are."""
+        """A batch of these runs, whose numbers must rise. Itself if they are all of its runs."""
         return self._select(selection.rows_of_runs(runs, self.envelope.run_starts()))
 
     def slice(self, begin: int, end: int | None = None) -> Batch:
-        """Rows `begin` to `end` (not included), counted from 0. Itself if that is all."""
+        """A batch of the rows `begin` to `end` (not included), counted from 0. Itself if they are all of its rows."""
         count = len(self)
         end = count if end is None else end
         if not 0 <= begin < end <= count:
@@ -418,7 +421,7 @@ def _encoded(table: Columns) -> bytes:
 
 
 def _sealed(head: Envelope, table: Columns) -> Batch:
-    """A batch of runs and rows that were selected or joined: as right as where they come from, unless too many."""
+    """A batch of selected or joined runs and rows. They are valid as in their sources, unless there are too many."""
     body = _encoded(table)
     head = msgspec.structs.replace(head, body_bytes=len(body), body_crc=crc32c(body))
     if head.run_count > envelope.RUNS_MAX:
@@ -429,7 +432,7 @@ def _sealed(head: Envelope, table: Columns) -> Batch:
 def _common_shape(
     heads: Sequence[Envelope], bodies: Sequence[bytes | memoryview]
 ) -> EvenShape | None:
-    """If all bodies are plain, of as many messages, and their payloads of one length: one producer's often are."""
+    """The shape of plain bodies with equal counts and payloads of one length, often of one producer; else None."""
     if not heads or heads[0].codec != _PLAIN:
         return None
     runs, counts = len(heads[0].topics), heads[0].counts
@@ -445,7 +448,7 @@ def _common_shape(
 
 @cache
 def _arrow() -> ModuleType:
-    """The one module that needs pyarrow, which is optional."""
+    """Import the only module that needs pyarrow, which is optional."""
     try:
         from runnel.formats import arrow
     except ModuleNotFoundError as error:
@@ -491,7 +494,7 @@ def _one_or_all(values: list[int]) -> list[int]:
 def _explicit(
     partition_keys: list[bytes | None], keys: list[bytes | None]
 ) -> list[bytes | None] | None:
-    """Partition keys where any differs from its key: absent ones stand for the key."""
+    """The partition keys, with the key for absent ones; None if none differs from its key."""
     if partition_keys == keys or partition_keys.count(None) == len(partition_keys):
         return None
     return [

@@ -1,4 +1,4 @@
-"""The bytes that every body of a batch is made of, whatever is in it: `columns` draws how they follow each other."""
+"""Constant bytes of a batch's body: headers, padding, empty buffers. `columns` draws the layout."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ EMPTY_BYTES: Final = 3  # an empty buffer is nothing but padding
 EMPTY_BUFFER: Final = BUFFER_HEADER.pack(BIN32, EMPTY_BYTES) + bytes(EMPTY_BYTES)
 NO_TAG_SETS: Final = b"\x90"
 
-# How a plain body ends, one with times and payloads and nothing else.
+# The end of a plain body, which has times and payloads and nothing else.
 PLAIN_TAIL: Final = 8 * EMPTY_BUFFER + NO_TAG_SETS
 TAIL: Final = struct.Struct(f"{len(PLAIN_TAIL)}s")

@@ -11,7 +11,7 @@
     7   partition_key_validity
     8   partition_key_offsets         empty: the partition key is the key
     9   partition_key_bytes
-    10  uids                 20 bytes a row, zeros for a row without; empty: no row has one
+    10  uids                 20 bytes per row, zeros for a row without; empty: no row has one
     11  tag_index            i32[n]   into tag_sets, or a single 0; empty: no row has tags
     12  tag_sets             msgpack array of maps from str to str, n at most; empty if 11 is
 
@@ -50,7 +50,7 @@ from runnel.formats.body_layout import (
     PLAIN_TAIL,
     TAIL,
 )
-from runnel.formats.building import build
+from runnel.formats.column_builder import build
 from runnel.formats.plain_bodies import (
     KEPT_ROWS_MAX,
     PLAIN_ROW_PAYLOAD_AT,
@@ -81,6 +81,8 @@ _ROW: Final = struct.Struct("<ii")  # where a row begins and ends
 
 
 class _Layout(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The elements of the msgpack array, in their order."""
+
     event_times: memoryview
     transmit_times: memoryview
     payload_offsets: memoryview
@@ -107,7 +109,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def first_event_time_ns(body: bytes | memoryview) -> int:
-    """That of the first row, of a body that is not compressed: it always lies at the same place. 0: nobody set it."""
+    """The first row's event time, which always lies at the same place of an uncompressed body. 0: not set."""
     return int.from_bytes(body[8:16], "little", signed=True)
 
 
@@ -119,7 +121,7 @@ def decode(body: bytes | memoryview, count: int) -> Columns:
 
 
 def _decode_one(body: bytes | memoryview) -> Columns | None:
-    """A message by itself often is plain, and then known by a few comparisons (bench/latency.py)."""
+    """Decode a single plain message, recognised by a few comparisons (bench/latency.py); None: another body."""
     row = plain_row(body)
     if row is None:
         return None
@@ -130,7 +132,10 @@ def _decode_one(body: bytes | memoryview) -> Columns | None:
 
 
 def _decode_even(body: bytes | memoryview, count: int) -> Columns | None:
-    """Many batches come behind others of the same shape. A third less time than `_decode_plain` (bench/log.py)."""
+    """Decode a plain body with payloads of one length; None: another body.
+
+    Many batches follow others of the same shape. A third less time than `_decode_plain` (bench/log.py).
+    """
     shape = even_shape(body, count)
     if shape is None:
         return None
@@ -141,9 +146,9 @@ def _decode_even(body: bytes | memoryview, count: int) -> Columns | None:
 
 
 def _decode_plain(body: bytes | memoryview, count: int) -> Columns | None:
-    """Most bodies have times and payloads and nothing else, and then lie at known places.
+    """Decode a plain body: times and payloads at known places and nothing else, as most bodies are.
 
-    None if this is another body, or a wrong one. About twice as quick (bench/log.py, "read").
+    None if this is another body, or a wrong one. About twice as quick as `_decode_any` (bench/log.py, "read").
     """
     layout, expected, offsets_at, payloads_at = _plain_layout(count)
     tail_at = len(body) - len(PLAIN_TAIL)
@@ -163,9 +168,10 @@ def _decode_plain(body: bytes | memoryview, count: int) -> Columns | None:
 
 @lru_cache(maxsize=256)
 def _plain_layout(count: int) -> tuple[struct.Struct, tuple[object, ...], int, int]:
-    """The headers of a plain body: a time a row, one for all, payload offsets, payloads; and what they must be.
+    """The headers of a plain body, their expected values, and where the payloads' offsets and bytes begin.
 
-    Only the last, the length of the payloads, may be any. Also where the payloads' offsets and bytes begin.
+    The headers are of a time per row, one time for all, payload offsets, payloads. Only the last, the length of the
+    payloads, may have any value.
     """
     times, offsets = 8 * count + 3, 4 * (count + 1) + (3 - 4 * (count + 1)) % 8
     layout = struct.Struct(f">3s BI {times}x BI 11x BI {offsets}x BI")
@@ -212,7 +218,7 @@ def _place(error: Exception) -> str:
 
 
 def _check_headers(body: bytes | memoryview, layout: _Layout) -> None:
-    """With one of msgpack's shorter headers for short buffers every later buffer would shift."""
+    """Refuse msgpack's shorter headers for short buffers: they would shift every later buffer."""
     if body[: len(ARRAY_HEADER)] != ARRAY_HEADER:
         raise MalformedError("body byte 0", "must begin with msgpack's array 16 header: dc 00 0d")
     *buffers, tag_sets = msgspec.structs.astuple(layout)
@@ -241,7 +247,7 @@ def _check_padded(name: str, buffer_bytes: int, length: int) -> None:
 
 
 def _times(name: str, buffer: memoryview, count: int) -> memoryview:
-    """A time a row, or one that stands for all."""
+    """A time per row, or one that stands for all."""
     return buffer[:8] if len(buffer) == 11 else _exactly(name, buffer, 8 * count)
 
 
@@ -264,7 +270,7 @@ def _binary(
 def _check_offsets(name: str, offsets: memoryview, count: int) -> tuple[int, int]:
     """The last offset, which is the length of the data; and `Binary.width`."""
     if FEW_ROWS < count <= KEPT_ROWS_MAX:
-        # Rows of one length are common. To compare their offsets with known ones is quickest (bench/log.py, "read").
+        # Rows of one length are common. Comparing their offsets with known ones is quickest (bench/log.py, "read").
         _, width = _ROW.unpack_from(offsets)
         _, last = _ROW.unpack_from(offsets, 4 * (count - 1))
         if last == width * count > 0 and bytes(offsets) == even_offsets(count, width):
@@ -316,7 +322,7 @@ def _tag_sets(encoded: memoryview, count: int) -> tuple[Mapping[str, str], ...]:
 
 
 def _array_length(encoded: memoryview) -> int:
-    """What the header of a msgpack array says; 0 if it is none. Known before the array is read."""
+    """The length in the header of a msgpack array, before the array is read; 0 if it is not an array."""
     first = encoded[0]
     if first & 0xF0 == 0x90:
         return first & 0x0F

@@ -1,4 +1,4 @@
-"""Compressed bodies: undone within the size that the envelope states, never beyond."""
+"""Compresses bodies, and decompresses them to the size that the envelope states, never beyond."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runnel.errors import MalformedError
 from runnel.formats.envelope import Codec
 
 # The most that one byte can unpack to: in LZ4 a length byte stands for 255; in zstd a block of 4
-# bytes for 128 KiB. A size beyond that is a lie, found before room for it is made.
+# bytes for 128 KiB. A larger size is false, and refused before memory for it is allocated.
 _LZ4_RATIO_MAX: Final = 255
 _ZSTD_RATIO_MAX: Final = 128 * 2**10 // 4
 
@@ -55,7 +55,7 @@ def _undo_zstd(packed: bytes | memoryview, size: int) -> bytes:
     if size > _ZSTD_RATIO_MAX * len(packed):
         raise MalformedError("body", f"{len(packed)} bytes of zstd cannot unpack to {size}")
     try:
-        # The frame's header may claim any size of its own, and the decompressor would believe it.
+        # The frame's header may claim any size, and the decompressor would believe it.
         stated = zstandard.frame_content_size(packed)
         if stated not in (-1, size):
             raise MalformedError(

@@ -1,14 +1,14 @@
-"""The tags of a dead letter: a message that somebody gave up, stored in `!dead/…` with what it was and why.
+"""The tags of a dead letter: a message that was given up, and is stored in `!dead/…` with its origin and the reason.
 
 dead.error       why it failed the last time
 dead.error_type  the class of the exception that it failed with, if the reason has a traceback
 dead.traceback   the last lines of that traceback
 dead.topic       the topic it was in, or meant for
-dead.partition   } its place there, if it had one
+dead.partition   } its position there, if it had one
 dead.offset      }
-dead.deliveries  how often it was tried, by a subscription
-dead.from        who gave it up: the subscription, or the pipeline
-dead.member      which member of it, if it is a multicast
+dead.deliveries  how often the subscription delivered it
+dead.from        the subscription or pipeline that gave it up
+dead.member      the member of that subscription, if it is a multicast
 
 A reason with a traceback is text as Python prints it: what happened, a line that says `Traceback (most recent call
 last):`, its frames, and the exception's class, perhaps with its text. Clients in other languages may write the same.
@@ -56,7 +56,7 @@ class Reason(NamedTuple):
 
 
 def parse_reason(text: str) -> Reason:
-    """The parts of a reason that was given with a nack."""
+    """Split the reason of a nack into its parts."""
     error, mark, rest = text.partition(TRACEBACK_MARK)
     lines = rest.strip("\n").splitlines()
     if not mark or not lines:

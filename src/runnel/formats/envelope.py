@@ -1,17 +1,17 @@
 """The envelope of a batch: which runs it holds and where they lie, apart from the body.
 
-A run is messages of one topic and partition with consecutive offsets; the rows of a batch stand in
+A run is messages of one topic and partition with consecutive offsets; the rows of a batch form
 runs. The envelope is one msgpack array:
 
     0   version          1
-    1   topics           array of str, one a run
-    2   partitions       bin: i32 a run
-    3   counts           bin: i32 a run, messages in it, at least 1
-    4   base_offsets     bin: i64 a run, the offset of its first message   } empty in a batch
-    5   receive_times    bin: i64 a run, ns                                } on its way to the
-    6   epochs           bin: i64 a run                                    } broker, which
-    7   entries          bin: i64 a run                                    } fills them in
-    8   rows             bin: i32 a run, the row of its first message in its entry as that was
+    1   topics           array of str, one per run
+    2   partitions       bin: i32 per run
+    3   counts           bin: i32 per run, messages in it, at least 1
+    4   base_offsets     bin: i64 per run, the offset of its first message } empty in a batch
+    5   receive_times    bin: i64 per run, ns                              } on its way to the
+    6   epochs           bin: i64 per run                                  } broker, which
+    7   entries          bin: i64 per run                                  } fills them in
+    8   rows             bin: i32 per run, the row of its first message in its entry as that was
                          first stored; empty: nothing was cut out, the runs follow each other
                          from row 0 on
     9   shard            int
@@ -49,14 +49,14 @@ PartitionId = NewType("PartitionId", int)
 
 VERSION: Final = 1
 RUNS_MAX: Final = 65_536
-# int32 offsets could describe 2 GiB; no reader should be made to allocate that by a header.
+# int32 offsets could describe 2 GiB; a header must not make a reader allocate that much.
 BODY_BYTES_CEILING: Final = 64 * 2**20
 
-# So far below the ends of their types that adding a batch's count cannot pass those.
+# Far enough below the limits of their types that adding a batch's count cannot overflow.
 OFFSET_MAX: Final = 2**63 - 2**32
 ROW_MAX: Final = 2**30
 
-# Beginnings of envelopes that are remembered, each as long as its topic's name and some 40 bytes.
+# The number of cached beginnings of envelopes, each as long as its topic's name and some 40 bytes.
 _KEPT_FRONTS: Final = 1024
 
 # One number of a column. Half the time of int.from_bytes.
@@ -68,6 +68,8 @@ _INT64_MIN: Final = -(2**63)
 
 
 class Codec(enum.IntEnum):
+    """How a body is compressed."""
+
     NONE = 0
     LZ4 = 1
     ZSTD = 2
@@ -80,9 +82,10 @@ _Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
-    """See the module's drawing. Columns are raw bytes; the methods give them as numbers.
+    """The runs of a batch, its producer, and its body's codec, size and checksum.
 
-    The bounds are checked when one is decoded, not when one is made.
+    Columns are raw bytes; the methods return them as numbers. The bounds are checked when an envelope is
+    decoded, not when it is made.
     """
 
     version: int
@@ -115,30 +118,30 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
 
     @property
     def is_stored(self) -> bool:
-        """Whether the broker has given its messages their offsets."""
+        """Whether the broker has given the messages offsets."""
         return len(self.base_offsets) > 0
 
     def column32(self, column: bytes) -> list[int]:
-        """A 32-bit column as one number a run."""
+        """A 32-bit column as one number per run."""
         if len(column) == 4:
             return list(_INT32.unpack(column)) * len(self.topics)
         values: list[int] = memoryview(column).cast("i").tolist()
         return values
 
     def column64(self, column: bytes) -> list[int]:
-        """A 64-bit column as one number a run."""
+        """A 64-bit column as one number per run."""
         if len(column) == 8:
             return list(_INT64.unpack(column)) * len(self.topics)
         values: list[int] = memoryview(column).cast("q").tolist()
         return values
 
     def vector32(self, column: bytes) -> NDArray[np.int32]:
-        """A 32-bit column as a vector of one number a run."""
+        """A 32-bit column as a vector of one number per run."""
         vector = np.frombuffer(column, np.int32)
         return vector if len(vector) == len(self.topics) else vector.repeat(len(self.topics))
 
     def vector64(self, column: bytes) -> NDArray[np.int64]:
-        """A 64-bit column as a vector of one number a run."""
+        """A 64-bit column as a vector of one number per run."""
         vector = np.frombuffer(column, np.int64)
         return vector if len(vector) == len(self.topics) else vector.repeat(len(self.topics))
 
@@ -157,7 +160,7 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
 
     @property
     def is_one_partition(self) -> bool:
-        """Whether all runs are of one topic and partition, received together: what a selection of one run has."""
+        """Whether all runs are of one topic and partition, and received together, as in a selection from one run."""
         topics = self.topics
         return (
             len(self.partitions) == 4
@@ -166,14 +169,14 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
         )
 
     def offsets(self) -> NDArray[np.int64]:
-        """The offset of each message, if the broker has given it one."""
+        """The offset of each message of a stored batch."""
         starts = self.run_starts()
         ahead: NDArray[np.int64] = self.vector64(self.base_offsets) - starts[:-1]
         return np.arange(starts[-1]) + ahead.repeat(self.vector32(self.counts))
 
     @property
     def entry(self) -> int:
-        """The entry of the last run: where a reader of the shard stands after this batch."""
+        """The entry of the last run: the position of a shard's reader after this batch."""
         return int.from_bytes(self.entries[-8:], "little")
 
 
@@ -267,7 +270,7 @@ def encode_plain(
 
 @lru_cache(maxsize=_KEPT_FRONTS)
 def _plain_front(topic: str, partition: int, count: int, shard: int) -> bytes:
-    """Such an envelope up to its last two fields, in which alone batches of one publisher differ."""
+    """Such an envelope up to its last two fields: only these differ between batches of one publisher."""
     last = BODY_BYTES_CEILING, 2**32 - 1
     sample = published(
         (topic,),
@@ -297,7 +300,7 @@ def decode(data: bytes | memoryview, *, body_bytes_max: int = BODY_BYTES_CEILING
 
 
 def check(envelope: Envelope, *, body_bytes_max: int = BODY_BYTES_CEILING) -> None:
-    """Whether the columns fit the runs, and the runs the body."""
+    """Raise MalformedError unless the columns fit the runs, and the runs fit the body."""
     count = _plain_count(envelope)
     if not count:
         _check_columns(envelope, len(envelope.topics))
@@ -316,9 +319,9 @@ def _size_error(body_bytes: int, count: int, body_bytes_max: int) -> MalformedEr
 
 
 def _plain_count(envelope: Envelope) -> int:
-    """How many messages, if every column is one right number, or is the broker's to fill in: tested quickly.
+    """The number of messages, if every column is one valid number or left to the broker: a quick test.
 
-    0 if not: then column by column shows what is wrong, or that nothing is (bench/log.py).
+    0 if not: then `_check_columns` finds what is wrong, if anything (bench/log.py).
     """
     partitions, counts, base_offsets = envelope.partitions, envelope.counts, envelope.base_offsets
     times, epochs, entries = envelope.receive_times, envelope.epochs, envelope.entries
@@ -378,7 +381,7 @@ def _check_column(
 
 
 def _explained(data: bytes | memoryview, error: Exception) -> MalformedError:
-    """A later version may have other fields: then say so, rather than name the first of them."""
+    """The error that names the wrong field, or the version if that is later: it may have other fields."""
     head = bytes(memoryview(data)[:4])
     if head[:1] == b"\xdc" and len(head) == 4 and VERSION < head[3] < 0x80:
         return _unknown_version(head[3])

@@ -24,38 +24,38 @@ PREFIX_BYTES: Final = 8
 _PREFIX: Final = struct.Struct("<II")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 
-# A frame that lacks this much is worth a buffer of its own to receive it in.
+# A frame that lacks this much is received into a buffer of its own.
 _LARGE_BYTES: Final = 64 * 1024
-# So much is made for the beginning of a frame whatever has come of it, if the frame is as long.
+# At least this much is allocated for the beginning of a frame, if the frame is as long.
 _HELD_BYTES_MIN: Final = 4096
 
 _Memory: TypeAlias = bytearray | memoryview
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """One whole frame: the encoded head, and the tail, as views that nobody will overwrite."""
+    """One whole frame: views of the encoded head and the tail, whose memory is not reused."""
 
     head: memoryview
     tail: memoryview
 
 
 def pack_head(head: bytes, tail_bytes: int = 0) -> bytes:
-    """What goes out before a tail of so many bytes. The tail itself is passed on by reference."""
+    """The bytes of a frame before a tail of `tail_bytes`. The caller sends the tail, without a copy."""
     head_bytes = len(head)
     padded_bytes = (head_bytes + 7) & -8
     return _PREFIX.pack(padded_bytes + tail_bytes, head_bytes) + head + _PADDING[head_bytes & 7]
 
 
 class FrameReader:
-    """Takes bytes as they come and gives whole frames.
+    """Turns received bytes into whole frames.
 
-    A frame's length is checked against the limit as soon as its 8 bytes are there, before room for it is made; and
-    that room grows with the bytes that came, not with the length that was announced, but for `trusted_bytes`: so much
-    is made at once if the frame is as long. After an error the stream has no meaning: the reader refuses all that
-    follows.
+    A frame's length is checked against the limit as soon as its prefix of 8 bytes has arrived, before any memory is
+    allocated for it. That memory grows with the bytes that arrive, not with the announced length; only `trusted_bytes`
+    are allocated at once, if the frame is as long. After an error the stream has no meaning: the reader refuses all
+    that follows.
 
-    Bytes are copied once: `feed` copies a chunk, whose memory may be reused. A caller that receives into memory of its
-    choice asks `room` first: the rest of a large frame is then received where it stays, and `fill` says how much.
+    Bytes are copied once: `feed` copies a chunk, whose memory may be reused. A caller that can receive into any memory
+    calls `room` first: it then receives the rest of a large frame in its final place, and tells `fill` how much.
     """
 
     __slots__ = ("_broken", "_filled", "_frame_bytes_max", "_held", "_needed", "_trusted_bytes")
@@ -64,8 +64,8 @@ class FrameReader:
         self._frame_bytes_max = frame_bytes_max
         self._trusted_bytes = trusted_bytes
         self._broken: str | None = None
-        # The beginning of a frame that has not arrived whole: the first `_filled` bytes of `_held`. Nothing more can
-        # be said before there are `_needed` of them: first the prefix, then the frame.
+        # The beginning of a frame that has not arrived whole: the first `_filled` bytes of `_held`. The next step
+        # needs `_needed` of them: first the prefix, then the frame.
         self._held: _Memory = bytearray()
         self._filled = 0
         self._needed = PREFIX_BYTES
@@ -77,18 +77,18 @@ class FrameReader:
 
     @property
     def missing_bytes(self) -> int:
-        """So many bytes complete a prefix or a frame, and hold no part of the frame behind it."""
+        """The number of bytes that complete a prefix or a frame, without any byte of the next frame."""
         return self._needed - self._filled
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[Frame]:
         """The frames that this chunk completes. The chunk is copied: its memory may be reused.
 
-        An error in the stream takes the frames before it in the same chunk with it.
+        An error in the stream also loses the frames before it in the same chunk.
         """
         if self._broken is not None:
             raise self._broken_error()
         if not self._filled and len(chunk) >= PREFIX_BYTES:
-            # One whole frame is what comes when messages come one by one: half the time (bench/latency.py).
+            # Messages that come one by one are one whole frame each: this takes half the time (bench/latency.py).
             frame_bytes, head_bytes = self._read_prefix(chunk, 0)
             if frame_bytes == len(chunk) - PREFIX_BYTES:
                 view = memoryview(bytes(chunk))
@@ -105,7 +105,7 @@ class FrameReader:
             frames += self._completed()
         if begin < len(chunk):
             rest = memoryview(chunk)[begin:]
-            # The beginning of a large frame alone need not be copied as if it were a whole one.
+            # The mere beginning of a large frame is copied only once, into the frame's buffer.
             is_cut = len(rest) < _LARGE_BYTES or self._begins_whole(rest)
             position = self._cut(bytes(rest), frames) if is_cut else 0
             if position < len(rest):
@@ -113,7 +113,7 @@ class FrameReader:
         return frames
 
     def room(self) -> memoryview | None:
-        """Where to receive the rest of a large frame; None: anywhere, and feed it."""
+        """The memory to receive the rest of a large frame into; None: receive anywhere, and call `feed`."""
         if self._needed - self._filled < _LARGE_BYTES:
             return None
         if len(self._held) - self._filled < min(_LARGE_BYTES, self._needed - self._filled):
@@ -131,7 +131,7 @@ class FrameReader:
         return MalformedError("frame", f"follows an error in the stream: {self._broken}")
 
     def _make_room(self, size_bytes: int) -> None:
-        """Copies into a larger buffer, twice the size: the old one may be lent out, and cannot grow."""
+        """Copy what is held into a buffer of twice the size: the old one may be lent out, and cannot grow."""
         if size_bytes > len(self._held):
             wanted = max(size_bytes, 2 * len(self._held), _HELD_BYTES_MIN, self._trusted_bytes)
             larger = _memory(min(wanted, max(self._needed, size_bytes)))
@@ -139,7 +139,7 @@ class FrameReader:
             self._held = larger
 
     def _completed(self) -> list[Frame]:
-        """What is held, if it is a frame; if it is a prefix, what is needed from now on."""
+        """The held frame, if it is whole; if only its prefix is, sets `_needed` to the size of the frame."""
         if self._filled < self._needed:
             return []
         frames: list[Frame] = []
@@ -151,7 +151,7 @@ class FrameReader:
         return frames
 
     def _begins_whole(self, data: memoryview) -> bool:
-        """Whether the frame that begins here is all there; what is needed of it from now on."""
+        """Whether the frame that begins here is whole; sets `_needed` to its size."""
         self._needed = PREFIX_BYTES + self._read_prefix(data, 0)[0]
         return len(data) >= self._needed
 
@@ -163,7 +163,7 @@ class FrameReader:
         self._filled = len(beginning)
 
     def _cut(self, data: bytes | _Memory, frames: list[Frame], end: int | None = None) -> int:
-        """Adds the whole frames in `data`; returns where they end."""
+        """Add the whole frames in `data` to `frames`; returns where they end."""
         end = len(data) if end is None else end
         view = memoryview(data).toreadonly()
         position = 0
@@ -193,7 +193,7 @@ class FrameReader:
 
 
 def _memory(size_bytes: int) -> _Memory:
-    """So many bytes to fill. Large ones are not cleared first: a client spends a tenth of its time for a page on it."""
+    """Memory to fill. A large one is not cleared first: that took a tenth of a client's time for a page."""
     if size_bytes < _LARGE_BYTES:
         return bytearray(size_bytes)
     return np.empty(size_bytes, np.uint8).data

@@ -1,4 +1,4 @@
-"""What all heads of the native protocol have in common, and the places that several of them name."""
+"""The base class of all heads of the native protocol, and the read positions that several heads contain."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Time: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="head"):
-    """What all heads have in common: nothing but their form."""
+    """The base class of all heads: an array whose first element names the head."""
 
 
 class PartitionPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A message number in a partition: the next one to read."""
+    """A read position in a partition: the next offset to read."""
 
     topic: str
     partition: Natural
@@ -26,7 +26,7 @@ class PartitionPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ShardPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A place in a shard's order: the next entry to read, and the row in it."""
+    """A read position in a shard: the next entry to read, and the row in it."""
 
     journal: str
     shard: Natural
@@ -38,8 +38,8 @@ class ShardPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Start(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Where a subscription begins: `kind` is latest, last, earliest, offsets, time, resume or resume_last.
 
-    `offsets` needs `partitions`; `time` needs `time_ns`; `resume` goes on from the places that a subscription
-    was told when it began and moved on by its deliveries, `resume_last` after last values that had not all come.
+    `offsets` needs `partitions`; `time` needs `time_ns`. `resume` continues from the positions that `subscribed` gave,
+    advanced by the deliveries since; `resume_last` does so if not all last values had come.
     """
 
     kind: str

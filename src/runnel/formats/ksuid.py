@@ -1,6 +1,6 @@
-"""KSUIDs, the form of a message's uid: 4 bytes of seconds, 16 of chance; they sort by time.
+"""KSUIDs, the form of a message's uid: 4 bytes of seconds and 16 random bytes; they sort by time.
 
-As text they are 27 characters, the number in base 62, which sort the same way.
+Their text is the number in base 62, 27 characters long, and sorts the same way.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 _VALUES: Final = {character: value for value, character in enumerate(_ALPHABET)}
 
 
-def make(time_s: int, chance: bytes) -> bytes:
-    """A uid for this second from 16 random bytes."""
-    if len(chance) != UID_BYTES - 4 or not 0 <= time_s - _EPOCH_S < 2**32:
+def make(time_s: int, random_bytes: bytes) -> bytes:
+    """Make a uid for this second from 16 random bytes."""
+    if len(random_bytes) != UID_BYTES - 4 or not 0 <= time_s - _EPOCH_S < 2**32:
         raise MalformedError("uid", "needs 16 random bytes and a time from 2014 to 2150")
-    return (time_s - _EPOCH_S).to_bytes(4, "big") + chance
+    return (time_s - _EPOCH_S).to_bytes(4, "big") + random_bytes
 
 
 def time_s(uid: bytes) -> int:
@@ -46,7 +46,7 @@ def to_text(uid: bytes) -> str:
 
 
 def from_text(text: str) -> bytes:
-    """The uid that `to_text` wrote so."""
+    """The uid of a text that `to_text` returned."""
     if len(text) != _TEXT_LENGTH:
         raise MalformedError("uid", f"{len(text)} characters; {_TEXT_LENGTH} are needed")
     number = 0

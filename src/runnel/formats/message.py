@@ -1,4 +1,4 @@
-"""The message as a reader holds it: one row of a batch, immutable and light."""
+"""The message: one row of a batch, as an immutable and light object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN_BYTES_MAX = 32
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """One message. Times are nanoseconds since 1970 UTC; 0 means that nobody set it (yet).
+    """One message. Times are nanoseconds since 1970 UTC; 0 means not set (yet).
 
     `tags` is shared by all messages of a batch that have the same tags, so it cannot be changed.
     """
@@ -25,9 +25,9 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     payload: bytes  # opaque, may be empty
     key: bytes | None = None  # messages of one key stay in order
     tags: Mapping[str, str] = NO_TAGS
-    event_time_ns: int = 0  # when it happened, as its author says
+    event_time_ns: int = 0  # when it happened, as its publisher says
     transmit_time_ns: int = 0  # when the client sent it
-    receive_time_ns: int = 0  # when the broker took it
+    receive_time_ns: int = 0  # when the broker received it
     partition: int = 0
     offset: int = 0  # 1, 2, 3 … in its partition; 0: not stored yet
     uid: bytes | None = None  # a KSUID, 20 bytes
@@ -39,7 +39,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         return len(self.payload)
 
     def __reduce__(self) -> tuple[type[Message], tuple[object, ...]]:
-        # A mapping that cannot be changed cannot be pickled either: a plain copy travels instead.
+        # A read-only mapping cannot be pickled: a plain copy is sent instead.
         fields = msgspec.structs.asdict(self) | {"tags": dict(self.tags)}
         return (Message, tuple(fields.values()))
 

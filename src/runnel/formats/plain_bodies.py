@@ -1,7 +1,7 @@
-"""Plain bodies, with times and payloads and nothing else, as most are: known by a comparison, and made without columns.
+"""Plain bodies, which have times and payloads and nothing else: recognised by a comparison, made without columns.
 
-Everything here is a quicker way to what `columns` does for every body, and takes nothing that `columns` would refuse:
-where a body is of another kind, or wrong, the answer is None, and the general way says what is wrong with it.
+Most bodies are plain. This module does what `columns` does for every body, but quicker, and accepts nothing that
+`columns` would refuse. For another kind of body, or a wrong one, it returns None, and `columns` says what is wrong.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from runnel.formats.body_layout import (
 )
 from runnel.formats.table import FEW_ROWS
 
-# A body of one row up to its payload: what is always the same; the rest of it, from byte 8 on: both times, and where
-# the payload ends. Unsigned, so that an end below 0 fits no body.
+# A body of one row up to its payload: first the constant parts; then, from byte 8 on, both times and the payload's end.
+# The end is unsigned, so that one below 0 fits no body.
 _ROW: Final = struct.Struct("<8s 8x 8s 8x 8s I 4x 4s")
 _ROW_VALUES: Final = struct.Struct("<q 8x q 12x I")
 _ROW_EXPECTED: Final = (
@@ -39,7 +39,7 @@ _ROW_EXPECTED: Final = (
 _ROW_FRONT: Final = struct.Struct("<8s q 8s q 8s ii 4s")
 _LENGTH: Final = struct.Struct(">I")
 PLAIN_ROW_PAYLOAD_AT: Final = 56
-# Offsets of rows of one length are kept for batches of up to so many rows, a few: 16 KiB each at most.
+# A few offsets of rows of one length are cached, for batches of up to this many rows: 16 KiB each at most.
 KEPT_ROWS_MAX: Final = 4096
 _KEPT_SHAPES: Final = 64
 
@@ -66,12 +66,12 @@ def plain_row(body: bytes | memoryview) -> tuple[int, int, int] | None:
 
 
 def is_known_plain(body: bytes | memoryview, count: int) -> bool:
-    """Whether an uncompressed body is right, and has nothing but times and payloads. False: look at its columns."""
+    """Whether an uncompressed body is valid, and has nothing but times and payloads. False: decode its columns."""
     return (plain_row(body) if count == 1 else even_shape(body, count)) is not None
 
 
 class EvenShape(msgspec.Struct, frozen=True, gc=False):
-    """A plain body with payloads of one length: what every byte but times and payloads is, and where those lie."""
+    """A plain body with payloads of one length: its constant bytes, and where times, offsets and payloads lie."""
 
     count: int
     width: int
@@ -83,7 +83,7 @@ class EvenShape(msgspec.Struct, frozen=True, gc=False):
     payloads: slice
 
     def fits(self, body: bytes | memoryview) -> bool:
-        """One comparison checks all there is to check."""
+        """Whether a body has this shape. One comparison checks everything."""
         layout = self.layout
         return layout.size == len(body) and layout.unpack_from(body) == self.expected
 
@@ -101,7 +101,7 @@ def even_shape(body: bytes | memoryview, count: int) -> EvenShape | None:
 
 
 def _payloads_at(count: int) -> int:
-    """Where the payloads begin in a plain body: behind 44 bytes, a time and an offset a row, and padding to 8."""
+    """Where the payloads begin in a plain body: behind 44 bytes, a time and an offset per row, and padding to 8."""
     return (12 * count + 44 + 7) & -8
 
 
@@ -172,7 +172,7 @@ def encode(
 
 
 def _encode_row(payload: bytes, event_time_ns: int, transmit_time_ns: int) -> bytes:
-    """Of one message all buffers before the payload have one length (bench/latency.py)."""
+    """A body of one message: all buffers before the payload have a fixed length (bench/latency.py)."""
     payload_bytes = len(payload)
     padding = PADDING[payload_bytes & 7]
     head, between, _, _, end = _ROW_EXPECTED

@@ -1,8 +1,8 @@
-"""Rows taken out of batches, and batches joined: every result is a valid batch of its own.
+"""Selects rows of batches, and joins batches: every result is a valid batch.
 
-What is per run stays with its rows: topic, partition, offsets, times, epoch, entry and the row in
-that entry. A run whose rows are no longer neighbours becomes several. Producer fields go: the
-result is not what the producer sent, so nobody may take it for a retry.
+Rows keep what their run says: topic, partition, offsets, times, epoch, entry and the row in that
+entry. A run whose rows are no longer neighbours becomes several runs. The result has no producer
+fields: it is not what the producer sent, and must not be taken for a retry.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from runnel.formats.table import EMPTY, UID_BYTES, Binary, Columns, pack_bits, u
 Vector = NDArray[np.int64]
 
 
-# Scattered rows of so few bytes each, on average, are picked byte by byte.
+# Scattered rows of at most this many bytes on average are picked byte by byte.
 _PICKED_BYTES_MAX: Final = 16
 
 
 class Rows(msgspec.Struct, frozen=True, gc=False):
-    """Chosen rows of a batch as ranges of neighbours, and as what numpy takes for an index."""
+    """Selected rows of a batch, as ranges of neighbours and as an index for numpy."""
 
     begins: Vector
     ends: Vector
@@ -73,7 +73,7 @@ def _rising(name: str, numbers: Sequence[int] | Vector, count: int) -> Vector:
 
 
 def _spread(begins: Vector, counts: Vector) -> Vector:
-    """Counts of numbers from each beginning on: of (5, 9) and (2, 3) it makes 5, 6, 9, 10, 11."""
+    """Consecutive numbers from each beginning on: (5, 9) with counts (2, 3) gives 5, 6, 9, 10, 11."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1]) + np.repeat(begins - ends + counts, counts)
 
@@ -82,7 +82,7 @@ def _spread(begins: Vector, counts: Vector) -> Vector:
 
 
 def select_columns(columns: Columns, rows: Rows) -> Columns:
-    """These rows alone. Buffers that need no change are kept by reference."""
+    """Columns of these rows alone. Buffers that need no change are shared."""
     tag_index, tag_sets = _used_tags(
         _select_fixed(columns.tag_index, 4, rows, columns.count), columns.tag_sets
     )
@@ -143,7 +143,7 @@ def _pick_data(
 def _used_tags(
     tag_index: memoryview, tag_sets: tuple[Mapping[str, str], ...]
 ) -> tuple[memoryview, tuple[Mapping[str, str], ...]]:
-    """The sets that are still pointed at, numbered anew; a single 0 when one is left."""
+    """The index and the tag sets that are in use, renumbered; a single 0 if one set is left."""
     if not tag_index:
         return EMPTY, ()
     used, index = np.unique(np.frombuffer(tag_index, np.int32), return_inverse=True)
@@ -210,7 +210,7 @@ def _join_binary(parts: list[tuple[Binary, int]]) -> Binary:
 def _join_partition_keys(parts: Sequence[Columns]) -> Binary:
     if not any(part.partition_keys for part in parts):
         return Binary()
-    # A part without the column means "the key is the partition key": beside one with it, say so.
+    # In a part without this column the key is the partition key. Beside a part with it, that must be explicit.
     return _join_binary([(part.partition_keys or part.keys, part.count) for part in parts])
 
 
@@ -238,7 +238,7 @@ def _join_tags(parts: Sequence[Columns]) -> tuple[memoryview, tuple[Mapping[str,
         else:
             index = np.frombuffer(part.tag_index, np.int32)
             columns.append(np.array(renumbered, np.int32)[index])
-    # Sets that nobody points at are dropped, so that there are never more of them than rows.
+    # Unused sets are dropped, so that there are never more sets than rows.
     return _used_tags(np.concatenate(columns).data.cast("B"), tuple(sets))
 
 
@@ -246,13 +246,13 @@ def _join_tags(parts: Sequence[Columns]) -> tuple[memoryview, tuple[Mapping[str,
 
 
 def select_envelope(envelope: Envelope, rows: Rows) -> Envelope:
-    """The runs that these rows make. Body fields are the old ones: the caller sets them anew."""
+    """The envelope of these rows. Its body fields are the old ones: the caller replaces them."""
     if envelope.run_count == 1 and envelope.is_stored:
         return _select_of_run(envelope, rows)
     starts = envelope.run_starts()
     first = np.searchsorted(starts, rows.begins, "right") - 1
     last = np.searchsorted(starts, rows.ends, "left") - 1
-    pieces = last - first + 1  # into how many runs each range falls
+    pieces = last - first + 1  # the number of runs that each range touches
     runs = _spread(first, pieces)
     begins = np.maximum(np.repeat(rows.begins, pieces), starts[runs])
     ends = np.minimum(np.repeat(rows.ends, pieces), starts[runs + 1])
@@ -276,7 +276,7 @@ def select_envelope(envelope: Envelope, rows: Rows) -> Envelope:
 
 
 def _select_of_run(envelope: Envelope, rows: Rows) -> Envelope:
-    """The same where there is but one run to select from: a third of the time (bench/queue.py, "work", key_shared)."""
+    """The same for a stored batch of one run, in a third of the time (bench/queue.py, "work", key_shared)."""
     [base], [row] = envelope.column64(envelope.base_offsets), envelope.run_rows
     selected = {
         "topics": envelope.topics * len(rows.begins),
@@ -302,7 +302,7 @@ def _pick64(envelope: Envelope, column: bytes, runs: Vector) -> bytes:
 
 
 def join_envelopes(parts: Sequence[Envelope]) -> Envelope:
-    """All runs of all parts. They must be of one shard, and all stored or all not."""
+    """An envelope of all runs of all parts, which must be of one shard, and all stored or all not."""
     first = parts[0]
     if any(part.shard != first.shard or part.is_stored != first.is_stored for part in parts):
         raise MalformedError("batches", "to be joined must be of one shard, all stored or none")

@@ -1,6 +1,6 @@
-"""The columns of a batch as they are held in memory: views into a body, or buffers to make one of.
+"""The columns of a batch in memory: views into a body, or buffers to make one of.
 
-Their bytes are drawn in `columns`, which reads and writes them; `building` makes them from values.
+`columns` draws, reads and writes their bytes; `column_builder` makes them from values.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ TAGS_MAX: Final = 64
 EMPTY: Final = memoryview(b"")
 _PAIR: Final = struct.Struct("<ii")
 _TIME: Final = struct.Struct("<q")
-_NONE: Final[Iterable[None]] = repeat(
-    None
-)  # without end: whoever goes along it stops with the rest
+# Endless: a loop over it and other columns stops with those.
+_NONE: Final[Iterable[None]] = repeat(None)
 # Below this many rows plain lists and arrays are quicker than a trip into numpy (bench/log.py).
 FEW_ROWS: Final = 64
 
@@ -43,7 +42,7 @@ class Binary(msgspec.Struct, frozen=True, gc=False):
         return len(self.offsets) > 0
 
     def to_list(self) -> list[bytes]:
-        """The rows as bytes, absent ones as empty or whatever lies there."""
+        """The rows as bytes; absent rows may be empty or any bytes."""
         count = len(self.offsets) // 4 - 1
         data = bytes(self.data)
         if count > FEW_ROWS:
@@ -57,7 +56,7 @@ class Binary(msgspec.Struct, frozen=True, gc=False):
         return [data[begin:end] for begin, end in pairwise(ends)]
 
     def at(self, row: int) -> bytes | None:
-        """One of them."""
+        """One row as bytes; None if it is absent."""
         if not self.offsets:
             return None
         if self.validity and not self.validity[row >> 3] >> (row & 7) & 1:
@@ -81,9 +80,9 @@ class Binary(msgspec.Struct, frozen=True, gc=False):
 
 
 class Columns(msgspec.Struct, frozen=True, gc=False):
-    """The messages of a batch, a column a field. An empty column means that no row has the field.
+    """The messages of a batch, one column per field. An empty column means that no row has the field.
 
-    Time columns and `tag_index` hold one value a row, or a single one that stands for all rows.
+    Time columns and `tag_index` hold one value per row, or a single one that stands for all rows.
     """
 
     count: int
@@ -102,7 +101,7 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
         return not (self.keys.offsets or self.partition_keys.offsets or self.uids or self.tag_index)
 
     def times(self, column: memoryview) -> list[int]:
-        """A time column as a list of one value a row."""
+        """A time column as a list of one value per row."""
         values: list[int] = column.cast("q").tolist()
         return values if len(values) == self.count else values * self.count
 
@@ -150,7 +149,7 @@ def _is_even(offsets: np.ndarray[tuple[int], np.dtype[np.int32]], width: int) ->
 
 
 def validity_bytes(count: int) -> int:
-    """A bit a row, in whole 64-bit words."""
+    """The size of a validity buffer: a bit per row, in whole 64-bit words."""
     return (count + 63) // 64 * 8
 
 

@@ -1,10 +1,10 @@
-"""W3C trace context: what a `traceparent` and a `tracestate` look like, and how they become tags of a message. Pure.
+"""W3C trace context: checks a `traceparent` and a `tracestate`, and makes them tags of a message. Pure.
 
     traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01
                  version, trace id, parent id, flags; lower-case hexadecimal
 
-Both come from strangers: whatever is not as the recommendation (Trace Context, level 1) wants it is passed over,
-as it says, and never refuses a message.
+Both come from untrusted senders. A value that does not follow the recommendation (Trace Context, level 1) is ignored,
+as the recommendation asks; the message is never refused for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 
-# The recommendation asks to pass on at least 512 characters and 32 members; nobody needs more.
+# The recommendation asks to pass on at least 512 characters and 32 members.
 _STATE_CHARACTERS_MAX: Final = 512
 _STATE_MEMBERS_MAX: Final = 32
 # A higher version may have more behind its flags, after another dash.
@@ -25,7 +25,7 @@ _PARENT_CHARACTERS_MAX: Final = 255
 _PARENT: Final = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<more>-[!-~]*)?"
 )
-# A key, perhaps of a tenant at a system; a value of printable ASCII without comma and equals sign, no blank at its end.
+# A key, perhaps `tenant@system`; a value of printable ASCII without comma and equals sign, no blank at its end.
 _STATE_MEMBER: Final = re.compile(
     r"(?P<key>[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
     r"=[ -+\--<>-~]{0,255}[!-+\--<>-~]"
@@ -33,7 +33,7 @@ _STATE_MEMBER: Final = re.compile(
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether it names a trace and a parent. More than four parts only a version above 00 may have."""
+    """Whether it names a trace and a parent. Only a version above 00 may have more than four parts."""
     if len(text) > _PARENT_CHARACTERS_MAX:
         return False
     found = _PARENT.fullmatch(text)
@@ -54,8 +54,8 @@ def trace_tags(
 ) -> Mapping[str, str] | None:
     """The tags of a message, with the trace context of the request that brought it.
 
-    A message that has a `traceparent` of its own keeps it, and gets no state of another trace. A state without a
-    parent means nothing.
+    A message that has its own `traceparent` keeps it, and gets no state of another trace. A state without a parent
+    means nothing.
     """
     if traceparent is None or not is_traceparent(traceparent):
         return tags

@@ -1,9 +1,9 @@
-"""The heads of the native protocol's frames: what client and broker say to each other, as small msgpack arrays.
+"""The heads of the native protocol's frames: requests, answers and notices, as small msgpack arrays.
 
 A head is an array whose first element names it: `["ping", 7]`. Requests carry an id that the client chose, and the
 answer carries it back; answers may come in another order than requests. Fields at the end of an array that have a
-default may be left out, and a reader passes over elements that it does not know, so that both sides can grow.
-Batches travel behind the head as blocks (`block`), untouched.
+default may be left out, and a reader ignores elements that it does not know, so that both sides can add fields.
+Batches follow the head as blocks (`block`), unchanged.
 
     client                                              broker
     ["hello", 1, 1, [], "runnel-python/0.1"]       ──▶
@@ -43,7 +43,7 @@ DEFAULT_PORT: Final = 7470
 
 
 class Owner(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Who has a partition: its shard, the owner's term, and the owner's address ("": the node asked)."""
+    """The owner of a partition: the shard, the owner's epoch, and the owner's address ("": the node that answers)."""
 
     journal: str
     shard: int
@@ -61,7 +61,7 @@ class Route(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class CursorPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a named cursor stands: in a topic-partition, or in a shard for some patterns."""
+    """A position of a named cursor: in a topic-partition, or in a shard for some patterns."""
 
     topic: str | None = None
     partition: Natural = 0
@@ -72,11 +72,11 @@ class CursorPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
     entry: Natural = 0
     row: Natural = 0
     patterns: Sequence[str] = ()
-    lag: int = 0  # filled in by the broker: messages that match, of a shard at most so many
+    lag: int = 0  # matching messages, filled in by the broker; for a shard an upper bound
 
 
 class CursorState(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A named cursor: all of its places, and when it was set last."""
+    """A named cursor: all of its positions, and when it was last set."""
 
     name: str
     places: Sequence[CursorPlace]
@@ -84,7 +84,7 @@ class CursorState(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PartitionState(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The first offset that a partition still has, the next one that it will give, and who has it."""
+    """The first and the next offset of a partition, and its owner."""
 
     first_offset: int
     next_offset: int
@@ -92,7 +92,7 @@ class PartitionState(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ShardState(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A shard and the entries it has. `time_entry`: the first at the time that was asked about."""
+    """A shard and its entries. `time_entry`: the first one at the requested time."""
 
     journal: str
     shard: int
@@ -104,13 +104,13 @@ class ShardState(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class TopicState(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A topic as `topics` lists it. `partitions` is empty unless it was described by its name."""
+    """A topic as `topics` lists it. `partitions` is empty unless the topic was requested by its name."""
 
     name: str
     keep: str
     journal: str
     partition_count: int
-    messages: int  # that have been given a number so far; not all of them need be there
+    messages: int  # that got an offset so far; some may be removed
     subscribers: int
     rule: str | None = None
     last_value: bool = False
@@ -121,15 +121,15 @@ class TopicState(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class GapState(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Messages that a reader will not get, and why: overflow, retention, damage or restart.
 
-    `missed` is 0 where nobody can know how many. `topic` is empty where a whole shard's stretch is gone.
+    `missed` is 0 if their number is not known. `topic` is empty if a range of a whole shard is missing.
     """
 
     reason: str
     missed: int
     topic: str = ""
     partition: int = 0
-    first_offset: int = 0  # the first that is missing
-    next_offset: int = 0  # the first that is there again
+    first_offset: int = 0  # the first missing one
+    next_offset: int = 0  # the first one behind the gap
     text: str = ""
 
 
@@ -170,32 +170,32 @@ class Send(Head, tag="send", frozen=True, gc=False):
 
 
 class Subscribe(Head, tag="subscribe", frozen=True, gc=False):
-    """Live reading. `subscription` is the client's number for it; `credit_bytes` what may be under way."""
+    """Begin live reading. `subscription` is the client's number for it; `credit_bytes` may be in flight."""
 
     id: Id
     subscription: Id
     patterns: Sequence[str]
     start: Start
     credit_bytes: Natural
-    overflow: str = "drop_oldest"  # for topics that are not kept: or newest_per_topic, disconnect
+    overflow: str = "drop_oldest"  # for ephemeral topics: or newest_per_topic, disconnect
 
 
 class Credit(Head, tag="credit", frozen=True, gc=False):
-    """So many more bytes of blocks may be sent. Not answered."""
+    """Allow the broker to send this many more bytes of blocks. Not answered."""
 
     subscription: Id
     credit_bytes: Natural
 
 
 class Unsubscribe(Head, tag="unsubscribe", frozen=True, gc=False):
-    """After its `done` no more is delivered."""
+    """End a subscription. Nothing is delivered after `done`."""
 
     id: Id
     subscription: Id
 
 
 class Fetch(Head, tag="fetch", frozen=True, gc=False):
-    """Messages from an offset, or from a time where no offset is given. Waits for the first up to `wait_ms`."""
+    """Fetch messages from an offset, or without one from a time. Waits for the first up to `wait_ms`."""
 
     id: Id
     topic: str
@@ -208,7 +208,7 @@ class Fetch(Head, tag="fetch", frozen=True, gc=False):
 
 
 class Shards(Head, tag="shards", frozen=True, gc=False):
-    """In which shards do topics lie that match, and which entries have they?"""
+    """List the shards with matching topics, and their entries."""
 
     id: Id
     patterns: Sequence[str]
@@ -216,10 +216,10 @@ class Shards(Head, tag="shards", frozen=True, gc=False):
 
 
 class FetchShard(Head, tag="fetch_shard", frozen=True, gc=False):
-    """Everything of a shard that matches, in the order in which it was stored, from an entry on.
+    """Fetch matching messages of a shard in stored order, from an entry on.
 
-    Up to `end_entry`, which is not read any more (0: as far as there is). With an `epoch`, entries of another one
-    are gone; 0: whichever there is.
+    The read ends before `end_entry` (0: at the end of the shard). With an `epoch`, entries of another epoch count as
+    gone; 0: any epoch.
     """
 
     id: Id
@@ -233,21 +233,21 @@ class FetchShard(Head, tag="fetch_shard", frozen=True, gc=False):
 
 
 class Routes(Head, tag="routes", frozen=True, gc=False):
-    """Where do the messages of these topics go? Makes none of them."""
+    """List the routes of these topics. Makes none of the topics."""
 
     id: Id
     topics: Sequence[str]
 
 
 class Producer(Head, tag="producer", frozen=True, gc=False):
-    """A new term for a named publisher: it fences whoever had the name before."""
+    """Begin a new term of a named publisher. It fences earlier publishers of that name."""
 
     id: Id
     name: str
 
 
 class Topics(Head, tag="topics", frozen=True, gc=False):
-    """Topics that match a pattern, in order of their names, from behind `after` on."""
+    """List topics that match a pattern, by name, beginning after `after`."""
 
     id: Id
     pattern: str = "*"
@@ -256,35 +256,45 @@ class Topics(Head, tag="topics", frozen=True, gc=False):
 
 
 class DescribeTopic(Head, tag="topic", frozen=True, gc=False):
+    """Describe a topic with its partitions."""
+
     id: Id
     name: str
 
 
 class DeleteTopic(Head, tag="topic_delete", frozen=True, gc=False):
+    """Delete a topic with its messages."""
+
     id: Id
     name: str
 
 
 class PurgeTopic(Head, tag="topic_purge", frozen=True, gc=False):
+    """Remove all messages of a topic."""
+
     id: Id
     name: str
 
 
 class SetCursor(Head, tag="cursor_set", frozen=True, gc=False):
+    """Make a named cursor, or move it."""
+
     id: Id
     name: str
     places: Sequence[CursorPlace]
 
 
 class RemoveCursor(Head, tag="cursor_remove", frozen=True, gc=False):
+    """Remove a named cursor."""
+
     id: Id
     name: str
 
 
 class Cursors(Head, tag="cursors", frozen=True, gc=False):
-    """Named cursors in order of their names, from behind `after` on, or the one of this name.
+    """List named cursors by name, beginning after `after`, or the one of this name.
 
-    A limit of 0 is a client that does not page: it gets all of them, or an error.
+    A limit of 0 means that the client does not page: it gets all of them, or an error.
     """
 
     id: Id
@@ -294,24 +304,28 @@ class Cursors(Head, tag="cursors", frozen=True, gc=False):
 
 
 class Statistics(Head, tag="statistics", frozen=True, gc=False):
+    """Request the broker's statistics."""
+
     id: Id
 
 
 class MakeCheckpoint(Head, tag="checkpoint", frozen=True, gc=False):
-    """Every file as of one moment, for a copy. It is removed when the connection ends."""
+    """Make a checkpoint: every file as of one moment, for a copy. It is removed when the connection ends."""
 
     id: Id
 
 
 class Ping(Head, tag="ping", frozen=True, gc=False):
+    """Request a `pong`."""
+
     id: Id
 
 
-# --- Answers, and what the broker says by itself ---
+# --- Answers and notices ---
 
 
 class Welcome(Head, tag="welcome", frozen=True, gc=False):
-    """What the broker says of itself at the beginning of a connection."""
+    """The answer to `hello`: the broker's version, name and limits."""
 
     id: Id
     version: int
@@ -326,7 +340,7 @@ class Welcome(Head, tag="welcome", frozen=True, gc=False):
 
 
 class Published(Head, tag="published", frozen=True, gc=False):
-    """`base_offsets`: of each run. `level`: what was reached. `receivers`: who got it, of topics not kept."""
+    """`base_offsets`: one per run. `level`: the one reached. `receivers`: how many got it, on ephemeral topics."""
 
     id: Id
     base_offsets: Sequence[int]
@@ -339,7 +353,7 @@ class Published(Head, tag="published", frozen=True, gc=False):
 
 
 class Subscribed(Head, tag="subscribed", frozen=True, gc=False):
-    """Where it begins, by partition or by shard: what a reconnecting client gives back as `resume`."""
+    """Where a subscription begins, by partition or by shard. A reconnecting client sends it back as `resume`."""
 
     id: Id
     subscription: Id
@@ -348,7 +362,7 @@ class Subscribed(Head, tag="subscribed", frozen=True, gc=False):
 
 
 class Deliver(Head, tag="deliver", frozen=True, gc=False):
-    """Blocks of one shard for a subscription, and the entry that it goes on with (0: history out of order).
+    """Blocks of one shard for a subscription, and the entry that comes next (0: history out of order).
 
     Without blocks: all last values have been sent.
     """
@@ -361,7 +375,7 @@ class Deliver(Head, tag="deliver", frozen=True, gc=False):
 
 
 class GapNotice(Head, tag="gap", frozen=True, gc=False):
-    """A subscription misses something. It comes before what is delivered after the gap."""
+    """A subscription misses messages. The notice comes before the messages behind the gap."""
 
     subscription: Id
     gap: GapState
@@ -387,6 +401,8 @@ class Fetched(Head, tag="fetched", frozen=True, gc=False):
 
 
 class ShardList(Head, tag="shard_list", frozen=True, gc=False):
+    """The answer to `shards`."""
+
     id: Id
     shards: Sequence[ShardState]
 
@@ -403,22 +419,30 @@ class ShardFetched(Head, tag="shard_fetched", frozen=True, gc=False):
 
 
 class RouteList(Head, tag="route_list", frozen=True, gc=False):
+    """The answer to `routes`."""
+
     id: Id
     routes: Sequence[Route]
 
 
 class Term(Head, tag="term", frozen=True, gc=False):
+    """The answer to `producer`."""
+
     id: Id
     term: int
 
 
 class TopicList(Head, tag="topic_list", frozen=True, gc=False):
+    """The answer to `topics` and `topic`."""
+
     id: Id
     topics: Sequence[TopicState]
     is_complete: bool
 
 
 class CursorListHead(Head, tag="cursor_list", frozen=True, gc=False):
+    """The answer to `cursors`."""
+
     id: Id
     cursors: Sequence[CursorState]
     is_complete: bool = True
@@ -431,16 +455,20 @@ class StatisticsReport(Head, tag="statistics_report", frozen=True, gc=False):
 
 
 class Pong(Head, tag="pong", frozen=True, gc=False):
+    """The answer to `ping`, with the broker's time."""
+
     id: Id
     time_ns: int
 
 
 class Done(Head, tag="done", frozen=True, gc=False):
+    """The request succeeded, and has no other answer."""
+
     id: Id
 
 
 class Checkpoint(Head, tag="checkpointed", frozen=True, gc=False):
-    """Where it lies on the broker's machine, and what the file in it calls it."""
+    """A checkpoint: its path on the broker's machine, and its id in the file that describes it."""
 
     id: Id
     path: str
@@ -459,7 +487,7 @@ class Error(Head, tag="error", frozen=True, gc=False):
 
 
 class Closing(Head, tag="closing", frozen=True, gc=False):
-    """The broker is about to go: what was accepted is finished, nothing new is. Connect again later."""
+    """The broker is stopping. It finishes accepted requests and takes no new ones. Connect again later."""
 
     text: str
     within_ms: int
@@ -518,7 +546,7 @@ _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(head: Head, tail_bytes: int = 0) -> bytes:
-    """A frame up to its tail, which follows by reference."""
+    """A frame up to its tail, which the caller sends."""
     try:
         return frames.pack_head(_encoder.encode(head), tail_bytes)
     except UnicodeEncodeError as error:
@@ -526,7 +554,7 @@ def encode(head: Head, tail_bytes: int = 0) -> bytes:
 
 
 def check_request(head: Head) -> None:
-    """MalformedError: a broker would not understand this, as a value is not of its field's type."""
+    """Raise MalformedError if a broker could not decode this, because a value is not of its field's type."""
     try:
         _requests.decode(_encoder.encode(head))
     except (TypeError, OverflowError, UnicodeEncodeError, msgspec.DecodeError) as error:
@@ -534,7 +562,7 @@ def check_request(head: Head) -> None:
 
 
 def decode_request(frame: Frame) -> Request:
-    """What a client said. MalformedError says what cannot be understood."""
+    """Decode a client's request. MalformedError says what is wrong with it."""
     try:
         return _requests.decode(frame.head)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -542,7 +570,7 @@ def decode_request(frame: Frame) -> Request:
 
 
 def decode_answer(frame: Frame) -> Answer:
-    """What a broker said."""
+    """Decode a broker's answer or notice."""
     try:
         return _answers.decode(frame.head)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -10,8 +10,8 @@
                                                           ◀──  ["recall", 1, [[7, 20, 21]]]
     ["recalled", 1, [[7, 20, 21]]]                        ──▶
 
-A delivery is a stretch of one partition, leased to one consumer; its id is the broker's. Parts of it are named by
-offsets: `[7, 18, 20]` are the messages 18 and 19 of delivery 7; or, where they lie scattered, by bits.
+A delivery is a range of one partition, leased to one consumer; the broker chooses its id. Offsets name parts of it:
+`[7, 18, 20]` are the messages 18 and 19 of delivery 7. Bits name scattered messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from runnel.formats.heads import Head, Id, Natural, Start
 
 
 class DeliveryPart(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Messages of a delivery, by their offsets: those from `begin` on, and not `end`."""
+    """Messages of a delivery: the offsets from `begin` to `end` (not included)."""
 
     delivery: Natural
     begin: Natural
@@ -33,7 +33,7 @@ class DeliveryPart(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 PICKED_BYTES_MAX: Final = 512
-"""Of `Picked.bits`: no delivery spans more than 4,096 messages."""
+"""The limit of `Picked.bits`: no delivery spans more than 4,096 messages."""
 
 
 class Picked(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -67,14 +67,14 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class WorkOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How a subscription treats what it delivers. None, or no options: the broker's defaults."""
+    """A subscription's leases, retries and limits. None, or no options: the broker's defaults."""
 
     lease_ms: Natural | None = None
     processing_ms_max: Natural | None = None
     deliveries_max: Natural | None = None  # 0: no limit, nothing becomes a dead letter
     retry_delay_ms: Natural | None = None
     retry_delay_ms_max: Natural | None = None
-    backoff: float | None = None  # each further delay is so many times the one before
+    backoff: float | None = None  # the factor from one delay to the next
     absent_ms_max: Natural | None = None  # of a member of a multicast
 
 
@@ -85,13 +85,13 @@ class MemberState(msgspec.Struct, array_like=True, frozen=True, gc=False):
     consumers: int
     backlog: int  # messages not acknowledged, those in flight included
     in_flight: int
-    delayed: int  # that wait for their next attempt
+    delayed: int  # messages that wait for their next attempt
     oldest_ns: int  # when the oldest message not acknowledged was received; 0: there is none
-    absent_ns: int = 0  # since when nobody is there; 0: somebody is
+    absent_ns: int = 0  # since when it has no consumer; 0: it has one
 
 
 class PartitionWork(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a member stands in a partition: everything before `floor` is acknowledged."""
+    """A member's progress in a partition: everything before `floor` is acknowledged."""
 
     member: str
     topic: str
@@ -103,7 +103,7 @@ class PartitionWork(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class SubscriptionState(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A subscription as `subscriptions` lists it. `partitions` is empty unless it was asked for by its name."""
+    """A subscription as `subscriptions` lists it. `partitions` is empty unless it was requested by its name."""
 
     name: str
     mode: str
@@ -113,7 +113,7 @@ class SubscriptionState(msgspec.Struct, array_like=True, frozen=True, gc=False):
     options: WorkOptions
     members: Sequence[MemberState]
     redelivered: int  # since the broker started
-    dead: int  # dead letters that nobody has sent back or dropped
+    dead: int  # dead letters that were not sent back or dropped
     partitions: Sequence[PartitionWork] = ()
 
 
@@ -121,7 +121,7 @@ class SubscriptionState(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Consume(Head, tag="consume", frozen=True, gc=False):
-    """Take part in a subscription, which is made if it does not exist and patterns and a mode are given.
+    """Join a subscription, which is made if it does not exist and patterns and a mode are given.
 
     `consumer` is the client's number for it. No more than the window's messages and bytes are leased to it at once.
     An existing subscription must have the same mode and patterns, where any are given.
@@ -135,12 +135,12 @@ class Consume(Head, tag="consume", frozen=True, gc=False):
     window_messages: Natural = 256
     window_bytes: Natural = 8 * 2**20
     member: str = ""
-    start: Start | None = None  # of a subscription that is made: earliest if nothing is said
+    start: Start | None = None  # of a new subscription; None: earliest
     options: WorkOptions | None = None
 
 
 class Window(Head, tag="window", frozen=True, gc=False):
-    """A new window for a consumer; 0 messages: nothing more for now. Not answered."""
+    """Set a consumer's window; 0 messages: deliver nothing for now. Not answered."""
 
     consumer: Id
     messages: Natural
@@ -148,9 +148,9 @@ class Window(Head, tag="window", frozen=True, gc=False):
 
 
 class Ack(Head, tag="ack", frozen=True, gc=False):
-    """Whole deliveries, and parts of others, are done. With an id: answered, once all of it so far is stored.
+    """Acknowledge whole deliveries, and parts of others. With an id: answered once all acks so far are stored.
 
-    What comes too late is told in the answer, or without an id in a `late`.
+    The answer lists what came too late; without an id a `late` does.
     """
 
     id: Id
@@ -161,7 +161,7 @@ class Ack(Head, tag="ack", frozen=True, gc=False):
 
 
 class AckUpTo(Head, tag="ack_up_to", frozen=True, gc=False):
-    """Everything of a partition that is leased to this consumer, up to an offset and with it, is done."""
+    """Acknowledge everything of a partition that is leased to this consumer, up to an offset and including it."""
 
     id: Id
     consumer: Id
@@ -171,7 +171,7 @@ class AckUpTo(Head, tag="ack_up_to", frozen=True, gc=False):
 
 
 class Nack(Head, tag="nack", frozen=True, gc=False):
-    """These failed. They come again after a delay: this one, or the subscription's. Not answered."""
+    """These messages failed. They are delivered again after this delay, or the subscription's. Not answered."""
 
     consumer: Id
     parts: Sequence[DeliveryPart]
@@ -180,31 +180,31 @@ class Nack(Head, tag="nack", frozen=True, gc=False):
 
 
 class Renew(Head, tag="renew", frozen=True, gc=False):
-    """These deliveries are still being worked on: lease them anew, from now on. Not answered."""
+    """Renew the leases of deliveries that are still being processed. Not answered."""
 
     consumer: Id
     deliveries: Sequence[Natural]
-    lease_ms: Natural | None = None  # for so long, instead of the subscription's
+    lease_ms: Natural | None = None  # from now on; None: the subscription's
 
 
 class Recalled(Head, tag="recalled", frozen=True, gc=False):
-    """Of what was recalled, these are not worked on: dropped, or given up. Not answered."""
+    """These recalled messages are not being processed: they were dropped, or given up. Not answered."""
 
     consumer: Id
     parts: Sequence[DeliveryPart]
 
 
 class Leave(Head, tag="leave", frozen=True, gc=False):
-    """Take no part any more. What is leased goes back and does not count as failed. Answered by `done`."""
+    """Leave a subscription. Leased messages go back and do not count as failed. Answered by `done`."""
 
     id: Id
     consumer: Id
 
 
 class ListSubscriptions(Head, tag="subscriptions", frozen=True, gc=False):
-    """Subscriptions in order of their names, from behind `after` on, or the one of this name with its partitions.
+    """List subscriptions by name, beginning after `after`, or the one of this name with its partitions.
 
-    A limit of 0 is a client that does not page: it gets all of them, or an error.
+    A limit of 0 means that the client does not page: it gets all of them, or an error.
     """
 
     id: Id
@@ -214,6 +214,8 @@ class ListSubscriptions(Head, tag="subscriptions", frozen=True, gc=False):
 
 
 class MakeSubscription(Head, tag="subscription_make", frozen=True, gc=False):
+    """Make a subscription without joining it."""
+
     id: Id
     name: str
     patterns: Sequence[str]
@@ -223,12 +225,14 @@ class MakeSubscription(Head, tag="subscription_make", frozen=True, gc=False):
 
 
 class DeleteSubscription(Head, tag="subscription_delete", frozen=True, gc=False):
+    """Delete a subscription."""
+
     id: Id
     name: str
 
 
 class PauseSubscription(Head, tag="subscription_pause", frozen=True, gc=False):
-    """Deliver nothing more for now, or go on. What is leased stays so."""
+    """Pause deliveries, or resume them. Leases stay."""
 
     id: Id
     name: str
@@ -236,22 +240,24 @@ class PauseSubscription(Head, tag="subscription_pause", frozen=True, gc=False):
 
 
 class MoveSubscription(Head, tag="subscription_move", frozen=True, gc=False):
-    """Begin elsewhere: earliest, latest, a time, or offsets of some partitions. Leases end, and do not count."""
+    """Move to earliest, latest, a time, or offsets of some partitions. Leases end, and do not count as failed."""
 
     id: Id
     name: str
     start: Start
-    member: str | None = None  # of a multicast: this one alone
+    member: str | None = None  # of a multicast: move this member alone
 
 
 class RemoveMember(Head, tag="member_remove", frozen=True, gc=False):
+    """Remove a member of a multicast."""
+
     id: Id
     name: str
     member: str
 
 
 class DeadLettersHead(Head, tag="dead", frozen=True, gc=False):
-    """Dead letters of a subscription that nobody has sent back or dropped, from an offset of its topic on."""
+    """List a subscription's dead letters that were not sent back or dropped, from an offset of their topic on."""
 
     id: Id
     subscription: str
@@ -269,10 +275,12 @@ class SettleDead(Head, tag="dead_settle", frozen=True, gc=False):
     is_all: bool = False
 
 
-# --- Answers, and what the broker says by itself ---
+# --- Answers and notices ---
 
 
 class Consuming(Head, tag="consuming", frozen=True, gc=False):
+    """The answer to `consume`."""
+
     id: Id
     consumer: Id
     subscription: str
@@ -290,21 +298,21 @@ class WorkHead(Head, tag="work", frozen=True, gc=False):
 
 
 class Recall(Head, tag="recall", frozen=True, gc=False):
-    """Do not begin these; say `recalled` of those dropped now, and of others as soon as their work ends."""
+    """Do not begin these. Send `recalled` for those dropped now, and for others as soon as their processing ends."""
 
     consumer: Id
     parts: Sequence[DeliveryPart]
 
 
 class Late(Head, tag="late", frozen=True, gc=False):
-    """Acks or nacks that came too late: the lease had ended, and the messages go, or went, to somebody again."""
+    """Acks or nacks that came too late: the lease had ended, and the messages are delivered again."""
 
     consumer: Id
     parts: Sequence[DeliveryPart]
 
 
 class ConsumerEnded(Head, tag="consumer_ended", frozen=True, gc=False):
-    """The broker has ended a consumer: its subscription was deleted, or another took its member's place."""
+    """The broker has ended a consumer: its subscription was deleted, or another consumer took its member's place."""
 
     consumer: Id
     code: str
@@ -313,13 +321,15 @@ class ConsumerEnded(Head, tag="consumer_ended", frozen=True, gc=False):
 
 
 class AckedHead(Head, tag="acked", frozen=True, gc=False):
-    """Everything this consumer had acknowledged is stored, but for these parts, which came too late."""
+    """Everything that this consumer acknowledged is stored, except these parts, which came too late."""
 
     id: Id
     late: Sequence[DeliveryPart] = ()
 
 
 class SubscriptionListHead(Head, tag="subscription_list", frozen=True, gc=False):
+    """The answer to `subscriptions`."""
+
     id: Id
     subscriptions: Sequence[SubscriptionState]
     is_complete: bool = True
@@ -333,6 +343,8 @@ class DeadList(Head, tag="dead_list", frozen=True, gc=False):
 
 
 class SettledHead(Head, tag="settled", frozen=True, gc=False):
+    """The answer to `dead_settle`: the number of messages."""
+
     id: Id
     messages: int
 

@@ -1,19 +1,17 @@
-"""Acknowledged work as pure code: what is owed, to whom it is leased, what failed, what is done.
+"""The rules of acknowledged work, as pure code: events and the time go in, effects come out. Read `group.py` first.
 
-definition      what a subscription is: its name, topics, mode and options
-effects         what the rules hand out: deliveries, wants, and what the broker has to do
-masks           sets of neighbouring offsets as the bits of one integer
-offset_set      offsets in order, for finding the lowest of them
-ack_set         which offsets of a partition are done
-records         what a state journal holds of all this, and what its records add up to
-windows         how much each consumer may have at once, and whose turn it is
-leases          what is leased to whom, and until when
-selection       what a consumer names of what it has
-group state            what the partitions of a group share
-partition_work  what a partition owes: shared work, to whomever has room
-queues           the messages of one key that are on their way
-lane_table      the queues of a partition, and what of them is shown to be wanted
-delivery builders         what one offer gives to whom
-keyed_work      what a partition owes in key_shared mode: a key to one consumer at a time, in order
-group           consumers that share what is owed: the face of it all
+group             the consumers and partitions of one consumer group: every event comes here
+definition        what a subscription is: its name, topics, mode and options
+effects           what the rules return: deliveries, offsets to read, records to store
+shared_partition  what a partition owes in `shared` and `multicast` mode
+keyed_partition   what a partition owes in `key_shared` mode, with a queue for each key
+key_queues, key_queue    the messages of each key, in order
+leases, windows   what is leased to which consumer and until when; how much each consumer may hold
+lease_selection   which messages of a delivery an ack or nack names
+delivery_builders collects messages for a consumer into deliveries
+group_state       what the partitions of a group share
+records           what a state journal stores, and what its records add up to
+ack_set, offset_set, masks    sets of offsets: acknowledged ones, ordered ones, neighbours as the bits of an integer
 """
+
+__all__ = ["ack_set", "definition", "effects", "group", "records"]

@@ -1,10 +1,10 @@
-"""Which offsets of a partition are done: everything below a floor, and what is known of those above it.
+"""The set of acknowledged offsets of a partition: everything below a floor, and single offsets above it.
 
       done  done  done │ owed  done  done  owed  owed
                        floor
 
-Above the floor a mask of bits is kept for each block of offsets that has any, so that one message nobody
-acknowledges costs nothing for the millions behind it that are, and acks cost the same in whatever order they come.
+Above the floor, each block of offsets that has acknowledged ones has a bit mask. So one unacknowledged message makes
+the millions of acknowledged messages behind it no more expensive, and acks cost the same in any order.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from runnel.group_rules.masks import FULL, LOW, SHIFT, gather, pieces, runs, spa
 
 
 class AckSet:
-    """The offsets that are done. The floor is the first that is not.
+    """The offsets that are done. The floor is the first offset that is not done.
 
-    Whoever reads `standing` in another thread sees a whole state: the floor rises before blocks below it are let go,
-    and falls after those above it are there.
+    `snapshot` is consistent in any thread: the floor rises before the blocks below it are removed, and falls after
+    the blocks above it are filled.
     """
 
     __slots__ = ("_blocks", "count_above", "floor")
 
     def __init__(self, floor: int = 1, ranges: Iterable[tuple[int, int]] = ()) -> None:
         self.floor = floor
-        # The floor's own block may have bits below it, which mean nothing. No block below that is kept.
+        # Bits below the floor in the floor's own block have no meaning. Lower blocks are removed.
         self._blocks: dict[int, int] = {}
         self.count_above = 0
         for begin, end in ranges:
@@ -38,7 +38,7 @@ class AckSet:
         return twin
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AckSet) and self.standing() == other.standing()
+        return isinstance(other, AckSet) and self.snapshot() == other.snapshot()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -52,7 +52,7 @@ class AckSet:
         return block is not None and bool(block >> (offset & LOW) & 1)
 
     def add(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """These are done. Which of them are so only now, as ranges."""
+        """Add a range. Returns the ranges of it that are new."""
         floor = self.floor
         if begin < floor:
             begin = floor
@@ -67,7 +67,7 @@ class AckSet:
         else:
             added = self.missing(begin, end)
             new = sum(stop - start for start, stop in added)
-            if is_at_floor:  # without filling blocks that the floor is about to pass
+            if is_at_floor:  # do not fill blocks that the floor is about to pass
                 self._move_floor(end)
                 self.count_above -= end - begin - new
             else:
@@ -78,7 +78,7 @@ class AckSet:
         return added
 
     def add_scattered(self, base: int, mask: int) -> int:
-        """The same for bits, of which those are left that are done only now: bit i stands for offset `base` + i."""
+        """Add the offset `base` + i for each bit i of the mask. Returns the mask of those that are new."""
         new = mask & ~self.mask(base, base + mask.bit_length())
         for number, bits in pieces(base, new):
             block = self._blocks.get(number, 0) | bits
@@ -88,7 +88,7 @@ class AckSet:
         return new
 
     def _raise_floor(self) -> None:
-        """Some were added at the floor, or may have been."""
+        """Move the floor up if the offset at the floor is done by now."""
         floor = self.first_missing(self.floor)
         if floor > self.floor:
             self.count_above -= floor - self.floor
@@ -117,7 +117,7 @@ class AckSet:
             self._blocks[number] = FULL if block == FULL else block
 
     def _move_floor(self, floor: int) -> None:
-        """Let go of blocks that the floor passes, and of its own if nothing above it is left there."""
+        """Set a higher floor. Removes the blocks that it passes, and its own block if that has no bits above it."""
         passed = self._kept_within(self.floor, floor)
         number = floor >> SHIFT
         self.floor = floor
@@ -129,11 +129,11 @@ class AckSet:
             del self._blocks[number]
 
     def discard(self, begin: int, end: int) -> None:
-        """These are not done, whatever was known of them."""
+        """Remove a range: these offsets are not done."""
         if begin >= end:
             return
         if begin < self.floor:
-            self._fall(begin)
+            self._lower_floor(begin)
         for number in self._kept_within(begin, end):
             start, stop = max(begin, number << SHIFT), min(end, (number + 1) << SHIFT)
             bits = ((1 << stop - start) - 1) << (start & LOW)
@@ -144,8 +144,8 @@ class AckSet:
             else:
                 del self._blocks[number]
 
-    def _fall(self, floor: int) -> None:
-        """Take a lower floor; what was below the former one is known bit by bit from now on."""
+    def _lower_floor(self, floor: int) -> None:
+        """Set a lower floor. Offsets between the two floors become bits."""
         former = self.floor
         number = floor >> SHIFT
         self._set(floor, former)
@@ -153,10 +153,10 @@ class AckSet:
         self.count_above += former - floor
         self.floor = floor
 
-    # --- Asking ---
+    # --- Queries ---
 
     def mask(self, begin: int, end: int) -> int:
-        """Bit i: offset `begin` + i is done."""
+        """A mask whose bit i says whether offset `begin` + i is done."""
         if begin >= end:
             return 0
         above = max(begin, self.floor)
@@ -168,7 +168,7 @@ class AckSet:
         return done << (above - begin) | ((1 << above - begin) - 1)
 
     def missing(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Those of a range that are not done, as ranges. Costs by what is kept of it, not by its length."""
+        """The parts of a range that are not done. The cost depends on the stored blocks, not on the range's length."""
         found: list[tuple[int, int]] = []
         position = begin = max(begin, self.floor)
         for number in self._kept_within(begin, end):
@@ -182,7 +182,7 @@ class AckSet:
         return found
 
     def first_missing(self, from_offset: int) -> int:
-        """The first offset from there on that is not done."""
+        """The first offset at or after `from_offset` that is not done."""
         offset = max(from_offset, self.floor)
         while True:
             block = self._blocks.get(offset >> SHIFT)
@@ -194,11 +194,11 @@ class AckSet:
                 return offset
 
     def ranges(self) -> list[tuple[int, int]]:
-        """What is done above the floor."""
-        return self.standing()[1]
+        """The ranges that are done above the floor."""
+        return self.snapshot()[1]
 
-    def standing(self) -> tuple[int, list[tuple[int, int]]]:
-        """The floor, and what is done above it."""
+    def snapshot(self) -> tuple[int, list[tuple[int, int]]]:
+        """The floor, and the ranges that are done above it."""
         while True:
             floor = self.floor
             blocks = list(self._blocks.items())
@@ -215,7 +215,7 @@ class AckSet:
         return floor, found
 
     def _kept_within(self, begin: int, end: int) -> list[int]:
-        """The blocks that have anything of a range, in order."""
+        """The stored blocks that overlap a range, in order."""
         first, last = begin >> SHIFT, (end - 1) >> SHIFT
         if last - first < len(self._blocks):
             return [number for number in range(first, last + 1) if number in self._blocks]

@@ -1,4 +1,4 @@
-"""What a subscription is: its name, topics, mode and options, and how the catalogue keeps them."""
+"""The definition of a subscription: name, topics, mode and options, and its encoding in the catalogue."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ LEASE_NS_MIN: Final = 100 * _MS
 """Below this a consumer could not renew its leases in time."""
 
 DURATION_NS_MAX: Final = 10 * 365 * 86_400 * _SECOND
-"""No option is longer: ten years, which in nanoseconds still fit into 64 bits many times."""
+"""The longest duration of any option: ten years, which in nanoseconds fit into 64 bits many times over."""
 
 
 UNNAMED_MARK: Final = "~"
-"""Members of a multicast that gave no name get one that begins with it."""
+"""The names that the broker gives to unnamed members of a multicast begin with it."""
 
 
 class Mode(enum.StrEnum):
-    """To whom a message goes."""
+    """Which consumers get a message."""
 
-    SHARED = "shared"  # to any consumer with room
-    KEY_SHARED = "key_shared"  # a key's messages to one consumer at a time, in order
-    MULTICAST = "multicast"  # to each member
+    SHARED = "shared"  # any consumer with room
+    KEY_SHARED = "key_shared"  # one consumer at a time for each key, in order
+    MULTICAST = "multicast"  # every member
 
     @classmethod
     def checked(cls, text: str) -> Mode:
@@ -44,14 +44,14 @@ class Mode(enum.StrEnum):
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True, gc=False):
-    """How a subscription treats what it delivers."""
+    """The options of a subscription: leases, retries, dead letters, absent members."""
 
     lease_ns: int = 30 * _SECOND
     processing_ns_max: int = 3_600 * _SECOND
-    deliveries_max: int = 8  # 0: no limit, nothing becomes a dead letter
+    deliveries_max: int = 8  # 0: no limit, and no dead letters
     retry_delay_ns: int = 1 * _SECOND
     retry_delay_ns_max: int = 300 * _SECOND
-    backoff: float = 2.0  # each further delay is so many times the one before
+    backoff: float = 2.0  # the factor from each delay to the next
     absent_ns_max: int = 3_600 * _SECOND
 
     def __post_init__(self) -> None:
@@ -64,7 +64,9 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, gc=False):
         ):
             value = getattr(self, name)
             if not 0 <= value <= DURATION_NS_MAX:
-                raise ClientFault(f"{_spoken(name)} of {_ms(value)} is not within 0 and 10 years")
+                raise ClientFault(
+                    f"{_option_name(name)} of {_ms(value)} is not within 0 and 10 years"
+                )
         if self.lease_ns < LEASE_NS_MIN:
             raise ClientFault(
                 f"lease of {_ms(self.lease_ns)} is too short to be renewed in time: "
@@ -88,7 +90,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, gc=False):
             raise ClientFault(f"backoff of {self.backoff}: it must be a number of 1 or more")
 
     def delay_ns(self, failures: int) -> int:
-        """How long a message waits after so many failures."""
+        """How long a message waits for its next delivery after this many failures."""
         try:
             delay = self.retry_delay_ns * self.backoff ** (max(failures, 1) - 1)
         except OverflowError:
@@ -97,38 +99,38 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, wire: WorkOptions | None) -> SubscriptionOptions:
-        """Options as a client gave them; what it left out is the default.
+        """The options that a client gave, with defaults for the others.
 
-        A ceiling that was left out gives way to a lease or delay that is longer.
+        A default ceiling rises to a lease or delay that is longer.
         """
-        usual = cls()
+        defaults = cls()
         if wire is None:
-            return usual
-        lease_ns = _given(wire.lease_ms, usual.lease_ns)
-        retry_delay_ns = _given(wire.retry_delay_ms, usual.retry_delay_ns)
+            return defaults
+        lease_ns = _given(wire.lease_ms, defaults.lease_ns)
+        retry_delay_ns = _given(wire.retry_delay_ms, defaults.retry_delay_ns)
         return cls(
             lease_ns=lease_ns,
             processing_ns_max=_given(
-                wire.processing_ms_max, max(usual.processing_ns_max, lease_ns)
+                wire.processing_ms_max, max(defaults.processing_ns_max, lease_ns)
             ),
             deliveries_max=(
-                usual.deliveries_max if wire.deliveries_max is None else wire.deliveries_max
+                defaults.deliveries_max if wire.deliveries_max is None else wire.deliveries_max
             ),
             retry_delay_ns=retry_delay_ns,
             retry_delay_ns_max=_given(
-                wire.retry_delay_ms_max, max(usual.retry_delay_ns_max, retry_delay_ns)
+                wire.retry_delay_ms_max, max(defaults.retry_delay_ns_max, retry_delay_ns)
             ),
-            backoff=usual.backoff if wire.backoff is None else wire.backoff,
-            absent_ns_max=_given(wire.absent_ms_max, usual.absent_ns_max),
+            backoff=defaults.backoff if wire.backoff is None else wire.backoff,
+            absent_ns_max=_given(wire.absent_ms_max, defaults.absent_ns_max),
         )
 
     def changed(self, given: WorkOptions | None) -> SubscriptionOptions:
-        """These, with those that are given in their place."""
+        """These options, with the given ones replaced."""
         if given is None:
             return self
-        said = msgspec.structs.asdict(given).items()
-        wanted = {name: value for name, value in said if value is not None}
-        return SubscriptionOptions.of(msgspec.structs.replace(self.to_wire(), **wanted))
+        fields = msgspec.structs.asdict(given).items()
+        changes = {name: value for name, value in fields if value is not None}
+        return SubscriptionOptions.of(msgspec.structs.replace(self.to_wire(), **changes))
 
     def to_wire(self) -> WorkOptions:
         return WorkOptions(
@@ -143,15 +145,15 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, gc=False):
 
 
 class MemberRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A named member of a multicast: since when it owes, and since when nobody is there for it (0: somebody is)."""
+    """A named member of a multicast."""
 
     name: str
-    since_ns: int
-    absent_since_ns: int = 0
+    since_ns: int  # when it joined
+    absent_since_ns: int = 0  # when its last consumer left; 0: it has a consumer
 
 
 class Definition(msgspec.Struct, frozen=True, array_like=True):
-    """A subscription as the catalogue keeps it. The id is never given to another."""
+    """A subscription as the catalogue stores it. No two subscriptions ever have the same id."""
 
     id: int
     name: str
@@ -161,7 +163,9 @@ class Definition(msgspec.Struct, frozen=True, array_like=True):
     is_paused: bool = False
     made_ns: int = 0
     members: tuple[MemberRecord, ...] = ()
-    owner: str = ""  # the token that made it; empty: none did, or it is older than quotas
+    owner: str = (
+        ""  # the token that made it; empty: made without a token, or before there were quotas
+    )
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -183,7 +187,7 @@ def _given(value_ms: int | None, default_ns: int) -> int:
     return default_ns if value_ms is None else value_ms * _MS
 
 
-def _spoken(field: str) -> str:
+def _option_name(field: str) -> str:
     return field.replace("_ns", "")
 
 

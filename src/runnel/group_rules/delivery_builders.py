@@ -1,4 +1,4 @@
-"""Builds the deliveries of one offer, message by message: one delivery for each consumer."""
+"""Builds the deliveries of one offer, one for each consumer, message by message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Attempts: TypeAlias = Callable[[Sequence[int]], list[tuple[int, int, int]]]
 
 
 class DeliveryBuilder:
-    """Messages for one consumer: offsets of its lease to be."""
+    """The delivery of one consumer while it is built: its lease, and the offsets added so far."""
 
     __slots__ = ("lease", "offsets", "room")
 
@@ -28,7 +28,7 @@ class DeliveryBuilder:
 class DeliveryBuilders:
     """The deliveries that one offer builds, one for each consumer.
 
-    Windows change at its end: until then consumers whose delivery is full are passed over.
+    Windows change when the offer ends. Until then, consumers whose delivery is full are passed over.
     """
 
     def __init__(
@@ -40,22 +40,21 @@ class DeliveryBuilders:
         self._cost_bytes = cost_bytes
         self._now_ns = now_ns
         self._delivery_builders: dict[ConsumerWindow, DeliveryBuilder] = {}
-        self.find = (
-            self._delivery_builders.get
-        )  # a consumer's, full or not; None if it has none yet
+        # A consumer's delivery builder, full or not; None if it has none yet.
+        self.find = self._delivery_builders.get
 
-    def of_anybody(self) -> DeliveryBuilder | None:
-        """The delivery builder of whoever's turn it is; None if nobody has room."""
+    def for_any_consumer(self) -> DeliveryBuilder | None:
+        """The delivery builder of the consumer whose turn it is; None if no consumer has room."""
         consumers = self._group_state.consumers
         while (consumer := consumers.next_ready()) is not None:
-            delivery_builder = self.of(consumer)
+            delivery_builder = self.for_consumer(consumer)
             if delivery_builder is not None:
                 return delivery_builder
             consumers.pass_over(consumer)
         return None
 
-    def of(self, consumer: ConsumerWindow) -> DeliveryBuilder | None:
-        """A certain consumer's delivery builder; None if it has no room."""
+    def for_consumer(self, consumer: ConsumerWindow) -> DeliveryBuilder | None:
+        """This consumer's delivery builder; None if it has no room."""
         delivery_builder = self._delivery_builders.get(consumer)
         if delivery_builder is None:
             return self._new(consumer) if consumer.has_room else None
@@ -65,7 +64,7 @@ class DeliveryBuilders:
         group_state = self._group_state
         room = consumer.fits(self._cost_bytes)
         if not room:
-            group_state.consumers.stick(consumer)
+            group_state.consumers.mark_stuck(consumer)
             return None
         lease = group_state.open_lease(
             consumer, self._key, self._base, self._cost_bytes, self._now_ns
@@ -74,14 +73,14 @@ class DeliveryBuilders:
         return delivery_builder
 
     def put(self, delivery_builder: DeliveryBuilder, *offsets: int) -> None:
-        """No more than it has room for."""
+        """Add offsets, at most as many as the builder has room for."""
         delivery_builder.offsets += offsets
         delivery_builder.room -= len(offsets)
         if not delivery_builder.room:
-            self.full(delivery_builder)
+            self.on_full(delivery_builder)
 
-    def full(self, delivery_builder: DeliveryBuilder) -> None:
-        """It takes no more."""
+    def on_full(self, delivery_builder: DeliveryBuilder) -> None:
+        """Give the consumer of a full builder no more turns in this offer."""
         self._group_state.consumers.pass_over(delivery_builder.lease.consumer)
 
     def deliver(self, attempts: Attempts) -> list[LeasedDelivery]:
@@ -95,7 +94,7 @@ class DeliveryBuilders:
         ]
 
     def _mask(self, offsets: list[int]) -> int:
-        # Digit by digit, and read once: a mask that grows bit by bit would be copied for each.
+        # Written as digits and parsed once: setting bit after bit would copy the mask for each of them.
         top = max(offsets)
         digits = bytearray(b"0" * (top - self._base + 1))
         for offset in offsets:

@@ -1,4 +1,4 @@
-"""What the rules hand out: deliveries, wants, and what the broker has to do. No rules here."""
+"""What the rules return: deliveries, reads that they ask for, and effects for the broker to carry out."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Final
 
 import msgspec
 
-from runnel.formats.work_heads import DeliveryPart as DeliveryPart  # it is one of these words
+from runnel.formats.work_heads import DeliveryPart as DeliveryPart  # effects consist of them
 from runnel.topics.names import TopicPartition
 
 OFFSET_MAX: Final = 2**63 - 1
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """How a message that was delivered before fared. Equal ones of neighbours may be one object.
+    """The failures of a message that was delivered before. Neighbouring messages may share one object.
 
-    `failures` is 0 where deliveries ended without counting; such ones are told to consumers and never stored.
+    `failures` is 0 if no delivery counted as failed; consumers see such an object, but it is never stored.
     Times are monotonic within a group, wall times in records.
     """
 
@@ -26,7 +26,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 def forget(failures: dict[int, Failure], begin: int, end: int) -> None:
-    """Take a range out of what failed. Costs by the smaller of the two."""
+    """Remove a range of offsets. The cost is that of the smaller: the range, or all failures."""
     if end - begin <= len(failures):
         for offset in range(begin, end):
             failures.pop(offset, None)
@@ -36,9 +36,9 @@ def forget(failures: dict[int, Failure], begin: int, end: int) -> None:
 
 
 class Want(msgspec.Struct, frozen=True, gc=False):
-    """What to read next and offer: messages of a partition from `begin` on, none from `end` on.
+    """A read that the group asks for, to be offered: messages of a partition from `begin` up to but not `end`.
 
-    The maxima say how much can be taken; one message is wanted even if it is larger than `bytes_max`.
+    The maxima say how much the consumers can take; one message is wanted even if it is larger than `bytes_max`.
     """
 
     key: TopicPartition
@@ -49,7 +49,7 @@ class Want(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeasedDelivery(msgspec.Struct, frozen=True):
-    """A stretch of a partition, leased to a consumer: bit i of `mask` says that offset `base` + i is in it."""
+    """Messages of a partition, leased to a consumer: bit i of `mask` says that offset `base` + i is in it."""
 
     id: int
     consumer: int
@@ -60,11 +60,11 @@ class LeasedDelivery(msgspec.Struct, frozen=True):
     size_bytes: int
     deadline_ns: int
     attempts: list[tuple[int, int, int]]
-    """(offset, failures, first_delivery_ns) of those that were delivered before."""
+    """(offset, failures, first_delivery_ns) of the messages that were delivered before."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, gc=False):
-    """A message that has failed too often: to be stored as a dead letter, and then `dead_letter_stored`."""
+    """A message that failed too often. The broker stores it as a dead letter, then calls `dead_letter_stored`."""
 
     key: TopicPartition
     offset: int
@@ -73,18 +73,18 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
 
 
 class Effects(msgspec.Struct):
-    """What follows from an event. `acked`, `picked` and `failed` are to be stored, in this order."""
+    """What the broker has to do after an event. It stores `acked`, `picked` and `failed`, in this order."""
 
     recalls: list[tuple[int, DeliveryPart]] = []
     dead_letters: list[DeadLetter] = []
     acked: list[tuple[TopicPartition, int, int]] = []
     picked: list[tuple[TopicPartition, int, int]] = []
-    """Acked too, where they lie scattered: key, base, and a mask whose bit i stands for offset base + i."""
+    """Scattered acked messages: key, base, and a mask whose bit i stands for offset base + i."""
     failed: list[tuple[TopicPartition, int, int, int, int, str]] = []
     """key, offset, failures (0: owed again, as if never delivered), not_before_ns, first_delivery_ns, reason."""
     late: list[DeliveryPart] = []
     expired: list[tuple[int, int]] = []
-    """Leases that ended by time: the consumer, and the id of the delivery."""
+    """Leases that expired: the consumer, and the id of the delivery."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -102,4 +102,4 @@ class Effects(msgspec.Struct):
 
 
 NOTHING: Final = Effects()
-"""Empty effects: nobody may add to them."""
+"""Empty effects, shared: do not change them."""

@@ -1,4 +1,4 @@
-"""The state that all partitions of a group share: options, consumers, leases, delays, who may have work."""
+"""The state that all partitions of a group share: options, consumers, leases, delays, and turns of partitions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from runnel.topics.names import TopicPartition
 
 
 class Delay(NamedTuple):
-    """A time until which something waits: one message, or without an offset all of a key."""
+    """The time until which one message waits, or all messages of a key."""
 
     until_ns: int
-    number: int  # those of the same time are over in the order in which they began
+    number: int  # delays of the same time end in the order in which they began
     key: TopicPartition
-    offset: int
+    offset: int  # 0: all messages of `queue_key`
     queue_key: bytes | None
 
 
 class GroupState:
+    """The options, consumers, leases, delays and counters of a group, and which partitions may have messages due."""
+
     def __init__(
         self, options: SubscriptionOptions, *, waiting_max: int, first_delivery_id: int
     ) -> None:
@@ -33,7 +35,7 @@ class GroupState:
         self.consumers = ConsumerWindows()
         self.leases = LeaseTable(first_delivery_id)
         self.in_flight = 0  # messages that consumers have
-        self.delayed = 0  # messages, or keys, that wait for their time
+        self.delayed = 0  # messages, or keys, that wait for a delay to end
         self.dying = 0  # messages that wait to be stored as dead letters
         self.waiting = 0  # messages of keys that cannot be delivered yet
         self.releases = 0  # messages that were delivered again
@@ -43,37 +45,37 @@ class GroupState:
         self._busy: OrderedDict[TopicPartition, None] = OrderedDict()
         self._stalled: OrderedDict[TopicPartition, None] = OrderedDict()
 
-    # --- Partitions in turn ---
+    # --- Turns of partitions ---
 
-    def call(self, key: TopicPartition) -> None:
-        """This partition may have something to deliver to whomever has room."""
+    def mark_busy(self, key: TopicPartition) -> None:
+        """This partition may have messages that any consumer with room can take."""
         self._busy.setdefault(key)
 
-    def rest(self, key: TopicPartition) -> None:
-        """It has nothing."""
+    def mark_idle(self, key: TopicPartition) -> None:
+        """This partition has no messages to deliver."""
         self._busy.pop(key, None)
         self._stalled.pop(key, None)
 
-    def stall(self, key: TopicPartition) -> None:
-        """It has nothing but new messages, and too many wait to look at those."""
+    def mark_stalled(self, key: TopicPartition) -> None:
+        """This partition has only new messages, and the group is too crowded to read them."""
         self._busy.pop(key, None)
         self._stalled.setdefault(key)
 
     @property
     def is_crowded(self) -> bool:
-        """Too many wait to look at new messages, until a quarter of them has gone.
+        """Whether so many messages wait that the group reads no new ones, until a quarter of them is gone.
 
-        Looking at one more whenever one has gone would read a whole stretch for each.
+        Reading one more for each delivered one would read a whole range every time.
         """
         quarter = self.waiting_max // 4 if self._was_crowded else 0
         self._was_crowded = self.waiting >= self.waiting_max - quarter
         return self._was_crowded
 
     def next_busy(self) -> TopicPartition | None:
-        """The partition that has waited longest for its turn, which it has now."""
+        """The partition that has waited longest for its turn. It moves to the end of the line."""
         if self._stalled and not self.is_crowded:
-            # One at a time: the first may fill the room that there is.
-            self.call(self._stalled.popitem(last=False)[0])
+            # One at a time: the first may make the group crowded again.
+            self.mark_busy(self._stalled.popitem(last=False)[0])
         for key in self._busy:
             self._busy.move_to_end(key)
             return key
@@ -84,7 +86,7 @@ class GroupState:
     def open_lease(
         self, consumer: ConsumerWindow, key: TopicPartition, base: int, cost_bytes: int, now_ns: int
     ) -> LeasedRange:
-        """A lease with nothing in it yet, which nobody knows of until it is delivered."""
+        """An empty lease, which becomes valid with `deliver`."""
         deadline_ns = now_ns + self.options.lease_ns
         lease_id = self.leases.new_id()
         return LeasedRange(lease_id, consumer, key, base, cost_bytes, now_ns, deadline_ns)
@@ -111,10 +113,10 @@ class GroupState:
             attempts,
         )
 
-    def release(self, *let_go: Mapping[LeasedRange, int]) -> None:
-        """Consumers have let go of these masks of their leases."""
+    def release(self, *released: Mapping[LeasedRange, int]) -> None:
+        """Return the messages of these masks of leases to the windows of their consumers."""
         sums: dict[ConsumerWindow, list[int]] = {}
-        for leases in let_go:
+        for leases in released:
             for lease, mask in leases.items():
                 count = mask.bit_count()
                 summed = sums.get(lease.consumer)
@@ -140,7 +142,7 @@ class GroupState:
         return self._delays[0].until_ns if self._delays else None
 
     def pop_delay(self, now_ns: int) -> Delay | None:
-        """A delay that is over. What it was for may have changed since: the partition knows."""
+        """The next delay that is over. The partition checks whether it still applies."""
         if self._delays and self._delays[0].until_ns <= now_ns:
             return heappop(self._delays)
         return None

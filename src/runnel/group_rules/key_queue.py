@@ -1,9 +1,9 @@
-"""The messages of one key that are on their way. A queue lasts as long as there are any.
+"""The queue of one key's messages that are in flight or wait. A queue exists as long as it has any.
 
       in flight      waiting
-      3  5  8        9  12  20         offsets of one key: what is in flight came before what waits
+      3  5  8        9  12  20         offsets of one key: messages in flight come before those that wait
 
-Some of those that wait may still be worked on: they were recalled, and their holder has not said yet that it stopped.
+A consumer may still work on messages that wait: they were recalled, and it has not confirmed yet that it stopped.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from runnel.group_rules.windows import ConsumerWindow
 
 
 class KeyQueue(msgspec.Struct, eq=False):
-    """Whoever has messages of the key in flight is its holder, and only to the holder go more of them."""
+    """The messages of one key. The holder is the consumer that has some in flight; only it gets more of them."""
 
     key: bytes
     holder: ConsumerWindow | None = None
     flight: dict[int, LeasedRange] = {}  # by offset
-    waiting: deque[int] | None = None  # lowest first; None saves memory where nothing waits
+    waiting: deque[int] | None = None  # lowest first; None saves memory if no message waits
     unconfirmed: int = 0  # recalled messages whose holder may still work on them
     dying: int = 0  # messages that are to become dead letters
     held_until_ns: int = 0  # 0: no delay
-    shown: int = 0  # the first that waits, where it is wanted; 0: it is not
-    shown_to: ConsumerWindow | None = None  # who alone may have it; None: anybody
+    shown: int = 0  # the first waiting message, if it can be delivered; 0: it cannot
+    shown_to: ConsumerWindow | None = None  # the only consumer that may have it; None: any
 
     @property
     def is_open(self) -> bool:
-        """Nothing but a consumer's room stands in the way of the first that waits."""
+        """Whether the first waiting message can be delivered as soon as a consumer has room."""
         return not (self.unconfirmed or self.dying or self.held_until_ns)
 
     @property
@@ -39,17 +39,17 @@ class KeyQueue(msgspec.Struct, eq=False):
         return not (self.flight or self.waiting or self.unconfirmed or self.dying)
 
     def wait(self, offsets: list[int]) -> None:
-        """These have to wait; they are in order, and all lie before or behind what waits already, or nearly."""
+        """Add waiting messages, in order. Nearly always, all of them lie before or behind those that wait already."""
         if not self.waiting:
             self.waiting = deque(offsets)
         elif self.waiting[-1] < offsets[0]:
             self.waiting.extend(offsets)
         elif offsets[-1] < self.waiting[0]:
             self.waiting.extendleft(reversed(offsets))
-        else:  # a message that was sent back from the dead letters lies anywhere
+        else:  # a message that was sent back from the dead letters may lie anywhere
             self.waiting = deque(sorted([*self.waiting, *offsets]))
 
     def drop(self, begin: int, end: int) -> None:
-        """These need not wait any more: they are gone."""
+        """Remove waiting messages of a range."""
         if self.waiting:
             self.waiting = deque(o for o in self.waiting if not begin <= o < end)

@@ -1,7 +1,7 @@
-"""The queues of a partition, and what of them is shown to be wanted.
+"""The key queues of a partition, and the first messages of them that can be delivered.
 
-To deliver a message that waited it has to be read again. So the first of each queue that could be delivered is shown:
-among what is due for anybody, or, if the queue has a holder, among the heads of that consumer.
+A waiting message has to be read again before it is delivered. So each queue shows its first waiting message, if it can
+be delivered: in the partition's `due` set, or, if the queue has a holder, in the `heads` of that consumer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runnel.topics.names import TopicPartition
 
 
 class KeyQueues:
-    """Queues by key, and by what waits or dies in them. Whoever changes a queue shows it again."""
+    """The queues by key, by waiting offset and by dying offset. After a change to a queue, call `show`."""
 
     def __init__(self, key: TopicPartition, due: OffsetSet, group_state: GroupState) -> None:
         self._key = key
@@ -34,8 +34,8 @@ class KeyQueues:
         queue = self._key_queues[row_key] = KeyQueue(row_key)
         return queue
 
-    def land(self, queue: KeyQueue) -> None:
-        """Nothing of its key is in flight any more."""
+    def on_flight_ended(self, queue: KeyQueue) -> None:
+        """No message of this queue is in flight any more."""
         if queue.waiting or queue.unconfirmed or queue.dying or queue.held_until_ns:
             self.show(queue)
         else:
@@ -47,17 +47,17 @@ class KeyQueues:
             self._group_state.delayed -= bool(queue.held_until_ns)
             self._hide(queue)
 
-    # --- What waits, is held, or dies ---
+    # --- Waiting, delayed and dying messages ---
 
     def wait(self, queue: KeyQueue, offsets: list[int]) -> None:
-        """These have to wait in their queue."""
+        """Let these messages wait in their queue."""
         if offsets:
             queue.wait(offsets)
             self._group_state.waiting += len(offsets)
             self.waiting.update(dict.fromkeys(offsets, queue))
 
     def pop(self, queue: KeyQueue, begin: int, end: int, count_max: int) -> list[int]:
-        """The first that wait do so no more: those within a range, and not more than so many."""
+        """Remove the first waiting messages that lie within a range, at most `count_max`, and return them."""
         waiting = queue.waiting
         assert waiting
         offsets: list[int] = []
@@ -68,35 +68,35 @@ class KeyQueues:
         return offsets
 
     def hold(self, queue: KeyQueue, until_ns: int) -> None:
-        """Nothing of a queue may be delivered before this time."""
+        """Deliver no message of this queue before a time."""
         if until_ns > queue.held_until_ns:
             self._group_state.delayed += not queue.held_until_ns
             queue.held_until_ns = until_ns
             self._group_state.delay(until_ns, self._key, queue_key=queue.key)
 
-    def ripen(self, row_key: bytes, now_ns: int) -> None:
-        """The time until which a queue was held may be over: unless it has been held for longer since."""
+    def end_hold(self, row_key: bytes, now_ns: int) -> None:
+        """Deliver from a queue again, unless it has been held for longer meanwhile."""
         queue = self._key_queues.get(row_key)
         if queue is not None and 0 < queue.held_until_ns <= now_ns:
             queue.held_until_ns = 0
             self._group_state.delayed -= 1
             self.show(queue)
 
-    def die(self, queue: KeyQueue, offset: int) -> None:
-        """A message of the queue is to become a dead letter."""
+    def add_dying(self, queue: KeyQueue, offset: int) -> None:
+        """A message of this queue is to become a dead letter."""
         queue.dying += 1
         self.dying[offset] = queue
 
-    def died(self, offset: int) -> None:
-        """It has become one, or nothing will come of it."""
+    def remove_dying(self, offset: int) -> None:
+        """A message has become a dead letter, or will not become one."""
         queue = self.dying.pop(offset)
         queue.dying -= 1
         self.show(queue)
 
     def gone(self, begin: int, end: int) -> None:
-        """Nothing of this range waits or dies any more."""
+        """Remove all waiting and dying messages of a range."""
         for offset in _within(self.dying, begin, end):
-            self.died(offset)
+            self.remove_dying(offset)
         found = _within(self.waiting, begin, end)
         self._group_state.waiting -= len(found)
         queues = {self.waiting.pop(offset): None for offset in found}
@@ -104,10 +104,10 @@ class KeyQueues:
             queue.drop(begin, end)
             self.show(queue)
 
-    # --- Showing ---
+    # --- Shown messages ---
 
     def show(self, queue: KeyQueue) -> None:
-        """Whatever has changed in a queue: show its first where it is wanted, and end a queue that is empty."""
+        """After a change: show the first waiting message if it can be delivered, or remove an empty queue."""
         if not queue.flight and not queue.unconfirmed:
             queue.holder = None
         if queue.shown:
@@ -117,7 +117,7 @@ class KeyQueues:
             queue.shown_to = queue.holder
             if queue.holder is None:
                 self._due.add(queue.shown)
-                self._group_state.call(self._key)
+                self._group_state.mark_busy(self._key)
             else:
                 heads = queue.holder.heads.get(self._key)
                 if heads is None:

@@ -1,7 +1,7 @@
-"""What a partition owes in key_shared mode: a key's messages to one consumer at a time, in order.
+"""One partition of a group in key_shared mode: a key's messages go to one consumer at a time, in order.
 
-Messages without a key have no order, and are treated as in shared work. The others are looked at in the order of the
-partition: each goes into the queue of its key, and from there to the queue's holder, or waits.
+Messages without a key have no order and are delivered as in shared mode. Messages with a key are read in the order of
+the partition. Each goes into the queue of its key: from there to the queue's holder, or it waits.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from runnel.group_rules.shared_partition import SPAN_MAX, SharedPartition
 from runnel.group_rules.windows import ConsumerWindow
 from runnel.topics.names import TopicPartition
 
-# How far ahead a queue is looked at for more to read along with its first.
+# How many waiting messages of a queue one read may cover.
 _AHEAD_MAX: Final = 256
-# So many turns has each consumer in one offer, if it has enough keys.
+# The turns of each consumer in one offer, if there are enough keys.
 _TURNS: Final = 8
 
 _Ended: TypeAlias = dict[int, LeasedRange]
-"""Messages of a queue that their leases have let go of, by offset."""
+"""Messages of a queue whose lease has ended, by offset."""
 
 
 class KeyedPartition(SharedPartition):
-    """One partition. A keyed message that is not done and not new is in flight, waiting or dying, in its queue."""
+    """One partition. A keyed message below `fresh` that is not done is in flight, waiting or dying in its queue."""
 
     def __init__(
         self,
@@ -47,14 +47,16 @@ class KeyedPartition(SharedPartition):
     ) -> None:
         super().__init__(key, acked, failures, group_state, now_ns)
         self._key_queues = KeyQueues(key, self.due, group_state)
-        self._held: dict[int, KeyQueue] = {}  # by offset: what consumers have, recalled or not
-        # Sent back from the dead letters: their keys are not known, so nothing newer may go out before they are read.
+        self._held: dict[
+            int, KeyQueue
+        ] = {}  # by offset: messages that consumers have, recalled or not
+        # Messages sent back from the dead letters. Their keys are unknown, so they are read before anything newer goes.
         self._unread = OffsetSet()
 
     def _recover(self, now_ns: int) -> None:
-        """Keys are known only once messages are read, in order: what failed before is found then."""
+        """Do nothing: earlier failures are handled when their messages are read, since keys are unknown until then."""
 
-    # --- What is there ---
+    # --- Stored messages ---
 
     def _owe_again(self, offset: int) -> None:
         self._unread.add(offset)
@@ -68,13 +70,13 @@ class KeyedPartition(SharedPartition):
         super().close()
         self._key_queues.close()
 
-    # --- Wanting ---
+    # --- Reads ---
 
     def want(self) -> Want | None:
         if self._unread:
             return self._want_unread()
         if not self.due and self._group_state.is_crowded and self._first_fresh() < self.end:
-            self._group_state.stall(self.key)
+            self._group_state.mark_stalled(self.key)
             return None
         want = super().want()
         if want is None or want.begin not in self._key_queues.waiting:
@@ -87,7 +89,7 @@ class KeyedPartition(SharedPartition):
         if self._unread:
             return self._want_unread()
         stretch = consumer.heads[self.key].stretch()
-        assert stretch is not None  # heads without anything in them are not kept
+        assert stretch is not None  # empty heads are removed
         begin, end = stretch
         messages, size_bytes = consumer.room
         return self._want_all(begin, max(end, self._ahead(begin, messages)), size_bytes)
@@ -98,11 +100,11 @@ class KeyedPartition(SharedPartition):
         return self._want_all(*stretch, self._group_state.consumers.room_bytes)
 
     def _want_all(self, begin: int, end: int, bytes_max: int) -> Want:
-        """What is wanted may lie far apart among messages that are not: so there is no limit on how many are read."""
+        """A read without a limit of messages: the wanted ones may lie far apart among others."""
         return Want(self.key, begin, end, end - begin, bytes_max)
 
     def _ahead(self, first: int, messages: int) -> int:
-        """Where what waits in the queue behind its first ends, as far as it is near and there is room for it."""
+        """The end of the waiting messages of a queue that are worth reading with its first: near, and with room."""
         waiting = self._key_queues.waiting[first].waiting
         assert waiting is not None
         last = first
@@ -112,7 +114,7 @@ class KeyedPartition(SharedPartition):
             last = offset
         return last + 1
 
-    # --- Delivering ---
+    # --- Deliveries ---
 
     def offer(
         self,
@@ -143,7 +145,7 @@ class KeyedPartition(SharedPartition):
         return deliveries
 
     def _read(self, base: int, rows: Sequence[bytes | None]) -> None:
-        """Put what was sent back where it belongs, now that its key is known."""
+        """Queue messages that were sent back from the dead letters, now that their keys are known."""
         for offset in masks.offsets(base, self._unread.mask(base, base + len(rows))):
             self._unread.discard(offset)
             row_key = rows[offset - base]
@@ -157,10 +159,10 @@ class KeyedPartition(SharedPartition):
     def _offer_again(
         self, base: int, rows: Sequence[bytes | None], delivery_builders: DeliveryBuilders
     ) -> None:
-        """Of messages seen before, those that are due, and those that are next in their queues."""
+        """Deliver messages seen before: those that are due, and those that are next in their queues."""
         end = min(base + len(rows), self.fresh)
         shown = self.due.mask(base, end)
-        for consumer in self._group_state.consumers.called:
+        for consumer in self._group_state.consumers.with_heads:
             if (heads := consumer.heads.get(self.key)) is not None:
                 shown |= heads.mask(base, end)
         for offset in masks.offsets(base, shown):
@@ -168,7 +170,7 @@ class KeyedPartition(SharedPartition):
             if queue is not None:
                 self._offer_queue(queue, base, end, delivery_builders)
             elif rows[offset - base] is None:
-                delivery_builder = delivery_builders.of_anybody()
+                delivery_builder = delivery_builders.for_any_consumer()
                 if delivery_builder is not None:
                     self.due.discard(offset)
                     delivery_builders.put(delivery_builder, offset)
@@ -176,7 +178,7 @@ class KeyedPartition(SharedPartition):
     def _offer_queue(
         self, queue: KeyQueue, begin: int, end: int, delivery_builders: DeliveryBuilders
     ) -> None:
-        """What is next in a queue and lies in a range, as much of it as its holder has room for."""
+        """Deliver the next messages of a queue that lie in a range, as many as its holder has room for."""
         delivery_builder = self._delivery_builder(queue, delivery_builders)
         if delivery_builder is not None:
             offsets = self._key_queues.pop(queue, begin, end, delivery_builder.room)
@@ -193,7 +195,7 @@ class KeyedPartition(SharedPartition):
         now_ns: int,
         delivery_builders: DeliveryBuilders,
     ) -> None:
-        """Of messages never seen: deliver them, or let them wait, in order, until one can do neither."""
+        """Deliver new messages or let them wait, in order, up to the first for which neither is possible."""
         first = offset = self._first_fresh()
         end = base + len(rows)
         if first < base:
@@ -214,14 +216,14 @@ class KeyedPartition(SharedPartition):
                 if not self._offer_failed(row_key, offset, now_ns, changed):
                     break
             elif row_key is None:
-                delivery_builder = delivery_builders.of_anybody()
+                delivery_builder = delivery_builders.for_any_consumer()
                 if delivery_builder is None:
                     break
                 delivery_builders.put(delivery_builder, offset)
             else:
                 queue = queues.get(row_key)
                 if queue is None:
-                    delivery_builder = delivery_builders.of_anybody()
+                    delivery_builder = delivery_builders.for_any_consumer()
                     if delivery_builder is None:
                         break
                     queue = queues.new(row_key)
@@ -230,8 +232,8 @@ class KeyedPartition(SharedPartition):
                 else:
                     delivery_builder = self._delivery_builder(queue, delivery_builders)
                 if delivery_builder is not None:
-                    self._fly(queue, offset, delivery_builder, delivery_builders)
-                elif self._group_state.is_crowded or not consumers.is_anybody_ready:
+                    self._put_in_flight(queue, offset, delivery_builder, delivery_builders)
+                elif self._group_state.is_crowded or not consumers.is_any_ready:
                     break
                 else:
                     queues.wait(queue, [offset])
@@ -244,10 +246,10 @@ class KeyedPartition(SharedPartition):
     def _offer_plain(
         self, base: int, rows: Sequence[bytes | None], delivery_builders: DeliveryBuilders
     ) -> int:
-        """The same where nothing has failed or is done, quickly (bench/queue.py, "work"): up to what is returned.
+        """The fast path of `_offer_new` (bench/queue.py, "work"), for rows of which none has failed or is done.
 
-        Of many keys a few in a row go to one consumer before it is the next one's turn. Who is full stays so for this
-        offer: what waits for them is put into its queues at the end.
+        Returns the offset at which it stopped. With many keys, a few in a row go to one consumer before the next
+        consumer's turn. A full consumer stays full for this offer: messages that wait for it are queued at the end.
         """
         get, new, held, find = (
             self._key_queues.get,
@@ -273,7 +275,7 @@ class KeyedPartition(SharedPartition):
             queue = get(row_key)
             if queue is None:
                 if not left or delivery_builder is None or not delivery_builder.room:
-                    delivery_builder, left = delivery_builders.of_anybody(), turn
+                    delivery_builder, left = delivery_builders.for_any_consumer(), turn
                     if delivery_builder is None:
                         end = offset
                         break
@@ -284,25 +286,25 @@ class KeyedPartition(SharedPartition):
                 end = offset
                 break
             else:
-                holders = (
+                holder_builder = (
                     None
                     if queue.waiting
-                    else find(queue.holder) or delivery_builders.of(queue.holder)
+                    else find(queue.holder) or delivery_builders.for_consumer(queue.holder)
                 )
-                if holders is None or not holders.room:
-                    if not waits_max or not consumers.is_anybody_ready:
+                if holder_builder is None or not holder_builder.room:
+                    if not waits_max or not consumers.is_any_ready:
                         end = offset
                         break
                     waits_max -= 1
                     waiting[queue].append(offset)
                     continue
-                taker = holders
+                taker = holder_builder
             queue.flight[offset] = taker.lease
             held[offset] = queue
             taker.offsets.append(offset)
             taker.room -= 1
             if not taker.room:
-                delivery_builders.full(taker)
+                delivery_builders.on_full(taker)
         for queue, offsets in waiting.items():
             self._key_queues.wait(queue, offsets)
             if not queue.shown:
@@ -312,19 +314,19 @@ class KeyedPartition(SharedPartition):
     def _offer_failed(
         self, row_key: bytes | None, offset: int, now_ns: int, changed: dict[KeyQueue, None]
     ) -> bool:
-        """A message that failed before a restart, and has to wait or to die. False: look at it later."""
+        """Delay a message that failed before a restart, or give it up. False: the group is too crowded for it."""
         failure = self.failures[offset]
         until_ns = max(failure.not_before_ns, now_ns)
         if row_key is None:
-            self._put_off(offset, until_ns)
+            self._delay(offset, until_ns)
             return True
         is_hopeless = self._is_hopeless(failure)
         if self._group_state.is_crowded and not is_hopeless:
             return False
         queue = self._key_queues.get(row_key) or self._key_queues.new(row_key)
         if is_hopeless:
-            self._key_queues.die(queue, offset)
-            self._put_off(offset, until_ns)
+            self._key_queues.add_dying(queue, offset)
+            self._delay(offset, until_ns)
         else:
             self._key_queues.wait(queue, [offset])
             self._key_queues.hold(queue, until_ns)
@@ -335,12 +337,12 @@ class KeyedPartition(SharedPartition):
         self, queue: KeyQueue, delivery_builders: DeliveryBuilders
     ) -> DeliveryBuilder | None:
         return (
-            delivery_builders.of_anybody()
+            delivery_builders.for_any_consumer()
             if queue.holder is None
-            else delivery_builders.of(queue.holder)
+            else delivery_builders.for_consumer(queue.holder)
         )
 
-    def _fly(
+    def _put_in_flight(
         self,
         queue: KeyQueue,
         offset: int,
@@ -352,7 +354,7 @@ class KeyedPartition(SharedPartition):
         self._held[offset] = queue
         delivery_builders.put(delivery_builder, offset)
 
-    # --- What became of deliveries ---
+    # --- Ends of deliveries ---
 
     def acknowledge(self, lease: LeasedRange, mask: int, effects: Effects) -> None:
         super().acknowledge(lease, mask, effects)
@@ -362,10 +364,10 @@ class KeyedPartition(SharedPartition):
                 flight = queue.flight
                 del flight[offset]
                 if not flight:
-                    self._key_queues.land(queue)
+                    self._key_queues.on_flight_ended(queue)
 
     def give_back(self, returned: Sequence[tuple[LeasedRange, int]], effects: Effects) -> None:
-        """Later messages of the same keys that are still out are recalled: a key's order holds."""
+        """Return messages, and recall later messages of their keys that are in flight, to keep the order of keys."""
         keyless, by_queue = self._sort(returned)
         if keyless:
             super().give_back(keyless, effects)
@@ -382,7 +384,7 @@ class KeyedPartition(SharedPartition):
         reason: str,
         effects: Effects,
     ) -> None:
-        """Of each key only the first that failed counts; it comes again with all later ones that are out."""
+        """Count the first failed message of each key; it is due again with all later ones that are in flight."""
         keyless, by_queue = self._sort(returned)
         if keyless:
             super().fail(keyless, now_ns, delay_ns=delay_ns, reason=reason, effects=effects)
@@ -395,8 +397,8 @@ class KeyedPartition(SharedPartition):
             back = self._bring_back(queue, ended, effects)
             if self._is_hopeless(failure):
                 back.remove(first)
-                self._key_queues.die(queue, first)
-                self._give_up(first, failure, effects)
+                self._key_queues.add_dying(queue, first)
+                self._request_dead_letter(first, failure, effects)
             elif failure.not_before_ns > now_ns:
                 self._key_queues.hold(queue, failure.not_before_ns)
             self._key_queues.wait(queue, back)
@@ -405,7 +407,7 @@ class KeyedPartition(SharedPartition):
     def _sort(
         self, returned: Sequence[tuple[LeasedRange, int]]
     ) -> tuple[list[tuple[LeasedRange, int]], dict[KeyQueue, _Ended]]:
-        """Messages without a key, and by queue those with one that are still owed. They are no longer in flight."""
+        """Take messages out of flight. Returns those without a key, and by queue those with one that are owed."""
         keyless: list[tuple[LeasedRange, int]] = []
         by_queue: defaultdict[KeyQueue, _Ended] = defaultdict(dict)
         for lease, mask in returned:
@@ -423,7 +425,7 @@ class KeyedPartition(SharedPartition):
         return keyless, by_queue
 
     def _bring_back(self, queue: KeyQueue, ended: _Ended, effects: Effects) -> list[int]:
-        """What comes again of a queue, in order: what ended, and all later ones, which are recalled."""
+        """Recall the later messages of a queue. Returns all that are due again, in order, with those that ended."""
         if not ended:
             return []
         first = min(ended)
@@ -435,10 +437,10 @@ class KeyedPartition(SharedPartition):
             queue.unconfirmed += 1
             _add_recall(effects.recalls, lease, offset)
         for offset, lease in ended.items():
-            self._remember(lease, [offset])
+            self._note_first_delivery(lease, [offset])
         return sorted(ended)
 
-    def confirm(self, lease: LeasedRange, mask: int) -> None:
+    def confirm_recall(self, lease: LeasedRange, mask: int) -> None:
         for offset in masks.offsets(lease.base, mask):
             queue = self._held.pop(offset)
             queue.unconfirmed -= 1
@@ -447,16 +449,16 @@ class KeyedPartition(SharedPartition):
 
     # --- Delays and dead letters ---
 
-    def ripen(self, delay: Delay, now_ns: int, effects: Effects) -> None:
+    def end_delay(self, delay: Delay, now_ns: int, effects: Effects) -> None:
         if delay.queue_key is None:
-            super().ripen(delay, now_ns, effects)
+            super().end_delay(delay, now_ns, effects)
         else:
-            self._key_queues.ripen(delay.queue_key, now_ns)
+            self._key_queues.end_hold(delay.queue_key, now_ns)
 
     def dead_letter_stored(self, offset: int, effects: Effects) -> bool:
         is_settled = super().dead_letter_stored(offset, effects)
         if is_settled and offset in self._key_queues.dying:
-            self._key_queues.died(offset)
+            self._key_queues.remove_dying(offset)
         return is_settled
 
 

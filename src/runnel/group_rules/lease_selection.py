@@ -1,4 +1,4 @@
-"""What a consumer names of what it has: parts of its leases, and what of them comes too late."""
+"""Selects the messages that a consumer names from its leases, and finds those that it names too late."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from runnel.group_rules.leases import LeasedRange, LeaseTable
 from runnel.group_rules.masks import BLOCK, FULL
 
 _LATE_MAX: Final = 64
-"""Scattered messages of one delivery that are told as late one by one."""
+"""Up to this many scattered messages of one delivery are reported as late one by one."""
 
 
 class LeaseSelection:
-    """Masks of leases, taken from them as they are named: so nothing is named twice.
+    """Masks of leases. Selecting a message removes it from its lease, so no message is selected twice.
 
-    `taken` were outstanding. `stopped` had been recalled: whatever the consumer says of them, work on them has ended.
+    `taken` were outstanding. `stopped` had been recalled: naming them in any way confirms that work on them has ended.
     """
 
     __slots__ = ("_consumer", "_leases", "late", "stopped", "taken")
@@ -30,15 +30,15 @@ class LeaseSelection:
         self.stopped: dict[LeasedRange, int] = {}
         self.late = late
 
-    def wholes(self, deliveries: Iterable[int]) -> None:
+    def take_deliveries(self, deliveries: Iterable[int]) -> None:
         for delivery in deliveries:
             lease = self._leases.get(self._consumer, delivery)
             if lease is None or not (lease.outstanding or lease.recalled):
                 self.late.append(DeliveryPart(delivery, 0, OFFSET_MAX))
             else:
-                self.all_of(lease)
+                self.take_all(lease)
 
-    def parts(self, parts: Iterable[DeliveryPart]) -> None:
+    def take_parts(self, parts: Iterable[DeliveryPart]) -> None:
         get, consumer, all_taken = self._leases.get, self._consumer, self.taken
         for part in parts:
             lease = get(consumer, part.delivery)
@@ -52,15 +52,15 @@ class LeaseSelection:
                 all_taken[lease] = all_taken[lease] | taken if lease in all_taken else taken
             if taken.bit_count() != part.end - part.begin:
                 self._stop(lease, covered)
-                self._tell_late(lease, part, taken)
+                self._add_late(lease, part, taken)
 
-    def picked(self, picked: Iterable[Picked]) -> None:
+    def take_picked(self, picked: Iterable[Picked]) -> None:
         for part in picked:
             mask = int.from_bytes(part.bits, "little")
             lease = self._leases.get(self._consumer, part.delivery)
             first = 0 if lease is None else part.begin - lease.base
             if lease is None or not -BLOCK < first < BLOCK:
-                self._tell_picked(part, mask)
+                self._add_late_picked(part, mask)
                 continue
             covered = (mask << first if first >= 0 else mask >> -first) & FULL
             taken = covered & lease.outstanding
@@ -68,10 +68,10 @@ class LeaseSelection:
                 lease.outstanding ^= taken
                 self.taken[lease] = self.taken.get(lease, 0) | taken
             self._stop(lease, covered)
-            self._tell_picked(part, mask & ~(taken >> first if first >= 0 else taken << -first))
+            self._add_late_picked(part, mask & ~(taken >> first if first >= 0 else taken << -first))
 
-    def _tell_picked(self, part: Picked, late: int) -> None:
-        """Exactly, unless that would be many times as long as what was said."""
+    def _add_late_picked(self, part: Picked, late: int) -> None:
+        """Report late messages exactly, unless the report would be many times as long as the request."""
         if late.bit_count() > _LATE_MAX:
             last = min(part.begin + late.bit_length(), OFFSET_MAX)
             self.late.append(DeliveryPart(part.delivery, part.begin, last))
@@ -80,39 +80,39 @@ class LeaseSelection:
             DeliveryPart(part.delivery, begin, end) for begin, end in masks.runs(part.begin, late)
         ]
 
-    def missing(self, parts: Iterable[DeliveryPart]) -> None:
-        """Tell which of these the consumer does not have, and take nothing."""
+    def find_missing(self, parts: Iterable[DeliveryPart]) -> None:
+        """Report as late what the consumer does not have of these, and select nothing."""
         for part in parts:
             lease = self._leases.get(self._consumer, part.delivery)
             if lease is None:
                 self.late.append(part)
             else:
-                self._tell_late(
+                self._add_late(
                     lease, part, _covered(lease, part) & (lease.outstanding | lease.recalled)
                 )
 
-    def recalled(self, parts: Iterable[DeliveryPart]) -> None:
-        """Only what was recalled; of the rest nothing is said, for leases may have ended meanwhile."""
+    def stop_recalled(self, parts: Iterable[DeliveryPart]) -> None:
+        """Select only recalled messages. Others are not reported as late: their leases may have ended meanwhile."""
         for part in parts:
             lease = self._leases.get(self._consumer, part.delivery)
             if lease is not None:
                 self._stop(lease, _covered(lease, part))
 
-    def up_to(self, lease: LeasedRange, offset: int) -> None:
-        """What a lease has up to an offset and with it."""
+    def take_up_to(self, lease: LeasedRange, offset: int) -> None:
+        """Select the messages of a lease up to and including an offset."""
         covered = (1 << max(min(offset + 1 - lease.base, BLOCK), 0)) - 1
         taken = covered & lease.outstanding
         if taken:
             lease.outstanding ^= taken
             self.taken[lease] = taken
-        self._tell_stopped(lease, self._stop(lease, covered))
+        self._add_late_stopped(lease, self._stop(lease, covered))
 
-    def all_of(self, lease: LeasedRange) -> None:
+    def take_all(self, lease: LeasedRange) -> None:
         if lease.outstanding:
             self.taken[lease] = self.taken.get(lease, 0) | lease.outstanding
             lease.outstanding = 0
         if lease.recalled:
-            self._tell_stopped(lease, self._stop(lease, lease.recalled))
+            self._add_late_stopped(lease, self._stop(lease, lease.recalled))
 
     def _stop(self, lease: LeasedRange, mask: int) -> int:
         stopped = mask & lease.recalled
@@ -121,13 +121,13 @@ class LeaseSelection:
             self.stopped[lease] = self.stopped.get(lease, 0) | stopped
         return stopped
 
-    def _tell_stopped(self, lease: LeasedRange, mask: int) -> None:
+    def _add_late_stopped(self, lease: LeasedRange, mask: int) -> None:
         self.late += [
             DeliveryPart(lease.id, begin, end) for begin, end in masks.runs(lease.base, mask)
         ]
 
-    def _tell_late(self, lease: LeasedRange, part: DeliveryPart, taken: int) -> None:
-        """All of a part that was not outstanding. No more pieces than what was, and one."""
+    def _add_late(self, lease: LeasedRange, part: DeliveryPart, taken: int) -> None:
+        """Report all of a part that was not taken: at most one piece more than the runs that were taken."""
         position = part.begin
         for begin, end in masks.runs(lease.base, taken):
             if position < begin:
@@ -138,7 +138,7 @@ class LeaseSelection:
 
 
 def _covered(lease: LeasedRange, part: DeliveryPart) -> int:
-    """A part as a mask at the lease's base, no wider than a lease can be."""
+    """The part as a mask at the lease's base, cut to the widest possible lease."""
     first = part.begin - lease.base
     last = part.end - lease.base
     if last - first == 1 and 0 <= first < BLOCK:

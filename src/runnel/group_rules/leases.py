@@ -1,4 +1,4 @@
-"""What is leased to whom, and until when; knows nothing of what failing or acknowledging means."""
+"""The leases of a group, by id, consumer, partition and deadline. Acks and failures are decided elsewhere."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from runnel.group_rules.windows import ConsumerWindow
 from runnel.topics.names import TopicPartition
 
-# A heap may hold so many entries of leases that have ended, beyond as many as there are leases.
+# How many entries of ended leases a heap may have beyond twice the number of leases.
 _STALE_MAX: Final = 1_024
 
 
 class LeasedRange:
-    """A stretch of a partition that a consumer has: bit i of a mask stands for offset `base` + i."""
+    """Messages of a partition that are leased to a consumer: bit i of a mask stands for offset `base` + i."""
 
     __slots__ = (
         "base",
@@ -45,9 +45,9 @@ class LeasedRange:
         self.cost_bytes = cost_bytes  # of each message
         self.delivered_ns = delivered_ns
         self.deadline_ns = deadline_ns
-        self.woken_ns = 0  # when its entry in the heap comes up: not after the deadline
+        self.woken_ns = 0  # the time of its heap entry: not after the deadline
         self.outstanding = 0
-        self.recalled = 0  # and the consumer has not said yet that it has stopped work on them
+        self.recalled = 0  # and the consumer has not confirmed yet that it stopped work on them
 
     @property
     def last(self) -> int:
@@ -62,7 +62,7 @@ class PartitionLeases:
 
     def __init__(self) -> None:
         self.leases: dict[int, LeasedRange] = {}
-        self._by_base: list[tuple[int, int]] | None = None  # a heap, once somebody has asked
+        self._by_base: list[tuple[int, int]] | None = None  # a heap, from the first `up_to` on
 
     def add(self, lease: LeasedRange) -> None:
         self.leases[lease.id] = lease
@@ -70,7 +70,7 @@ class PartitionLeases:
             heappush(self._by_base, (lease.base, lease.id))
 
     def up_to(self, offset: int) -> list[LeasedRange]:
-        """Those that have anything up to an offset. What they have up to there must be taken from them."""
+        """The leases with messages up to an offset. The caller must take these messages from them."""
         heap = self._by_base
         if heap is None or len(heap) > 2 * len(self.leases) + _STALE_MAX:
             heap = [(lease.base, lease.id) for lease in self.leases.values()]
@@ -91,14 +91,14 @@ class PartitionLeases:
 
 
 class LeaseTable:
-    """All leases of a group by their id, by who has them, and by when they end."""
+    """All leases of a group by id, consumer, partition and deadline."""
 
     def __init__(self, first_id: int) -> None:
         self.next_id = first_id
         self._leases: dict[int, LeasedRange] = {}
         self._of_consumer: dict[int, dict[TopicPartition, PartitionLeases]] = {}
         self._of_partition: dict[TopicPartition, dict[int, PartitionLeases]] = {}
-        # (when, id): a lease that was renewed stays where it is and is put back when it comes up.
+        # A heap of (time, lease id). The entry of a renewed lease stays, and is replaced when its time comes.
         self._deadlines: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class LeaseTable:
         return self.next_id - 1
 
     def get(self, consumer: int, lease_id: int) -> LeasedRange | None:
-        """A consumer's lease; None if there is none of this id, or it is another's."""
+        """The consumer's lease with this id; None if there is none, or another consumer has it."""
         lease = self._leases.get(lease_id)
         return lease if lease is not None and lease.consumer.number == consumer else None
 
@@ -150,7 +150,7 @@ class LeaseTable:
         return [lease for share in shares.values() for lease in share.leases.values()]
 
     def up_to(self, consumer: int, key: TopicPartition, offset: int) -> list[LeasedRange]:
-        """A consumer's leases in a partition that have anything up to an offset, which is about to end."""
+        """A consumer's leases in a partition with messages up to an offset. The caller must take these messages."""
         share = self._of_consumer.get(consumer, {}).get(key)
         return [] if share is None else share.up_to(offset)
 
@@ -188,10 +188,10 @@ class LeaseTable:
         return None
 
     def ended(self, now_ns: int) -> list[LeasedRange]:
-        """The leases whose time is up. They are told once: whoever asks lets go of them."""
+        """The leases whose time is up. Each is returned once: the caller must end it."""
         found = []
         while (when_ns := self.next_deadline_ns()) is not None and when_ns <= now_ns:
             lease = self._leases[heappop(self._deadlines)[1]]
-            lease.woken_ns = 0  # so that another entry of the same lease is stale
+            lease.woken_ns = 0  # makes other entries of this lease stale
             found.append(lease)
         return found

@@ -1,7 +1,7 @@
 """Sets of neighbouring offsets as the bits of one integer: bit i of a mask at `base` stands for offset base + i.
 
-Python's integers make such sets small and quick: a thousand offsets are 133 bytes, and adding, removing or
-comparing them is one operation over those. A mask that could grow long is kept in blocks of BLOCK offsets, so
+Python's integers make such sets small and quick: a thousand offsets take 133 bytes, and adding, removing or
+comparing them is one operation on these bytes. A mask that could grow long is kept in blocks of BLOCK offsets, so
 that changing one bit never copies more than half a kilobyte.
 """
 
@@ -16,14 +16,14 @@ SHIFT: Final = 12
 BLOCK: Final = 1 << SHIFT
 LOW: Final = BLOCK - 1
 FULL: Final = (1 << BLOCK) - 1
-"""All of a block. One object for all full blocks, however many."""
+"""The mask of a full block. All full blocks share this object."""
 
 _BITS: Final = bytes(int(chr(digit) == "1") for digit in range(256))
 _ONES: Final = re.compile("1+")
 
 
 def runs(base: int, mask: int) -> list[tuple[int, int]]:
-    """The offsets of a mask as ranges, in order: (begin, end), not `end` itself."""
+    """The offsets of a mask as ranges [begin, end), in order."""
     if not mask:
         return []
     low = (mask & -mask).bit_length() - 1
@@ -31,13 +31,13 @@ def runs(base: int, mask: int) -> list[tuple[int, int]]:
     base += low
     if not rest & (rest + 1):
         return [(base, base + rest.bit_length())]
-    # The digits, lowest first: one pass, where shifting run by run would copy the mask for each.
+    # One pass over the digits, lowest first: shifting run by run would copy the mask for each run.
     digits = f"{rest:b}"[::-1]
     return [(base + found.start(), base + found.end()) for found in _ONES.finditer(digits)]
 
 
 def range_of(base: int, mask: int) -> tuple[int, int] | None:
-    """The offsets of a mask if they are one range; None if they lie scattered, or there are none."""
+    """The offsets of a mask as one range; None if they are scattered, or there are none."""
     low = mask & -mask
     if not mask or mask & (mask + low):
         return None
@@ -53,12 +53,12 @@ def offsets(base: int, mask: int) -> list[int]:
 
 
 def lowest(mask: int, count: int) -> int:
-    """The `count` lowest bits that are set, which is 1 or more; all if there are no more."""
+    """The lowest `count` set bits (1 or more); all bits if there are fewer."""
     if count == 1:
         return mask & -mask
     if mask.bit_count() <= count:
         return mask
-    few, many = 0, mask.bit_length()  # so many digits hold too few, and enough, of them
+    few, many = 0, mask.bit_length()  # numbers of digits that have too few, and enough, set bits
     while many - few > 1:
         middle = (few + many) // 2
         if (mask & ((1 << middle) - 1)).bit_count() < count:
@@ -69,7 +69,7 @@ def lowest(mask: int, count: int) -> int:
 
 
 def pieces(base: int, mask: int) -> Iterator[tuple[int, int]]:
-    """A mask at any offset as (block, mask within the block)."""
+    """A mask at any offset as pairs (block, mask within the block)."""
     number = base >> SHIFT
     mask <<= base & LOW
     while mask:
@@ -81,7 +81,7 @@ def pieces(base: int, mask: int) -> Iterator[tuple[int, int]]:
 
 
 def spans(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """A range as (block, mask within the block)."""
+    """A range as pairs (block, mask within the block)."""
     while begin < end:
         number = begin >> SHIFT
         first = begin & LOW
@@ -94,7 +94,7 @@ def spans(begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def gather(blocks: Mapping[int, int], begin: int, end: int) -> int:
-    """The bits of `blocks` from `begin` on and before `end`, as a mask at `begin`."""
+    """The bits of `blocks` in the range [begin, end), as a mask at `begin`."""
     if begin >= end:
         return 0
     first = begin >> SHIFT

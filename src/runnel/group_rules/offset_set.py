@@ -1,4 +1,4 @@
-"""Offsets in order, for finding the lowest of them; kept as masks, in blocks."""
+"""A set of offsets that finds its lowest offset quickly; kept as masks, in blocks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Final
 from runnel.group_rules.masks import FULL, LOW, SHIFT, gather, pieces, spans
 
 GAP_MAX: Final = 64
-"""Offsets to be read together may have so many between them that are not wanted."""
+"""One read may skip up to this many unwanted offsets between wanted ones."""
 
 _GAP: Final = "0" * GAP_MAX
 
 
 class OffsetSet:
-    """A set of offsets. Adding and removing cost the same wherever they are; so does the lowest."""
+    """A set of offsets. Adding, removing and finding the lowest cost the same wherever the offsets lie."""
 
     __slots__ = ("_blocks", "_count", "_order", "_ordered")
 
     def __init__(self) -> None:
         self._blocks: dict[int, int] = {}  # no mask in it is 0
         self._order: list[int] = []  # a heap of block numbers, once each; some may have no block
-        self._ordered: set[int] = set()  # what is in the heap
+        self._ordered: set[int] = set()  # the block numbers in the heap
         self._count = 0
 
     def __len__(self) -> int:
@@ -59,15 +59,18 @@ class OffsetSet:
         self._count += (block ^ former).bit_count()
 
     def discard(self, offset: int) -> bool:
-        """Take an offset out. False: it was not there."""
+        """Remove an offset. False: it was not in the set."""
         return self._take(offset >> SHIFT, 1 << (offset & LOW)) > 0
 
     def discard_mask(self, base: int, mask: int) -> int:
-        """Take these out; how many of them were there."""
+        """Remove the offsets of a mask. Returns how many of them were in the set."""
         return sum(self._take(number, bits) for number, bits in pieces(base, mask))
 
     def discard_range(self, begin: int, end: int) -> int:
-        """Take these out; how many of them were there. Costs by what is there, not by the range's length."""
+        """Remove a range. Returns how many offsets were in the set.
+
+        The cost depends on the stored blocks, not on the range's length.
+        """
         first, last = begin >> SHIFT, (end - 1) >> SHIFT
         if last - first >= len(self._blocks):
             kept = [number for number in self._blocks if first <= number <= last]
@@ -93,11 +96,11 @@ class OffsetSet:
         return count
 
     def mask(self, begin: int, end: int) -> int:
-        """Bit i: offset `begin` + i is in the set."""
+        """A mask whose bit i says whether offset `begin` + i is in the set."""
         return gather(self._blocks, begin, end) if self._blocks else 0
 
     def stretch(self) -> tuple[int, int] | None:
-        """The lowest offset, and where a stretch worth reading from there on ends; None if there is nothing."""
+        """The range that is worth reading at once, from the lowest offset on; None if the set is empty."""
         while self._order and self._order[0] not in self._blocks:
             self._ordered.discard(heappop(self._order))
         if not self._order:

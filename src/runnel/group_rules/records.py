@@ -1,7 +1,7 @@
-"""What a state journal holds of subscriptions, and what its records add up to. No files here.
+"""The records of subscriptions in a state journal, and the table that results from applying them. No files here.
 
-Acks are recorded as ranges and failures as they happen; leases are not. Each record can be applied twice in a row, or
-with those that followed it once more, and the outcome is the same: a journal may repeat what a snapshot says.
+Acks are recorded as ranges, failures one by one; leases are not recorded. Applying a record twice, alone or together
+with the records that followed it, gives the same table: a journal may repeat what a snapshot says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _StateRecord(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=Fa
 
 
 class AckedRecord(_StateRecord, tag="acked", frozen=True, gc=False):
-    """These offsets are done: `ranges` has begin and end of each, little-endian, 64 bits each."""
+    """Ranges of offsets are done: `ranges` has the begin and end of each, as little-endian 64-bit numbers."""
 
     subscription: int
     member: str
@@ -36,7 +36,7 @@ class AckedRecord(_StateRecord, tag="acked", frozen=True, gc=False):
 
 
 class FailedRecord(_StateRecord, tag="failed", frozen=True, gc=False):
-    """A message has failed so often. 0 failures: it is owed again, as if it had never been delivered."""
+    """How often a message has failed. 0 failures: it is owed again, as if it had never been delivered."""
 
     subscription: int
     member: str
@@ -44,13 +44,13 @@ class FailedRecord(_StateRecord, tag="failed", frozen=True, gc=False):
     partition: int
     offset: int
     failures: int
-    not_before_ns: int  # wall time, as the next
-    first_delivery_ns: int
+    not_before_ns: int  # wall time
+    first_delivery_ns: int  # wall time
     reason: str
 
 
 class FailedAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A message that failed, within an AtRecord. The same as a FailedRecord says."""
+    """A message that failed, within an AtRecord. Its fields are those of a FailedRecord."""
 
     offset: int
     failures: int
@@ -60,7 +60,7 @@ class FailedAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class AtRecord(_StateRecord, tag="at", frozen=True):
-    """All there is to know of a partition; what was known before no longer counts."""
+    """The whole state of a partition. It replaces all earlier records of the partition."""
 
     subscription: int
     member: str
@@ -72,7 +72,7 @@ class AtRecord(_StateRecord, tag="at", frozen=True):
 
 
 class ForgottenRecord(_StateRecord, tag="forgotten", frozen=True, gc=False):
-    """A subscription, or one of its members (not None), is no more, or has nothing to do with a topic (not None)."""
+    """The state of a subscription is deleted; only that of one member, or of one topic, if they are not None."""
 
     subscription: int
     member: str | None = None
@@ -80,7 +80,7 @@ class ForgottenRecord(_StateRecord, tag="forgotten", frozen=True, gc=False):
 
 
 class PickedRecord(_StateRecord, tag="picked", frozen=True, gc=False):
-    """Messages are done that lie scattered: bit i of `bits`, lowest byte first, is the offset `base` + i."""
+    """Scattered messages are done: bit i of `bits`, lowest byte first, stands for offset `base` + i."""
 
     subscription: int
     member: str
@@ -126,14 +126,14 @@ def unpack_ranges(content: bytes) -> list[tuple[int, int]]:
 
 
 class PartitionAcks(msgspec.Struct):
-    """What a member of a subscription has done in a partition, and what failed there."""
+    """The acks and failures of a member of a subscription in a partition."""
 
     acked: AckSet
     failures: dict[int, Failure]
 
 
 class StateTable:
-    """What all records so far say."""
+    """The state of all subscriptions that results from the records applied so far."""
 
     def __init__(self) -> None:
         self._states: dict[tuple[int, str], dict[TopicPartition, PartitionAcks]] = {}
@@ -190,7 +190,7 @@ class StateTable:
         return self._states.get((subscription, member), {}).get(key)
 
     def topics(self) -> dict[int, set[str]]:
-        """The topics that each subscription has acknowledged something of, or begun at a place of."""
+        """The topics of which each subscription has state."""
         found: dict[int, set[str]] = {}
         for (subscription, _), states in self._states.items():
             found.setdefault(subscription, set()).update(topic for topic, _ in states)
@@ -200,7 +200,10 @@ class StateTable:
         return list(self._states.get((subscription, member), {}))
 
     def snapshot(self) -> list[AtRecord]:
-        """Records that say it all again. In a worker too, while others are applied: tables are copied in one step."""
+        """Records that give the same table.
+
+        May run in a worker while records are applied: it copies each table in one step.
+        """
         return [
             at_record(subscription, member, key, state)
             for (subscription, member), states in list(self._states.items())
@@ -211,10 +214,10 @@ class StateTable:
 def at_record(
     subscription: int, member: str, key: TopicPartition, state: PartitionAcks
 ) -> AtRecord:
-    """All there is to know of a partition. The state's times must be wall times."""
-    # Failures first: one that is acknowledged in between is then left out or harmless, never lost.
+    """The record of a partition's whole state. The state's times must be wall times."""
+    # Failures first: a failure that is acknowledged in between is then left out or harmless, never lost.
     failures = list(state.failures.items())
-    floor, ranges = state.acked.standing()
+    floor, ranges = state.acked.snapshot()
     failed = [
         FailedAt(
             offset,

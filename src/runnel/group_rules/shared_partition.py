@@ -1,9 +1,9 @@
-"""What a partition owes, and the rules of shared work: whomever has room takes the next messages.
+"""One partition of a group in shared mode: any consumer with room takes the next messages.
 
-    1 … floor … done and owed, leased, due again … │ never delivered … │ not there yet
-                                                 fresh                end
+    1 … floor … done, or leased, due again … │ never delivered … │ not stored yet
+                                           fresh                end
 
-Below `fresh` every message that is not done is in exactly one place: leased (its lease knows), due again, delayed
+Below `fresh` every message that is not done is in exactly one state: leased (in a lease's mask), due again, delayed
 until a time, or dying (failed too often, and not yet stored as a dead letter).
 """
 
@@ -22,15 +22,15 @@ from runnel.group_rules.windows import ConsumerWindow
 from runnel.topics.names import TopicPartition
 
 SPAN_MAX: Final = masks.BLOCK
-"""A delivery spans no more offsets: acknowledging one of them copies its mask."""
+"""The widest range of offsets of a delivery: acknowledging one message copies the delivery's mask."""
 
 
 _PICKED_MIN: Final = 8
-"""Fewer scattered messages are told as ranges, which then take no more room than bits."""
+"""Fewer scattered messages are recorded as ranges, which then take no more room than bits."""
 
 
 class SharedPartition:
-    """One partition of a group. `give_back`, `fail` and `acknowledge` are told of what leases let go of."""
+    """One partition of a group. `acknowledge`, `give_back` and `fail` take messages that have left their leases."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class SharedPartition:
         }
         self.fresh = acked.floor
         self.end = acked.floor
-        self.due = OffsetSet()  # may go to whomever has room
+        self.due = OffsetSet()  # any consumer with room may get them
         self.delayed = OffsetSet()
         self.dying = OffsetSet()
         self._group_state = group_state
         self._recover(now_ns)
 
     def _recover(self, now_ns: int) -> None:
-        """Put what failed before a restart where it belongs; what lies before the last of it is due."""
+        """Delay messages that failed before a restart; other messages before the last failed one are due."""
         if not self.failures:
             return
         self._skip_to(max(self.failures) + 1)
@@ -62,18 +62,18 @@ class SharedPartition:
         for offset, failure in self.failures.items():
             if self._is_held_back(offset, now_ns):
                 self.due.discard(offset)
-                # What is to become a dead letter is told by the next look at the clock.
-                self._put_off(offset, max(failure.not_before_ns, now_ns))
+                # `end_delay` requests the dead letters of those that failed too often.
+                self._delay(offset, max(failure.not_before_ns, now_ns))
 
-    # --- What is there ---
+    # --- Stored messages ---
 
     def extend(self, end: int) -> None:
         if end > self.end:
             self.end = end
-            self._group_state.call(self.key)
+            self._group_state.mark_busy(self.key)
 
     def gone(self, begin: int, end: int, effects: Effects) -> None:
-        """These will never come. Where they are leased, the lease finds them done when it ends."""
+        """Acknowledge messages that cannot be read any more. Leased ones are found done when their lease ends."""
         self.extend(end)
         self._acknowledge(begin, end, effects)
         self.due.discard_range(begin, end)
@@ -81,7 +81,7 @@ class SharedPartition:
         self._group_state.dying -= self.dying.discard_range(begin, end)
 
     def reopen(self, offset: int, effects: Effects) -> None:
-        """Owed again, as if it had never been delivered."""
+        """Owe a message again, as if it had never been delivered."""
         if offset not in self.acked:
             return
         self.acked.discard(offset, offset + 1)
@@ -89,28 +89,28 @@ class SharedPartition:
         if offset < self.fresh:
             self._owe_again(offset)
         self.extend(offset + 1)
-        self._group_state.call(self.key)
+        self._group_state.mark_busy(self.key)
 
     def _owe_again(self, offset: int) -> None:
         self.due.add(offset)
 
     def close(self) -> None:
-        """It is no more: nothing of it waits for anything."""
-        self._group_state.rest(self.key)
+        """Take the partition out of the group's turns and counters."""
+        self._group_state.mark_idle(self.key)
         self._group_state.delayed -= len(self.delayed)
         self._group_state.dying -= len(self.dying)
 
-    # --- Delivering ---
+    # --- Deliveries ---
 
     def want(self) -> Want | None:
-        """What to read for whomever has room; what came back before what is new. None: nothing until it calls."""
+        """The next read for any consumer with room: due messages before new ones. None: idle until marked busy."""
         again = self.due.stretch()
         begin, end = self._first_fresh(), self.end
         if again is not None:
             is_near = begin < end and again[1] + GAP_MAX >= begin
             begin, end = again[0], end if is_near else again[1]
         elif begin >= end:
-            self._group_state.rest(self.key)
+            self._group_state.mark_idle(self.key)
             return None
         consumers = self._group_state.consumers
         return Want(self.key, begin, end, consumers.room_messages, consumers.room_bytes)
@@ -120,7 +120,7 @@ class SharedPartition:
         return self.fresh
 
     def _skip_to(self, offset: int) -> None:
-        """Go on with new messages from an offset on; those passed over are due."""
+        """Continue with new messages at an offset; skipped ones are due."""
         for begin, end in self.acked.missing(self.fresh, offset):
             self.due.add_range(begin, end)
         self.fresh = max(self.fresh, offset)
@@ -131,9 +131,9 @@ class SharedPartition:
         count: int,
         cost_bytes: int,
         now_ns: int,
-        row_keys: Sequence[bytes | None] | None,  # noqa: ARG002 (shared work has no keys)
+        row_keys: Sequence[bytes | None] | None,  # noqa: ARG002 (shared mode ignores keys)
     ) -> list[LeasedDelivery]:
-        """Deliver what can be of these messages."""
+        """Deliver those of these messages that are owed, as far as consumers have room."""
         consumers = self._group_state.consumers
         deliveries = []
         begin, end = base, base + count
@@ -151,7 +151,7 @@ class SharedPartition:
                 break
             room = consumer.fits(cost_bytes)
             if not room:
-                consumers.stick(consumer)
+                consumers.mark_stuck(consumer)
                 continue
             taken = masks.lowest(mask, room)
             mask ^= taken
@@ -160,7 +160,7 @@ class SharedPartition:
         return deliveries
 
     def _deliverable(self, begin: int, end: int) -> int:
-        """Which of these are owed and nobody's, as a mask at `begin`."""
+        """The messages of a range that are owed and not leased, as a mask at `begin`."""
         new = max(begin, min(self.fresh, end))
         mask = self.due.mask(begin, new)
         if new < end:
@@ -169,7 +169,7 @@ class SharedPartition:
         return mask
 
     def _take(self, base: int, mask: int) -> list[tuple[int, int, int]]:
-        """These are delivered now. Tells which of them were before."""
+        """Mark messages as delivered. Returns the attempts of those that were delivered before."""
         attempts: list[tuple[int, int, int]] = []
         end = base + mask.bit_length()
         if base < self.fresh:
@@ -192,17 +192,17 @@ class SharedPartition:
             if offset in failures
         ]
 
-    # --- What became of deliveries ---
+    # --- Ends of deliveries ---
 
     def acknowledge(self, lease: LeasedRange, mask: int, effects: Effects) -> None:
-        """These are done, and no longer outstanding in the lease."""
+        """Mark messages as done, which are no longer outstanding in the lease."""
         whole = masks.range_of(lease.base, mask)
         if whole is not None:
-            self._tell_acked(self.acked.add(*whole), effects)
+            self._record_acked(self.acked.add(*whole), effects)
         else:
             new = self.acked.add_scattered(lease.base, mask)
             if new.bit_count() < _PICKED_MIN:
-                self._tell_acked(masks.runs(lease.base, new), effects)
+                self._record_acked(masks.runs(lease.base, new), effects)
             else:
                 effects.picked.append((self.key, lease.base, new))
         if self.failures:
@@ -210,26 +210,26 @@ class SharedPartition:
                 forget(self.failures, begin, end)
 
     def _acknowledge(self, begin: int, end: int, effects: Effects) -> None:
-        self._tell_acked(self.acked.add(begin, end), effects)
+        self._record_acked(self.acked.add(begin, end), effects)
         if self.failures:
             forget(self.failures, begin, end)
 
-    def _tell_acked(self, added: list[tuple[int, int]], effects: Effects) -> None:
+    def _record_acked(self, added: list[tuple[int, int]], effects: Effects) -> None:
         key, acked = self.key, effects.acked
         for begin, end in added:
             if acked and acked[-1][2] == begin and acked[-1][0] is key:
-                # Acks of neighbouring deliveries are one range to be stored.
+                # Acks of neighbouring deliveries are stored as one range.
                 acked[-1] = (key, acked[-1][1], end)
             else:
                 acked.append((key, begin, end))
 
     def give_back(self, returned: Sequence[tuple[LeasedRange, int]], effects: Effects) -> None:  # noqa: ARG002
-        """These come again, and no failure is counted. Shared work has no order, so it recalls nothing."""
+        """Make messages due again without counting a failure. Shared mode has no order, so it recalls nothing."""
         for lease, mask in returned:
             owed = self._still_owed(lease.base, mask)
             self.due.add_mask(lease.base, owed)
-            self._remember(lease, masks.offsets(lease.base, owed))
-        self._group_state.call(self.key)
+            self._note_first_delivery(lease, masks.offsets(lease.base, owed))
+        self._group_state.mark_busy(self.key)
 
     def fail(
         self,
@@ -240,32 +240,32 @@ class SharedPartition:
         reason: str,
         effects: Effects,
     ) -> None:
-        """These have failed. `delay_ns` of None: they wait as long as the options say."""
+        """Count messages as failed. They wait for `delay_ns`; None: as long as the options say."""
         for lease, mask in returned:
             at_once = 0
             for offset in masks.offsets(lease.base, self._still_owed(lease.base, mask)):
                 failure = self._count(lease, offset, now_ns, delay_ns, reason, effects)
                 if self._is_hopeless(failure):
-                    self._give_up(offset, failure, effects)
+                    self._request_dead_letter(offset, failure, effects)
                 elif failure.not_before_ns > now_ns:
-                    self._put_off(offset, failure.not_before_ns)
+                    self._delay(offset, failure.not_before_ns)
                 else:
                     at_once |= 1 << offset - lease.base
             self.due.add_mask(lease.base, at_once)
-        self._group_state.call(self.key)
+        self._group_state.mark_busy(self.key)
 
-    def confirm(self, lease: LeasedRange, mask: int) -> None:
-        """Work has stopped on these, which were recalled from the lease. Shared work recalls nothing."""
+    def confirm_recall(self, lease: LeasedRange, mask: int) -> None:
+        """Work has stopped on these recalled messages of a lease. Shared mode recalls nothing."""
 
     def want_for(self, consumer: ConsumerWindow) -> Want | None:  # noqa: ARG002
-        """What to read for a consumer because nobody else may have it. In shared work anybody may."""
+        """The next read of messages that only this consumer may have. Shared mode has none."""
         return None
 
     def _still_owed(self, base: int, mask: int) -> int:
         return mask & ~self.acked.mask(base, base + mask.bit_length())
 
-    def _remember(self, lease: LeasedRange, offsets: Sequence[int]) -> None:
-        """When they were first delivered, for the next to whom they go."""
+    def _note_first_delivery(self, lease: LeasedRange, offsets: Sequence[int]) -> None:
+        """Keep the time of the first delivery, for the next consumer of these messages."""
         failure = Failure(0, 0, lease.delivered_ns)
         for offset in offsets:
             self.failures.setdefault(offset, failure)
@@ -286,7 +286,7 @@ class SharedPartition:
             first_ns = former.first_delivery_ns or first_ns
         options = self._group_state.options
         if 0 < options.deliveries_max <= failures:
-            delay_ns = 0  # it is not delivered again
+            delay_ns = 0  # it becomes a dead letter
         elif delay_ns is None:
             delay_ns = options.delay_ns(failures)
         failure = Failure(failures, now_ns + delay_ns, first_ns, reason)
@@ -303,31 +303,31 @@ class SharedPartition:
         failure = self.failures[offset]
         return failure.not_before_ns > now_ns or self._is_hopeless(failure)
 
-    def _put_off(self, offset: int, until_ns: int) -> None:
+    def _delay(self, offset: int, until_ns: int) -> None:
         self.delayed.add(offset)
         self._group_state.delayed += 1
         self._group_state.delay(until_ns, self.key, offset)
 
-    def _give_up(self, offset: int, failure: Failure, effects: Effects) -> None:
+    def _request_dead_letter(self, offset: int, failure: Failure, effects: Effects) -> None:
         self.dying.add(offset)
         self._group_state.dying += 1
         effects.dead_letters.append(DeadLetter(self.key, offset, failure.failures, failure.reason))
 
-    def ripen(self, delay: Delay, now_ns: int, effects: Effects) -> None:
-        """A delay is over. It may be one of before a reset: what counts is what the message itself has."""
+    def end_delay(self, delay: Delay, now_ns: int, effects: Effects) -> None:
+        """End a delay. It may stem from before a reset: the message's own state decides."""
         offset = delay.offset
         failure = self.failures.get(offset)
         if failure is None or failure.not_before_ns > now_ns or not self.delayed.discard(offset):
             return
         self._group_state.delayed -= 1
         if self._is_hopeless(failure):
-            self._give_up(offset, failure, effects)
+            self._request_dead_letter(offset, failure, effects)
         else:
             self.due.add(offset)
-            self._group_state.call(self.key)
+            self._group_state.mark_busy(self.key)
 
     def dead_letter_stored(self, offset: int, effects: Effects) -> bool:
-        """Its dead letter is stored. False: nobody asked for one."""
+        """A message's dead letter is stored. False: none was requested."""
         if not self.dying.discard(offset):
             return False
         self._group_state.dying -= 1
@@ -335,7 +335,7 @@ class SharedPartition:
         return True
 
     def dead_letter_failed(self, offset: int, now_ns: int) -> None:
-        """Its dead letter could not be stored: try again later."""
+        """A message's dead letter could not be stored: request it again later."""
         if not self.dying.discard(offset):
             return
         self._group_state.dying -= 1
@@ -344,4 +344,4 @@ class SharedPartition:
         self.failures[offset] = Failure(
             failure.failures, until_ns, failure.first_delivery_ns, failure.reason
         )
-        self._put_off(offset, until_ns)
+        self._delay(offset, until_ns)

@@ -1,4 +1,4 @@
-"""How much each consumer may have at once, and whose turn it is; knows nothing of messages."""
+"""The windows of consumers: how much each may have leased at once, and whose turn is next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runnel.topics.names import TopicPartition
 
 
 class ConsumerWindow:
-    """A consumer's window, and how much of it is taken."""
+    """A consumer's window, and how much of it is used."""
 
     __slots__ = (
         "bytes_leased",
@@ -29,12 +29,12 @@ class ConsumerWindow:
         self.window_bytes = window_bytes
         self.messages_leased = 0
         self.bytes_leased = 0
-        # What came next was too large for what is left. Until something is given back nothing else is tried:
-        # whoever reads for this consumer would read the same message again and again.
+        # The next message was too large for the rest of the window. The consumer gets no turn until it gives something
+        # back: otherwise the broker would read the same message again and again.
         self.is_stuck = False
-        # By partition, the next message of each key that may go to this consumer and to no other.
+        # By partition, the next message of each key that only this consumer may have.
         self.heads: OrderedDict[TopicPartition, OffsetSet] = OrderedDict()
-        self.room = (0, 0)  # messages and bytes, as they were last added up
+        self.room = (0, 0)  # messages and bytes, as `ConsumerWindows` last counted them
 
     @property
     def has_room(self) -> bool:
@@ -45,7 +45,7 @@ class ConsumerWindow:
         )
 
     def fits(self, cost_bytes: int) -> int:
-        """How many messages of this size can be taken now. With nothing in flight one always can."""
+        """How many messages of this size fit now. With nothing in flight, one always fits."""
         room = self.window_messages - self.messages_leased
         if cost_bytes:
             room = min(room, (self.window_bytes - self.bytes_leased) // cost_bytes)
@@ -55,12 +55,12 @@ class ConsumerWindow:
 
 
 class ConsumerWindows:
-    """The consumers of a group: all, those with room in turn, and those that keys with room wait for."""
+    """The consumers of a group, and the turns of those with room and of those with room and heads."""
 
     def __init__(self) -> None:
         self._all: dict[int, ConsumerWindow] = {}
         self._ready: OrderedDict[ConsumerWindow, None] = OrderedDict()
-        self._called: OrderedDict[ConsumerWindow, None] = OrderedDict()  # with room, and with heads
+        self._with_heads: OrderedDict[ConsumerWindow, None] = OrderedDict()  # and with room
         self.room_messages = 0
         self.room_bytes = 0
 
@@ -78,7 +78,7 @@ class ConsumerWindows:
 
     def remove(self, consumer: ConsumerWindow) -> None:
         del self._all[consumer.number]
-        consumer.window_messages = 0  # whoever still holds it finds no room
+        consumer.window_messages = 0  # leases and queues that still refer to it find no room
         self.update(consumer)
 
     def resize(self, consumer: ConsumerWindow, window_messages: int, window_bytes: int) -> None:
@@ -87,7 +87,7 @@ class ConsumerWindows:
         consumer.is_stuck = False
         self.update(consumer)
 
-    # --- Taking and giving back ---
+    # --- Room ---
 
     def take(self, consumer: ConsumerWindow, messages: int, size_bytes: int) -> None:
         consumer.messages_leased += messages
@@ -100,13 +100,13 @@ class ConsumerWindows:
         consumer.is_stuck = False
         self.update(consumer)
 
-    def stick(self, consumer: ConsumerWindow) -> None:
-        """What comes next does not fit: pass this consumer over until it gives something back."""
+    def mark_stuck(self, consumer: ConsumerWindow) -> None:
+        """The next message does not fit: give the consumer no turn until it gives something back."""
         consumer.is_stuck = True
         self.update(consumer)
 
     def update(self, consumer: ConsumerWindow) -> None:
-        """Bring turns and sums in line with what has changed in a consumer."""
+        """Update turns and sums after a consumer has changed."""
         messages, size_bytes = consumer.room
         if consumer.has_room:
             consumer.room = (
@@ -115,13 +115,13 @@ class ConsumerWindows:
             )
             self._ready.setdefault(consumer)
             if consumer.heads:
-                self._called.setdefault(consumer)
+                self._with_heads.setdefault(consumer)
             else:
-                self._called.pop(consumer, None)
+                self._with_heads.pop(consumer, None)
         else:
             consumer.room = (0, 0)
             self._ready.pop(consumer, None)
-            self._called.pop(consumer, None)
+            self._with_heads.pop(consumer, None)
         self.room_messages += consumer.room[0] - messages
         self.room_bytes += consumer.room[1] - size_bytes
 
@@ -132,28 +132,28 @@ class ConsumerWindows:
         return len(self._ready)
 
     @property
-    def is_anybody_ready(self) -> bool:
+    def is_any_ready(self) -> bool:
         return bool(self._ready)
 
     def pass_over(self, consumer: ConsumerWindow) -> None:
-        """No more turns until something about this consumer changes."""
+        """Give the consumer no more turns until it changes."""
         self._ready.pop(consumer, None)
 
     def next_ready(self) -> ConsumerWindow | None:
-        """The consumer with room that has waited longest for its turn, which it has now."""
+        """The consumer with room that has waited longest for its turn. It moves to the end of the line."""
         for consumer in self._ready:
             self._ready.move_to_end(consumer)
             return consumer
         return None
 
     @property
-    def called(self) -> Iterable[ConsumerWindow]:
-        """Those with room that have heads."""
-        return self._called
+    def with_heads(self) -> Iterable[ConsumerWindow]:
+        """The consumers that have room and heads."""
+        return self._with_heads
 
-    def next_called(self) -> ConsumerWindow | None:
-        """The same among those that have heads."""
-        for consumer in self._called:
-            self._called.move_to_end(consumer)
+    def next_with_heads(self) -> ConsumerWindow | None:
+        """The consumer with room and heads that has waited longest for its turn. It moves to the end of the line."""
+        for consumer in self._with_heads:
+            self._with_heads.move_to_end(consumer)
             return consumer
         return None

@@ -1,24 +1,14 @@
-"""Stored messages. Read `log` first, then `disk_log`, `shard`, `writer`, `reader`.
+"""Stored messages. Read `log.py` first, then `disk/disk_log.py`, `disk/shard.py`, `disk/writer.py` and `disk/reader.py`.
 
-log              the interface and its values
-disk_log         all shards of a data directory     memory_log       the twin that forgets
-removing         topics purged and deleted          folders          made when first needed
-shard            one shard on disk                  memory_shard     one in memory
-writer           numbering, queue, group commit     memory_batches   what it is made of
-group_writer     the part of it that blocks         pending          a batch on its way
-reader           places from the index, bytes from the file
-trimmer          retention at work                  retention        what may go, as a pure decision
-acked            what acknowledging lets go         pins             what readers claim of a shard
-rewriting        a segment without some messages
-last_values      what is kept beyond retention      last_value_keeper  how it comes to be
-segment          one file of blocks                 segments         the files of a shard
-index            where each run lies                scan             what is whole after a crash
-catalogue        what outlives segments             catalogue_state  what its records add up to
-state_journal    what subscriptions have done       definitions      what they are
-record_journal   a file of records, snapshotted     recovery         a directory as it is found
-records          small checksummed records
-topic_table      topics and numbers in memory       producers        sequences of named publishers
-cursors          named positions that pin           files            a bounded number of open files
-paths            the layout of a data directory     tasks            tasks with an owner
-reading          the same files, read only and offline
+log.py       what a log promises, and the values that it takes and returns
+disk/        the log in a data directory: shards that write, sync, read and recover
+memory/      the same promises without files
+segments/    the files of a shard, and the judgement of what is whole after a crash
+metadata/    what outlives segments: topics, offsets, cursors, subscriptions, producers, last values
+retention/   which messages may be removed
+losses/      what a shard has lost for good
+backup/      consistent copies of a data directory
+reading/     the same files, read without a broker
 """
+
+__all__ = ["backup", "disk", "log", "memory", "metadata", "reading", "retention", "segments"]

@@ -1,7 +1,7 @@
-"""The log: what every store of messages promises, and the values that cross its border.
+"""The log: the interface of every message store, and the values that it takes and returns.
 
 A log holds shards; a shard holds entries (stored batches, numbered 1, 2, 3 …); a topic-partition lives in one shard.
-Two stores implement it, `disk_log` and `memory_log`; a remote one will. tests/log/contract runs against each.
+Two stores implement it, `disk` and `memory`; a remote one will. tests/log/contract runs against each.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from runnel.errors import ClientFault
 from runnel.formats import block
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
-from runnel.topics.habits import level_meant
+from runnel.topics.other_brokers import level_meant
 from runnel.topics.policies import Policy
 
-# What a scan of a shard reads at a time: to Arrow 3.8 GB/s, where a quarter of it had 3.0 (bench/log.py, "read").
-# Readers over a network have pages of their own size.
+# A scan of a shard reads this much at a time: 3.8 GB/s to Arrow, and 3.0 with a quarter of it (bench/log.py, "read").
+# Readers over a network choose the size of their pages.
 SCAN_BYTES: Final = 4 * 2**20
 
 
@@ -34,7 +34,7 @@ class Level(enum.StrEnum):
 
     @classmethod
     def checked(cls, level: str) -> Level:
-        """A plain string will do; anything that is no level is the caller's mistake."""
+        """The level of this name; ClientFault if there is none."""
         try:
             return cls(level)
         except ValueError:
@@ -56,9 +56,9 @@ class ShardId(msgspec.Struct, frozen=True, order=True):
 
 
 class Position(msgspec.Struct, frozen=True, order=True):
-    """A place in a shard's order: the first message not yet read. Rewriting keeps it.
+    """A read position in a shard: the first message not yet read. Rewriting a segment does not change it.
 
-    No term of ownership has epoch 0: it stands for whichever there is, as in `Position(0, 1)`, the beginning.
+    Epoch 0 stands for any epoch, as in `Position(0, 1)`, the beginning: no term of ownership has it.
     """
 
     epoch: int
@@ -67,10 +67,10 @@ class Position(msgspec.Struct, frozen=True, order=True):
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
-    """What became of a batch: the offset of each run's first message, and how safe it is by now.
+    """The result of an append: the offset of each run's first message, and the level reached.
 
     A repeated batch of a named publisher has `is_repeated` and its original offsets, or none if the
-    batch is known to have been stored but lies too far back to look its offsets up.
+    batch is known to be stored but lies too far back to look its offsets up.
     """
 
     base_offsets: Sequence[int]
@@ -79,13 +79,11 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     receive_time_ns: int
     level: Level
     is_repeated: bool = False
-    receivers: int | None = (
-        None  # of a batch that is not kept: how many subscriptions it was sent to
-    )
+    receivers: int | None = None  # on ephemeral topics: how many subscriptions it was sent to
 
 
 class OffsetBounds(msgspec.Struct, frozen=True):
-    """The first offset there is and the next one to come; equal when nothing is there."""
+    """The first and the next offset of a partition; equal if it has no messages."""
 
     first_offset: int
     next_offset: int
@@ -101,51 +99,49 @@ class PassedRun(NamedTuple):
 
 
 class DamageGap(msgspec.Struct, frozen=True):
-    """Messages that a read had to pass over because their bytes are damaged."""
+    """Messages that a read skipped because their bytes are damaged."""
 
     path: str
     position: int
     problem: str
     first_offset: int  # of the partition read; of the entry when a shard is read
     next_offset: int
-    lost: Sequence[
-        PassedRun
-    ] = ()  # when a shard is read: what is known of the messages that lay there
+    lost: Sequence[PassedRun] = ()  # when a shard is read: the lost messages, as far as known
 
 
 class FoundBatch(msgspec.Struct, frozen=True, gc=False):
-    """One stored batch, as it lies in the log, and which of its runs were asked for (None: all)."""
+    """A stored batch, its block, and the runs that were requested (None: all)."""
 
     block: memoryview
     batch: Batch
     runs: Sequence[int] | None = None
 
     def wanted(self) -> Batch:
-        """The runs asked for, cut out if the batch has others too."""
+        """The requested runs, cut out if the batch has others too."""
         return self.batch if self.runs is None else self.batch.cut(self.runs)
 
     @property
     def first_offset(self) -> int:
-        """Of the first run asked for."""
+        """The offset of the first requested run."""
         head = self.batch.envelope
         return head.column64(head.base_offsets)[self.runs[0] if self.runs else 0]
 
 
 class Chosen(msgspec.Struct, frozen=True, gc=False):
-    """One stored batch, and the rows of it that were asked for, which rise."""
+    """A stored batch, and the numbers of its requested rows, which rise."""
 
     batch: Batch
     rows: Sequence[int]
 
     def taken(self) -> Batch:
-        """Those rows alone. Of a compressed batch that takes a while: not for the event loop."""
+        """A batch of the requested rows. Slow for a compressed batch: not for the event loop."""
         return self.batch.take(self.rows)
 
 
 class PartitionPage(msgspec.Struct, frozen=True):
     """Stored batches from one partition in order, and where the next page begins.
 
-    The first batch may begin before the offset that was asked for: a batch is stored whole.
+    The first batch may begin before the requested offset: a batch is stored whole.
     """
 
     found: Sequence[FoundBatch]
@@ -154,14 +150,14 @@ class PartitionPage(msgspec.Struct, frozen=True):
 
     @property
     def first_offset(self) -> int:
-        """Of what it holds, damage included; without anything, where the next page begins."""
+        """The first offset on the page, damage included; on an empty page, where the next one begins."""
         firsts = [gap.first_offset for gap in self.gaps[:1]]
         firsts += [found.first_offset for found in self.found[:1]]
         return min(firsts, default=self.next_offset)
 
 
 class EntryPage(msgspec.Struct, frozen=True):
-    """Stored batches of a shard in order, whatever their topics, and where the next page begins."""
+    """Stored batches of a shard in order, of all topics, and where the next page begins."""
 
     found: Sequence[FoundBatch]
     next_position: Position
@@ -170,7 +166,7 @@ class EntryPage(msgspec.Struct, frozen=True):
 
 
 class VisibleBatch(NamedTuple):
-    """A batch that readers may see from this moment on, and its block or what that is made of."""
+    """A batch that readers may see from now on, with its block or the parts of it."""
 
     envelope: Envelope  # with its offsets
     body: bytes | memoryview
@@ -178,12 +174,12 @@ class VisibleBatch(NamedTuple):
     packed: bytes = b""
 
     def block(self) -> Sequence[bytes | memoryview]:
-        """The block as it goes to readers, in buffers."""
+        """The buffers of the block as it goes to readers."""
         return (self.packed,) if self.packed else block.pack(self.encoded, self.body)
 
 
 class LogListener(Protocol):
-    """Who is told, on the loop and in order, of what becomes visible. It must not fail, nor wait."""
+    """Receives what becomes visible in a log, on the loop and in order. It must not fail or wait."""
 
     def on_stored(self, shard: ShardId, batches: Sequence[VisibleBatch]) -> None: ...
     def on_synced(self, shard: ShardId, took_ns: int) -> None: ...
@@ -192,32 +188,32 @@ class LogListener(Protocol):
 
 
 class Creator(Protocol):
-    """On whose account topics are made that a batch needs. Its name is recorded with them."""
+    """The client on whose account an append makes topics. Its name is recorded with them."""
 
     @property
     def name(self) -> str: ...
     def check_topic(self, name: str) -> None:
-        """QuotaExceededError: it has as many topics as it may."""
+        """Raise QuotaExceededError if it already has as many topics as it may."""
 
 
 class NullListener:
-    """A listener for those who do not listen."""
+    """A listener that ignores everything."""
 
     def on_stored(self, shard: ShardId, batches: Sequence[VisibleBatch]) -> None:
-        """Nobody reads live."""
+        """Do nothing."""
 
     def on_synced(self, shard: ShardId, took_ns: int) -> None:
-        """Nobody has a watch."""
+        """Do nothing."""
 
     def on_topic_made(self, topic: LogTopic) -> None:
-        """Nobody waits for topics."""
+        """Do nothing."""
 
     def on_topic_deleted(self, name: str) -> None:
-        """Nobody misses it."""
+        """Do nothing."""
 
 
 class LogTopic(msgspec.Struct, frozen=True):
-    """A topic and the part of its policy that was fixed when it was made."""
+    """A topic, the policy that was fixed when it was made, and its shards."""
 
     name: str
     policy: Policy
@@ -225,7 +221,7 @@ class LogTopic(msgspec.Struct, frozen=True):
 
 
 class CursorPosition(msgspec.Struct, frozen=True):
-    """Where a named cursor stands in one topic-partition, or in one shard for some patterns."""
+    """A named cursor's position in one topic-partition, or in one shard for some patterns."""
 
     topic: str | None = None
     partition: int = 0
@@ -236,16 +232,16 @@ class CursorPosition(msgspec.Struct, frozen=True):
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """A position that outlives its reader, and holds back retention for what it has not passed."""
+    """A named read position that outlives its reader. It holds what it has not passed against retention."""
 
     name: str
     positions: tuple[CursorPosition, ...]
     updated_ns: int
-    owner: str = ""  # the token that made it; empty: none did, or it is older than quotas
+    owner: str = ""  # the token that made it; empty: no token did, or it is older than quotas
 
 
 class Trimmed(msgspec.Struct, frozen=True):
-    """What one round of retention did. In memory each batch counts as a segment."""
+    """The result of one round of retention. In memory each batch counts as a segment."""
 
     segments_removed: int = 0
     bytes_removed: int = 0
@@ -254,7 +250,7 @@ class Trimmed(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, parts: Sequence[Trimmed]) -> Trimmed:
-        """What was done in several shards."""
+        """The sum of the results of several shards."""
         return cls(
             sum(part.segments_removed for part in parts),
             sum(part.bytes_removed for part in parts),
@@ -264,6 +260,8 @@ class Trimmed(msgspec.Struct, frozen=True):
 
 
 class ShardStatistics(msgspec.Struct, frozen=True):
+    """Counters and sizes of one shard."""
+
     shard: ShardId
     entries: int  # appended since the log was opened
     messages: int
@@ -277,10 +275,12 @@ class ShardStatistics(msgspec.Struct, frozen=True):
     queued_bytes: int
     failed_batches: int
     is_read_only: bool
-    producers: int = 0  # named publishers that it remembers
+    producers: int = 0  # named publishers that the shard knows
 
 
 class LogStatistics(msgspec.Struct, frozen=True):
+    """Counters of a log and of its shards."""
+
     topics: int
     shards: Sequence[ShardStatistics]
     open_files: int
@@ -288,27 +288,27 @@ class LogStatistics(msgspec.Struct, frozen=True):
 
 
 class Log(Protocol):
-    """See the module's first lines. Whatever may wait for a device is awaited."""
+    """A store of messages in shards. Methods that may wait for a device are awaited."""
 
     def append(
         self, batch: Batch, level: Level = Level.STORED, creator: Creator | None = None
     ) -> asyncio.Future[Appended]:
         """Give every run its offsets and store the batch, whole or not at all.
 
-        Returns at once; the future is done when `level` is reached. Order of calls is order in the
-        shard. BusyError when the shard's queue is full: await `wait_room` and call again.
+        Returns at once; the future is done when `level` is reached. The shard keeps the order of the
+        calls. BusyError when the shard's queue is full: await `wait_room` and call again.
         """
 
     async def wait_room(self, shard: ShardId) -> None:
-        """Until the shard's queue takes another batch."""
+        """Wait until the shard's queue takes another batch."""
 
     async def read(
         self, topic: str, partition: int, offset: int, *, bytes_max: int = 2**20
     ) -> PartitionPage:
         """Batches from this offset on: at least one if there is any, then up to `bytes_max`.
 
-        OffsetGoneError and OffsetAheadError for offsets outside `bounds`. Holes that deletion left
-        are passed. At the end: an empty page.
+        OffsetGoneError and OffsetAheadError for offsets outside `bounds`. The read skips holes that
+        deletion left. At the end the page is empty.
         """
 
     async def read_shard(
@@ -316,8 +316,8 @@ class Log(Protocol):
     ) -> EntryPage:
         """Everything in the shard from this position on, in the order in which it was stored.
 
-        A page may be short, or empty where nothing is served any more, and yet lead on: the end is where
-        `next_position` is the position asked for.
+        A page before the end may be short, or empty where nothing is served any more. At the end
+        `next_position` equals `position`.
         """
 
     async def bounds(self, topic: str, partition: int) -> OffsetBounds: ...
@@ -332,12 +332,12 @@ class Log(Protocol):
         """Apply retention now, by the clock's time."""
 
     async def sync(self) -> None:
-        """Until everything appended so far is stored.
+        """Wait until everything appended so far is stored.
 
-        Raises if a batch that was answered before it was stored could not be, once, to the first who asks.
+        Raises, once and to the first caller, if a batch that was answered before it was stored could not be stored.
         """
 
     def statistics(self) -> LogStatistics: ...
 
     async def close(self) -> None:
-        """Store what is queued, then let go of everything. What is not stored fails as ClosedError."""
+        """Store what is queued, then release everything. What is not stored fails as ClosedError."""

@@ -1,7 +1,7 @@
 """Counts the messages of a shard that match some patterns, from an entry on, by the indexes of its segments alone.
 
-What retention, a purge or a deletion hides is left out where the index can tell; of a batch that was read in part all
-counts. So the result is right or too high, never too low.
+Messages that retention, a purge or a deletion hides are left out where the index shows them. A batch that was read in
+part counts as a whole. So the result is exact or too high, never too low.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from runnel.topics.names import TopicPartition
 from runnel.topics.patterns import Pattern, any_of
 
 Turn: TypeAlias = Callable[[], Awaitable[None]]
-"""Lets others run: awaited before each step on the loop."""
+"""Lets other tasks run: awaited before each step on the loop."""
 
 KEYS_PER_STEP: Final = 500
 _EVERYTHING: Final = ("*", "!*")
-# Whole segments whose count is remembered.
+# The number of whole segments whose counts are cached.
 _SEGMENTS_MAX: Final = 1000
 
 
 class Indexes(Protocol):
+    """Loads the index of a segment."""
+
     async def index(self, segment: Segment) -> Index: ...
 
 
 def floors(
     patterns: Sequence[str], find: Callable[[TopicPartition], Partition | None]
 ) -> Callable[[TopicPartition], int | None]:
-    """Says from which offset on a key's messages count; None: not at all."""
+    """A function that gives the offset from which on a topic-partition's messages count; None: none of them do."""
     matches = any_of(map(Pattern, patterns or _EVERYTHING))
 
     def floor_of(key: TopicPartition) -> int | None:
@@ -45,7 +47,7 @@ def floors(
 
 
 class MessageCounter:
-    """Of one shard on disk. `find` finds a partition that exists."""
+    """Counts messages of one shard on disk. `find` returns a partition; None if it does not exist."""
 
     def __init__(
         self, indexes: Indexes, workers: Workers, find: Callable[[TopicPartition], Partition | None]
@@ -53,11 +55,11 @@ class MessageCounter:
         self._indexes = indexes
         self._workers = workers
         self._find = find
-        self._of_segments: dict[tuple[str, int, tuple[str, ...]], int] = {}
+        self._segment_counts: dict[tuple[str, int, tuple[str, ...]], int] = {}
 
     def forget(self) -> None:
-        """Messages have been hidden: count anew."""
-        self._of_segments = {}
+        """Drop the cached counts, because messages have been hidden."""
+        self._segment_counts = {}
 
     async def count(
         self, segments: Sequence[Segment], entry: int, patterns: tuple[str, ...], turn: Turn
@@ -67,15 +69,15 @@ class MessageCounter:
         for segment in segments:
             if segment.last_entry < entry:
                 continue
-            known = (segment.path, segment.generation, patterns)
+            cache_key = (segment.path, segment.generation, patterns)
             is_whole = entry <= segment.first_entry and segment.growing is None
-            if is_whole and known in self._of_segments:
-                total += self._of_segments[known]
+            if is_whole and cache_key in self._segment_counts:
+                total += self._segment_counts[cache_key]
                 continue
             try:
                 index = await self._indexes.index(segment)
             except FileNotFoundError:
-                continue  # retention was quicker
+                continue  # retention has removed it
             block = index.first_block_from_entry(entry)
             if isinstance(index, GrowingIndex):
                 total += await _count_growing(index, block, floor_of, turn)
@@ -83,16 +85,16 @@ class MessageCounter:
             count = await self._workers.submit(_count_sealed, index, block, floor_of)
             total += count
             if is_whole:
-                if len(self._of_segments) >= _SEGMENTS_MAX:
-                    self._of_segments.clear()
-                self._of_segments[known] = count
+                if len(self._segment_counts) >= _SEGMENTS_MAX:
+                    self._segment_counts.clear()
+                self._segment_counts[cache_key] = count
         return total
 
 
 async def _count_growing(
     index: GrowingIndex, block: int, floor_of: Callable[[TopicPartition], int | None], turn: Turn
 ) -> int:
-    """On the loop, which adds to it, in steps."""
+    """Count in steps, on the loop, because the loop also adds to the index."""
     keys = list(index.keys())
     total = 0
     for begin in range(0, len(keys), KEYS_PER_STEP):
@@ -109,7 +111,7 @@ async def _count_growing(
 def _count_sealed(
     index: Index, block: int, floor_of: Callable[[TopicPartition], int | None]
 ) -> int:
-    """In a worker: a sealed index does not change."""
+    """Count in a worker: a sealed index does not change."""
     found: dict[TopicPartition, int] = {}
 
     def is_wanted(key: TopicPartition) -> bool:

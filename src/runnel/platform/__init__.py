@@ -2,3 +2,21 @@
 
 Tests replace `Disk`, `Clock` and `Workers`. Read `disk.py` first.
 """
+
+__all__ = [
+    "acceptor",
+    "addresses",
+    "clock",
+    "diagnostics",
+    "disk",
+    "extras",
+    "heap",
+    "listening_socket",
+    "lock_holder",
+    "port_listener",
+    "process",
+    "service_manager",
+    "tasks",
+    "tls",
+    "workers",
+]

@@ -1,1 +1,3 @@
-"""Tokens, rights by topic pattern, and the authenticator that every listener asks."""
+"""Tokens, rights by topic pattern, and the authenticator that every listener asks. Read `authenticator.py` first."""
+
+__all__ = ["authenticator", "rights", "tokens"]

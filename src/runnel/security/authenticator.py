@@ -1,7 +1,7 @@
-"""The authenticator of all doors: whoever shows a token gets its rights, for as long as the token is known.
+"""The authenticator of all listeners: gives a client the rights of its token, for as long as the token is valid.
 
-A door asks `admit` for every connection, or for every call where calls come one by one, and lets the pass go when it
-is over. The file of tokens is looked at on every admission, and a few times a second for those who are inside.
+A listener calls `admit` for every connection, or for every call if calls are independent, and `leave` at its end. The
+authenticator checks the file of tokens on every admission, and a few times a second for clients that are connected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NEEDED: Final = (
 
 
 class TokenChange(enum.StrEnum):
-    """What became of a token while the broker was running."""
+    """What happened to a token while the broker was running."""
 
     ADDED = "added"
     CHANGED = "changed"
@@ -46,34 +46,35 @@ class TokenChange(enum.StrEnum):
 
 
 class WrongTokenError(UnauthenticatedError):
-    """A token was shown, and is not known. Only this one may be a guess: whoever shows none has made none."""
+    """The client sent an unknown token. Only this error may be a guess: a client without a token guesses nothing."""
 
 
 class AuthenticatedClient:
-    """One admission. `rights` is None where everything is allowed."""
+    """One admitted connection or call. `rights` is None if everything is allowed."""
 
     __slots__ = ("_admitted", "_end", "_on_revoked", "rights")
 
     def __init__(self, rights: Rights | None, admitted: _Admitted | None) -> None:
         self.rights: Final = rights
-        self._admitted = admitted  # None: it has left, or was never asked for a token
+        self._admitted = admitted  # None: it has left, or needed no token
         self._on_revoked: Callable[[RunnelError], object] | None = None
         self._end: RunnelError | None = None
 
     @property
     def name(self) -> str:
-        """The token's, for people; empty where nobody has to show one."""
+        """The name of the token; empty if the broker requires none."""
         return "" if self.rights is None else self.rights.name
 
     @property
     def why_over(self) -> RunnelError | None:
-        """What `on_revoked` tells, once it is so, for those who look now and then."""
+        """The error that `on_revoked` passes, once the token has ended; for callers that poll."""
         return self._end
 
     def on_revoked(self, react: Callable[[RunnelError], object]) -> None:
-        """Call this, once, when the token is no longer known, or has other rights from now on.
+        """Call `react` once, when the token is revoked or its rights change.
 
-        UnauthenticatedError: it was revoked, and coming again would not help. ClosedError: coming again does.
+        UnauthenticatedError: the token was revoked, and connecting again does not help. ClosedError: connecting again
+        gives the new rights.
         """
         if self._admitted is None:
             return
@@ -82,17 +83,17 @@ class AuthenticatedClient:
             self.revoke(self._end)
 
     def revoke(self, error: RunnelError) -> None:
-        """For the authenticator to say."""
+        """End the admission with this error. Only the authenticator calls it."""
         self._end = error
         react, self._on_revoked = self._on_revoked, None
         if react is not None:
             react(error)
 
     def leave(self) -> None:
-        """It is over. Again: nothing."""
+        """End the admission. A second call does nothing."""
         self._on_revoked = None
         if self._admitted is not None:
-            self._admitted.passes.discard(self)
+            self._admitted.clients.discard(self)
             self._admitted = None
 
     def __enter__(self) -> Self:
@@ -108,36 +109,39 @@ class AuthenticatedClient:
 
 
 class _Admitted:
-    """A token that is known, and who is inside with it."""
+    """A token in use, with its rights and the clients that it admitted."""
 
     def __init__(self, token: Token) -> None:
         self.token: Final = token
         self.rights: Final = Rights(
             token.name, [Grant.parse(text) for text in token.allow], token.quotas
         )
-        self.passes: set[AuthenticatedClient] = set()
+        self.clients: set[AuthenticatedClient] = set()
 
 
-_FREE: Final = AuthenticatedClient(None, None)
+_UNRESTRICTED: Final = AuthenticatedClient(None, None)
 
 
 class Authenticator:
-    """Make one with `Authenticator.open`; `start` it within a loop, and `close` it after the doors."""
+    """Admits clients by their tokens, and ends their admissions when a token is revoked or changed.
+
+    Make one with `Authenticator.open`; `start` it within a loop, and `close` it after the listeners.
+    """
 
     def __init__(self, file: TokenFile | None, clock: Clock, connections_max: int) -> None:
-        self._file = file  # None: nobody is asked
+        self._file = file  # None: no token is required
         self._clock = clock
         self._connections_max = connections_max
         self._stamp: object = None
         self._tokens: dict[str, Token] = {}
         self._admitted: dict[str, _Admitted] = {}
         self.on_token_ended: list[Callable[[Rights], object]] = []
-        """Called with the rights of a token that is known no more, or has others now: for what outlives its passes."""
+        """Called with the rights of a token that was revoked or changed: for what outlives its connections."""
         self.on_token_changed: list[Callable[[TokenChange, str], object]] = []
         """Called for each token that was added, changed or revoked since the file was first read."""
         self._penalties = Penalties(clock)
-        self._without = Penalties(clock, "no token was shown")
-        self._watching: asyncio.Task[None] | None = None
+        self._missing_tokens = Penalties(clock, "no token was shown")
+        self._watch_task: asyncio.Task[None] | None = None
 
     @classmethod
     def open(cls, settings: Settings, clock: Clock) -> Authenticator:
@@ -146,7 +150,7 @@ class Authenticator:
         if security.authentication is Authentication.NONE:
             if _has_quotas(security):
                 logger.warning(
-                    "the quotas of security.token_… limit nobody: no client is asked for a token",
+                    "the quotas of security.token_… have no effect: no token is required",
                     authentication="none",
                 )
             return cls(None, clock, security.token_connections_max)
@@ -154,7 +158,7 @@ class Authenticator:
         authenticator._read()
         if not authenticator._tokens:
             logger.warning(
-                "nobody can come in: there is no token yet; `runnel token add NAME --allow RIGHT:PATTERN` "
+                "no client can connect: there is no token yet; `runnel token add NAME --allow RIGHT:PATTERN` "
                 "makes one, at any time",
                 file=str(tokens_path(settings)),
             )
@@ -171,34 +175,34 @@ class Authenticator:
 
     @property
     def refused_count(self) -> int:
-        """Wrong tokens, and none, since the broker began."""
-        return self._penalties.failure_count + self._without.failure_count
+        """How often clients sent a wrong token, or none, since the broker began."""
+        return self._penalties.failure_count + self._missing_tokens.failure_count
 
     def start(self) -> None:
         if self._file is not None:
-            self._watching = asyncio.get_running_loop().create_task(
+            self._watch_task = asyncio.get_running_loop().create_task(
                 self._watch(), name="runnel-tokens"
             )
 
     async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.wait({self._watch_task})
 
     def use(self, security: SecuritySettings) -> None:
-        """Another limit of connections from now on; who is inside stays. The tokens are read again at once."""
+        """Apply a new limit of connections, and read the tokens again at once. Admitted clients stay."""
         self._connections_max = security.token_connections_max
         if self._file is not None:
-            self._stamp = None  # also where the file was written again without a new stamp
-            self._look()
+            self._stamp = None  # read the file even if it was replaced without a new stamp
+            self._read_if_changed()
 
     # --- Admission ---
 
     def admit(self, token: str | None) -> AuthenticatedClient:
-        """A pass for whoever shows this. UnauthenticatedError: await `penalty` before it is answered."""
+        """Admit a client with this token. UnauthenticatedError: await `penalty` before answering it."""
         if self._file is None:
-            return _FREE
-        self._look()
+            return _UNRESTRICTED
+        self._read_if_changed()
         if token is None:
             raise UnauthenticatedError(_NEEDED)
         found = find(self._tokens, token)
@@ -208,20 +212,23 @@ class Authenticator:
         if admitted is None:
             admitted = self._admitted[found.id] = _Admitted(found)
         count_max = found.connections_max or self._connections_max
-        if len(admitted.passes) >= count_max:
+        if len(admitted.clients) >= count_max:
             raise LimitExceededError(
                 f"token {found.name!r} has {count_max} connections or calls under way; no more are allowed"
             )
-        given = AuthenticatedClient(admitted.rights, admitted)
-        admitted.passes.add(given)
-        return given
+        client = AuthenticatedClient(admitted.rights, admitted)
+        admitted.clients.add(client)
+        return client
 
     async def penalty(self, error: UnauthenticatedError, address: str) -> None:
-        """Before this is answered. After a wrong token: the longer, the more of them came from there lately."""
+        """Wait before answering this error: the longer, the more wrong tokens the address has sent lately.
+
+        A client without a token does not wait.
+        """
         if isinstance(error, WrongTokenError):
             await self._penalties.wait(address)
         else:
-            self._without.note(address)
+            self._missing_tokens.note(address)
 
     # --- The file ---
 
@@ -229,13 +236,13 @@ class Authenticator:
         while True:
             await self._clock.sleep(_WATCH_SECONDS)
             try:
-                self._look()
+                self._read_if_changed()
             except Exception:
-                # A bug: but whoever watches no more would let revoked tokens stay.
-                logger.exception("the tokens could not be looked at")
+                # A bug. The watch continues, or revoked tokens would stay valid.
+                logger.exception("the file of tokens could not be checked")
 
-    def _look(self) -> None:
-        """Read the file again if it was changed. One that cannot be read leaves everything as it was."""
+    def _read_if_changed(self) -> None:
+        """Read the file again if it was changed. A file that cannot be read changes nothing."""
         assert self._file is not None
         stamp = self._file.stamp()
         if stamp == self._stamp:
@@ -250,7 +257,9 @@ class Authenticator:
 
     def _read(self) -> None:
         assert self._file is not None
-        stamp = self._file.stamp()  # first: whatever replaces it from here on has another one
+        stamp = (
+            self._file.stamp()
+        )  # before reading: a file that replaces this one has another stamp
         before, self._tokens = self._tokens, {token.id: token for token in self._file.read()}
         self._stamp = stamp
         if not self._file.is_private():
@@ -273,20 +282,22 @@ class Authenticator:
             if is_revoked
             else ClosedError(f"the rights of token {name!r} were changed; connect again")
         )
-        what = "a token was revoked" if is_revoked else "a token was changed"
-        logger.info(what, token=name, ended=len(admitted.passes))
+        event = "a token was revoked" if is_revoked else "a token was changed"
+        logger.info(event, token=name, ended=len(admitted.clients))
         for react in self.on_token_ended:
             react(admitted.rights)
-        for each in list(admitted.passes):
+        for client in list(admitted.clients):
             try:
-                each.revoke(error)
+                client.revoke(error)
             except Exception:
-                # One door's mistake must not keep another connection of the token alive.
-                logger.exception("a connection could not be told that its token is over")
+                # A bug in one listener must not keep other connections of the token alive.
+                logger.exception(
+                    "a connection could not be closed after its token was revoked or changed"
+                )
 
 
 def _has_quotas(security: SecuritySettings) -> bool:
-    """Whether a quota was set that would not be there by default."""
+    """Whether a quota differs from its default."""
     usual = SecuritySettings()
     names = (f"token_{quota}" for quota in TokenQuotas.__struct_fields__)
     return any(getattr(security, name) not in (0, getattr(usual, name)) for name in names)
@@ -306,7 +317,7 @@ def _changes(
 
 
 def tokens_path(settings: Settings) -> Path:
-    """Where the file is. SettingsError: a broker in memory has no directory for one."""
+    """The path of the file of tokens. SettingsError: a broker in memory has no directory for it."""
     if settings.security.tokens_file is not None:
         return Path(settings.security.tokens_file)
     if settings.data == IN_MEMORY:

@@ -1,9 +1,9 @@
-"""Wrong tokens are answered the later, the more of them came from the same address lately; right ones never wait.
+"""Delays the answer to a wrong token: the longer, the more wrong tokens an address has sent lately.
 
-There is nothing to be guessed in a token; this is for whoever tries all the same, and for clients that would ask again
-and again with a token that was revoked. What waits is bounded: of one address a few, of all together some more, and
-whoever comes beyond that is answered at once, so that waiting answers cannot be piled up. No answer waits for as long
-as clients do: they are to hear the reason, and not to take the broker for one that does not answer.
+Right tokens never wait. Tokens cannot be guessed; the delay is for clients that try all the same, and for clients that
+keep asking with a revoked token. The number of waiting answers is bounded, for each address and in all; beyond that
+the answer comes at once, so that waiting answers cannot pile up. The longest delay is shorter than the timeout of
+clients: they get the reason, and do not take the broker for one that does not answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORGIVEN_AFTER_NS: Final = 60 * 1_000_000_000
 _ORIGINS_MAX: Final = 10_000
 _WAITING_PER_ORIGIN_MAX: Final = 8
 _WAITING_MAX: Final = 1000
-# However many addresses there are, the diagnostics are not for them alone.
+# However many addresses fail, they must not fill the diagnostics.
 _LINES_PER_MINUTE_MAX: Final = 60
 _MINUTE_NS: Final = 60 * 1_000_000_000
 
@@ -33,31 +33,32 @@ _ORIGIN_CHARS_MAX: Final = 64
 _ADDRESS: Final = re.compile(
     r"(?:ipv[46]:)?(?:\[|%5B)?(?P<host>[0-9A-Fa-f:.]+?)(?:%[^\]:]*)?(?:\]|%5D)?(?::\d{1,5})?"
 )
-# Whoever has one IPv6 address mostly has this many bits of further ones.
+# The owner of an IPv6 address usually has all addresses with this prefix.
 _IPV6_PREFIX: Final = 64
 
 
 class Penalties:
-    """By address, for those that have failed lately."""
+    """Counts the recent failures of each address, and delays answers accordingly."""
 
-    def __init__(self, clock: Clock, told: str = "a token was refused") -> None:
+    def __init__(self, clock: Clock, event: str = "a token was refused") -> None:
+        """`event` is the text of the log lines."""
         self._clock = clock
-        self._told = told  # in the diagnostics, of each address
-        # How many wrong tokens came from there, and when the last one did; the longest quiet first.
+        self._event = event
+        # The number of failures of each origin, and the time of the last one; the longest quiet origin first.
         self._failures: dict[str, tuple[int, int]] = {}
         self._waiting: dict[str, int] = {}
         self._waiting_count = 0
         self._minute_ns = 0
         self._lines = 0
         self.failure_count = 0
-        """All wrong tokens, since the broker began."""
+        """All failures since the broker began."""
 
     @property
     def waiting_count(self) -> int:
         return self._waiting_count
 
     async def wait(self, address: str) -> None:
-        """After a wrong token, before it is answered. `address` may have a port, which does not matter."""
+        """Count a wrong token, and wait before it is answered. A port in `address` does not matter."""
         origin = origin_of(address)
         seconds = self._count(origin)
         waiting = self._waiting.get(origin, 0)
@@ -74,11 +75,11 @@ class Penalties:
                 del self._waiting[origin]
 
     def note(self, address: str) -> None:
-        """It is counted and told of, and has not to wait."""
+        """Count and log a failure that does not have to wait."""
         self._count(origin_of(address))
 
     def _count(self, origin: str) -> float:
-        """One more from there; how long it has to wait for its answer."""
+        """Count one more failure of an origin; returns how many seconds its answer waits."""
         self.failure_count += 1
         now_ns = self._clock.monotonic_ns()
         count, last_ns = self._failures.pop(origin, (0, now_ns))
@@ -88,20 +89,20 @@ class Penalties:
             del self._failures[next(iter(self._failures))]
         self._failures[origin] = (count + 1, now_ns)
         if count & (count + 1) == 0:  # the 1st, 2nd, 4th, 8th …
-            self._tell(origin, count + 1, now_ns)
+            self._log(origin, count + 1, now_ns)
         return min(_SECONDS_MAX, _FIRST_SECONDS * 2.0 ** min(count, _DOUBLINGS_MAX))
 
-    def _tell(self, origin: str, times: int, now_ns: int) -> None:
+    def _log(self, origin: str, times: int, now_ns: int) -> None:
         if now_ns - self._minute_ns > _MINUTE_NS:
             self._minute_ns = now_ns
             self._lines = 0
         self._lines += 1
         if self._lines <= _LINES_PER_MINUTE_MAX:
-            logger.warning(self._told, address=origin, times=times)
+            logger.warning(self._event, address=origin, times=times)
 
 
 def origin_of(address: str) -> str:
-    """What one party may be supposed to have: an IPv4 address, or 64 bits of an IPv6 one; else the text as it is."""
+    """The addresses that one party usually has: an IPv4 address, or an IPv6 /64. Other texts stay as they are."""
     found = _ADDRESS.fullmatch(address)
     candidates = [address] if found is None else [address, found["host"]]
     for text in candidates:

@@ -1,12 +1,12 @@
-"""What somebody may do: rights by topic pattern. Pure.
+"""The rights of a token, by topic pattern. Pure.
 
     publish   publish to topics
     read      subscribe, fetch, and keep cursors
     consume   take part in acknowledged work, and see its dead letters
     admin     delete and purge topics; change subscriptions, and settle their dead letters
 
-A right is written `publish:sensors/*`. As everywhere, `*` sees none of the topics that begin with `!`: a right to
-them names them (`read:!system/*`). Whoever asks for a pattern needs one right that covers all of it.
+A right is written `publish:sensors/*`. As everywhere, `*` matches no topic that begins with `!`: a right to such topics
+names them (`read:!system/*`). A request with a pattern needs a single right that covers all of the pattern.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from typing import Final
 import msgspec
 
 from runnel.errors import ClientFault, ForbiddenError, InvalidNameError, LimitExceededError
-from runnel.topics.covering import Cover
+from runnel.topics.cover import Cover
 from runnel.topics.patterns import Pattern
 
-# Topics, and patterns, that were found to be allowed: so many are remembered for each right of a token.
-_TOPICS_REMEMBERED_MAX: Final = 100_000
-_PATTERNS_REMEMBERED_MAX: Final = 10_000
-# To be compared with rights in one request; each may take some microseconds, and everybody else waits meanwhile.
+# How many allowed topics and patterns are cached for each right of a token.
+_TOPICS_CACHED_MAX: Final = 100_000
+_PATTERNS_CACHED_MAX: Final = 10_000
+# Patterns of one request. Comparing each with the rights may take some microseconds, and blocks the loop meanwhile.
 PATTERNS_MAX: Final = 1024
 
 
 class Right(enum.StrEnum):
+    """What a grant allows; the module's docstring says what each member includes."""
+
     PUBLISH = "publish"
     READ = "read"
     CONSUME = "consume"
@@ -64,7 +66,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class TokenQuotas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a token may take, where it differs from `security.token_…`. None: as the settings say; 0: no quota."""
+    """A token's own quotas instead of `security.token_…`. None: as the settings say; 0: no quota."""
 
     topics_max: int | None = None
     cursors_max: int | None = None
@@ -76,7 +78,7 @@ class TokenQuotas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Rights:
-    """Of one token, by the name that it has for people; and its own quotas."""
+    """The rights and quotas of one token, and its name for people."""
 
     __slots__ = ("_allowed", "_covered", "_covers", "name", "quotas", "visible")
 
@@ -89,11 +91,11 @@ class Rights:
         for grant in grants:
             covers[grant.right].append(Cover(Pattern(grant.pattern)))
         self._covers: Final = covers
-        # Of the topics that may be known to exist: there is any right to them.
+        # Patterns of the topics to which there is any right, so that their existence is no secret.
         self.visible: Final = tuple(
             {cover.pattern: None for of_right in covers.values() for cover in of_right}
         )
-        # What was refused is not remembered: it may be anything, and is nobody's usual way.
+        # Refused topics and patterns are not cached: they may be anything, and are rare in normal use.
         self._allowed: Final[dict[Right, set[str]]] = {right: set() for right in Right}
         self._covered: Final[dict[Right, set[str]]] = {right: set() for right in Right}
 
@@ -105,7 +107,7 @@ class Rights:
             return True
         if not any(cover.pattern.matches(topic) for cover in self._covers[right]):
             return False
-        _remember(allowed, topic, _TOPICS_REMEMBERED_MAX)
+        _cache(allowed, topic, _TOPICS_CACHED_MAX)
         return True
 
     def check(self, right: Right, topic: str) -> None:
@@ -113,13 +115,13 @@ class Rights:
             raise self.refusal(right, f"topic {topic!r}")
 
     def check_all(self, right: Right, topics: Collection[str]) -> None:
-        """Hot: once for every batch, which may have a thousand topics."""
+        """Hot: called once for every batch, which may have a thousand topics."""
         if not self._allowed[right].issuperset(topics):
             for topic in topics:
                 self.check(right, topic)
 
     def sees(self, topic: str) -> bool:
-        """Whether there is any right to a topic, so that it may be known to exist."""
+        """Whether there is any right to a topic, so that its existence is no secret."""
         return any(self.allows(right, topic) for right in Right)
 
     # --- Patterns ---
@@ -132,7 +134,7 @@ class Rights:
         narrow = Pattern(pattern)
         if not any(cover.covers(narrow) for cover in self._covers[right]):
             return False
-        _remember(covered, pattern, _PATTERNS_REMEMBERED_MAX)
+        _cache(covered, pattern, _PATTERNS_CACHED_MAX)
         return True
 
     def check_patterns(self, right: Right, patterns: Collection[str]) -> None:
@@ -156,7 +158,7 @@ class Rights:
         return f"<Rights of {self.name!r}>"
 
 
-def _remember(known: set[str], text: str, count_max: int) -> None:
+def _cache(known: set[str], text: str, count_max: int) -> None:
     if len(known) >= count_max:
-        known.clear()  # simpler than to know which one is needed least, and as good
+        known.clear()  # simpler than evicting the least used, and as good
     known.add(text)

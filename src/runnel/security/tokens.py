@@ -1,8 +1,8 @@
-"""Tokens: how they are made, and the file that keeps their hashes.
+"""Makes tokens, finds the entry of a token, and reads and writes the file that keeps their hashes.
 
-A token reads `runnel_<id>_<secret>`. The id finds its entry; of the secret, 256 random bits, the file has only the
-SHA-256: there is nothing to guess, so nothing slower is needed. The file is JSON, readable by its owner alone, and is
-replaced as a whole, so that a broker which looks at it never sees half of one.
+A token has the form `runnel_<id>_<secret>`. The id finds its entry. The file keeps only the SHA-256 of the secret: 256
+random bits cannot be guessed, so no slower hash is needed. The file is JSON, readable by its owner alone. It is
+replaced as a whole, so that a broker never reads half of it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _TOKEN_CHARS_MAX: Final = 256
 _FILE_BYTES_MAX: Final = 16 * 2**20
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-# Compared with where there is no such token, so that this takes as long.
-_NOBODY: Final = "0" * 64
+# The hash that secrets of unknown ids are compared with, so that refusing them takes as long.
+_UNKNOWN_SHA256: Final = "0" * 64
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +52,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the file."""
+
     version: int
     tokens: tuple[Token, ...] = ()
 
@@ -64,7 +66,7 @@ def new_token(
     connections_max: int | None = None,
     quotas: TokenQuotas | None = None,
 ) -> tuple[Token, str]:
-    """An entry, and the text of the token, which exists nowhere else."""
+    """Make an entry and the text of its token, which is stored nowhere."""
     if _NAME.fullmatch(name) is None:
         raise ClientFault(
             f"{name!r} cannot be a token's name: 1 to 64 letters, digits, dots, dashes and underscores, "
@@ -93,12 +95,12 @@ def check_grants(name: str, grants: Sequence[Grant]) -> None:
 
 
 def find(tokens: dict[str, Token], text: str) -> Token | None:
-    """The entry that a token's text belongs to; by id, and the secret compared in constant time."""
+    """The entry of a token's text: found by its id; the secret is compared in constant time."""
     if len(text) > _TOKEN_CHARS_MAX or not text.startswith(_PREFIX):
         return None
     token_id, _, secret = text.removeprefix(_PREFIX).partition("_")
     token = tokens.get(token_id)
-    expected = _NOBODY if token is None else token.sha256
+    expected = _UNKNOWN_SHA256 if token is None else token.sha256
     return token if hmac.compare_digest(_hash(secret), expected) else None
 
 
@@ -107,21 +109,21 @@ def _hash(secret: str) -> str:
 
 
 class TokenFile:
-    """The file. A broker only reads it; `runnel token` changes it, one change at a time."""
+    """The file of tokens. A broker only reads it; `runnel token` changes it, one change at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def stamp(self) -> tuple[int, int, int] | None:
-        """Differs once the file has been replaced; None: there is none."""
+        """A value that changes when the file is replaced; None: there is no file."""
         try:
             found = self.path.stat()
-        except OSError:  # `read` says what is wrong, if it is not just missing
+        except OSError:  # if the file is not just missing, `read` says what is wrong
             return None
         return (found.st_mtime_ns, found.st_ino, found.st_size)
 
     def read(self) -> tuple[Token, ...]:
-        """All entries; none where there is no file. SettingsError says what is wrong with it."""
+        """All entries; empty if there is no file. SettingsError says what is wrong with the file."""
         try:
             with self.path.open("rb") as file:
                 text = file.read(_FILE_BYTES_MAX + 1)
@@ -143,7 +145,7 @@ class TokenFile:
         return document.tokens
 
     def is_private(self) -> bool:
-        """Whether only its owner may read it, or there is none."""
+        """Whether only the owner may read the file, or there is no file."""
         try:
             mode = self.path.stat().st_mode
         except OSError:
@@ -152,7 +154,7 @@ class TokenFile:
 
     @contextmanager
     def changing(self) -> Iterator[list[Token]]:
-        """The entries to be changed in place; written when the block ends well."""
+        """A list of entries to change in place; written when the block ends without an error."""
         try:
             self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
             lock = os.open(self._beside("lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -177,10 +179,9 @@ class TokenFile:
         text = msgspec.json.format(
             msgspec.json.encode(_Document(version=_VERSION, tokens=tokens)), indent=2
         )
-        fresh = self._beside("new")  # under the lock there is one at a time
-        fresh.unlink(
-            missing_ok=True
-        )  # of somebody who did not get further, with whatever permissions
+        fresh = self._beside("new")  # the lock allows one writer at a time
+        # A writer that was interrupted may have left one, with any permissions.
+        fresh.unlink(missing_ok=True)
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
@@ -195,7 +196,7 @@ class TokenFile:
 
 
 def _check_tokens(tokens: Sequence[Token]) -> None:
-    """What the file's own types do not say. ClientFault names the entry."""
+    """Check what the types of the file do not say. ClientFault names the entry."""
     names: set[str] = set()
     ids: set[str] = set()
     for token in tokens:

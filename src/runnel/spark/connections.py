@@ -1,7 +1,7 @@
-"""Connections of a Python worker to brokers: one for each address, opened when first needed and kept.
+"""Connections of a Python worker to brokers: one for each broker, opened when first needed and kept open.
 
-Spark reuses its Python workers, so the next task of the same worker finds it open. A lost connection comes back by
-itself; the end of the worker closes it.
+Spark reuses its Python workers, so the next task of a worker finds the connection open. A lost connection reconnects by
+itself. The end of the worker closes it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from runnel.errors import Unavailable
 from runnel.formats.wire import DEFAULT_PORT
 
 _CLIENT_NAME: Final = "spark"
-# How long anything may wait for a broker. A task waits as long for its first connection, for the query was planned
-# with a broker that was there: it may be starting again. Planning itself does not: its user is waiting for it.
+# Time limit for waiting for a broker. A task waits this long for its first connection too: planning has reached the
+# broker, so it may be restarting. Planning itself does not wait, because the user is waiting for it.
 _DEADLINE_S: Final = 30.0
 
 
@@ -29,9 +29,9 @@ _Value = TypeVar("_Value")
 
 
 class BrokerLogin(msgspec.Struct, frozen=True):
-    """A broker, and how to be let in. It travels to the workers.
+    """A broker's URL and the token for it. Spark sends it to the workers.
 
-    Without a token, that of the variable RUNNEL_TOKEN where the query is planned: workers elsewhere need not have it.
+    The default token is the variable RUNNEL_TOKEN of the process that plans the query: workers need not have it.
     """
 
     url: str
@@ -42,13 +42,13 @@ class BrokerLogin(msgspec.Struct, frozen=True):
             msgspec.structs.force_setattr(self, "token", token_from_environment())
 
     def __repr__(self) -> str:
-        return f"Address({self.url!r})"  # it may get into a plan or a line of diagnostics; the token must not
+        return f"Address({self.url!r})"  # it may appear in a plan or a log line; the token must not
 
 
 class ProcessCache(Generic[_Key, _Value]):
     """Objects that stay open for the next task of this process.
 
-    Each process sees only its own: a worker that was forked off another must not use that one's sockets.
+    Each process sees only its own objects: a forked worker must not use its parent's sockets.
     """
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class ProcessCache(Generic[_Key, _Value]):
 _connections: Final[ProcessCache[BrokerLogin, BlockingBus]] = ProcessCache()
 
 
-def usual_url() -> str:
-    """Where to connect when nobody says: decided once, where the query is planned."""
+def default_url() -> str:
+    """The broker's URL if no option gives it. The process that plans the query decides it once."""
     return os.environ.get("RUNNEL_URL") or f"runnel://127.0.0.1:{DEFAULT_PORT}"
 
 
@@ -81,13 +81,15 @@ def connection(address: BrokerLogin) -> BlockingBus:
     bus = _connections.get(address)
     if bus is None:
         backoff = Backoff(_DEADLINE_S if TaskContext.get() is not None else 0.0)
-        bus = connected(address, _CLIENT_NAME, _DEADLINE_S, backoff)
+        bus = open_connection(address, _CLIENT_NAME, _DEADLINE_S, backoff)
         _connections.put(address, bus)
     return bus
 
 
-def connected(address: BrokerLogin, name: str, deadline_s: float, backoff: Backoff) -> BlockingBus:
-    """A new connection, tried for as long as there is patience."""
+def open_connection(
+    address: BrokerLogin, name: str, deadline_s: float, backoff: Backoff
+) -> BlockingBus:
+    """Open a new connection, retrying as long as `backoff` allows."""
     while True:
         try:
             return connect_blocking(
@@ -98,7 +100,7 @@ def connected(address: BrokerLogin, name: str, deadline_s: float, backoff: Backo
 
 
 class Backoff:
-    """Waits longer each time, and until a deadline."""
+    """Waits between attempts, longer each time, until a deadline."""
 
     def __init__(self, seconds: float) -> None:
         self._ends_at_s = time.monotonic() + seconds
@@ -113,6 +115,6 @@ class Backoff:
 
 
 def close_connections() -> None:
-    """Close those of this process."""
+    """Close all connections of this process."""
     for bus in _connections.pop_all():
         bus.close()

@@ -1,7 +1,7 @@
-"""The options of `spark.read.format("runnel")` and its kin, checked: text becomes frozen structs.
+"""Checks the options of `spark.read` and `spark.readStream` with format `runnel`, and makes frozen structs of them.
 
-Spark hands the names of options over in lower case, and all values as text. An error names the option, its value and
-what would be right. Nothing here asks a broker.
+Spark passes the names of options in lower case, and all values as text. An error names the option, its value and what
+would be right. Nothing here contacts a broker.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any, Final
 import msgspec
 
 from runnel.errors import ClientFault, RunnelError
-from runnel.topics.habits import start_meant
 from runnel.topics.names import Label, check_label, check_topic
+from runnel.topics.other_brokers import start_meant
 from runnel.topics.patterns import Pattern
 
 TAG_PREFIX: Final = "tag."
 BYTES_PER_PARTITION: Final = 32 * 2**20
 
 _SOURCE: Final = ("url", "token", "path", "topics", "pattern")
-_PLACES: Final = ("startingOffsets", "startingTime", "endingOffsets", "endingTime")
+_BOUNDS: Final = ("startingOffsets", "startingTime", "endingOffsets", "endingTime")
 _WORK: Final = ("tags", "bytesPerPartition", "failOnDataLoss")
-_BATCH: Final = (*_SOURCE, *_PLACES, *_WORK)
+_BATCH: Final = (*_SOURCE, *_BOUNDS, *_WORK)
 _STREAM: Final = (*_BATCH, "maxRowsPerTrigger", "maxBytesPerTrigger", "cursor")
 
 _NS_PER_SECOND: Final = 10**9
@@ -38,6 +38,8 @@ _UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
 class BoundKind(enum.Enum):
+    """How a bound is given."""
+
     EARLIEST = "earliest"
     LATEST = "latest"
     OFFSET = "offset"
@@ -45,7 +47,7 @@ class BoundKind(enum.Enum):
 
 
 class ReadBound(msgspec.Struct, frozen=True):
-    """A place in a partition; `value` is the offset, or the receive time in nanoseconds."""
+    """Where reading a partition begins or ends; `value` is the offset, or the receive time in nanoseconds."""
 
     kind: BoundKind
     value: int = 0
@@ -56,11 +58,11 @@ LATEST: Final = ReadBound(BoundKind.LATEST)
 
 
 class ReadBounds(msgspec.Struct, frozen=True):
-    """Where reading begins or ends, for each partition; `option` is who said so."""
+    """Where reading begins or ends, for each partition; `option` names the option that says so."""
 
     option: str
     default: ReadBound
-    # By topic and partition; without a partition, for all of them.
+    # By topic and partition; partition None: all partitions of the topic.
     chosen: Mapping[tuple[str, int | None], ReadBound] = {}
 
     def of(self, topic: str, partition: int) -> ReadBound:
@@ -69,7 +71,7 @@ class ReadBounds(msgspec.Struct, frozen=True):
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read and how. `url` or `path`; `topics` or `pattern`."""
+    """What to read and how. Either `url` or `path` is set, and either `topics` or `pattern`."""
 
     url: str | None
     token: str | None
@@ -83,26 +85,26 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     fails_on_data_loss: bool
     rows_per_trigger_max: int | None = None
     bytes_per_trigger_max: int | None = None
-    cursor: str | None = None  # None: by the query; "": none
+    cursor: str | None = None  # None: named after the query; "": no cursor
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """What matches exactly these topics."""
+        """Patterns that match exactly these topics."""
         return (self.pattern,) if self.pattern is not None else tuple(map(literal, self.topics))
 
 
 def literal(topic: str) -> str:
-    """The pattern that matches this name alone."""
+    """The pattern that matches only this name."""
     return re.sub(r"[*?[]", r"[\g<0>]", topic)
 
 
 def batch_options(options: Mapping[str, str], *, url: str) -> ReadOptions:
-    """The options of a batch read; `url` is where to read without one."""
+    """The options of a batch read; `url` is the default."""
     return _read_options(_GivenOptions(options, _BATCH, "spark.read"), url)
 
 
 def stream_options(options: Mapping[str, str], *, url: str) -> ReadOptions:
-    """The options of a stream, which has no end and begins at a place that every topic has."""
+    """The options of a stream. A stream has no end, and begins at a position that every topic has."""
     given = _GivenOptions(options, _STREAM, "spark.readStream")
     for name in ("path", "endingOffsets", "endingTime"):
         if given.text(name) is not None:
@@ -118,7 +120,7 @@ def stream_options(options: Mapping[str, str], *, url: str) -> ReadOptions:
             read.starting.option, "a stream begins at earliest, latest or one startingTime"
         )
     if given.text("startingOffsets") is None and given.text("startingTime") is None:
-        # As elsewhere in Spark: a stream is about what comes, unless it is told otherwise.
+        # As elsewhere in Spark, a stream reads new messages unless an option says otherwise.
         read = msgspec.structs.replace(read, starting=ReadBounds("startingOffsets", LATEST))
     cursor = given.text("cursor")
     if cursor:
@@ -132,9 +134,9 @@ def stream_options(options: Mapping[str, str], *, url: str) -> ReadOptions:
 
 
 def _read_options(given: _GivenOptions, url: str) -> ReadOptions:
-    topics, pattern = _which(given)
-    starting = _places(given, "starting", EARLIEST, topics)
-    ending = _places(given, "ending", LATEST, topics)
+    topics, pattern = _topics_or_pattern(given)
+    starting = _bounds(given, "starting", EARLIEST, topics)
+    ending = _bounds(given, "ending", LATEST, topics)
     path = given.text("path")
     if path is not None and (given.text("url") or given.text("token")):
         raise given.fault("path", "it is read without a broker: give `path` or `url`, not both")
@@ -152,7 +154,7 @@ def _read_options(given: _GivenOptions, url: str) -> ReadOptions:
     )
 
 
-def _which(given: _GivenOptions) -> tuple[tuple[str, ...], str | None]:
+def _topics_or_pattern(given: _GivenOptions) -> tuple[tuple[str, ...], str | None]:
     listed, pattern = given.text("topics"), given.text("pattern")
     if listed is not None and pattern is not None:
         raise given.fault("pattern", "give `topics` or `pattern`, not both")
@@ -184,10 +186,10 @@ def _tags(given: _GivenOptions) -> dict[str, str]:
         raise given.fault("tags", 'it must be JSON, as {"unit": "C"}') from None
 
 
-# --- Places ---
+# --- Bounds ---
 
 
-def _places(
+def _bounds(
     given: _GivenOptions, side: str, default: ReadBound, topics: Collection[str]
 ) -> ReadBounds:
     by_offset, by_time = f"{side}Offsets", f"{side}Time"
@@ -195,63 +197,63 @@ def _places(
     if offsets is not None and times is not None:
         raise given.fault(by_time, f"give `{by_offset}` or `{by_time}`, not both")
     if offsets is not None:
-        name, read, text = by_offset, _offset_place, offsets
+        name, read, text = by_offset, _parse_offset_bound, offsets
     elif times is not None:
-        name, read, text = by_time, _time_place, times
+        name, read, text = by_time, _parse_time_bound, times
     else:
         return ReadBounds(by_offset, default)
     if not text.lstrip().startswith("{"):
         place = read(text)
         if place is None or place.kind is BoundKind.OFFSET:
-            meant = start_meant(text) if read is _offset_place else None
+            meant = start_meant(text) if read is _parse_offset_bound else None
             hint = f"; did you mean {meant}?" if meant in ("earliest", "latest") else ""
-            raise given.fault(name, _RIGHT[read] + hint)
+            raise given.fault(name, _EXPECTED[read] + hint)
         return ReadBounds(name, place)
-    chosen = _chosen_places(given, name, text, read)
+    chosen = _chosen_bounds(given, name, text, read)
     for topic, _ in chosen:
         if topics and topic not in topics:
             raise given.fault(name, f"{topic!r} is not among the topics {', '.join(topics)}")
     return ReadBounds(name, default, chosen)
 
 
-def _chosen_places(
+def _chosen_bounds(
     given: _GivenOptions, name: str, text: str, read: Callable[[object], ReadBound | None]
 ) -> dict[tuple[str, int | None], ReadBound]:
     try:
         decoded = msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise given.fault(name, f"{_RIGHT[read]} ({error})") from None
+        raise given.fault(name, f"{_EXPECTED[read]} ({error})") from None
     chosen: dict[tuple[str, int | None], ReadBound] = {}
-    for topic, said in decoded.items():
-        by_partition = said if isinstance(said, dict) else {None: said}
+    for topic, given_bound in decoded.items():
+        by_partition = given_bound if isinstance(given_bound, dict) else {None: given_bound}
         for partition, value in by_partition.items():
             place = read(value)
             if place is None or not (partition is None or partition.isdecimal()):
-                raise given.fault(name, f"{topic!r}: {_RIGHT[read]}")
+                raise given.fault(name, f"{topic!r}: {_EXPECTED[read]}")
             chosen[topic, None if partition is None else int(partition)] = place
     return chosen
 
 
-def _offset_place(said: object) -> ReadBound | None:
-    if isinstance(said, int) and not isinstance(said, bool):
-        return ReadBound(BoundKind.OFFSET, said) if said >= 1 else None
-    return {"earliest": EARLIEST, "latest": LATEST}.get(said) if isinstance(said, str) else None
+def _parse_offset_bound(value: object) -> ReadBound | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return ReadBound(BoundKind.OFFSET, value) if value >= 1 else None
+    return {"earliest": EARLIEST, "latest": LATEST}.get(value) if isinstance(value, str) else None
 
 
-def _time_place(said: object) -> ReadBound | None:
-    time_ns = parse_time_ns(str(said))
+def _parse_time_bound(value: object) -> ReadBound | None:
+    time_ns = parse_time_ns(str(value))
     return None if time_ns is None else ReadBound(BoundKind.TIME, time_ns)
 
 
-_RIGHT: Final[Mapping[Callable[[object], ReadBound | None], str]] = {
-    _offset_place: 'it must be earliest, latest, or JSON: {"topic": 17} or {"topic": {"0": 17, "1": "earliest"}}; '
-    "offsets begin at 1",
-    _time_place: 'it must be a time as 2025-01-31T12:00:00Z, nanoseconds since 1970, or JSON: {"topic": time}',
+_EXPECTED: Final[Mapping[Callable[[object], ReadBound | None], str]] = {
+    _parse_offset_bound: 'it must be earliest, latest, or JSON: {"topic": 17} or {"topic": {"0": 17, "1": '
+    '"earliest"}}; offsets begin at 1',
+    _parse_time_bound: 'it must be a time as 2025-01-31T12:00:00Z, nanoseconds since 1970, or JSON: {"topic": time}',
 }
 
 
 def parse_time_ns(text: str) -> int | None:
-    """ISO 8601, without a zone UTC, or nanoseconds since 1970; None if it is neither."""
+    """Parse ISO 8601 (UTC if it has no zone) or nanoseconds since 1970; None if the text is neither."""
     text = text.strip()
     if re.fullmatch(r"-?\d{9,}", text):
         return int(text)
@@ -264,7 +266,7 @@ def parse_time_ns(text: str) -> int | None:
         moment = moment.replace(tzinfo=UTC)
     since = moment - _EPOCH
     digits = "" if fraction is None else fraction[1]
-    # A datetime has no nanoseconds, so the digits behind the point are read here.
+    # A datetime has no nanoseconds, so the fraction is parsed separately.
     return (since.days * 86_400 + since.seconds) * _NS_PER_SECOND + int(f"{digits:0<9.9}")
 
 
@@ -272,7 +274,7 @@ def parse_time_ns(text: str) -> int | None:
 
 
 class _GivenOptions:
-    """The options as they came: found whatever their case, and none that nobody knows."""
+    """The options as the user gave them. Case does not matter, and unknown options are refused."""
 
     def __init__(self, options: Mapping[str, str], known: Collection[str], verb: str) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
@@ -313,7 +315,7 @@ class _GivenOptions:
         return _WORDS[text.lower()]
 
     def size(self, name: str) -> int | None:
-        """A number from 1 on, also as 64k, 32m or 1g."""
+        """A number of at least 1, also as 64k, 32m or 1g."""
         text = self.text(name)
         if text is None:
             return None

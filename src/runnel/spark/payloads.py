@@ -1,4 +1,4 @@
-"""Payloads as values: a column `value` beside the message's own columns.
+"""Decodes payloads into a column `value` beside the message's own columns.
 
 Avro and protobuf need jars that PySpark does not bring (spark-avro, spark-protobuf). With them on the session, Spark's
 own `from_avro` and `from_protobuf` take the column payload as it is.
@@ -33,15 +33,15 @@ def json(
 ) -> DataFrame:
     """The payload parsed as JSON: a struct (or array, or map) of this schema, which may be given as DDL text.
 
-    A payload that cannot be parsed gives null, or with `options={"mode": "FAILFAST"}` ends the query; with a field
-    `_corrupt_record string` in the schema it is kept there. `options`: those of Spark's `from_json`.
+    A payload that cannot be parsed becomes null, or ends the query with `options={"mode": "FAILFAST"}`. If the schema
+    has a field `_corrupt_record string`, that field keeps it. `options`: the options of Spark's `from_json`.
     """
-    # Through Connect, options that are there and empty are refused.
+    # Spark Connect refuses empty options.
     return df.withColumn(into, f.from_json(_text(df), schema, dict(options) if options else None))
 
 
 def _text(df: DataFrame) -> Column:
-    # Through Connect, to ask for the columns is a request, which functions of Declarative Pipelines may not make.
+    # With Spark Connect, `df.columns` is a request, which functions of Declarative Pipelines must not make.
     if not is_remote() and _PAYLOAD not in df.columns:
         raise ClientFault(
             f"there is no column {_PAYLOAD} to take apart, only {', '.join(df.columns)}: call this before selecting"

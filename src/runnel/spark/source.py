@@ -1,4 +1,4 @@
-"""The format `runnel` of Spark: `spark.read`, `spark.readStream`, `df.write` and `df.writeStream` begin here."""
+"""Spark's data source `runnel`: the entry of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 FORMAT: Final = "runnel"
-# The program that plans a read where `spark.sql.python.filterPushdown.enabled` is set and the query has filters.
+# The program that plans a read if `spark.sql.python.filterPushdown.enabled` is set and the query has filters.
 _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class RunnelDataSource(DataSource):
-    """Messages of topics as rows, and rows as messages. What each verb needs is imported by it."""
+    """Messages of topics as rows, and rows as messages. Each method imports what it needs."""
 
     @classmethod
     def name(cls) -> str:
@@ -32,24 +32,24 @@ class RunnelDataSource(DataSource):
         return SPARK_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from runnel.spark.connections import usual_url
+        from runnel.spark.connections import default_url
         from runnel.spark.options import batch_options
         from runnel.spark.read.batch_reader import BatchReader, PushdownBatchReader
         from runnel.spark.read.schema import arrow_schema
 
         with faults_without_trace():
-            options = batch_options(dict(self.options), url=usual_url())
+            options = batch_options(dict(self.options), url=default_url())
             kind = PushdownBatchReader if _pushes_filters() else BatchReader
             return kind(options, arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        from runnel.spark.connections import usual_url
+        from runnel.spark.connections import default_url
         from runnel.spark.options import stream_options
         from runnel.spark.read.schema import arrow_schema
         from runnel.spark.read.stream_reader import RefusedStream, StreamReader
 
         try:
-            options = stream_options(dict(self.options), url=usual_url())
+            options = stream_options(dict(self.options), url=default_url())
             return StreamReader(options, arrow_schema(schema))
         except ClientFault as fault:
             return RefusedStream(fault)
@@ -72,7 +72,7 @@ class RunnelDataSource(DataSource):
 
 
 def _pushes_filters() -> bool:
-    """Whether filters will be pushed down. Spark tells a reader in no other way than by who asks for it."""
+    """Whether Spark will push filters down. Only the program that creates the reader shows this."""
     if _PUSHDOWN_WORKER in sys.modules:
         return True
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)

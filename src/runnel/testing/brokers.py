@@ -1,4 +1,4 @@
-"""Brokers in memory for a test: in its own loop, or in a thread with an address."""
+"""Brokers in memory for tests: in the test's event loop, or in a thread with an address."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runnel.testing.clock import NS_PER_SECOND, VirtualClock
 def open_broker(
     settings: Settings | None = None, *, clock: VirtualClock | None = None
 ) -> AbstractAsyncContextManager[Broker]:
-    """A broker in memory. With a clock, its time and its clients' stand still until the clock is advanced."""
+    """Open a broker in memory. With a clock, time stands still for it and its clients until the clock is advanced."""
     return Broker.open("memory:", settings=settings, clock=clock)
 
 
@@ -35,26 +35,26 @@ class BrokerThread:
         self._thread = threading.Thread(target=self._run, name="runnel-test-broker")
 
     def start(self) -> None:
-        """Open the broker; then `url` says where. The fixture `runnel_broker` does that for you."""
+        """Open the broker; then `url` is its address. The fixture `runnel_broker` does that for you."""
         self._thread.start()
         self.url = self._begun.result()
 
     def stop(self) -> None:
-        """Close it, and wait until its thread has ended."""
+        """Close the broker, and wait until its thread has ended."""
         if self._begun.exception() is None:
             self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
     def connect(self, *, name: str | None = None) -> Opening:
-        """A client for the test's own event loop."""
+        """Connect a client in the test's own event loop."""
         return connect(self.url, name=name)
 
     def connect_blocking(self, *, name: str | None = None) -> BlockingBus:
-        """A client for a test without one."""
+        """Connect a blocking client, for a test without an event loop."""
         return connect_blocking(self.url, name=name)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass for the broker, and wait until it has noticed."""
+        """Advance the broker's clock, and wait until the broker has noticed."""
         passing = asyncio.run_coroutine_threadsafe(self._advance(seconds), self._loop)
         passing.result()
 

@@ -1,4 +1,4 @@
-"""The pytest fixtures. Imported by every pytest run where Runnel is installed: nothing heavy before it is used."""
+"""The pytest fixtures. Every pytest run with Runnel installed imports this module: fixtures import the rest on use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def runnel_settings() -> Settings | None:
-    """The settings of `runnel_broker`: override it for rules and limits of your own."""
+    """The settings of `runnel_broker`. Override this fixture for rules and limits of your own."""
     return None
 
 

@@ -1,11 +1,24 @@
-"""Topics as pure code: what they may be called, who wants them, how they are kept and split.
+"""Topics as pure code: names, patterns, policies and partitions. Read `names.py` first.
 
-names          what a topic, cursor, producer, subscription or journal may be called
+names          which names a topic, cursor, producer, subscription or journal may have
 patterns       globs over topic names
-pattern_index  who matches this topic, and which topics match this pattern, for many of both
-registrations  the patterns of its subscribers, by what they begin with
-answers        what it remembers of earlier lookups
+pattern_index  which subscribers match a topic, and which topics match a pattern, for many of both
+registrations  the patterns of subscribers, by their literal beginning
+answers        caches the subscribers of each topic
 sorted_names   names in order, for finding those that share a beginning
-policies       the rules of the settings, and the policy they give a topic
-partitions     which partition of its topic a message goes to
+policies       the rules of the settings, and the policy that they give a topic
+partitions     the partition that a message goes to
+read_position  where a reader resumes
+covering, habits    whether one pattern covers another; warnings about patterns of MQTT and NATS
 """
+
+__all__ = [
+    "covering",
+    "habits",
+    "names",
+    "partitions",
+    "pattern_index",
+    "patterns",
+    "policies",
+    "read_position",
+]

@@ -1,12 +1,12 @@
-"""The remembered answers to "who matches this topic?"; finding an answer is not done here.
+"""A cache of the subscribers that match each topic. `PatternIndex` finds them; this module only remembers them.
 
-An answer carries the number of the change up to which it is right. Answers that say the same share
-one object, so a hundred thousand topics with the same subscribers cost one list of them.
+An answer carries the number of the change up to which it is right. Equal answers share one object, so a hundred
+thousand topics with the same subscribers cost one list of subscribers.
 
-Answers are forgotten in generations: those in use; those set aside, which were outdated by a change
-or have not been asked for since the last turn; and those on their way out. An answer set aside is
-not served, but a search goes on from it. What is still aside at the next turn goes a few at a time,
-because to free a hundred thousand answers at once would hold the loop for 20 ms.
+The cache forgets answers in three generations. Current answers are served. Answers set aside were outdated by a change,
+or were not used since the last turn; they are not served, but a search continues from them. Leaving answers were still
+aside at the next turn; they are freed a few at a time, because freeing a hundred thousand answers at once would hold
+the loop for 20 ms.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Final, Generic
 from runnel.topics.registrations import Registrations, S
 
 SHARED_MAX: Final = 4096
-"""Answers looked through for an equal one; beyond that some equal ones may exist twice."""
+"""Most answers that are compared to find an equal one. Beyond this, equal answers may exist twice."""
 
 FREED_AT_ONCE: Final = 4
 
 
 class Matches(Generic[S]):
-    """Who matched when change `number` was the latest. Never changed; compared by identity."""
+    """The subscribers that matched when change `number` was the latest. Immutable; compared by identity."""
 
     __slots__ = ("number", "subscribers")
 
@@ -32,10 +32,10 @@ class Matches(Generic[S]):
 
 
 class Answers(Generic[S]):
-    """Remembered answers by topic: at most `topics_max` of them, naming `entries_max` subscribers.
+    """The cached answers by topic: at most `topics_max` answers, which name at most `entries_max` subscribers.
 
-    Both limits are of the three generations together. `entries_max` counts each answer's list when
-    it is made, so shared lists count once.
+    Both limits hold for the three generations together. `entries_max` counts each answer's list when it is made, so a
+    shared list counts once.
     """
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Answers(Generic[S]):
         self, registrations: Registrations[S], *, topics_max: int, entries_max: int
     ) -> None:
         self._registrations = registrations
-        self.kept = 0  # how often one was remembered
+        self.kept = 0  # how many answers were cached so far
         self._current: dict[str, Matches[S]] = {}
         self._aside: dict[str, Matches[S]] = {}
         self._nothing: Matches[S] = Matches(0, ())
@@ -67,7 +67,7 @@ class Answers(Generic[S]):
         self._topics_turn = max(1, topics_max // 3)
         self._entries_turn = max(1, entries_max // 3)
         self._entries_count = 0
-        # Both of one change only: what follows from an answer, and answers by content.
+        # Both hold for one change only: the successor of an answer, and answers by content.
         self._followers: dict[tuple[Matches[S], tuple[S, ...]], Matches[S]] = {}
         self._same: dict[tuple[S, ...], Matches[S]] = {}
         self._shared_number = 0
@@ -76,22 +76,22 @@ class Answers(Generic[S]):
         return len(self._current) + len(self._aside) + sum(map(len, self._leaving))
 
     def recall(self, topic: str) -> tuple[S, ...] | None:
-        """The answer, if it is remembered and right at this moment."""
+        """The cached answer, if it is right now."""
         answer = self._current.get(topic)
         if answer is None or answer.number < self._oldest_served:
             return None
         return answer.subscribers
 
     def latest(self, topic: str) -> Matches[S]:
-        """The answer to go on from: right as of its number, which is 0 if nothing is remembered."""
+        """The answer to continue from. It is right as of its number, which is 0 if none is cached."""
         return self._current.get(topic) or self._aside.get(topic) or self._nothing
 
     def advance(self, answer: Matches[S], joined: tuple[S, ...], *, number: int) -> Matches[S]:
-        """The answer as of change `number`: with those who joined since, without those who left."""
+        """The answer as of change `number`: with the subscribers that joined since, without those that left."""
         if self._shared_number != number or len(self._followers) >= SHARED_MAX:
             self._shared_number = number
             self._stop_sharing()
-        # Topics that shared an answer go on sharing it, and only the first one builds the list.
+        # Topics that shared an answer continue to share it. Only the first of them builds the list.
         step = (answer, joined)
         if (follower := self._followers.get(step)) is None:
             subscribers = self._left_of(answer) + joined
@@ -103,7 +103,7 @@ class Answers(Generic[S]):
         return follower
 
     def keep(self, topic: str, answer: Matches[S]) -> None:
-        """Remember an answer that is right at this moment."""
+        """Cache an answer that is right now."""
         self.kept += 1
         self._free_some()
         full = len(self._current) >= self._topics_turn and topic not in self._current
@@ -112,12 +112,12 @@ class Answers(Generic[S]):
             self._aside = self._current
             self._current = {}
             self._entries_count = len(answer.subscribers)
-            self._stop_sharing()  # or what it holds would escape the limit of entries
+            self._stop_sharing()  # otherwise the lists it holds would escape the limit of entries
         self._aside.pop(topic, None)
         self._current[topic] = answer
 
     def set_aside(self, topic: str) -> None:
-        """A change may have outdated this topic's answer: serve it no more."""
+        """Stop serving this topic's answer: a change may have outdated it."""
         if (answer := self._current.pop(topic, None)) is not None:
             if len(self._aside) >= self._topics_turn:
                 self._leaving.append(self._aside)
@@ -125,16 +125,16 @@ class Answers(Generic[S]):
             self._aside[topic] = answer
 
     def set_all_aside(self) -> None:
-        """The latest change may have outdated every answer: serve none that is older."""
+        """Stop serving all older answers: the latest change may have outdated each of them."""
         self._oldest_served = self._registrations.number
 
     def forget(self, topic: str) -> None:
-        """The topic is gone."""
+        """Drop the answer of a deleted topic."""
         self._current.pop(topic, None)
         self._aside.pop(topic, None)
 
     def _free_some(self) -> None:
-        # More than one for each that comes, so that a generation is gone before the next one goes.
+        # Several for each answer cached, so that one generation is freed before the next one leaves.
         for _ in range(FREED_AT_ONCE):
             while self._leaving and not self._leaving[-1]:
                 self._leaving.pop()

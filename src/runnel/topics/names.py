@@ -1,12 +1,12 @@
-"""What topics and the other named things may be called; nothing about what they are.
+"""The rules for names of topics, cursors, producers, subscriptions and journals.
 
-A name is 1 to 255 bytes of UTF-8 without control characters. Names are compared code point by code
-point: they are not normalised, folded or trimmed, so two spellings of "é" are two names. What may
-not be in a name is a fixed set, so that a newer Unicode never makes an old name invalid:
+A name is 1 to 255 bytes of UTF-8 without control characters. Names are compared code point by code point. They are not
+normalised, folded or trimmed, so two spellings of "é" are two names. The forbidden characters are a fixed set, so that
+a newer Unicode never makes an old name invalid:
 
 - U+0000 to U+001F and U+007F to U+009F: the control characters (exactly Unicode's category Cc);
-- U+2028 and U+2029: they end a line wherever lines are split by Unicode's rules, so they could
-  forge a line of a listing just as a newline could;
+- U+2028 and U+2029: they end a line where lines are split by Unicode's rules, so they could forge a line of a listing
+  just as a newline could;
 - U+D800 to U+DFFF: a lone surrogate has no UTF-8.
 """
 
@@ -19,26 +19,26 @@ from typing import Final, TypeAlias
 from runnel.errors import InvalidNameError
 
 TopicPartition: TypeAlias = tuple[str, int]
-"""A topic's name, and the number of one of its partitions."""
+"""The name of a topic and the number of one of its partitions."""
 
 NAME_BYTES_MAX: Final = 255
 
 SYSTEM_MARK: Final = "!"
-"""Names that begin with it are the system's; publishing there needs a right."""
+"""Names that begin with it belong to the system; publishing there needs a right."""
 
 DEAD_LETTER_PREFIX: Final = "!dead/"
-"""`!dead/<subscription>` holds what a subscription could not deliver, or a pipeline could not take."""
+"""`!dead/<subscription>` holds messages that a subscription could not deliver or a pipeline could not process."""
 
 REPORTS_PREFIX: Final = "!system/"
-"""What a broker says of itself: metrics and events."""
+"""The broker's own metrics and events."""
 
 STATS_PREFIX: Final = "!system/stats/"
-"""What pipelines have measured."""
+"""Statistics that pipelines publish."""
 
 LIVE_JOURNAL: Final = "live"
-"""The pseudo-journal of topics that are not kept. It has no files, so no real one has its name."""
+"""The pseudo-journal of ephemeral topics. It has no files, and no real journal may have its name."""
 
-# Of the system's names, those to which clients publish: pipelines put their findings and their failures there.
+# System names that clients may publish to: pipelines publish their statistics and dead letters there.
 _OPEN_PREFIXES: Final = (DEAD_LETTER_PREFIX, STATS_PREFIX)
 
 _FORBIDDEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -54,15 +54,15 @@ class Label(enum.StrEnum):
 
 
 def check_topic(name: str) -> None:
-    """Raise InvalidNameError, saying what is wrong and where, unless `name` can be a topic's."""
+    """Raise InvalidNameError, saying what is wrong and where, unless `name` is valid for a topic."""
     check_text("topic name", name)
 
 
 def check_label(kind: Label, name: str) -> None:
-    """Raise InvalidNameError, saying what is wrong and where, unless `name` can be a `kind`'s."""
+    """Raise InvalidNameError, saying what is wrong and where, unless `name` is valid for a `kind`."""
     check_text(f"{kind} name", name)
     if kind is Label.SUBSCRIPTION:
-        # Its dead letters need a topic, which is longer than the subscription's own name.
+        # Its dead-letter topic has a longer name than the subscription itself.
         bytes_max = NAME_BYTES_MAX - len(DEAD_LETTER_PREFIX)
         if len(name.encode()) > bytes_max:
             raise InvalidNameError(
@@ -84,7 +84,7 @@ def check_text(kind: str, text: str) -> None:
         raise InvalidNameError(
             f"{kind} {_shown(text)} has {_described(found.group())} at character {place + 1}"
         )
-    # Counting bytes encodes the text; a text that is hopelessly long need not be.
+    # Counting bytes encodes the text; a text that is far too long is not encoded.
     if len(text) > NAME_BYTES_MAX or len(text.encode()) > NAME_BYTES_MAX:
         raise InvalidNameError(
             f"{kind} {_shown(text)} is longer than {NAME_BYTES_MAX} bytes of UTF-8"
@@ -92,12 +92,12 @@ def check_text(kind: str, text: str) -> None:
 
 
 def is_system(name: str) -> bool:
-    """Whether a name is the system's: `!system/…`, `!dead/…` and the like."""
+    """Whether a name belongs to the system: `!system/…`, `!dead/…` and the like."""
     return name.startswith(SYSTEM_MARK)
 
 
 def is_reserved(topic: str) -> bool:
-    """Whether only the broker itself publishes there."""
+    """Whether only the broker itself may publish to this topic."""
     return topic.startswith(SYSTEM_MARK) and not topic.startswith(_OPEN_PREFIXES)
 
 
@@ -107,7 +107,7 @@ def is_dead_letter(topic: str) -> bool:
 
 
 def has_wildcard(text: str) -> bool:
-    """Whether a name, or one of several joined together, has a character that patterns give a meaning."""
+    """Whether a name, or several names joined together, contain a wildcard character."""
     return "*" in text or "?" in text or "[" in text
 
 
@@ -126,5 +126,5 @@ def _described(character: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """The text as an error may print it: escaped, and not a page long."""
+    """The text for an error message: escaped, and shortened to 61 characters."""
     return repr(text) if len(text) <= 64 else repr(text[:61]) + "…"

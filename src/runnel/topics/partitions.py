@@ -1,9 +1,8 @@
-"""Which partition of its topic a message goes to: by its key, or in turns without one.
+"""Chooses the partition of a message: by its key, or in turns without one.
 
-For a client in another language, exactly: take the message's `partition_key`, or its `key` if it
-has none. If there is one, even an empty one, its bytes go through XXH3 with 64 bits, seed 0 and no
-secret. The result, as an unsigned integer, modulo the topic's number of partitions is the
-partition; partitions are counted from 0.
+The exact rule, for clients in other languages: take the message's `partition_key`, or its `key` if it has none. If
+there is one, even an empty one, hash its bytes with XXH3 (64 bits, seed 0, no secret). The result, as an unsigned
+integer, modulo the topic's number of partitions is the partition. Partitions are counted from 0.
 
     key           XXH3-64             of 4   of 7   of 1024
     (empty)       2d06800538d394c2       2      4       194
@@ -11,8 +10,8 @@ partition; partitions are counted from 0.
     sensor-1      bb05c9a08b99653a       2      0       314
     schlüssel     1aca8ef6171a20de       2      4       222    (as UTF-8: 10 bytes)
 
-Messages without any key go to one partition as long as a batch fills, and to the next one with the
-next batch: spread over time, and still few runs in each batch.
+Messages without any key go to one partition while a batch fills, and to the next partition with the next batch. So they
+spread over time, and each batch still has few runs.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ def partitions_of_keys(keys: Iterable[bytes | None], partitions: int, *, keyless
 
 
 class KeylessTurns:
-    """The turns that a publisher's messages without a key take through a topic's partitions.
+    """Rotates one publisher's messages without a key through a topic's partitions, batch by batch.
 
-    Publishers should begin at different partitions, or a thousand that start together would all
-    fill the same one; where to begin is the caller's to choose.
+    The caller chooses the first partition. Publishers should begin at different ones; otherwise a thousand publishers
+    that start together would all fill the same partition.
     """
 
     __slots__ = ("_partitions", "current")
@@ -49,6 +48,6 @@ class KeylessTurns:
         self.current = begin % partitions
 
     def next_batch(self) -> int:
-        """A batch has left: move on, and return the partition for the next one."""
+        """Move on after a batch was sent; returns the partition for the next batch."""
         self.current = (self.current + 1) % self._partitions
         return self.current

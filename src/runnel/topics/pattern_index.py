@@ -1,23 +1,22 @@
-"""Who matches this topic, and which topics match this pattern: for many of both.
+"""Finds the subscribers that match a topic and the topics that match a pattern, for large numbers of both.
 
-**Adding a pattern compares nothing.** A remembered answer carries the number of the change up to
-which it is right (answers.py). A change only withdraws the answers that it may have outdated: those
-of topics that share the pattern's literal beginning or, where these are many or there is no literal
-beginning, all of them. A withdrawn answer is brought up to date when its topic is next asked for,
-by comparing the topic with the patterns registered since and no others. So an answer is exact at
-every moment, there is no addition half done that a lookup would have to look out for, and a topic
-that nobody publishes to costs nothing, however many patterns come and go.
+**Adding a pattern compares nothing.** A cached answer carries the number of the change up to which it is right
+(answers.py). A change only withdraws the answers that it may have outdated: the answers of topics that share the
+pattern's literal beginning or, if these are many or there is no literal beginning, all answers. A lookup brings a
+withdrawn answer up to date by comparing its topic with the patterns registered since, and with no others. So answers
+are always exact, a lookup never meets a half-finished addition, and a topic without publishers costs nothing, however
+many patterns come and go.
 
-**Nothing holds the loop.** `recall` is a dictionary access. Whatever may take long is an object
-with a `step`: `Search` for a topic without an exact answer, `Walk` over the topics of a pattern. A
-step compares about SLICE_COMPARISONS times, weighed by what a comparison costs (Pattern.cost), and
-the caller lets others run between steps. Everything may change between two steps.
+**Nothing holds the loop.** `recall` is a dictionary access. Work that may take long is an object with a `step`:
+`Search` for a topic without an exact answer, `Walk` over the topics of a pattern. A step makes about SLICE_COMPARISONS
+comparisons, weighed by their cost (Pattern.cost), and the caller lets other tasks run between steps. Everything may
+change between two steps.
 
     answer = index.recall(topic)
     if answer is None:
         search = index.search(topic)
         while not search.step():
-            ...let others run...
+            ...let other tasks run...
         answer = search.subscribers
 """
 
@@ -33,28 +32,28 @@ from runnel.topics.registrations import Candidate, Registrations, S
 from runnel.topics.sorted_names import SortedNames
 
 SLICE_COMPARISONS: Final = 2000
-"""Comparisons in one step: measured, 0.7 ms if most fail early and 2 ms if all match."""
+"""Comparisons in one step. Measured: 0.7 ms if most fail early, 2 ms if all match."""
 
 WITHDRAWN_MAX: Final = 2000
-"""Answers that one change withdraws by name; one that concerns more withdraws all at a stroke."""
+"""Most answers that one change withdraws by name. A change that concerns more withdraws all at once."""
 
 SUBSCRIBERS_PER_COMPARISON: Final = 16
-"""Noting so many subscribers of a matching pattern counts as one comparison more."""
+"""Collecting this many subscribers of a matching pattern counts as one more comparison."""
 
 PATTERNS_PER_SUBSCRIBER_MAX: Final = 1024
 
 ANSWERS_MAX: Final = 3 * 131_072
-"""Remembered answers; a third of them are in use at a time."""
+"""Most cached answers; a third of them are current at a time."""
 
 ANSWER_ENTRIES_MAX: Final = 16 * 1024 * 1024
-"""Subscribers that all the remembered answers name, 8 bytes each."""
+"""Most subscribers that all cached answers name together, 8 bytes each."""
 
 
 class Search(Generic[S]):
-    """Finds who matches a topic, in steps. Stepping on after the end brings it up to date again.
+    """Finds the subscribers that match a topic, in steps. A step after the end brings the result up to date again.
 
-    It goes in rounds: each compares the topic with the patterns registered between two changes,
-    and the search is over when a round has reached the latest change.
+    A search goes in rounds. Each round compares the topic with the patterns registered between two changes; the search
+    ends when a round has reached the latest change.
     """
 
     __slots__ = (
@@ -84,11 +83,11 @@ class Search(Generic[S]):
 
     @property
     def subscribers(self) -> tuple[S, ...]:
-        """Who matched when `step` last returned True; in no particular order, each once."""
+        """The subscribers that matched when `step` last returned True, each once, in no particular order."""
         return self._answer.subscribers
 
     def step(self, comparisons_max: int = SLICE_COMPARISONS) -> bool:
-        """Go on for a slice. True: `subscribers` is exact until the next change."""
+        """Continue for one slice. True: `subscribers` is exact until the next change."""
         topic = self.topic
         spent = 0
         while True:
@@ -101,19 +100,21 @@ class Search(Generic[S]):
                 if candidate.pattern.matches(topic):
                     spent += self._join(candidate)
             joined = tuple(self._joined)
-            self._joined.clear()  # they are in the answer now; a step too many must not repeat them
+            self._joined.clear()  # they are in the answer now, and a further step must not add them again
             self._answer = self._answers.advance(self._answer, joined, number=self._upto)
             if self._upto == self._registrations.number:
                 break
             self._open_round()
-        # Only of known topics: a change finds the answers that it outdates through their names.
+        # Only for known topics: a change finds the answers that it outdates by the names of topics.
         if topic in self._known:
             self._answers.keep(topic, self._answer)
         return True
 
     def _open_round(self) -> None:
         self._upto = self._registrations.number
-        self._joined: dict[S, None] = {}  # one subscriber may match by several patterns
+        self._joined: dict[
+            S, None
+        ] = {}  # a dict, because several patterns of one subscriber may match
         self._to_compare = self._registrations.candidates(self.topic, after=self._answer.number)
 
     def _join(self, candidate: Candidate[S]) -> int:
@@ -123,7 +124,7 @@ class Search(Generic[S]):
 
 
 class _Range(NamedTuple):
-    """Names to look at: those that begin with `prefix`, or that name alone."""
+    """A range of names: all that begin with `prefix`, or exactly that name."""
 
     prefix: str
     is_exact: bool
@@ -132,12 +133,12 @@ class _Range(NamedTuple):
 class Walk:
     """Finds the known topics that match a pattern, in steps and in order of their names.
 
-    It gives the topics that were known when it began, without those removed before it came by. A
-    topic that appears while it is under way is left to the lookup with which that topic begins, so
-    that whoever registers a pattern and then walks meets every topic exactly once.
+    A walk finds the topics that were known when it began, except those removed before it reached them. It leaves out
+    topics created meanwhile: each new topic begins with a lookup of its subscribers. So a subscriber that registers a
+    pattern and then walks meets every topic exactly once.
 
-    `visible`: only topics that one of these patterns matches too. Names that begin with the literal
-    beginning of none of them are not even looked at.
+    `visible`: find only topics that one of these patterns matches too. Names that begin with none of their literal
+    beginnings are skipped.
     """
 
     __slots__ = ("_after", "_cost", "_known", "_matches", "_names", "_ranges", "_upto", "done")
@@ -195,7 +196,7 @@ class Walk:
 
 
 def _ranges(pattern: Pattern, visible: Sequence[Pattern]) -> list[_Range]:
-    """Where names lie that the pattern and any of `visible` can match: the last range first, none within another."""
+    """The ranges of names that the pattern and any of `visible` can match: the last first, none inside another."""
     found: set[_Range] = set()
     for other in visible:
         if pattern.is_literal or other.is_literal:
@@ -208,7 +209,7 @@ def _ranges(pattern: Pattern, visible: Sequence[Pattern]) -> list[_Range]:
             found.add(_Range(pattern.prefix, is_exact=False))
     ordered: list[_Range] = []
     wide_prefix: str | None = None
-    for each in sorted(found):  # of one prefix the wide one first
+    for each in sorted(found):  # for equal prefixes, the range before the exact name
         if wide_prefix is not None and each.prefix.startswith(wide_prefix):
             continue
         ordered.append(each)
@@ -219,7 +220,7 @@ def _ranges(pattern: Pattern, visible: Sequence[Pattern]) -> list[_Range]:
 
 
 class PatternIndex(Generic[S]):
-    """Many subscribers' patterns and the topics there are. A subscriber is anything hashable."""
+    """The patterns of all subscribers and the names of all topics. A subscriber is anything hashable."""
 
     __slots__ = (
         "_answers",
@@ -244,39 +245,39 @@ class PatternIndex(Generic[S]):
         self._answers: Answers[S] = Answers(
             self._registrations, topics_max=answers_max, entries_max=answer_entries_max
         )
-        # Who matches this topic, if that is remembered and exact; None: `search` finds it. A bound
-        # method and no method of ours, because a second call would double what the lookup takes.
+        # The subscribers of a topic, if the cache has an exact answer; None: use `search`. The cache's bound method
+        # instead of a method of this class, because a second call would double the time of a lookup.
         self.recall: Final = self._answers.recall
         self._names = SortedNames()
-        self._known: dict[str, int] = {}  # topics, numbered in the order of their making
+        self._known: dict[str, int] = {}  # topics, numbered in order of creation
         self._topics_made = 0
         self._withdrawn_max = withdrawn_max
-        # Beginnings whose answers have been withdrawn and, as none was kept since, need not be again:
-        # ten thousand subscribers who leave together go through their names once. "" is of all.
+        # Prefixes whose answers are withdrawn. While no answer is cached, they need not be withdrawn again: ten
+        # thousand subscribers that leave together go through the names once. "" stands for all names.
         self._withdrawn: set[str] = set()
         self._withdrawn_when = 0
 
     @property
     def changes(self) -> int:
-        """Goes up with every subscriber that comes or leaves; while it stands, so do all answers."""
+        """Rises with every subscriber that comes or leaves. While it stays, all answers stay right."""
         return self._registrations.number
 
     @property
     def answers_count(self) -> int:
-        """How many answers are remembered."""
+        """How many answers are cached."""
         return len(self._answers)
 
     # --- Topics ---
 
     def add_topic(self, name: str) -> None:
-        """A topic exists from now on. Its name has been checked."""
+        """Add a topic, whose name has been checked."""
         if name not in self._known:
             self._topics_made += 1
             self._known[name] = self._topics_made
             self._names.add(name)
 
     def remove_topic(self, name: str) -> None:
-        """A topic exists no more."""
+        """Remove a deleted topic."""
         if self._known.pop(name, None) is not None:
             self._names.remove(name)
             self._answers.forget(name)
@@ -284,13 +285,13 @@ class PatternIndex(Generic[S]):
     def walk(
         self, pattern: Pattern, *, after: str = "", visible: Sequence[Pattern] | None = None
     ) -> Walk:
-        """Which known topics match this pattern, behind a name or all of them? `visible`: see `Walk`."""
+        """Find the known topics that match a pattern, beginning after the name `after`. `visible`: see `Walk`."""
         return Walk(
             pattern, self._names, self._known, upto=self._topics_made, after=after, visible=visible
         )
 
     def topics(self, pattern: Pattern) -> list[str]:
-        """The same at once, for callers that have no loop to hold."""
+        """All known topics that match, without steps: for callers outside a loop."""
         walk = self.walk(pattern)
         found = walk.step()
         while not walk.done:
@@ -300,9 +301,9 @@ class PatternIndex(Generic[S]):
     # --- Subscribers ---
 
     def add(self, subscriber: S, patterns: Sequence[Pattern]) -> None:
-        """From now on the subscriber matches every topic that one of its patterns matches.
+        """Add a subscriber, which then matches every topic that one of its patterns matches.
 
-        Its patterns are fixed; a subscriber that is there already is a mistake of the caller.
+        Its patterns never change. Adding a subscriber twice is a mistake of the caller.
         """
         if subscriber in self._registrations:
             raise ValueError(f"{subscriber!r} has its patterns already")
@@ -315,15 +316,15 @@ class PatternIndex(Generic[S]):
         self._withdraw_answers(patterns)
 
     def remove(self, subscriber: S) -> None:
-        """From now on the subscriber matches nothing."""
+        """Remove a subscriber; it no longer matches any topic."""
         self._withdraw_answers(self._registrations.remove(subscriber).patterns)
 
     def search(self, topic: str) -> Search[S]:
-        """Who matches this topic?"""
+        """Find the subscribers that match a topic."""
         return Search(topic, self._registrations, self._answers, self._known)
 
     def subscribers(self, topic: str) -> tuple[S, ...]:
-        """The same at once, for callers that have no loop to hold."""
+        """All subscribers that match, without steps: for callers outside a loop."""
         if (remembered := self.recall(topic)) is not None:
             return remembered
         search = self.search(topic)
@@ -332,7 +333,7 @@ class PatternIndex(Generic[S]):
         return search.subscribers
 
     def _withdraw_answers(self, patterns: Sequence[Pattern]) -> None:
-        """Serve no more the answers that these patterns, coming or going, may have outdated."""
+        """Stop serving the answers that adding or removing these patterns may have outdated."""
         if self._withdrawn_when != self._answers.kept:
             self._withdrawn_when = self._answers.kept
             self._withdrawn.clear()

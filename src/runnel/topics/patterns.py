@@ -1,24 +1,23 @@
-"""Globs over topic names: how they are written, and a matcher whose time is bounded.
+"""Glob patterns over topic names, and a matcher with bounded running time.
 
-    *         any run of characters, `/` included, none allowed
+    *         any run of characters, including `/`, possibly empty
     ?         exactly one character
     [a-z_]    one character of the set: single characters and ranges by code point
     [!a-z]    one character outside the set
-    the rest  itself, upper and lower case apart
+    the rest  itself; case matters
 
-A pattern is matched against the whole name, character by character (not byte by byte). Inside a
-set `*`, `?`, `[` and a `!` that is not first are themselves, and so is a `-` that is first or last:
-`[*]` is how to write a literal star. There is no escape character; `]` outside a set is itself, and
-inside a set it cannot be written. An empty set, a set without its `]` and a range that runs
-backwards are errors, so that none of them can silently match something else than was meant.
+A pattern is matched against the whole name, character by character (not byte by byte). Inside a set, `*`, `?`, `[` and
+a `!` that is not first stand for themselves, and so does a `-` that is first or last: `[*]` is a literal star. There is
+no escape character. `]` outside a set stands for itself; inside a set it cannot be written. An empty set, a set without
+its `]` and a range that runs backwards are errors, so that none of them silently matches something else than was meant.
 
-Names that begin with `!` are the system's, and only patterns that begin with a literal `!` see
-them: `*`, `?dead` and `[!a]*` do not.
+Names that begin with `!` belong to the system. Only patterns that begin with a literal `!` match them: `*`, `?dead` and
+`[!a]*` do not.
 
-**Time.** The stars cut a pattern into segments of fixed length. The first is anchored at the
-beginning and the last at the end; each one between is taken where it first occurs after its
-predecessor. If a match exists, then one exists with every segment as far left as possible, so
-nothing is ever tried again: matching takes at most (length of name) x (length of pattern) steps.
+**Time.** The stars cut a pattern into segments of fixed length. The first is anchored at the beginning and the last at
+the end; each segment between is taken where it first occurs after its predecessor. If a match exists, then a match
+exists with every segment as far left as possible. So the matcher never goes back, and matching takes at most
+(length of name) x (length of pattern) steps.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from runnel.topics.names import SYSTEM_MARK, check_text
 
 
 class Wildcard(msgspec.Struct, frozen=True):
-    """One character out of ranges, or outside of them. `?` is the one outside of no range."""
+    """One character inside some ranges, or outside of them. `?` is negated and has no ranges."""
 
     ranges: tuple[tuple[str, str], ...]
     negated: bool
@@ -44,13 +43,13 @@ class Wildcard(msgspec.Struct, frozen=True):
         return is_named is not self.negated
 
     def contains(self, other: Wildcard) -> bool:
-        """Whether it surely has every character that the other has: no where two ranges only together do."""
+        """Whether it surely has every character of the other. False if only several ranges together cover a range."""
         if not self.negated:
             return not other.negated and all(
                 any(low <= first and last <= high for low, high in self.ranges)
                 for first, last in other.ranges
             )
-        if other.negated:  # what this one leaves out, the other must leave out too
+        if other.negated:  # the other must exclude everything that this one excludes
             return all(
                 any(first <= low and high <= last for first, last in other.ranges)
                 for low, high in self.ranges
@@ -66,10 +65,10 @@ _Item = str | Wildcard  # a character that stands for itself, or a set
 
 
 class _Segment:
-    """What stands between two stars: as many characters as it has items.
+    """The part of a pattern between two stars. It matches as many characters as it has items.
 
-    Most segments are plain text, which `str` finds quickest; one with a set or `?` is a regular
-    expression without repetition, so that it cannot backtrack.
+    Most segments are plain text, which `str` finds fastest. A segment with a set or `?` becomes a regular expression
+    without repetition, so it cannot backtrack.
     """
 
     __slots__ = ("leading_text", "length", "regex", "text")
@@ -81,15 +80,15 @@ class _Segment:
         self.text: Final = self.leading_text if self.regex is None else ""
 
     def search_cost(self) -> int:
-        """What finding it may take, in units of the simplest comparison (about 0.3 microseconds).
+        """The cost of finding it, in units of the simplest comparison (about 0.3 microseconds).
 
-        Measured with the names that are hardest for it: plain text costs a unit for 16 characters,
-        a regular expression up to 5 for each item, because it begins anew at every character.
+        Measured with the hardest names: plain text costs one unit for 16 characters, a regular expression up to 5 for
+        each item, because it starts again at every character.
         """
         return 1 + (self.length // 16 if self.regex is None else 5 * self.length)
 
     def end_within(self, name: str, start: int, stop: int) -> int:
-        """Where its first occurrence in name[start:stop] ends, or -1."""
+        """The end of its first occurrence in name[start:stop], or -1."""
         if self.regex is None:
             found = name.find(self.text, start, stop)
             return -1 if found < 0 else found + self.length
@@ -118,10 +117,10 @@ def _regex_of_item(item: _Item) -> str:
 
 
 class Pattern:
-    """A glob that has been checked. Equal texts are equal patterns.
+    """A valid glob pattern. Patterns with equal texts are equal.
 
-    `prefix` is the text that every name it matches begins with: everything before the first
-    wildcard. `cost` bounds the work of one comparison, in comparisons of the simplest kind.
+    `prefix` is everything before the first wildcard; every matching name begins with it. `cost` bounds the work of one
+    comparison, in comparisons of the simplest kind.
     """
 
     __slots__ = (
@@ -153,8 +152,8 @@ class Pattern:
         self.cost: Final = 1 + sum(segment.search_cost() for segment in self._middle)
 
     def matches(self, name: str) -> bool:
-        """Whether the pattern describes the whole of `name`."""
-        # Cheap refusals first: where many patterns are tried one by one, most of them fail here.
+        """Whether the pattern matches the whole of `name`."""
+        # The cheap checks first: when many patterns are tried one by one, most of them fail here.
         if not (name.startswith(self.prefix) and name.endswith(self._suffix)):
             return False
         if self.is_literal:
@@ -190,7 +189,7 @@ class Pattern:
 
 
 def _parse(text: str) -> list[list[_Item]]:
-    """The segments between the stars, the first and the last of them perhaps empty."""
+    """The segments between the stars. The first and the last may be empty."""
     segments: list[list[_Item]] = [[]]
     place = 0
     while place < len(text):
@@ -212,7 +211,7 @@ def _parse(text: str) -> list[list[_Item]]:
 
 
 def _parse_set(text: str, start: int, closing: int) -> _Item:
-    """What text[start:closing], the inside of a pair of brackets, stands for."""
+    """The item for text[start:closing], the inside of a pair of brackets."""
     negated = text.startswith("!", start)
     first = place = start + 1 if negated else start
     if place == closing:
@@ -253,7 +252,7 @@ def _invalid(text: str, place: int, problem: str) -> InvalidNameError:
 
 
 def items_of(pattern: Pattern) -> list[str | Wildcard | None]:
-    """What a pattern is made of, one by one: characters, wildcards for one character, and None for a star."""
+    """The items of a pattern in order: characters, wildcards for one character, and None for a star."""
     items: list[str | Wildcard | None] = []
     for number, segment in enumerate(_parse(pattern.text)):
         if number:
@@ -263,7 +262,7 @@ def items_of(pattern: Pattern) -> list[str | Wildcard | None]:
 
 
 def any_of(patterns: Iterable[Pattern]) -> Callable[[str], bool]:
-    """Says of a name whether one of them matches. Those without wildcards cost one look together, however many."""
+    """A function that says whether any pattern matches a name. All patterns without wildcards take one look-up."""
     patterns = list(patterns)
     names = frozenset(pattern.prefix for pattern in patterns if pattern.is_literal)
     globs = [pattern for pattern in patterns if not pattern.is_literal]

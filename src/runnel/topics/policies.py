@@ -1,21 +1,20 @@
-"""How a topic is kept: the rules of the settings, in order, and the policy that they give a topic.
+"""Policies: how each topic is kept, by the rules of the settings.
 
-The first rule whose pattern matches decides. Behind the user's rules stand four of our own:
+The first rule whose pattern matches decides. Four built-in rules follow the user's rules:
 
-    !dead/*    on disk, in the journal `!dead`, for ever: a dead letter is what somebody still owes
-    !system/*  not kept, but for the last value: whoever begins to watch sees the latest figures
-    !*         not kept
+    !dead/*    on disk, in the journal `!dead`, for ever, because a dead letter still has to be dealt with
+    !system/*  ephemeral, except for the last value: a new subscriber sees the latest figures
+    !*         ephemeral
     *          on disk, in the journal `main`, for ever
 
-Dead letters are always on disk: a rule for `!*` that does not keep on disk is passed over for them.
+Dead letters are always on disk: a rule for `!*` that does not keep on disk does not apply to them.
 
-A journal has one set of files, so everything that goes into it is rotated and retained alike. Where
-two rules name the same journal and disagree, the settings are refused. With `{topic}` in a
-journal's name that cannot be seen from the rules alone; then it is the topic that is refused, whose
-journal would be one that another rule keeps differently. Neither depends on which came first.
+A journal has one set of files, so all its topics are rotated and retained alike. If two rules name the same journal and
+disagree, the settings are refused. The rules alone do not show this if a journal's name contains `{topic}`; then a
+topic is refused if another rule keeps its journal differently. Neither check depends on the order of events.
 
-`keep`, `partitions` and `journal` are recorded when a topic is made and stay. Everything else
-follows the rules as they are now.
+`keep`, `partitions` and `journal` are recorded when a topic is created, and stay. Everything else follows the current
+rules.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ TOPIC_PLACEHOLDER: Final = "{topic}"
 
 
 class FixedPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What is recorded when a topic is made, and stays."""
+    """The part of a topic's policy that is recorded when the topic is created, and stays."""
 
     keep: Keep
     partitions: int
@@ -62,7 +61,7 @@ class FixedPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What all topics of a journal have in common."""
+    """The part of a policy that all topics of a journal share."""
 
     keep: Keep
     rotate: Rotate = Rotate()
@@ -71,7 +70,7 @@ class JournalPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How one topic is kept. `rule` is the pattern of the rule that said so, None without one."""
+    """How one topic is kept. `rule` is the pattern of the user's rule that applies; None: a built-in rule."""
 
     keep: Keep
     partitions: int
@@ -84,17 +83,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fixed(self) -> FixedPolicy:
-        """The part to record."""
+        """The part that is recorded."""
         return FixedPolicy(keep=self.keep, partitions=self.partitions, journal=self.journal)
 
     @property
     def of_journal(self) -> JournalPolicy:
-        """The part that it shares with all topics of its journal."""
+        """The part that all topics of the journal share."""
         return JournalPolicy(keep=self.keep, rotate=self.rotate, retain=self.retain, pin=self.pin)
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of a topic's recorded policy that the rules would choose otherwise today."""
+    """One value of a topic's recorded policy that differs from what the current rules give."""
 
     topic: str
     key: str
@@ -104,7 +103,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """A line of the list at start-up."""
+        """The line that is logged at start-up."""
         source = "without a rule it" if self.rule is None else f"the rule for {self.rule!r}"
         return (
             f"topic {self.topic!r} stays with {self.key} = {self.recorded}, "
@@ -113,14 +112,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Rule:
-    """A rule with its pattern read and its defaults filled in."""
+    """A rule with its pattern parsed and its defaults filled in."""
 
     __slots__ = ("name", "pattern", "policy", "template")
 
     def __init__(self, name: str, pattern: Pattern, policy: Policy, template: str | None) -> None:
-        self.name: Final = name  # as errors call it
+        self.name: Final = name  # as errors name it
         self.pattern: Final = pattern
-        # One object for all topics of the rule, unless each has its own journal.
+        # One object for all topics of the rule, unless each topic has its own journal.
         self.policy: Final = policy
         self.template: Final = template
 
@@ -131,7 +130,7 @@ class _Rule:
         return msgspec.structs.replace(self.policy, journal=journal)
 
     def topic_of(self, journal: str) -> str | None:
-        """The topic to which the template would give this journal."""
+        """The topic that would get this journal from the template."""
         if self.template is None:
             return None
         before, _, behind = self.template.partition(TOPIC_PLACEHOLDER)
@@ -140,7 +139,7 @@ class _Rule:
         return journal[len(before) : len(journal) - len(behind)] or None
 
     def leaves_nothing_of(self, later: _Rule) -> bool:
-        """Whether every topic of `later` is surely decided here. Sees only the plain cases."""
+        """Whether this rule surely decides every topic of `later`. Recognises only simple cases."""
         prefix = self.pattern.prefix
         return (
             self.pattern.text == prefix + "*"
@@ -151,7 +150,7 @@ class _Rule:
 
 
 class Policies:
-    """The rules, checked: what each topic's policy is, and each journal's."""
+    """The checked rules. They give each topic and each journal its policy."""
 
     __slots__ = ("_rules",)
 
@@ -166,11 +165,11 @@ class Policies:
         self._rules = (*own, *_OURS)
 
     def follow(self, other: Policies) -> None:
-        """Answer as the other does from now on, for everybody who holds this one."""
+        """Take over the rules of `other`, so that all holders of this object see them."""
         self._rules = other._rules
 
     def for_topic(self, topic: str) -> Policy:
-        """The policy of a new topic. InvalidNameError: its journal's name would not do."""
+        """The policy of a new topic. InvalidNameError if the topic cannot have the journal that its rule gives it."""
         rule = self._rule_of(topic)
         policy = rule.policy_of(topic)
         if rule.template is not None:
@@ -178,7 +177,7 @@ class Policies:
         return policy
 
     def for_recorded(self, topic: str, fixed: FixedPolicy) -> Policy:
-        """The policy of a topic made earlier: as recorded, and the rest as the rules say now."""
+        """The policy of an existing topic: the recorded part, and the rest by the current rules."""
         rule = self._rule_of(topic)
         of_journal = self.for_journal(fixed.journal, keep=fixed.keep)
         return Policy(
@@ -195,19 +194,19 @@ class Policies:
     def for_journal(self, journal: str, *, keep: Keep) -> JournalPolicy:
         """How a journal is rotated and retained.
 
-        One that no rule speaks of any more keeps what it has: a rule that was taken out of the
-        settings is no order to remove its messages.
+        A journal that no rule names any more keeps its messages: removing a rule from the settings is no order to
+        remove messages.
         """
         rule = next((r for r in self._users_of(journal) if r.policy.keep is keep), None)
         return JournalPolicy(keep=keep) if rule is None else rule.policy.of_journal
 
     def topic_of_journal(self, journal: str) -> str | None:
-        """The topic that has this journal to itself, whether it exists or not. None: topics share it."""
+        """The only topic that can use this journal, whether it exists or not. None: topics share the journal."""
         users = list(self._users_of(journal))
         return users[0].topic_of(journal) if len(users) == 1 else None
 
     def differences(self, topic: str, recorded: FixedPolicy) -> list[Difference]:
-        """Where a topic's recorded part is not what the rules would give it now."""
+        """The differences between a topic's recorded part and what the current rules would give it."""
         policy = self._rule_of(topic).policy_of(topic)
         return [
             Difference(topic=topic, key=key, recorded=was, now=now, rule=policy.rule)
@@ -215,7 +214,7 @@ class Policies:
         ]
 
     def _rule_of(self, topic: str) -> _Rule:
-        # A plain loop: a batch may make sixty thousand topics at once.
+        # A plain loop, because one batch may create sixty thousand topics.
         is_dead = is_dead_letter(topic)
         for rule in self._rules:
             if rule.pattern.matches(topic) and not (is_dead and rule.policy.keep is not Keep.DISK):
@@ -223,7 +222,7 @@ class Policies:
         raise AssertionError("our own rules match every name")
 
     def _users_of(self, journal: str) -> Iterator[_Rule]:
-        """The rules that give this journal to their topics, or to one that may exist."""
+        """The rules that give this journal to their topics, or would give it to a topic that may exist."""
         for rule in self._rules:
             if rule.template is None:
                 if rule.policy.journal == journal:
@@ -257,7 +256,7 @@ def _read(index: int, rule: TopicRule, partitions_max: int) -> _Rule:
             f"{name}: partitions = {rule.partitions} is not between 1 and {partitions_max}"
         )
     try:
-        keep = Keep(rule.keep)  # a program may have written it as text
+        keep = Keep(rule.keep)  # a program may have given it as text
     except ValueError:
         raise SettingsError(f"{name}: keep = {rule.keep!r} is none of {', '.join(Keep)}") from None
     if pattern.prefix.startswith(DEAD_LETTER_PREFIX) and keep is not Keep.DISK:
@@ -268,7 +267,7 @@ def _read(index: int, rule: TopicRule, partitions_max: int) -> _Rule:
         _refuse_keys_of_kept_topics(name, rule)
         journal, template = LIVE_JOURNAL, None
     else:
-        # A rule's default journal is its pattern as it stands, even one with "{topic}" in it.
+        # A rule's default journal is its pattern taken literally, even if it contains "{topic}".
         journal = rule.match if rule.journal is None else rule.journal
         template = rule.journal if TOPIC_PLACEHOLDER in journal else None
         _check_journal(name, journal, template)
@@ -289,7 +288,7 @@ def _check_journal(name: str, journal: str, template: str | None) -> None:
     if template is not None and template.count(TOPIC_PLACEHOLDER) > 1:
         raise SettingsError(f"{name}: journal = {journal!r} has {TOPIC_PLACEHOLDER} more than once")
     try:
-        # The shortest topic stands for all; for_topic checks the name that a real one gives.
+        # Checks the shortest possible topic; for_topic checks the name for each real topic.
         check_label(
             Label.JOURNAL, journal if template is None else journal.replace(TOPIC_PLACEHOLDER, "t")
         )
@@ -321,7 +320,7 @@ def _refuse_disagreement(rules: Sequence[_Rule]) -> None:
     first: dict[str, _Rule] = {}
     for rule in rules:
         if rule.template is not None:
-            continue  # its topics have journals of their own; for_topic looks after those
+            continue  # each of its topics has its own journal, which for_topic checks
         earlier = first.setdefault(rule.policy.journal, rule)
         for key, here, there in _differing(rule.policy.of_journal, earlier.policy.of_journal):
             raise SettingsError(
@@ -331,7 +330,7 @@ def _refuse_disagreement(rules: Sequence[_Rule]) -> None:
 
 
 def _differing(one: msgspec.Struct, other: msgspec.Struct) -> Iterator[tuple[str, str, str]]:
-    """Each key with two values, of structs of the same kind, as the settings write them."""
+    """Each key whose values differ between two structs of one kind, with both values as the settings write them."""
     for field in one.__struct_fields__:
         key, left, right = key_of_field(field), getattr(one, field), getattr(other, field)
         if isinstance(left, msgspec.Struct):

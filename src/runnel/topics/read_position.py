@@ -1,4 +1,4 @@
-"""Where a live reader stands, and therefore resumes: kept in the same way by the client and by each listener.
+"""The read position of a live reader, from which it resumes. The client and every listener use the same class.
 
 Each protocol only encodes it: the client as the `Start` of a subscription, the HTTP listener as the id of an event, the
 gRPC listener as opaque bytes.
@@ -16,23 +16,23 @@ from runnel.topics.names import TopicPartition
 from runnel.topics.patterns import Pattern
 
 PartitionOffsets: TypeAlias = dict[TopicPartition, tuple[int, int]]
-"""The next offset of each partition, and the epoch that it was counted in."""
+"""The next offset of each topic-partition, and the epoch of that offset."""
 
 _RESUME: Final = "resume"
 _RESUME_LAST: Final = "resume_last"
 
 
 class ReadPosition:
-    """The next message of everything that a reader's patterns match.
+    """The position of the next message of everything that a reader's patterns match.
 
-    A reader that names its topics stands in their partitions. A reader with wildcards stands in shards, because topics
-    that its patterns match may still be created.
+    A reader without wildcards has a position in each partition of its topics. A reader with wildcards has a position in
+    each shard, because topics that its patterns match may still be created.
     """
 
     __slots__ = ("awaits_last_values", "is_by_partition", "partitions", "shards")
 
     def __init__(self, patterns: Iterable[str], start: Start) -> None:
-        """A `start` that resumes says where the reader stands. With other starts only the broker knows: see `begin`."""
+        """A `start` that resumes contains the position. With other starts only the broker knows it: see `begin`."""
         self.is_by_partition: Final = all(Pattern(pattern).is_literal for pattern in patterns)
         self.awaits_last_values = start.kind in ("last", _RESUME_LAST)
         self.partitions: Final[PartitionOffsets] = {}
@@ -41,7 +41,7 @@ class ReadPosition:
             self.begin(start.partitions, start.shards)
 
     def begin(self, partitions: Iterable[PartitionPlace], shards: Iterable[ShardPlace]) -> None:
-        """Take over where the broker begins. Partitions and shards that it does not name stay as they are."""
+        """Take over the positions where the broker begins. Other partitions and shards stay unchanged."""
         for place in partitions:
             self.partitions[place.topic, place.partition] = place.offset, place.epoch
         for shard in shards:
@@ -50,7 +50,7 @@ class ReadPosition:
     def delivered(
         self, journal: str, shard: int, epoch: int, next_entry: int, batches: Iterable[Batch]
     ) -> None:
-        """Move behind a delivery: in shards to `next_entry`, unless it is 0; in partitions behind the batches."""
+        """Move past a delivery: by partition past its batches, or by shard to `next_entry` unless that is 0."""
         if self.is_by_partition:
             for batch in batches:
                 advance(self.partitions, batch.runs())
@@ -58,7 +58,7 @@ class ReadPosition:
             self.shards[journal, shard] = ShardPlace(journal, shard, epoch, next_entry)
 
     def missed(self, gap: GapState) -> bool:
-        """Move behind messages that will not come. False: the gap names no partition that the reader stands before."""
+        """Move past messages that will not come. False: no position lies before the end of the gap."""
         key = (gap.topic, gap.partition)
         place = self.partitions.get(key)
         if place is None or gap.next_offset <= place[0]:
@@ -67,7 +67,7 @@ class ReadPosition:
         return True
 
     def resume(self) -> Start:
-        """The start of a subscription that goes on here."""
+        """The `Start` of a subscription that continues from here."""
         return resume_at(
             places_of(self.partitions),
             tuple(self.shards.values()),
@@ -82,9 +82,9 @@ def resume_at(
 
 
 def advance(partitions: PartitionOffsets, runs: Iterable[Run]) -> None:
-    """Move behind these runs.
+    """Move past these runs.
 
-    A topic that was created later is not known yet. A partition of a new epoch counts from 1 again.
+    Adds partitions of topics that were created later. A partition of a new epoch counts from 1 again.
     """
     for run in runs:
         key, offset = (run.topic, run.partition), run.base_offset + run.count

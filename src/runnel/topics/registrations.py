@@ -1,10 +1,9 @@
-"""Who asked for which patterns, arranged by what the patterns begin with; remembers no answers.
+"""The patterns of all subscribers, grouped by their literal beginning.
 
-Every change, a registration or its removal, has a number: 1, 2, 3 … Patterns lie in groups by their
-literal beginning, so a topic meets only the groups whose beginning it shares; the group of the
-empty beginning holds the patterns that start with a wildcard. A group lists each pattern once,
-however many asked for it, ordered by its newest registration. What was registered since a given
-change is therefore found from the group's end without looking at the rest.
+Every change, a registration or its removal, has a number: 1, 2, 3 … Patterns are grouped by their literal beginning, so
+a topic is compared only with the groups whose beginning it shares; the group of the empty beginning holds the patterns
+that start with a wildcard. A group lists each pattern once, however many subscribers have it, ordered by its newest
+registration. So the patterns registered since a given change are at the group's end, and the rest is not searched.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ S = TypeVar("S", bound=Hashable)
 
 
 class Candidate(Generic[S]):
-    """A pattern, and the subscribers that asked for it by the number of their registration."""
+    """A pattern and its subscribers, by the number of their registration."""
 
     __slots__ = ("newest", "pattern", "subscribers")
 
@@ -31,7 +30,7 @@ class Candidate(Generic[S]):
         self.newest = 0
 
     def registered(self, *, after: int, upto: int) -> list[S]:
-        """Who asked for the pattern in changes `after` + 1 to `upto`, and still does."""
+        """The current subscribers that registered the pattern in changes `after` + 1 to `upto`."""
         if not after and self.newest <= upto:
             return list(self.subscribers.values())
         found = []
@@ -47,20 +46,20 @@ Group = dict[str, Candidate[S]]  # by the pattern's text, the oldest `newest` fi
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """All that one subscriber asked for, in one change."""
+    """All patterns of one subscriber, and the number of the change that added them."""
 
     number: int
     patterns: tuple[Pattern, ...]
 
 
-# Stands for no registration where numbers are compared: later than every change.
+# Stands for a missing registration when numbers are compared: later than every change.
 _GONE: Final = Registration(number=2**63, patterns=())
 
 
 class Registrations(Generic[S]):
-    """Every subscriber's patterns, as they are now.
+    """The current patterns of every subscriber.
 
-    `number` is that of the latest change, `removal_number` that of the latest removal.
+    `number` is the number of the latest change, `removal_number` that of the latest removal.
     """
 
     __slots__ = (
@@ -77,10 +76,12 @@ class Registrations(Generic[S]):
         self.number = 0
         self.removal_number = 0
         self._by_subscriber: dict[S, Registration] = {}
-        self._literals: dict[str, Group[S]] = {}  # by the one topic they match
-        self._groups: dict[str, Group[S]] = {}  # the others, by their beginning
-        self._length_counts: Counter[int] = Counter()  # how many beginnings have which length
-        self._lengths: list[int] = []  # those lengths, ascending
+        self._literals: dict[
+            str, Group[S]
+        ] = {}  # patterns without wildcards, by the topic they match
+        self._groups: dict[str, Group[S]] = {}  # all other patterns, by their literal beginning
+        self._length_counts: Counter[int] = Counter()  # the number of beginnings of each length
+        self._lengths: list[int] = []  # these lengths, ascending
 
     def __len__(self) -> int:
         return len(self._by_subscriber)
@@ -89,16 +90,16 @@ class Registrations(Generic[S]):
         return subscriber in self._by_subscriber
 
     def add(self, subscriber: S, patterns: Sequence[Pattern]) -> None:
-        """Register a subscriber that is not there."""
+        """Register a subscriber that is not registered yet."""
         self.number += 1
-        # A repeated pattern would be taken out twice.
+        # Without duplicates: `remove` would remove a repeated pattern twice.
         registration = Registration(number=self.number, patterns=tuple(dict.fromkeys(patterns)))
         self._by_subscriber[subscriber] = registration
         for pattern in registration.patterns:
             self._enter(pattern, registration.number, subscriber)
 
     def remove(self, subscriber: S) -> Registration:
-        """Take out a subscriber that is there; returns what it had asked for."""
+        """Remove a registered subscriber; returns its registration."""
         registration = self._by_subscriber.pop(subscriber)
         self.number += 1
         self.removal_number = self.number
@@ -107,9 +108,9 @@ class Registrations(Generic[S]):
         return registration
 
     def remaining(self, subscribers: tuple[S, ...], *, since: int) -> tuple[S, ...]:
-        """Those of the subscribers who have been there without a break since change `since`.
+        """The subscribers among these that have been registered without a break since change `since`.
 
-        The same object if that is all of them.
+        Returns the same object if all of them have.
         """
         if since >= self.removal_number:
             return subscribers
@@ -122,9 +123,9 @@ class Registrations(Generic[S]):
         return subscribers if len(left) == len(subscribers) else left
 
     def candidates(self, topic: str, *, after: int) -> list[Candidate[S]]:
-        """The patterns that share their beginning with `topic` and were asked for since `after`.
+        """The patterns registered since `after` that may match `topic`, by their literal beginning; no others can.
 
-        They may match the topic, and no others do. The list is the caller's.
+        The caller may change the list.
         """
         found: list[Candidate[S]] = []
         if (same := self._literals.get(topic)) is not None:
@@ -146,7 +147,7 @@ class Registrations(Generic[S]):
         candidate = group.pop(pattern.text, None) or Candidate(pattern)
         candidate.subscribers[number] = subscriber
         candidate.newest = number
-        group[pattern.text] = candidate  # at the end: it is now the newest
+        group[pattern.text] = candidate  # at the end, because it is now the newest
 
     def _withdraw(self, pattern: Pattern, number: int) -> None:
         groups = self._literals if pattern.is_literal else self._groups
@@ -159,7 +160,7 @@ class Registrations(Generic[S]):
             del groups[pattern.prefix]
             if groups is self._groups:
                 self._length_counts[len(pattern.prefix)] -= 1
-                self._length_counts += Counter()  # drops what has come to zero
+                self._length_counts += Counter()  # drops lengths whose count is zero
                 self._lengths = sorted(self._length_counts)
 
 

@@ -1,8 +1,8 @@
-"""Names in order, so that those which share a beginning stand together; knows nothing of patterns.
+"""A sorted set of names, in which names with a common prefix are neighbours.
 
-The names lie in chunks of at most CHUNK_MAX, each a sorted list. Finding a place is a bisection of
-the chunks' last names and one of a chunk; inserting moves the rest of one chunk. So adding n names
-takes n times the time of a chunk, whatever their order, and not n times the time of all of them.
+The names lie in sorted chunks of at most CHUNK_MAX names. Finding a name takes one bisection over the last names of the
+chunks and one within a chunk; inserting moves the rest of one chunk. So the time of an insertion depends on the size of
+a chunk, and not on the number of names, whatever their order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ CHUNK_MAX: Final = 1024
 
 
 class SortedNames:
-    """A set of names in code point order. Whoever holds it knows which names are in it."""
+    """A set of names in code point order. Its owner keeps track of which names it contains."""
 
     __slots__ = ("_chunk_max", "_chunks", "_lasts")
 
@@ -25,7 +25,7 @@ class SortedNames:
         self._lasts: list[str] = []
 
     def add(self, name: str) -> None:
-        """Put in a name that is not there."""
+        """Add a name that the set does not contain."""
         if not self._chunks:
             self._chunks.append([name])
             self._lasts.append(name)
@@ -41,7 +41,7 @@ class SortedNames:
         self._lasts[place] = chunk[-1]
 
     def remove(self, name: str) -> None:
-        """Take out a name that is there."""
+        """Remove a name that the set contains."""
         place = bisect_left(self._lasts, name)
         chunk = self._chunks[place]
         del chunk[bisect_left(chunk, name)]
@@ -52,12 +52,12 @@ class SortedNames:
             del self._lasts[place]
 
     def page(self, prefix: str, after: str, names_max: int) -> list[str]:
-        """The next names that begin with `prefix` and follow `after`; none: there are no more.
+        """The next names that begin with `prefix` and follow `after`. An empty page is the end.
 
-        There may be fewer than `names_max` although more follow: a page never crosses chunks. The
-        first page is the one after "".
+        A page may have fewer than `names_max` names although more follow, because it never crosses chunks. The first
+        page follows "".
         """
-        # U+0000 is in no name, so nothing lies between a name and itself with U+0000 behind it.
+        # U+0000 is in no name, so no name lies between a name and that name followed by U+0000.
         start = max(prefix, after + "\0" if after else "")
         place = bisect_left(self._lasts, start)
         if place == len(self._chunks):
@@ -66,6 +66,6 @@ class SortedNames:
         begin = bisect_left(chunk, start)
         names = chunk[begin : begin + names_max]
         if not names[-1].startswith(prefix):
-            # Names with the prefix are neighbours, so the first without it ends them.
+            # Names with the prefix are neighbours, so the first name without it is behind all of them.
             del names[bisect_left(names, 1, key=lambda name: not name.startswith(prefix)) :]
         return names

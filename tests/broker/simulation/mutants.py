@@ -22,7 +22,7 @@ def reader_is_called_live_too_early(patch: pytest.MonkeyPatch) -> None:
 
 def places_are_not_moved_on(patch: pytest.MonkeyPatch) -> None:
     """A reader that falls behind begins again with what it was sent live."""
-    patch.setattr(LiveSubscription, "pass_by", lambda self, envelope: None)
+    patch.setattr(LiveSubscription, "advance_places", lambda self, envelope: None)
 
 
 def pattern_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ class LosesWhatIsGivenBack(Group):
     """Messages of a consumer that leaves are not delivered again."""
 
     def leave(self, consumer: int, now_ns: int, *, is_clean: bool) -> Effects:
-        for key in list(self._works):
+        for key in list(self._partitions):
             self.ack_up_to(consumer, key, EVERYTHING, now_ns)
         return super().leave(consumer, now_ns, is_clean=is_clean)
 

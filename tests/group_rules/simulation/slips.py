@@ -48,7 +48,7 @@ def keys_have_no_holder(patch: Patch) -> None:
     def anybody(
         work: KeyedPartition, queue: KeyQueue, delivery_builders: DeliveryBuilders
     ) -> DeliveryBuilder | None:
-        return delivery_builders.of_anybody()
+        return delivery_builders.for_any_consumer()
 
     patch.setattr(KeyedPartition, "_delivery_builder", anybody)
 

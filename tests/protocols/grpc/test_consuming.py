@@ -80,62 +80,6 @@ def test_parts_single_messages_and_everything_up_to_an_offset_are_acknowledged()
     run(scenario())
 
 
-def test_what_failed_comes_again_with_its_count() -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            worker = Worker(scene.stub)
-            await worker.open("s", "t", options=SOON)
-            await publish(scene, "t", b"1", b"2")
-            (lease,) = await worker.take(2)
-            await worker.say(nack=pb.Nack(deliveries=[lease.delivery], reason="no such thing"))
-            again = await worker.take(2)
-            assert payloads_of(again) == [b"1", b"2"]
-            assert [each.failures for lease in again for each in lease.attempts] == [1, 1]
-            picked = pb.Picked(delivery=again[0].delivery, offsets=[again[0].begin])
-            await worker.say(nack=pb.Nack(picked=[picked], delay_ms=0))
-            (third,) = await worker.take(1)
-            assert [each.failures for each in third.attempts] == [2]
-
-    run(scenario())
-
-
-def test_a_late_ack_is_told() -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            worker = Worker(scene.stub)
-            await worker.open("s", "t", options=SOON)
-            await publish(scene, "t", b"1")
-            (lease,) = await worker.take(1)
-            await worker.say(nack=pb.Nack(deliveries=[lease.delivery]))
-            await worker.take(1)
-            await worker.say(ack=pb.Ack(id=1, deliveries=[lease.delivery]))
-            (late,) = (await worker.event("acked")).acked.late
-            assert (late.delivery, late.begin, late.end) == (lease.delivery, 0, 0)
-            await worker.say(ack=pb.Ack(deliveries=[lease.delivery]))
-            (late,) = (await worker.event("late")).late.parts
-            assert late.delivery == lease.delivery
-            await worker.say(nack=pb.Nack(deliveries=[lease.delivery]))
-            (late,) = (await worker.event("late")).late.parts
-            assert (late.delivery, late.begin, late.end) == (lease.delivery, 0, 0)
-
-    run(scenario())
-
-
-def test_no_more_is_leased_than_the_window_allows() -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            worker = Worker(scene.stub)
-            await worker.open("s", "t", window=pb.Window(messages=2))
-            await publish(scene, "t", b"1", b"2", b"3", b"4", b"5")
-            leases = await worker.take(2)
-            assert payloads_of(leases) == [b"1", b"2"]
-            assert (await state(scene)).members[0].in_flight == 2
-            await worker.say(window=pb.Window(messages=4, bytes=2**20))
-            assert payloads_of(await worker.take(2)) == [b"3", b"4"]
-
-    run(scenario())
-
-
 def test_blocks_are_leased_untouched() -> None:
     async def scenario() -> None:
         async with opened() as scene:

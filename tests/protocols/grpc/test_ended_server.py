@@ -12,7 +12,7 @@ from grpc import StatusCode, aio
 from runnel.config import GrpcSettings
 from runnel.protocols.grpc import listener
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.server import grpc_server
+from runnel.protocols.grpc.server import sturdy_server
 from tests.protocols.grpc.scene import (
     LOOPS,
     NewLoop,
@@ -104,8 +104,8 @@ def test_a_method_that_does_not_exist_is_unimplemented() -> None:
 def test_a_method_that_is_no_text_does_not_close_the_listener(
     new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(grpc_server, "IS_STURDY", False)
+    monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(sturdy_server, "IS_STURDY", False)
 
     async def scenario() -> None:
         # grpcio leaves a task whose failure nobody asks for.
@@ -119,8 +119,8 @@ def test_a_method_that_is_no_text_does_not_close_the_listener(
 
 
 def test_calls_under_way_outlive_the_server_that_took_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(grpc_server, "IS_STURDY", False)
+    monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(sturdy_server, "IS_STURDY", False)
 
     async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)

@@ -34,7 +34,7 @@ def test_generated_code_is_what_the_proto_builds(tmp_path: Path) -> None:
 
 def test_every_method_has_a_verb() -> None:
     methods = {method.name for method in service.SERVICE.methods}
-    assert methods == {*service._VERBS, *service._WRITING, *service._TALKING}
+    assert methods == {*service._UNARY_METHODS, *service._SERVER_STREAMS, *service._TWO_WAY_STREAMS}
 
 
 def test_every_error_has_a_status() -> None:

@@ -17,8 +17,8 @@ from runnel.broker.broker import Published
 from runnel.config import GrpcSettings
 from runnel.protocols.grpc import service
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.methods import live, publishing
-from runnel.protocols.grpc.methods.sending import RequestPart
+from runnel.protocols.grpc.methods import live, publish_stream
+from runnel.protocols.grpc.methods.publish_requests import RequestPart
 from runnel.protocols.grpc.server import public
 from runnel.protocols.grpc.server.calls import GrpcCall
 from tests.protocols.grpc.scene import (
@@ -223,7 +223,7 @@ def test_a_client_with_more_calls_than_a_connection_has_waits_and_is_served() ->
 def test_a_stream_is_read_no_further_than_so_many_bytes_ahead_of_the_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    append = publishing._appended
+    append = publish_stream._appended
     stored = asyncio.Event()
 
     async def slowly(call: GrpcCall, part: RequestPart) -> asyncio.Future[Published]:
@@ -233,8 +233,8 @@ def test_a_stream_is_read_no_further_than_so_many_bytes_ahead_of_the_disk(
 
         return asyncio.ensure_future(when_stored())
 
-    monkeypatch.setattr(publishing, "_appended", slowly)
-    monkeypatch.setattr(publishing, "_UNSTORED_BYTES_MAX", 250_000)
+    monkeypatch.setattr(publish_stream, "_appended", slowly)
+    monkeypatch.setattr(publish_stream, "_UNSTORED_BYTES_MAX", 250_000)
 
     async def scenario() -> None:
         async with opened() as scene:
@@ -267,7 +267,7 @@ def test_a_stream_is_read_no_further_than_so_many_bytes_ahead_of_the_disk(
 def test_a_request_larger_than_what_may_wait_is_taken_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(publishing, "_UNSTORED_BYTES_MAX", 10)
+    monkeypatch.setattr(publish_stream, "_UNSTORED_BYTES_MAX", 10)
 
     async def scenario() -> None:
         async with opened() as scene:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import tracemalloc
 from typing import cast
 
 from grpc import StatusCode
 
-from runnel.config import BrokerSettings, Keep, TopicRule
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from tests.protocols.grpc.scene import (
-    LOOPS,
-    NewLoop,
     Reader,
     Scene,
     block,
@@ -23,34 +18,12 @@ from tests.protocols.grpc.scene import (
     messages,
     opened,
     publish,
-    rest_of,
     run,
     until_calls,
 )
 
 LAST = pb.Start(kind=pb.Start.KIND_LAST)
 EARLIEST = pb.Start(kind=pb.Start.KIND_EARLIEST)
-
-
-@LOOPS
-def test_messages_come_live_in_their_order(new_loop: NewLoop) -> None:
-    async def scenario() -> None:
-        async with opened() as scene:
-            await publish(scene, "t/a", b"before")
-            reader = await Reader(scene.stub, "t/*", "live/*").begun()
-            await publish(scene, "t/a", b"1", b"2")
-            await publish(scene, "live/x", b"3")
-            await publish(scene, "other", b"-")
-            await publish(scene, "t/b", b"4")
-            taken = await reader.take(4)
-            assert [(each.topic, each.offset, each.payload) for each in taken] == [
-                ("t/a", 2, b"1"),
-                ("t/a", 3, b"2"),
-                ("live/x", 1, b"3"),
-                ("t/b", 1, b"4"),
-            ]
-
-    run(scenario(), new_loop)
 
 
 def test_last_values_come_first_and_their_end_is_told() -> None:
@@ -197,65 +170,6 @@ def test_a_reader_of_no_pattern_or_a_wrong_one_is_refused() -> None:
             ):
                 failed = await failure(scene.stub.Subscribe(request).read())
                 assert failed.status is StatusCode.INVALID_ARGUMENT
-
-    run(scenario())
-
-
-def test_who_reads_slowly_misses_messages_that_nobody_keeps_and_is_told() -> None:
-    async def scenario() -> None:
-        broker = BrokerSettings(live_queue_bytes_max=2**16)
-        async with opened(broker=broker) as scene, client(scene) as slow:
-            reader = await Reader(slow, "live/*").begun()
-            payload = bytes(50_000)
-            await _flood(scene, "live/a", payload, 400)
-            seen = missed = 0
-            reasons = set()
-            while seen + missed < 400:
-                event = await reader.event()
-                seen += len(event.delivery.messages)
-                missed += event.gap.missed
-                reasons.add(event.gap.reason)
-            assert missed
-            assert reasons == {"", "overflow"}
-
-    run(scenario())
-
-
-def test_who_reads_slowly_may_ask_to_be_ended_instead() -> None:
-    async def scenario() -> None:
-        broker = BrokerSettings(live_queue_bytes_max=2**16)
-        async with opened(broker=broker) as scene, client(scene) as slow:
-            overflow = pb.SubscribeRequest.OVERFLOW_DISCONNECT
-            reader = await Reader(slow, "live/*", overflow=overflow).begun()
-            await _flood(scene, "live/a", bytes(50_000), 400)
-            failed = await failure(rest_of(reader.call))
-            assert (failed.code, failed.status) == ("slow_reader", StatusCode.UNAVAILABLE)
-
-    run(scenario())
-
-
-def test_a_slow_reader_of_kept_topics_costs_little_and_misses_nothing() -> None:
-    async def scenario() -> None:
-        rule = TopicRule(match="*", keep=Keep.MEMORY)
-        async with opened(topics=(rule,)) as scene, client(scene) as slow:
-            total = 300
-            reader = await Reader(slow, "a").begun()
-            gc.collect()
-            tracemalloc.start()
-            try:
-                await _flood(scene, "a", bytes(100_000), total)
-                gc.collect()
-                rows = [read() for read in scene.listener.server.rows().values()]
-                held = sum(
-                    each.size
-                    for each in tracemalloc.take_snapshot().statistics("filename")
-                    if "protocols/grpc" in each.traceback[0].filename
-                )
-            finally:
-                tracemalloc.stop()
-            assert sum(row.queued_bytes for row in rows) < 3 * 2**20
-            assert held < 3 * 2**20
-            assert len(await reader.take(total)) == total
 
     run(scenario())
 

@@ -15,7 +15,7 @@ from runnel.protocols.grpc.encoding.fields import field, field_bytes, varint
 from runnel.protocols.grpc.encoding.plain import (
     OtherRequest,
     PlainRequest,
-    _have_only,
+    _has_only_payloads,
     answers_to,
     columns_of,
     even_in,
@@ -81,7 +81,7 @@ def test_plain_messages_are_those_without_any_other_field(
     request = request_of(messages, number, topic, level)
     received = pb.PublishRequest.FromString(request.SerializeToString())
     are_plain = not any(extras for _, extras in messages)
-    assert _have_only(received, [payload for payload, _ in messages]) is are_plain
+    assert _has_only_payloads(received, [payload for payload, _ in messages]) is are_plain
     plain = plain_of(received, received.ByteSize())
     assert (plain is not None) is (are_plain and len(messages) > 1)
     if plain is not None:

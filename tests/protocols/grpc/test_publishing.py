@@ -12,7 +12,7 @@ import pytest
 from runnel.config import LimitSettings, LogSettings
 from runnel.formats.batch import Batch
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.methods import publishing
+from runnel.protocols.grpc.methods import publish_stream
 from tests.protocols.grpc.scene import (
     LOOPS,
     PATIENCE_S,
@@ -219,7 +219,7 @@ def test_a_client_that_waits_for_each_answer_gets_it() -> None:
 def test_a_client_that_goes_no_further_is_not_kept_waiting_for_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(publishing, "_GATHER_SECONDS", 10 * PATIENCE_S)
+    monkeypatch.setattr(publish_stream, "_GATHER_SECONDS", 10 * PATIENCE_S)
 
     async def scenario() -> None:
         async with opened(data=str(tmp_path)) as scene:

@@ -107,7 +107,7 @@ async def test_cursors_subscriptions_and_connections_are_listed_page_by_page() -
             assert rest["is_complete"]
         own = (await scene.http.get("/v1/connections", params={"limit": "1"})).json()
         [connection] = own["connections"]
-        assert (connection["scene"], own["is_complete"]) == ("http", True)
+        assert (connection["listener"], own["is_complete"]) == ("http", True)
         rest = (await scene.http.get("/v1/connections", params={"after": connection["id"]})).json()
         assert rest == {"connections": [], "is_complete": True}
 
@@ -138,7 +138,7 @@ async def test_connections_tell_what_they_moved() -> None:
         await scene.http.post("/v1/topics/a/messages", content=b"abc")
         await scene.http.get("/v1/topics/a/messages")
         [row] = (await scene.http.get("/v1/connections")).json()["connections"]
-        assert row["scene"] == "http"
+        assert (row["listener"], row["door"]) == ("http", "http")
         assert row["peer"].startswith("127.0.0.1:")
         assert row["client"].startswith("python-httpx")
         assert (row["flow"]["messages_in"], row["flow"]["messages_out"]) == (1, 1)

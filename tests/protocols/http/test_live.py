@@ -9,15 +9,11 @@ import pytest
 
 from runnel.config import (
     Authentication,
-    BrokerSettings,
     HttpSettings,
     Keep,
     SecuritySettings,
-    Settings,
     TopicRule,
 )
-from runnel.formats.batch import Batch
-from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
 from runnel.security.rights import Grant
 from runnel.security.tokens import TokenFile, new_token
@@ -64,15 +60,6 @@ async def test_payloads_are_given_as_the_reader_wants_them() -> None:
             first, second = await stream.events(2)
             assert first.data["json"] == {"x": 1}
             assert second.data["base64"] == "/w=="
-
-
-@in_loop
-async def test_compressed_batches_are_read_like_others() -> None:
-    async with open_scene() as scene:
-        messages = [Message("a", b"x" * 100) for _ in range(50)]
-        await scene.broker.publish(Batch.from_messages(messages, codec=Codec.ZSTD))
-        async with scene.stream("*", start="earliest") as stream:
-            assert await stream.texts(50) == ["x" * 100] * 50
 
 
 @in_loop
@@ -373,42 +360,6 @@ async def test_a_reader_that_vanishes_while_it_reads_nothing_is_noticed() -> Non
             [subscription] = scene.broker._live_subscriptions.subscriptions()
             await until(lambda: subscription.is_behind)
         await until(lambda: subscription.is_closed)
-
-
-@in_loop
-async def test_a_slow_reader_of_topics_that_are_not_kept_is_told_of_the_gap() -> None:
-    settings = Settings(broker=BrokerSettings(live_queue_bytes_max=100_000))
-    async with (
-        open_scene(topics=NOT_KEPT, settings=settings) as scene,
-        scene.stream("live/*") as stream,
-    ):
-        [subscription] = scene.broker._live_subscriptions.subscriptions()
-        while not subscription.messages_missed:
-            await scene.publish("live/a", b"x" * 20_000)
-            await asyncio.sleep(0)
-        event = None
-        while event is None or event.kind != "gap":
-            event = await stream.event()
-        assert event.data["reason"] == "overflow"
-        assert event.data["missed"] > 0
-
-
-@in_loop
-async def test_a_slow_reader_that_asked_for_it_is_ended() -> None:
-    settings = Settings(broker=BrokerSettings(live_queue_bytes_max=100_000))
-    async with (
-        open_scene(topics=NOT_KEPT, settings=settings) as scene,
-        scene.stream("live/*", overflow="disconnect") as stream,
-    ):
-        [subscription] = scene.broker._live_subscriptions.subscriptions()
-        while not subscription.is_closed:
-            await scene.publish("live/a", b"x" * 20_000)
-            await asyncio.sleep(0)
-        last = None
-        while (event := await stream.event()) is not None:
-            last = event
-        assert last is not None
-        assert (last.kind, last.data["code"]) == ("ended", "slow_reader")
 
 
 @in_loop

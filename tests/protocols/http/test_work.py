@@ -12,7 +12,7 @@ from runnel.config import Authentication, HttpSettings, SecuritySettings
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
-from runnel.protocols.http.consumers.acked import ACKED_MAX, AckedLately
+from runnel.protocols.http.consumers.recent_acks import ACKED_MAX, RecentAcks
 from runnel.security.rights import Grant
 from runnel.security.tokens import TokenFile, new_token
 from tests.protocols.http.scene import in_loop, open_scene, until
@@ -142,24 +142,6 @@ async def test_compressed_messages_are_given_like_others() -> None:
 
 
 @in_loop
-async def test_what_is_acknowledged_stays_so_after_a_restart(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    directory = str(tmp_path_factory.mktemp("data"))
-    async with open_scene(directory=directory) as scene:
-        work = Workplace(scene)
-        await work.make()
-        await scene.publish("a", b"1", b"2", b"3")
-        messages = await work.take(limit=3, wait=5)
-        await work.ack(messages[:1] + messages[2:])
-    async with open_scene(directory=directory) as scene:
-        work = Workplace(scene)
-        assert texts(await work.take(limit=3, wait=5)) == ["2"]
-        answer = await work.ask("POST", "/ack", json={"acks": [messages[1]["ack"]]})
-        assert problem(answer) == (409, "late_ack")
-
-
-@in_loop
 async def test_an_ack_that_is_said_again_is_acknowledged_again() -> None:
     async with open_scene() as scene:
         work = Workplace(scene)
@@ -207,7 +189,7 @@ async def test_an_ack_is_remembered_for_a_minute() -> None:
 
 
 def test_no_more_acks_are_remembered_than_a_request_may_name() -> None:
-    acked = AckedLately()
+    acked = RecentAcks()
     acked.add([(1, offset) for offset in range(ACKED_MAX)], 0)
     acked.add([(2, 5), (2, 2**62)], 0)
     assert len(acked) == ACKED_MAX
@@ -215,39 +197,6 @@ def test_no_more_acks_are_remembered_than_a_request_may_name() -> None:
 
 
 # --- Failing, and time ---
-
-
-@in_loop
-async def test_what_failed_comes_again_after_its_delay_and_is_counted() -> None:
-    async with open_scene() as scene:
-        work = Workplace(scene)
-        await work.make()
-        await scene.publish("a", b"1")
-        scene.clock.advance(SECOND_NS)
-        taken = await work.take()
-        assert await work.nack(taken, delay="5s", reason="not today") == {"nacked": 1, "late": []}
-        assert await work.take() == []
-        first_ns = scene.clock.time_ns()
-        scene.clock.advance(5 * SECOND_NS)
-        [again] = await work.take()
-        assert (again["text"], again["attempt"]) == ("1", 2)
-        assert again["first_delivery_ns"] == first_ns
-        assert "first_delivery_ns" not in taken[0]
-
-
-@in_loop
-async def test_a_lease_that_ends_gives_the_message_to_another_and_the_ack_is_late() -> None:
-    async with open_scene() as scene:
-        work = Workplace(scene)
-        await work.make(lease_ms=10_000)
-        await scene.publish("a", b"1")
-        taken = await work.take(consumer="slow")
-        scene.clock.advance(10 * SECOND_NS)
-        [again] = await work.take(consumer="quick", wait=1)
-        assert again["attempt"] == 2
-        answer = await work.ask("POST", "/ack", json={"acks": [taken[0]["ack"]]})
-        assert problem(answer) == (409, "late_ack")
-        assert await work.ack([*taken, again]) == {"acked": 1, "late": [taken[0]["ack"]]}
 
 
 @in_loop
@@ -263,23 +212,6 @@ async def test_a_lease_is_as_long_as_the_request_says() -> None:
         assert again["text"] == short["text"]
         scene.clock.advance(58 * SECOND_NS)
         assert await work.ack([long]) == {"acked": 1, "late": []}
-
-
-@in_loop
-async def test_an_extended_lease_lasts_longer() -> None:
-    async with open_scene() as scene:
-        work = Workplace(scene)
-        await work.make(lease_ms=10_000)
-        await scene.publish("a", b"1")
-        taken = await work.take()
-        for _ in range(3):
-            scene.clock.advance(8 * SECOND_NS)
-            assert await work.extend(taken) == {"extended": 1, "late": []}
-        assert await work.extend(taken, lease=30) == {"extended": 1, "late": []}
-        scene.clock.advance(29 * SECOND_NS)
-        assert await work.ack(taken) == {"acked": 1, "late": []}
-        answer = await work.ask("POST", "/extend", json={"acks": [taken[0]["ack"]]})
-        assert problem(answer) == (409, "late_ack")
 
 
 @in_loop
@@ -311,48 +243,6 @@ async def test_acks_while_a_request_waits_do_not_flood_it() -> None:
 
 
 # --- Keys ---
-
-
-@in_loop
-async def test_a_key_stays_with_one_consumer_and_in_order() -> None:
-    async with open_scene() as scene:
-        work = Workplace(scene)
-        await work.make(mode="key_shared")
-        for number in range(6):
-            await scene.publish_all(*(Message("a", b"%d" % number, key) for key in (b"x", b"y")))
-        first = await work.take(consumer="one")
-        second = await work.take(consumer="two")
-        assert [first[0]["key"], second[0]["key"]] == ["x", "y"]
-        more = await work.take(consumer="one", limit=3)
-        assert [(each["key"], each["text"]) for each in more] == [
-            ("x", "1"),
-            ("x", "2"),
-            ("x", "3"),
-        ]
-        rest = await work.take(consumer="two", limit=10)
-        assert [(each["key"], each["text"]) for each in rest] == [
-            ("y", f"{n}") for n in range(1, 6)
-        ]
-        await work.ack(first + more)
-        freed = await work.take(consumer="two", limit=10)
-        assert [(each["key"], each["text"]) for each in freed] == [("x", "4"), ("x", "5")]
-
-
-@in_loop
-async def test_a_nack_brings_the_later_ones_of_its_key_again_in_order() -> None:
-    async with open_scene() as scene:
-        work = Workplace(scene)
-        await work.make(mode="key_shared", retry_delay_ms=0)
-        await scene.publish_all(*(Message("a", b"%d" % number, b"x") for number in range(4)))
-        first, second, third, _ = await work.take(consumer="one", limit=4)
-        await work.ack([first])
-        await work.nack([second], delay=0)
-        # They were handed out: each is late by now, whatever is said of it, or its lease ends.
-        answer = await work.ask("POST", "/ack", json={"acks": [third["ack"]]})
-        assert problem(answer) == (409, "late_ack")
-        scene.clock.advance(31 * SECOND_NS)
-        again = await work.take(consumer="two", limit=4, wait=1)
-        assert texts(again) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("limit", [1, 3])
@@ -432,21 +322,6 @@ async def test_messages_that_come_at_the_moment_of_vanishing_go_back_uncounted(
 
 
 @in_loop
-async def test_whoever_leaves_gives_back_what_it_has_uncounted() -> None:
-    async with open_scene() as scene:
-        work = Workplace(scene)
-        await work.make()
-        await scene.publish("a", b"1")
-        taken = await work.take(consumer="me")
-        assert (await work.ask("DELETE", "/consumers/me")).status_code == 204
-        [again] = await work.take(consumer="other", wait=1)
-        assert again["attempt"] == 1
-        answer = await work.ask("POST", "/ack", json={"acks": [taken[0]["ack"]]})
-        assert problem(answer) == (409, "late_ack")
-        assert problem(await work.ask("DELETE", "/consumers/me")) == (404, "unknown_subscription")
-
-
-@in_loop
 async def test_leaving_ends_a_request_that_waits() -> None:
     async with open_scene() as scene:
         work = Workplace(scene)
@@ -519,20 +394,6 @@ async def test_a_member_that_is_replaced_is_told() -> None:
         assert problem(await waiting) == (409, "member_replaced")
         await scene.publish("a", b"1")
         assert texts(await work.take(member="m", consumer="two", wait=1)) == ["1"]
-
-
-@in_loop
-async def test_each_member_of_a_multicast_gets_everything() -> None:
-    async with open_scene() as scene:
-        work = Workplace(scene)
-        await work.make(mode="multicast")
-        for member in ("one", "two"):
-            assert await work.take(member=member, consumer=member) == []
-        await scene.publish("a", b"1")
-        for member in ("one", "two"):
-            await work.ack(await work.take(member=member, consumer=member, wait=1))
-        assert (await work.ask("DELETE", "/members/one")).status_code == 204
-        assert [each["name"] for each in (await work.state())["members"]] == ["two"]
 
 
 @in_loop
@@ -692,20 +553,6 @@ async def test_a_subscription_is_made_once_and_must_be_the_same() -> None:
         assert problem(answer) == (409, "subscription_differs")
         listed = (await scene.http.get("/v1/subscriptions")).json()["subscriptions"]
         assert [each["name"] for each in listed] == ["jobs"]
-
-
-@in_loop
-async def test_a_paused_subscription_delivers_when_it_goes_on() -> None:
-    async with open_scene() as scene:
-        work = Workplace(scene)
-        await work.make()
-        await scene.publish("a", b"1")
-        assert (await work.ask("POST", "/pause")).status_code == 204
-        assert (await work.state())["is_paused"]
-        waiting = asyncio.get_running_loop().create_task(work.take(wait=60))
-        await until(lambda: scene.listener.server.stream_count == 1)
-        assert (await work.ask("POST", "/resume")).status_code == 204
-        assert texts(await waiting) == ["1"]
 
 
 @pytest.mark.parametrize(

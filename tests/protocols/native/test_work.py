@@ -163,19 +163,6 @@ def test_a_lost_connection_gives_back_at_once_and_it_counts(tmp_path: Path) -> N
     run(tmp_path / "data", scenario)
 
 
-def test_no_more_is_leased_than_the_window_allows(tmp_path: Path) -> None:
-    async def scenario(listener: NativeServer) -> None:
-        await publish(listener, *(b"%d" % number for number in range(10)))
-        talker = await consuming(listener, window=3)
-        told = await hear_work(talker, 3)
-        assert offsets(told) == [1, 2, 3]
-        await talker.ask(wire.Ping(3), wire.Pong)  # nothing came before it
-        talker.say(Ack(0, 1, [], [DeliveryPart(told[0][0].delivery, 1, 3)]))
-        assert offsets(await hear_work(talker, 2)) == [4, 5]
-
-    run(tmp_path / "data", scenario)
-
-
 def test_refused_messages_come_again_and_a_late_ack_is_told(tmp_path: Path) -> None:
     async def scenario(listener: NativeServer) -> None:
         await publish(listener, b"1", b"2")

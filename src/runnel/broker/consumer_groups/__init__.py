@@ -1,13 +1,20 @@
-"""Acknowledged work: subscriptions joined to log, clock and doors.
+"""Acknowledged work: joins the rules of consumer groups to log, clock and listeners.
 
-Read `subscriptions` for what there is, `consumer_group` for how a message gets to a consumer and back, `state` for
-what is written down; the rules themselves are in `runnel.group_rules`.
+Read `subscriptions.py` for what there is, `consumer_group.py` for how a message gets to a consumer and back,
+`ack_journals.py` for what is stored. The rules themselves are in `runnel.group_rules`.
 """
-
-from __future__ import annotations
 
 from runnel.broker.consumer_groups.consumer import WorkConsumer
 from runnel.broker.consumer_groups.consumer_groups import ConsumerGroups
+from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
 from runnel.broker.consumer_groups.sink import WorkDelivery, WorkSink
+from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
 
-__all__ = ["ConsumerGroups", "WorkConsumer", "WorkDelivery", "WorkSink"]
+__all__ = [
+    "ConsumerGroups",
+    "SettleRequest",
+    "SubscriptionRequest",
+    "WorkConsumer",
+    "WorkDelivery",
+    "WorkSink",
+]

@@ -512,7 +512,7 @@ class ConsumerGroup:
         lost = sum(end - begin for _, begin, end in gone.acked)
         self._apply(gone)
         if missing.reason and lost:
-            self._parts.events.tell(
+            self._parts.events.emit(
                 EventKind.WORK_LOST,
                 self.definition.name,
                 topic=key[0],
@@ -524,7 +524,7 @@ class ConsumerGroup:
             )
 
     def _tell_unreadable(self, key: TopicPartition, offset: int, error: Exception) -> None:
-        self._parts.events.tell(
+        self._parts.events.emit(
             EventKind.WORK_UNREADABLE,
             self.definition.name,
             topic=key[0],

@@ -77,7 +77,7 @@ class DeadLetterWriter:
             if message is not None:
                 await self.store(_letter(subscription, member, dead_letter, message, self._limits))
         except (RunnelError, OSError) as error:
-            self._events.tell(
+            self._events.emit(
                 EventKind.DEAD_LETTER_FAILED,
                 subscription,
                 topic=dead_letter.key[0],
@@ -85,7 +85,7 @@ class DeadLetterWriter:
                 error=str(error),
             )
             return False
-        self._events.tell(
+        self._events.emit(
             EventKind.DEAD_LETTER,
             subscription,
             topic=dead_letter.key[0],

@@ -127,7 +127,7 @@ class WorkSubscriptions:
             lost.pop(subscription.definition.id, None)
         for number, topics in lost.items():
             made = datetime.fromtimestamp(number // 10**9, tz=UTC).isoformat()
-            self._parts.events.tell(
+            self._parts.events.emit(
                 EventKind.DAMAGE,
                 f"the definition of the subscription that was made at {made}",
                 log="disk",
@@ -205,7 +205,7 @@ class WorkSubscriptions:
             await self._begin(subscription, "", request.start or Start("earliest"))
         await self._keeper.set_subscription(name, definitions.encode(definition))
         self._add(subscription)
-        self._parts.events.tell(
+        self._parts.events.emit(
             EventKind.SUBSCRIPTION_MADE, name, mode=checked_mode, patterns=list(patterns)
         )
         return subscription
@@ -264,7 +264,7 @@ class WorkSubscriptions:
             for consumer_group in list(subscription.consumer_groups.values()):
                 self._end(subscription, consumer_group, error)
             self._forget(subscription, None)
-            self._parts.events.tell(EventKind.SUBSCRIPTION_DELETED, name)
+            self._parts.events.emit(EventKind.SUBSCRIPTION_DELETED, name)
 
     def _forget(self, subscription: WorkSubscription, member: str | None) -> None:
         for state in self._parts.state.all().values():
@@ -534,7 +534,7 @@ class WorkSubscriptions:
             elif now_ns - since_ns > definition.options.absent_ns_max:
                 del self._absent_since_ns[definition.id, member.name]
                 await self._remove_member(subscription, member.name)
-                self._parts.events.tell(
+                self._parts.events.emit(
                     EventKind.MEMBER_ABSENT, definition.name, member=member.name
                 )
 

@@ -1,7 +1,7 @@
-"""Publishing to topics that are not kept: numbered and handed to their readers at once, or in line behind others.
+"""Publishes to ephemeral topics: numbers batches and sends them to their readers, at once or in a queue.
 
-Only a compressed batch of several runs has to wait: it is unpacked off the loop, since readers may want some of its
-runs alone. Whatever comes meanwhile waits behind it, so that order holds.
+Only a compressed batch of several runs has to wait: a worker decompresses it, because readers may want some of its
+runs alone. Batches that come meanwhile queue behind it, to keep the order.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from runnel.platform.clock import Clock
 from runnel.platform.tasks import OwnedTasks
 from runnel.platform.workers import Workers
 
-_LINE_BYTES_MAX: Final = 64 * 2**20
+_QUEUE_BYTES_MAX: Final = 64 * 2**20
 _PREPARED_MAX: Final = 100
-# An enum's member takes several times as long to look up.
+# Looking up an enum's member takes several times as long.
 _PLAIN: Final = Codec.NONE.value
 _NONE: Final = Level.NONE
 _RECEIVED: Final = Level.RECEIVED
 
 
 class _Prepared(NamedTuple):
-    """The topics of a wide batch and their readers, looked up in steps; or why that was not possible."""
+    """The topics of a wide batch, whose readers were looked up in steps; or the error that prevented it."""
 
     names: Sequence[str]
     topics: list[EphemeralTopic]
     fault: RunnelError | None = None
 
 
-class _InLine(NamedTuple):
+class _Queued(NamedTuple):
+    """A batch that waits in the queue, and the future of its answer."""
+
     batch: Batch
     level: Level | None
     answer: asyncio.Future[Published]
@@ -48,7 +50,7 @@ class _InLine(NamedTuple):
 
 
 class EphemeralPublisher:
-    """See the module's first lines. Made within a running loop; `count_in` hears of every batch that is taken."""
+    """Publishes batches of ephemeral topics. Create it within a running loop; `count_in` counts accepted batches."""
 
     def __init__(
         self,
@@ -69,26 +71,26 @@ class EphemeralPublisher:
         self._last_value_bytes_max = last_value_bytes_max
         self._count_in = count_in
         self._loop = asyncio.get_running_loop()
-        self._line: deque[_InLine] = deque()
-        self._line_bytes = 0
+        self._queue: deque[_Queued] = deque()
+        self._queued_bytes = 0
         self._room: list[asyncio.Future[None]] = []
-        # Wide batches by their first topic: their topics are looked up, or wait for the batch to be tried again.
+        # Wide batches by their first topic: their topics are being looked up, or wait until the batch is tried again.
         self._preparing: dict[str, asyncio.Future[None]] = {}
         self._prepared: dict[str, _Prepared] = {}
         self.tasks = OwnedTasks("the publisher of ephemeral topics")
 
     def publish(self, batch: Batch, level: Level | None) -> asyncio.Future[Published]:
-        """Done when its readers have been sent it. BusyError: await `wait_room`, and call again."""
+        """The future is done when the batch was sent to its readers. BusyError: await `wait_room`, and call again."""
         is_wide = len(batch.envelope.topics) > TOPICS_PER_STEP
         prepared = self._take_prepared(batch.envelope) if is_wide else None
         answer: asyncio.Future[Published] = self._loop.create_future()
-        if self._line or _needs_unpacking(batch):
-            if self._line_bytes > _LINE_BYTES_MAX:
+        if self._queue or _needs_unpacking(batch):
+            if self._queued_bytes > _QUEUE_BYTES_MAX:
                 raise BusyError("batches wait to be unpacked; wait for room")
-            self._line.append(_InLine(batch, level, answer, prepared))
-            self._line_bytes += batch.envelope.body_bytes
-            if len(self._line) == 1:
-                self.tasks.start(self._work_off_line())
+            self._queue.append(_Queued(batch, level, answer, prepared))
+            self._queued_bytes += batch.envelope.body_bytes
+            if len(self._queue) == 1:
+                self.tasks.start(self._drain_queue())
         else:
             answer.set_result(self._send(batch, level, prepared))
         return answer
@@ -109,7 +111,7 @@ class EphemeralPublisher:
         raise BusyError("many topics have to be looked up first; wait for room")
 
     def _known(self, head: Envelope) -> _Prepared | None:
-        """The topics, if all of them and their readers are known already."""
+        """The topics, if all topics and their readers are known already."""
         found = map(self._topics.known, head.topics)
         topics = [
             topic for topic in found if topic is not None and self._subscriptions.is_current(topic)
@@ -126,7 +128,9 @@ class EphemeralPublisher:
                 for run in range(begin, min(begin + TOPICS_PER_STEP, len(head.topics))):
                     await self._subscriptions.look_up(head.topics[run], self)
                     topic = self._topics.learned(head, run)
-                    self._subscriptions.readers_of_ephemeral(topic)  # which makes it, if it has any
+                    self._subscriptions.readers_of_ephemeral(
+                        topic
+                    )  # creates the topic if it has readers
                     topics.append(topic)
             self._topics.check_partitions(head, topics)
         except RunnelError as error:
@@ -137,18 +141,18 @@ class EphemeralPublisher:
         self._preparing.pop(first).set_result(None)
 
     async def wait_room(self, topic: str) -> None:
-        """Until there is room in the line, and no batch that begins with this topic is being prepared."""
+        """Wait until the queue has room and no batch that begins with this topic is being prepared."""
         while (preparing := self._preparing.get(topic)) is not None:
             await asyncio.wait({preparing})
-        while self._line_bytes > _LINE_BYTES_MAX:
+        while self._queued_bytes > _QUEUE_BYTES_MAX:
             room: asyncio.Future[None] = self._loop.create_future()
             self._room.append(room)
             await room
 
-    async def _work_off_line(self) -> None:
-        """Undo compression off the loop; whatever comes meanwhile waits its turn."""
-        while self._line:
-            batch, level, answer, prepared = self._line[0]
+    async def _drain_queue(self) -> None:
+        """Send the queued batches in order. A worker decompresses them."""
+        while self._queue:
+            batch, level, answer, prepared = self._queue[0]
             size = batch.envelope.body_bytes
             try:
                 if _needs_unpacking(batch):
@@ -160,8 +164,8 @@ class EphemeralPublisher:
             else:
                 if not answer.done():
                     answer.set_result(published)
-            self._line.popleft()
-            self._line_bytes -= size
+            self._queue.popleft()
+            self._queued_bytes -= size
             waiting, self._room = self._room, []
             for room in waiting:
                 if not room.done():
@@ -174,16 +178,16 @@ class EphemeralPublisher:
         reached = _NONE if level is _NONE else _RECEIVED
         if prepared is None:
             topics = self._topics.resolve(head)
-        else:  # one that was forgotten meanwhile may have been learned anew
+        else:  # a topic that was forgotten meanwhile may be known again
             topics = [self._topics.known(topic.name) or topic for topic in prepared.topics]
-        answers = self._subscriptions.ephemeral_readers(topics)
+        readers = self._subscriptions.ephemeral_readers(topics)
         self._count_in(batch, head.message_count)
         now_ns = self._clock.time_ns()
         if not any(topic.exists for topic in topics):
             return Appended([0] * len(topics), 0, 0, now_ns, reached, receivers=0)
         numbered, encoded = self._topics.number(batch, topics, now_ns)
         stored = VisibleBatch(numbered, batch.body, encoded)
-        receivers = self._subscriptions.spread_ephemeral(stored, answers)
+        receivers = self._subscriptions.spread_ephemeral(stored, readers)
         self._topics.keep_last(stored, topics, self._last_value_bytes_max)
         return Appended(
             numbered.column64(numbered.base_offsets),
@@ -195,7 +199,7 @@ class EphemeralPublisher:
         )
 
     def _send_run(self, batch: Batch, level: Level | None) -> Published:
-        """The same for one run, which most batches are: there is nothing to go through and nothing to take apart."""
+        """Send a batch of one run, as most batches are: no loop over runs, and nothing to cut."""
         head = batch.envelope
         reached = _NONE if level is _NONE else _RECEIVED
         topic = self._topics.resolve_run(head)
@@ -217,5 +221,5 @@ class EphemeralPublisher:
 
 
 def _needs_unpacking(batch: Batch) -> bool:
-    """Whether its runs may have to be cut out of a compressed body."""
+    """Whether runs may have to be cut out of a compressed body."""
     return batch.envelope.codec != _PLAIN and len(batch.envelope.topics) > 1

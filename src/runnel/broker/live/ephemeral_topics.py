@@ -1,8 +1,8 @@
-"""Topics that are not kept: numbered while somebody reads them, gone when nobody does. No loop and no files here.
+"""Ephemeral topics: they exist while they have readers. No loop and no files here.
 
-A topic exists from the first message that somebody receives until its last reader leaves; made again, it begins at
-offset 1 in a new epoch. One whose policy has `last_value` exists from its first message on, and stays. Names that
-are published to without a reader are remembered for a while, so that publishing to nobody costs a look into a dict.
+An ephemeral topic exists from the first message that a reader receives until its last reader leaves; created again, it
+begins at offset 1 in a new epoch. With `last_value` in its policy, it exists from its first message on, and stays.
+Names of topics without readers are remembered for a while, so that publishing to them costs one look-up in a dict.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log.log import VisibleBatch
 from runnel.log.metadata.last_values import messages_of
-from runnel.log.metadata.topic_table import told_run
+from runnel.log.metadata.topic_table import run_prefix
 from runnel.topics.names import check_topic, is_reserved
 from runnel.topics.policies import Policies, Policy
 
-_QUIET_MAX: Final = 10_000
-_TOPICS_AT_ONCE: Final = 100  # whose policy changes in one step
+_UNREAD_MAX: Final = 10_000
+_TOPICS_AT_ONCE: Final = 100  # whose policy is updated in one step
 _PARTITION_0: Final = bytes(4)
-# A last value keeps the whole batch that it came in, if that is no larger than this: cutting it out costs more.
+# A last value keeps its whole batch if the batch is no larger than this: cutting the message out costs more.
 _WHOLE_BYTES_MAX: Final = 16 * 1024
 
 
 class EphemeralTopic:
-    """A name, its policy and its numbers. It may not exist (yet, or any more)."""
+    """The name, policy and next offsets of a topic. The topic need not exist (yet, or any more)."""
 
     __slots__ = (
         "epoch",
@@ -50,7 +50,7 @@ class EphemeralTopic:
         self.policy = policy
         self.keeps_last = policy.last_value
         self.exists = False
-        # Who reads it, as of a change among all subscriptions: quicker than to ask the index again.
+        # The readers as of `readers_change`, the index's count of changes: quicker than asking the index again.
         self.readers: tuple[LiveSubscription, ...] = ()
         self.readers_change = -1
         self.epoch = epoch
@@ -58,7 +58,7 @@ class EphemeralTopic:
         self.last: list[Batch | None] = [None] * policy.partitions
 
     def last_message(self, partition: int) -> Batch | None:
-        """The partition's last message, as a batch of its own."""
+        """The partition's last message, as a batch of one."""
         batch = self.last[partition]
         if batch is None or len(batch) == 1:
             return batch
@@ -67,7 +67,7 @@ class EphemeralTopic:
 
 
 class EphemeralTopics:
-    """All of them. `on_known` and `on_forgotten` hear of names, existing or not."""
+    """All ephemeral topics. `on_known` and `on_forgotten` are called with names, whether the topics exist or not."""
 
     def __init__(
         self,
@@ -85,19 +85,19 @@ class EphemeralTopics:
         self._on_forgotten = on_forgotten
         self._on_made = on_made
         self._known: dict[str, EphemeralTopic] = {}
-        self._quiet: dict[str, None] = {}  # known, but nobody reads them; oldest first
+        self._unread: dict[str, None] = {}  # known names of topics without readers, oldest first
         self._next_entry = 1
-        self._is_one_epoch = True  # none has vanished yet, so all have the same
-        self.epoch = epoch  # of topics that are made from now on
+        self._is_one_epoch = True  # no topic has vanished yet, so all have the same epoch
+        self.epoch = epoch  # of topics that are created from now on
 
     def __len__(self) -> int:
-        return len(self._known) - len(self._quiet)
+        return len(self._known) - len(self._unread)
 
     def __iter__(self) -> Iterator[EphemeralTopic]:
         return (topic for topic in self._known.values() if topic.exists)
 
     def names(self) -> list[str]:
-        """Of all that are known, existing or not."""
+        """All known names, whether the topics exist or not."""
         return list(self._known)
 
     @property
@@ -105,7 +105,7 @@ class EphemeralTopics:
         return self._next_entry
 
     def knows(self, name: str) -> bool:
-        """Whether the name is one of a topic that is not kept. False: its policy tells."""
+        """Whether the name is known as an ephemeral topic. False: its policy decides."""
         return name in self._known
 
     def known(self, name: str) -> EphemeralTopic | None:
@@ -118,7 +118,7 @@ class EphemeralTopics:
         return topic if topic is not None and topic.exists else None
 
     def resolve(self, envelope: Envelope) -> list[EphemeralTopic]:
-        """The topic of each run; an error names the run. Hot: once a run (bench/live.py, "small batches")."""
+        """The topic of each run; an error names the run. Hot path: once per run (bench/live.py, "small batches")."""
         known = self._known
         try:
             topics = [known[name] for name in envelope.topics]
@@ -131,16 +131,16 @@ class EphemeralTopics:
         return topics
 
     def learned(self, envelope: Envelope, run: int) -> EphemeralTopic:
-        """The topic of one run."""
+        """The topic of one run, whose name becomes known."""
         return self._known.get(envelope.topics[run]) or self._learn(envelope, run)
 
     def check_partitions(self, envelope: Envelope, topics: Sequence[EphemeralTopic]) -> None:
-        """Whether every run's topic has its partition; an error names the run."""
+        """Check that the topic of each run has the run's partition; an error names the run."""
         if any(envelope.partitions):  # every topic has partition 0
             _check_partitions(envelope, topics)
 
     def resolve_run(self, envelope: Envelope) -> EphemeralTopic:
-        """The same for a batch of one run."""
+        """The topic of a batch of one run."""
         topic = self._known.get(envelope.topics[0])
         if topic is None or envelope.partitions != _PARTITION_0:
             (topic,) = self.resolve(envelope)
@@ -152,7 +152,7 @@ class EphemeralTopics:
             check_topic(name)
             policy = self._policies.for_topic(name)
         except ClientFault as fault:
-            raise type(fault)(f"{told_run(envelope, run)}{fault}") from None
+            raise type(fault)(f"{run_prefix(envelope, run)}{fault}") from None
         if policy.keep is not Keep.NONE:
             raise ClientFault(
                 f"run {run}: topic {name!r} is kept ({policy.keep}), the runs before it are not; a "
@@ -160,11 +160,11 @@ class EphemeralTopics:
             )
         topic = self._known[name] = EphemeralTopic(name, policy, self.epoch)
         self._on_known(name)
-        self._rest(topic)
+        self._mark_unread(topic)
         return topic
 
     def follow_rules(self) -> Iterator[None]:
-        """Keep last values as the rules say now, in steps. A topic stays one that is not kept as long as it exists."""
+        """Apply the rules on last values that hold now, in steps. A topic stays ephemeral as long as it exists."""
         for number, topic in enumerate(list(self._known.values()), 1):
             topic.policy = self._policies.for_recorded(topic.name, topic.policy.fixed)
             topic.keeps_last = topic.policy.last_value
@@ -173,21 +173,21 @@ class EphemeralTopics:
             if number % _TOPICS_AT_ONCE == 0:
                 yield
 
-    def _rest(self, topic: EphemeralTopic) -> None:
-        """Nobody reads it: remember its name among the quiet ones, of which there may be so many."""
-        self._quiet[topic.name] = None
-        if len(self._quiet) > _QUIET_MAX:
-            oldest = next(iter(self._quiet))
-            del self._quiet[oldest], self._known[oldest]
+    def _mark_unread(self, topic: EphemeralTopic) -> None:
+        """Remember the name of a topic without readers. Beyond the limit, forget the oldest name."""
+        self._unread[topic.name] = None
+        if len(self._unread) > _UNREAD_MAX:
+            oldest = next(iter(self._unread))
+            del self._unread[oldest], self._known[oldest]
             self._on_forgotten(oldest)
 
     def make(self, topic: EphemeralTopic) -> None:
-        """Somebody will receive its messages."""
+        """Create a topic: it has a reader, or keeps last values."""
         if len(self) >= self._topics_max and not is_reserved(topic.name):
             raise LimitExceededError(
                 f"topic {topic.name!r} would be one more than limits.topics_max = {self._topics_max}"
             )
-        if self._quiet.pop(topic.name, topic) is topic:  # it was forgotten since it was learned
+        if self._unread.pop(topic.name, topic) is topic:  # it was forgotten since it was learned
             self._known[topic.name] = topic
             self._on_known(topic.name)
         topic.exists = True
@@ -196,24 +196,24 @@ class EphemeralTopics:
         self._on_made(topic)
 
     def vanish(self, topic: EphemeralTopic) -> None:
-        """Its last reader has left, or it is deleted. Made again, it has a later epoch."""
+        """Remove a topic whose last reader has left, or that is deleted. Created again, it has a later epoch."""
         topic.exists = False
         self.epoch = max(self.epoch, topic.epoch + 1)
         self._is_one_epoch = False
         topic.last = [None] * topic.policy.partitions
         topic.readers, topic.readers_change = (), -1
-        self._rest(topic)
+        self._mark_unread(topic)
 
     def purge(self, topic: EphemeralTopic) -> None:
-        """There is nothing to remove but last values."""
+        """Remove the last values: there is nothing else to remove."""
         topic.last = [None] * topic.policy.partitions
 
     def number(
         self, batch: Batch, topics: Sequence[EphemeralTopic], receive_time_ns: int
     ) -> tuple[Envelope, bytes]:
-        """Give the runs of a batch their offsets. Hot: once a run (bench/live.py, "small batches").
+        """Give the runs of a batch their offsets. Hot path: once per run (bench/live.py, "small batches").
 
-        Topics that do not exist are numbered too, which counts for nothing: `make` begins anew.
+        Topics that do not exist are numbered too, which has no effect: `make` resets their offsets.
         """
         head = batch.envelope
         if len(topics) == 1 or self._is_one_epoch:
@@ -222,7 +222,7 @@ class EphemeralTopics:
             epochs = envelopes.pack64([topic.epoch for topic in topics])
         entry = self._next_entry
         self._next_entry = entry + 1
-        numbered = Envelope(  # by position: a quarter of the time that replacing the fields of another takes
+        numbered = Envelope(  # positional arguments take a quarter of the time of `replace`
             head.version,
             head.topics,
             head.partitions,
@@ -245,11 +245,13 @@ class EphemeralTopics:
     def keep_last(
         self, stored: VisibleBatch, topics: Sequence[EphemeralTopic], bytes_max: int
     ) -> None:
-        """Remember the last messages of those topics whose policy asks for it."""
+        """Remember the last messages of topics with `last_value`."""
         head = stored.envelope
         if True not in [topic.keeps_last for topic in topics]:
             return
-        batch = Batch(head, bytes(stored.body))  # and nothing else that arrived with it
+        batch = Batch(
+            head, bytes(stored.body)
+        )  # a copy, which does not hold other bytes that arrived with it
         keeping = {
             (topic.name, number): topic
             for topic, number in zip(topics, head.column32(head.partitions), strict=True)
@@ -266,7 +268,7 @@ class EphemeralTopics:
 
 
 def _next_bases(head: Envelope, topics: Sequence[EphemeralTopic]) -> bytes:
-    """The first offset of each run, as a column; what comes next begins behind it."""
+    """Take the next offsets for each run, and return the first offset of each as a column."""
     if len(topics) == 1:
         number = int.from_bytes(head.partitions, "little")
         offsets = topics[0].next_offsets
@@ -290,6 +292,6 @@ def _check_partitions(envelope: Envelope, topics: Sequence[EphemeralTopic]) -> N
     for run, (topic, number) in enumerate(zip(topics, partitions, strict=True)):
         if number >= topic.policy.partitions:
             raise UnknownTopicError(
-                f"{told_run(envelope, run)}topic {topic.name!r} has partitions 0 to "
+                f"{run_prefix(envelope, run)}topic {topic.name!r} has partitions 0 to "
                 f"{topic.policy.partitions - 1}, not {number}"
             )

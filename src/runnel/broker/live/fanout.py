@@ -1,7 +1,7 @@
-"""From a batch that has become visible to all who want some of it: once a run, once a subscriber, never a message.
+"""Delivers a visible batch to its subscribers: work per run and per subscriber, never per message.
 
-Runs whose topics have the same subscribers are handled together. A subscriber that wants all runs gets the stored
-bytes; one that wants some gets those, cut out once for all who want the same.
+Runs whose topics have the same subscribers are handled together. A subscriber to all runs gets the stored bytes. Some
+of the runs are cut out once for all subscribers that want the same runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Shared = tuple["SharedRuns", Sequence[LiveSubscription]]
 
 
 class FallBehind(Protocol):
-    """From this batch on, a subscription reads the log; because it is slow, or because that is easier."""
+    """Makes a subscription read the log from this batch on, because it is slow, or because that is easier."""
 
     def __call__(
         self, subscription: LiveSubscription, shard: ShardId, envelope: Envelope, *, is_slow: bool
@@ -29,7 +29,7 @@ class FallBehind(Protocol):
 
 
 class SharedRuns:
-    """Some runs of a batch, made ready when the first subscriber takes them."""
+    """Some runs of a batch, or all of them (`runs` is None). They are packed for the first subscriber."""
 
     __slots__ = ("_delivery", "_envelope", "_runs", "_shard", "body", "stored")
 
@@ -43,16 +43,16 @@ class SharedRuns:
 
     @property
     def needs_unpacking(self) -> bool:
-        """Whether its runs have to be cut out of a compressed body, which takes a while."""
+        """Whether the runs have to be cut out of a compressed body, which takes a while."""
         return self._runs is not None and self.stored.envelope.codec != Codec.NONE
 
     @property
     def envelope(self) -> Envelope:
-        """Of what is delivered. Right once `delivery` has been asked for."""
+        """The envelope of what is delivered. Call `delivery` before."""
         return self._envelope
 
     def topics_and_counts(self) -> tuple[Sequence[str], Sequence[int]]:
-        """Of its runs."""
+        """The topic and the message count of each run."""
         head = self.stored.envelope
         counts = head.column32(head.counts)
         if self._runs is None:
@@ -80,32 +80,32 @@ class SharedRuns:
 def whole_delivery(
     shard: ShardId, stored: VisibleBatch, epoch: int, entry: int, messages: int
 ) -> LiveDelivery:
-    """All of a batch."""
+    """The delivery of a whole batch."""
     buffers = stored.block()
     return LiveDelivery(shard, epoch, entry + 1, buffers, sum(map(len, buffers)), messages)
 
 
-def shares(shard: ShardId, stored: VisibleBatch, answers: Sequence[Subscribers]) -> list[Shared]:
-    """Who gets which runs, given the subscribers of each run."""
-    first = answers[0]
-    if len(answers) == 1 or all([answer is first for answer in answers]):  # noqa: C419 - quicker than a generator
+def shares(shard: ShardId, stored: VisibleBatch, by_run: Sequence[Subscribers]) -> list[Shared]:
+    """The runs that each subscriber gets, given the subscribers of each run."""
+    first = by_run[0]
+    if len(by_run) == 1 or all([each is first for each in by_run]):  # noqa: C419 - quicker than a generator
         return [(SharedRuns(shard, stored, None), first)] if first else []
-    # The index gives topics with the same subscribers the same tuple, so its identity will do.
+    # The index gives topics with the same subscribers the same tuple, so comparing identities is enough.
     groups: dict[int, tuple[Subscribers, list[int]]] = {}
-    for run, answer in enumerate(answers):
-        groups.setdefault(id(answer), (answer, []))[1].append(run)
+    for run, subscribers in enumerate(by_run):
+        groups.setdefault(id(subscribers), (subscribers, []))[1].append(run)
     groups_of: dict[LiveSubscription, list[int]] = {}
-    for group, (answer, _) in groups.items():
-        for subscriber in answer:
+    for group, (subscribers, _) in groups.items():
+        for subscriber in subscribers:
             groups_of.setdefault(subscriber, []).append(group)
-    takers: dict[tuple[int, ...], list[LiveSubscription]] = {}
+    by_groups: dict[tuple[int, ...], list[LiveSubscription]] = {}
     for subscriber, wanted in groups_of.items():
-        takers.setdefault(tuple(wanted), []).append(subscriber)
+        by_groups.setdefault(tuple(wanted), []).append(subscriber)
     found: list[Shared] = []
-    for wanted_groups, subscribers in takers.items():
+    for wanted_groups, takers in by_groups.items():
         runs = sorted(run for group in wanted_groups for run in groups[group][1])
-        is_all = len(runs) == len(answers)
-        found.append((SharedRuns(shard, stored, None if is_all else runs), subscribers))
+        is_all = len(runs) == len(by_run)
+        found.append((SharedRuns(shard, stored, None if is_all else runs), takers))
     return found
 
 
@@ -115,9 +115,9 @@ def spread_kept(
     shares: Sequence[Shared],
     fall_behind: FallBehind,
 ) -> bool:
-    """Deliver a stored batch to whoever has room; the others will read it from the log.
+    """Deliver a stored batch to the subscribers that have room; the others will read it from the log.
 
-    Returns whether anybody had.
+    Returns whether any subscriber had room.
     """
     head = stored.envelope
     is_delivered = False
@@ -136,7 +136,7 @@ def spread_kept(
 
 
 def spread_ephemeral(shares: Sequence[Shared]) -> int:
-    """Push a batch that is not kept to everyone who wants some of it; how many they are."""
+    """Push a batch of ephemeral topics to its subscribers. Returns how many there are."""
     receivers = 0
     for share, subscribers in shares:
         delivery = share.delivery()

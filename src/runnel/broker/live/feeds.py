@@ -1,4 +1,4 @@
-"""What a subscription reads before it is live: a shard from an entry on, partitions from offsets on, last values."""
+"""Feeds, which read the log for a subscription: a shard from an entry on, partitions from offsets on, last values."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from runnel.topics.pattern_index import Walk
 
 _PAGE_BYTES_MAX: Final = 2**20
 _PAGE_BYTES_MIN: Final = 2**16
-# Topics whose last values are looked up together: a batch that many of them share is read so much less often.
+# Topics whose last values are looked up together: a batch that many of them share is then read less often.
 _TOPICS_AT_ONCE: Final = 2000
-_UNKEPT_AT_ONCE: Final = 100
-# A cut goes through all runs of its batch, wanted or not.
+_EPHEMERAL_AT_ONCE: Final = 100
+# Cutting goes through all runs of the batch, wanted or not.
 _RUNS_CUT_ON_LOOP_MAX: Final = 4096
 
 
 def page_bytes(credit_bytes: int) -> int:
-    """How much to read at once for a reader with so much credit."""
+    """How much to read at once for a reader with this much credit."""
     return max(_PAGE_BYTES_MIN, min(credit_bytes, _PAGE_BYTES_MAX))
 
 
 class TopicLogs(Protocol):
-    """Where a feed looks up the topics that there are now."""
+    """Finds the logs of the topics that exist now."""
 
     def log_of(self, topic: str) -> KeptLog | None: ...
 
 
 class ShardFeed:
-    """All wanted messages of a shard from a position on, in the order in which they were stored."""
+    """Reads the matching messages of a shard from a position on, in the order in which they were stored."""
 
-    __slots__ = ("_log", "_position", "_shard", "_tells_passed", "_workers")
+    __slots__ = ("_log", "_position", "_reports_passed", "_shard", "_workers")
 
     def __init__(
         self,
@@ -52,23 +52,23 @@ class ShardFeed:
         position: Position,
         workers: Workers,
         *,
-        tells_passed: bool = True,
+        reports_passed: bool = True,
     ) -> None:
-        """`tells_passed`: messages that are no longer served are a gap for this reader from the first on.
+        """`reports_passed`: messages that are no longer served are a gap for this reader from the first on.
 
-        Not for one that begins with the earliest: what has expired by then was never its to read.
+        It is False for a reader that begins with the earliest message: expired messages were never due to it.
         """
         self._log = log
         self._shard = shard
         self._position = position
         self._workers = workers
-        self._tells_passed = tells_passed
+        self._reports_passed = reports_passed
 
     def lag(self, subscription: LiveSubscription) -> int:  # noqa: ARG002 - its position is here
         return max(0, self._log.entries(self._shard).next_offset - self._position.entry)
 
     def has_passed(self, entry: int) -> bool:
-        """Whether an entry lies before what it reads."""
+        """Whether the feed has read past an entry."""
         return self._position.epoch in (0, self._log.epoch) and entry < self._position.entry
 
     async def step(self, subscription: LiveSubscription) -> bool:
@@ -98,13 +98,13 @@ class ShardFeed:
         if subscription.is_closed:
             return True
         gaps = damage_gaps(page, subscription.matches)
-        if self._tells_passed:
+        if self._reports_passed:
             gaps += passed_gaps(page, subscription.matches, self._log)
         for gap in gaps:
-            subscription.tell_gap(gap)
+            subscription.report_gap(gap)
         self._position = page.next_position
         if buffers:
-            self._tells_passed = True
+            self._reports_passed = True
         if buffers or gaps:
             self._send(subscription, page.next_position, buffers, messages)
         return self._is_at_end()
@@ -112,7 +112,7 @@ class ShardFeed:
     def _jump(self, subscription: LiveSubscription, entry: int, gap: GapState) -> bool:
         if subscription.is_closed:
             return True
-        subscription.tell_gap(gap)
+        subscription.report_gap(gap)
         self._position = Position(0, entry)
         self._send(subscription, Position(self._log.epoch, entry), (), 0)
         return self._is_at_end()
@@ -124,7 +124,7 @@ class ShardFeed:
         buffers: Sequence[bytes | memoryview],
         messages: int,
     ) -> None:
-        """Without blocks it says where the reader stands, so that it is not told of a gap again after a loss."""
+        """Send blocks. Without blocks, send the read position, so that no gap is reported again after a reconnect."""
         size = sum(map(len, buffers))
         subscription.send(
             LiveDelivery(self._shard, position.epoch, position.entry, buffers, size, messages)
@@ -137,7 +137,7 @@ class ShardFeed:
 async def wanted_block(
     found: FoundBatch, matches: Callable[[str], bool], position: Position, workers: Workers
 ) -> tuple[bytes | memoryview, int]:
-    """The matching part of a stored batch, packed, from a position on; 0 messages: nothing."""
+    """The matching messages of a stored batch from a position on, packed, and their number."""
     batch = found.batch
     head = batch.envelope
     runs = [
@@ -160,9 +160,9 @@ async def wanted_block(
 
 
 def passed_gaps(page: EntryPage, matches: Callable[[str], bool], log: KeptLog) -> list[GapState]:
-    """Messages that a reader was too slow for: a gap for each stretch of a partition of which nothing is served.
+    """Gaps of messages that expired before they were read: one for each stretch of a partition that is not served.
 
-    Some of a stretch may have left the log altogether: it counts too.
+    Messages of a stretch that are no longer in the log count too.
     """
     if not page.passed:
         return []
@@ -191,7 +191,7 @@ def passed_gaps(page: EntryPage, matches: Callable[[str], bool], log: KeptLog) -
 def _base_offsets(
     page: Sequence[FoundBatch], matches: Callable[[str], bool]
 ) -> dict[TopicPartition, list[int]]:
-    """Of the runs that are served, by partition, in order."""
+    """The base offsets of the served runs in order, by partition."""
     bases: dict[TopicPartition, list[int]] = {}
     for found in page:
         head = found.batch.envelope
@@ -203,7 +203,7 @@ def _base_offsets(
 
 
 class PartitionsFeed:
-    """The partitions of a subscription's literal topics in one shard, each from its own offset on."""
+    """Reads the partitions of a subscription's literal topics in one shard, each from its own offset on."""
 
     __slots__ = ("_log", "_shard", "_topics", "_turn", "_workers")
 
@@ -231,7 +231,7 @@ class PartitionsFeed:
         )
 
     def _keys(self, subscription: LiveSubscription) -> list[TopicPartition]:
-        """Looked up each time: a topic may have been made meanwhile, or deleted."""
+        """Its topic-partitions, looked up each time: a topic may have been created or deleted meanwhile."""
         return [
             (info.name, number)
             for pattern in subscription.patterns
@@ -242,7 +242,7 @@ class PartitionsFeed:
         ]
 
     async def _read(self, subscription: LiveSubscription, key: TopicPartition) -> bool:
-        """Deliver the partition's next page; False, without waiting, if there is none."""
+        """Deliver the partition's next page. Returns False, without waiting, if there is none."""
         places = subscription.places
         assert places is not None
         offset = places.get(key)
@@ -250,7 +250,7 @@ class PartitionsFeed:
             return False
         try:
             if offset is None:
-                offset = (await self._log.bounds(*key)).first_offset  # made since
+                offset = (await self._log.bounds(*key)).first_offset  # created since the start
                 places[key] = offset
                 return True
             page = await self._log.read(
@@ -259,7 +259,7 @@ class PartitionsFeed:
         except OffsetGoneError as gone:
             if subscription.is_closed:
                 return True
-            subscription.tell_gap(
+            subscription.report_gap(
                 GapState("retention", gone.gap, *key, gone.offset, gone.first_offset, str(gone))
             )
             places[key] = gone.first_offset
@@ -271,7 +271,7 @@ class PartitionsFeed:
         if subscription.is_closed:
             return True
         for gap in page.gaps:
-            subscription.tell_gap(damage_gap(gap, key, gap.first_offset, gap.next_offset))
+            subscription.report_gap(damage_gap(gap, key, gap.first_offset, gap.next_offset))
         places[key] = page.next_offset
         send_batches(subscription, self._shard, self._log.epoch, batches)
         return True
@@ -280,7 +280,7 @@ class PartitionsFeed:
 def send_batches(
     subscription: LiveSubscription, shard: ShardId, epoch: int, batches: Sequence[Batch]
 ) -> None:
-    """Deliver batches that say nothing about the shard's order."""
+    """Deliver batches outside the shard's order."""
     buffers = [batch.pack() for batch in batches]
     if buffers:
         messages = sum(map(len, batches))
@@ -289,7 +289,7 @@ def send_batches(
 
 
 async def wanted_from(found: FoundBatch, offset: int, workers: Workers) -> Batch:
-    """The runs asked for, from an offset on: a stored batch may begin before it."""
+    """The wanted messages from an offset on: a stored batch may begin before it."""
 
     def cut() -> Batch:
         batch = found.wanted()
@@ -303,19 +303,19 @@ async def wanted_from(found: FoundBatch, offset: int, workers: Workers) -> Batch
 
 
 class LastValuesFeed:
-    """The last message of every matching partition, as they were when the subscription began.
+    """Sends the last message of every matching partition, as of the start of the subscription.
 
-    Messages that came since are noted in the subscription's `first_new`, and follow from the log. So do those behind
-    the places of a subscription that resumes: where one lies there, it is left out. A step looks for the next topics,
-    or sends what one stored batch, or a few small ones, have of those found.
+    The subscription's `first_new` has the first offset of messages that came since, which follow from the log. Messages
+    from the places of a resumed subscription on follow from the log too, so last messages among them are left out. A
+    step finds the next topics, or sends the last messages in one stored batch or in a few small batches.
     """
 
     __slots__ = (
         "_ephemeral",
+        "_ephemeral_names",
         "_reading",
         "_seen",
         "_topics",
-        "_unkept",
         "_walks",
         "_wanted",
         "_workers",
@@ -326,15 +326,15 @@ class LastValuesFeed:
     ) -> None:
         self._topics = topics
         self._ephemeral = ephemeral
-        self._walks = deque(walks)  # over the topics that there were when it began
+        self._walks = deque(walks)  # over the topics that existed at the start
         self._workers = workers
-        self._seen: set[str] = set()  # several patterns may match it
-        # Of the topics found and not sent yet: the offset of each partition, by shard, and those not kept.
+        self._seen: set[str] = set()  # several patterns may match a topic
+        # Topics found and not sent yet: offsets of kept topic-partitions by shard, and names of ephemeral topics.
         self._wanted: dict[tuple[KeptLog, ShardId], dict[TopicPartition, int]] = {}
-        self._unkept: deque[str] = deque()
+        self._ephemeral_names: deque[str] = deque()
         self._reading: _Reading | None = None
 
-    def lag(self, subscription: LiveSubscription) -> int:  # noqa: ARG002 - nobody counts topics
+    def lag(self, subscription: LiveSubscription) -> int:  # noqa: ARG002 - topics do not count as lag
         return 0
 
     async def step(self, subscription: LiveSubscription) -> bool:
@@ -344,8 +344,8 @@ class LastValuesFeed:
             return True
         if self._reading is not None or self._wanted:
             await self._send_kept(subscription)
-        elif self._unkept:
-            self._send_unkept(subscription)
+        elif self._ephemeral_names:
+            self._send_ephemeral(subscription)
         elif self._walks:
             self._find(subscription, self._walks[0].step(_TOPICS_AT_ONCE))
             if self._walks[0].done:
@@ -361,7 +361,7 @@ class LastValuesFeed:
             self._seen.add(topic)
             log = self._topics.log_of(topic)
             if log is None:
-                self._unkept.append(topic)
+                self._ephemeral_names.append(topic)
                 continue
             for number, shard in enumerate(log.topic(topic).shards):
                 key = (topic, number)
@@ -372,7 +372,7 @@ class LastValuesFeed:
     def _last_before(
         self, subscription: LiveSubscription, log: KeptLog, key: TopicPartition
     ) -> int:
-        """The offset of the last message before what has come since."""
+        """The offset of the last message at the start of the subscription."""
         assert subscription.first_new is not None
         end = subscription.first_new.get(key)
         return (log.next_offset(*key) if end is None else end) - 1
@@ -385,7 +385,7 @@ class LastValuesFeed:
         chosen = await anext(messages, None)
         if chosen is None:
             if left:
-                await _tell_damage(subscription, log, *left.popitem())
+                await _report_damage(subscription, log, *left.popitem())
             else:
                 self._reading = None
             return
@@ -403,45 +403,47 @@ class LastValuesFeed:
         if not subscription.is_closed:
             send_batches(subscription, shard, log.epoch, batches)
 
-    def _send_unkept(self, subscription: LiveSubscription) -> None:
-        """A few of them: nothing may come in between, or a message might be sent that is not the last any more."""
+    def _send_ephemeral(self, subscription: LiveSubscription) -> None:
+        """Send some last values of ephemeral topics without awaiting, so that each is still the last when sent."""
         assert subscription.first_new is not None
         batches: list[Batch] = []
         epoch, size = 0, 0
-        while self._unkept and len(batches) < _UNKEPT_AT_ONCE and size < _PAGE_BYTES_MIN:
-            topic = self._ephemeral.find(self._unkept[0])
+        while (
+            self._ephemeral_names and len(batches) < _EPHEMERAL_AT_ONCE and size < _PAGE_BYTES_MIN
+        ):
+            topic = self._ephemeral.find(self._ephemeral_names[0])
             if topic is not None:
                 if batches and topic.epoch != epoch:
                     break
                 epoch = topic.epoch
                 for number in range(topic.policy.partitions):
                     batch = topic.last_message(number)
-                    # If something has come since, the newest waits in the queue.
+                    # If a message has come since, the newest waits in the queue.
                     if batch is not None and (topic.name, number) not in subscription.first_new:
                         batches.append(batch)
                         size += len(batch.body)
-            self._unkept.popleft()
+            self._ephemeral_names.popleft()
         send_batches(subscription, LIVE_SHARD, epoch, batches)
 
 
 def _is_ahead(subscription: LiveSubscription, key: TopicPartition, offset: int) -> bool:
-    """Whether a subscription by partitions will read this message from its place on."""
+    """Whether a subscription to literal topics will read this message from the log."""
     return subscription.places is not None and offset >= subscription.places.get(key, offset + 1)
 
 
 class _Reading(NamedTuple):
-    """Messages of one shard that are being read."""
+    """Last messages of one shard that are being read."""
 
     log: KeptLog
     shard: ShardId
     messages: AsyncGenerator[Sequence[Chosen], None]
-    left: dict[TopicPartition, int]  # what has not been found
+    left: dict[TopicPartition, int]  # offsets of messages not found yet
 
 
-async def _tell_damage(
+async def _report_damage(
     subscription: LiveSubscription, log: KeptLog, key: TopicPartition, offset: int
 ) -> None:
-    """A last message was not found: say so if it is damaged, and nothing if retention or a purge took it."""
+    """Report a last message that was not found if it is damaged, but not if retention or a purge removed it."""
     try:
         page = await log.read(*key, offset, bytes_max=_PAGE_BYTES_MIN)
     except (OffsetGoneError, UnknownTopicError):
@@ -450,11 +452,11 @@ async def _tell_damage(
         return
     for gap in page.gaps:
         if gap.first_offset <= offset < gap.next_offset:
-            subscription.tell_gap(damage_gap(gap, key, gap.first_offset, gap.next_offset))
+            subscription.report_gap(damage_gap(gap, key, gap.first_offset, gap.next_offset))
 
 
 async def taken(chosen: Chosen, workers: Workers) -> Batch:
-    """The messages asked for, cut off the loop where that takes a while."""
+    """The chosen messages. A worker cuts them out where that takes a while."""
     head = chosen.batch.envelope
     if head.codec == Codec.NONE and head.run_count <= _RUNS_CUT_ON_LOOP_MAX:
         return chosen.taken()
@@ -462,7 +464,7 @@ async def taken(chosen: Chosen, workers: Workers) -> Batch:
 
 
 def _behind_row(batch: Batch, row: int) -> Batch | None:
-    """Without the rows that lie before this one in the entry as it was first stored."""
+    """The messages from a row of the entry on. Rows are numbered as the entry was first stored."""
     if not row:
         return batch
     wanted: list[int] = []
@@ -474,17 +476,17 @@ def _behind_row(batch: Batch, row: int) -> Batch | None:
 
 
 def damage_gaps(page: EntryPage, matches: Callable[[str], bool]) -> list[GapState]:
-    """What a reader of a shard misses because it is damaged: by partition, where that is known."""
-    told: list[GapState] = []
+    """The gaps of a damaged page for a reader of a shard: by partition, where the partitions are known."""
+    gaps: list[GapState] = []
     for gap in page.gaps:
         if not gap.lost:
-            told.append(GapState("damage", 0, text=_damage_text(gap)))
-        told += [
+            gaps.append(GapState("damage", 0, text=_damage_text(gap)))
+        gaps += [
             damage_gap(gap, (lost.topic, lost.partition), lost.first_offset, lost.next_offset)
             for lost in gap.lost
             if matches(lost.topic)
         ]
-    return told
+    return gaps
 
 
 def damage_gap(
@@ -495,6 +497,6 @@ def damage_gap(
 
 
 def _damage_text(gap: DamageGap) -> str:
-    """For readers, who need not know where the data directory is: the diagnostics name the whole path."""
+    """The damage as text for readers, without the path of the data directory: the log has the whole path."""
     file = PurePath(gap.path).name
     return f"{file}:{gap.position}: {gap.problem.replace(gap.path, file)}"

@@ -1,4 +1,4 @@
-"""Where a live subscription begins: from `start` to a place in every partition or shard that it may read."""
+"""Computes where a live subscription begins: a place in every partition or shard, given its `start`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WITH_LAST: Final = ("last", "resume_last")
 
 
 def check_start(start: Start, patterns: Sequence[Pattern]) -> None:
-    """Whether a start makes sense with these patterns; an error says what would."""
+    """Check that a start fits the patterns; an error says what would fit."""
     if start.kind not in KINDS:
         raise ClientFault(f"start {start.kind!r} is none of {', '.join(KINDS)}")
     if start.kind != "offsets":
@@ -50,7 +50,7 @@ def check_start(start: Start, patterns: Sequence[Pattern]) -> None:
 
 
 def literal_keys(stores: Stores, patterns: Sequence[Pattern]) -> dict[TopicPartition, KeptLog]:
-    """The partitions of those topics that exist and are kept, and the log that has them."""
+    """The topic-partitions of literal patterns whose topics exist and are kept, and the log that has each."""
     found: dict[TopicPartition, KeptLog] = {}
     for pattern in patterns:
         log = stores.log_of(pattern.prefix)
@@ -63,9 +63,9 @@ def literal_keys(stores: Stores, patterns: Sequence[Pattern]) -> dict[TopicParti
 async def offsets_at(
     stores: Stores, patterns: Sequence[Pattern], start: Start
 ) -> dict[TopicPartition, int]:
-    """The first offset of each partition at a time, or that there is, where `start` does not say it.
+    """The first offset of each partition, or the first at a time, where `start` does not give an offset.
 
-    Looks again until no topic was made while it looked: then nothing can have been stored that it does not know of.
+    It repeats until no topic was created meanwhile: then no message can have been stored in an unknown partition.
     """
     if start.kind not in ("earliest", "time", *RESUMING):
         return {}
@@ -80,7 +80,7 @@ async def offsets_at(
             with contextlib.suppress(UnknownTopicError):  # deleted meanwhile
                 if start.kind == "time":
                     offset = await log.offset_at(topic, number, start.time_ns)
-                else:  # what is lost was stored, too: whoever begins there is told of it
+                else:  # includes damaged messages: the reader gets a gap for them
                     offset = (await log.bounds(topic, number)).first_offset
                 offsets[topic, number] = offset
     return offsets
@@ -93,11 +93,11 @@ async def matching_shards(
     share: LoopShare,
     owner: Hashable,
 ) -> dict[ShardId, KeptLog]:
-    """The shards in which any topic lies that matches."""
+    """The shards that have a matching topic."""
     found: dict[ShardId, KeptLog] = {}
     for pattern in patterns:
         walk = index.walk(pattern)
-        comparisons = _FIRST_COMPARISONS  # often the first topics tell
+        comparisons = _FIRST_COMPARISONS  # often the first topics suffice
         while not walk.done:
             await share.turn(owner)
             for topic in walk.step(comparisons, found_max=_TOPICS_PER_STEP):
@@ -107,7 +107,7 @@ async def matching_shards(
             comparisons = min(2 * comparisons, SLICE_COMPARISONS)
             shard_count = sum(len(log.shards()) for log in stores.kept)
             if len(found) >= shard_count and all(shard in found for _, shard in stores.shards()):
-                return found  # the other topics can add nothing
+                return found  # all shards: other topics add none
     return found
 
 
@@ -123,7 +123,7 @@ async def entries_at(
 
 
 class Begin(NamedTuple):
-    """Where a partition begins. `gap`: what to tell the reader before."""
+    """The offset at which a reader begins a partition, and the gap that it gets before, if any."""
 
     log: KeptLog
     offset: int
@@ -133,7 +133,7 @@ class Begin(NamedTuple):
 def begin_offsets(
     stores: Stores, patterns: Sequence[Pattern], start: Start, found: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Begin]:
-    """Where each existing partition of literal topics begins, as things stand now."""
+    """Where a reader begins each existing partition of literal topics, as of now."""
     given = {(place.topic, place.partition): place for place in start.partitions}
     begins: dict[TopicPartition, Begin] = {}
     for key, log in literal_keys(stores, patterns).items():
@@ -153,9 +153,9 @@ def begin_offsets(
 
 
 def lost_partitions(stores: Stores, patterns: Sequence[Pattern], start: Start) -> list[GapState]:
-    """What to tell of places in topics that were in memory and have not been made again.
+    """The gaps for places in topics that were in memory and have not been created again.
 
-    The reader is given no other place, so that it is told again until something comes.
+    The reader keeps its place, so that it gets the gap again until a message comes.
     """
     literals = {pattern.prefix for pattern in patterns}
     lost = []
@@ -168,7 +168,7 @@ def lost_partitions(stores: Stores, patterns: Sequence[Pattern], start: Start) -
 
 
 def lost_shards(stores: Stores, start: Start) -> list[GapState]:
-    """The same for shards, none of whose topics has been made again."""
+    """The gaps for places in shards none of whose topics has been created again."""
     if start.kind not in RESUMING:
         return []
     known = {shard for _, shard in stores.shards()}
@@ -188,7 +188,7 @@ def _resumed(
     found: Mapping[TopicPartition, int],
 ) -> Begin:
     if place is None:
-        return Begin(log, found[key])  # made since
+        return Begin(log, found[key])  # created since
     if key not in found:
         return Begin(log, max(1, place.offset))
     if _is_of_older_epoch(log, place):
@@ -207,7 +207,7 @@ def _is_of_older_epoch(log: KeptLog, place: PartitionPlace) -> bool:
 
 
 async def ends_before(stores: Stores, share: LoopShare, owner: Hashable) -> dict[ShardId, int]:
-    """The next entry of each shard, none later than when this returns; a shard made meanwhile has none."""
+    """The next entry of each shard, as of this call or earlier; a shard created meanwhile has none."""
     ends: dict[ShardId, int] = {}
     async for some in share.steps(stores.shards(), owner, SHARDS_PER_STEP):
         ends |= {shard: log.entries(shard).next_offset for log, shard in some}
@@ -221,12 +221,12 @@ def begin_positions(
     at_time: Mapping[ShardId, int],
     ends: Mapping[ShardId, int],
 ) -> list[tuple[KeptLog, ShardId, Position]]:
-    """Where each shard begins, as things stand now.
+    """Where a reader begins each shard, as of now.
 
-    Those that held nothing wanted when somebody looked begin where they ended before that, `ends`: a topic may have
-    been made since. With starts that need no looking they begin at their end.
+    A shard without a matching topic begins at its end from before the search, `ends`: a topic may have been created
+    since. With starts that need no search it begins at its end.
 
-    Not in steps: what is stored after a shard's end was read, and before the subscription is pushed to, it would miss.
+    Not in steps: the reader would miss messages stored between reading a shard's end and adding the subscription.
     """
     given = {ShardId(place.journal, place.shard): place for place in start.shards}
     begins = []
@@ -248,6 +248,6 @@ def begin_positions(
 
 
 def _given_position(log: KeptLog, place: ShardPlace) -> Position:
-    # A shard on disk goes on in a new epoch; one in memory began anew.
+    # A shard on disk continues in a new epoch; a shard in memory begins again.
     epoch = place.epoch if isinstance(log, MemoryLog) else 0
     return Position(epoch, max(1, place.entry), place.row)

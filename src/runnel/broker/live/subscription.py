@@ -1,11 +1,11 @@
-"""One live subscription: what it wants, what it may be sent now, and where it stands when it may not.
+"""One live subscription: its patterns, its credit, and its state in each shard.
 
-Per shard it is *live* (batches are pushed to it as they become visible) or *behind* (a feed reads the log for it).
-It falls behind when a batch comes and there is no room, and is live again at the moment when its feed has read the
-last visible entry: both happen between two awaits, so nothing is missed and nothing comes twice.
+In each shard it is *live* (batches are pushed to it as they become visible) or *behind* (a feed reads the log for it).
+It falls behind when a batch comes and there is no room. It is live again as soon as its feed has read the last visible
+entry. Both happen between two awaits, so no message is missed or sent twice.
 
-Topics that are not kept have no log to fall back to. What there is no room for waits in a bounded queue; beyond
-that the oldest messages go, or all but the newest of each topic, or the subscription ends, as its owner chose.
+Ephemeral topics have no log to fall back to. Batches without room wait in a bounded queue. When the queue overflows,
+the client's choice applies: drop the oldest messages, drop all but the newest of each topic, or end the subscription.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BY_QUOTA: Final = 2
 
 
 class Overflow(enum.StrEnum):
-    """What a slow subscription misses of topics that are not kept."""
+    """What happens when the queue of ephemeral messages of a slow subscription overflows."""
 
     DROP_OLDEST = "drop_oldest"
     NEWEST_PER_TOPIC = "newest_per_topic"
@@ -52,9 +52,9 @@ class Overflow(enum.StrEnum):
 
 
 class LiveDelivery(msgspec.Struct, frozen=True, gc=False):
-    """Blocks of one shard, and the entry after them (0: out of order, as last values and partitions are).
+    """Blocks of one shard, and the entry after them (0: outside the shard's order, as for last values and partitions).
 
-    Without blocks it tells where the shard goes on behind a gap; or, with entry 0, that all last values were sent.
+    Without blocks it gives the next entry after a gap; or, with entry 0, it says that all last values were sent.
     """
 
     shard: ShardId
@@ -69,12 +69,12 @@ class LiveDelivery(msgspec.Struct, frozen=True, gc=False):
         return not self.buffers and not self.next_entry
 
 
-# Without blocks: no last values follow. A client that has seen it does not ask for them after a lost connection.
+# No last values follow. A client that has received this does not ask for them again after a lost connection.
 _LAST_SENT: Final = LiveDelivery(ShardId(LIVE_JOURNAL), 0, 0, (), 0, 0)
 
 
 class LiveSink(Protocol):
-    """Where a subscription's messages go: a session. Each call only queues; it neither waits nor fails."""
+    """The session that gets a subscription's messages. Each call only queues; it neither waits nor fails."""
 
     @property
     def connection_id(self) -> int: ...
@@ -88,7 +88,7 @@ class LiveSink(Protocol):
 class SubscribeRequest(msgspec.Struct, frozen=True):
     """Asks for a live subscription to everything that matches one of the patterns."""
 
-    number: int  # the client's, which deliveries name
+    number: int  # chosen by the client; deliveries carry it
     sink: LiveSink
     patterns: Sequence[str]
     start: Start
@@ -97,23 +97,25 @@ class SubscribeRequest(msgspec.Struct, frozen=True):
 
 
 class Feed(Protocol):
-    """Reads one shard's past for a subscription, a page at a time."""
+    """Reads stored messages of one shard for a subscription, a page at a time."""
 
     async def step(self, subscription: LiveSubscription) -> bool:
-        """Deliver the next page. True: it has caught up, and nothing was awaited since it knew."""
+        """Deliver the next page. True: it has caught up, and has not awaited since it checked."""
 
     def lag(self, subscription: LiveSubscription) -> int:
         """How much is still to be read: entries, or messages."""
 
 
 class _Queued(NamedTuple):
+    """A batch of ephemeral topics that waits for room."""
+
     delivery: LiveDelivery
     envelope: Envelope
     body: bytes | memoryview
 
 
 class LiveSubscription:
-    """See the module's first lines. Made by `LiveReading`, which owns the feeds' tasks."""
+    """A subscription that gets new messages at once. `LiveSubscriptions` creates it and owns the tasks of its feeds."""
 
     __slots__ = (
         "_behind",
@@ -162,15 +164,15 @@ class LiveSubscription:
         self.overflow = overflow
         self.partitions: Sequence[PartitionPlace] = ()
         self.shards: Sequence[ShardPlace] = ()
-        # With literal patterns alone: the next offset of each partition that it has been sent, or begins at.
+        # With literal patterns only: the next offset of each partition to send.
         self.places: dict[TopicPartition, int] | None = (
             {} if all(pattern.is_literal for pattern in patterns) else None
         )
-        # While last values are looked up: the first offset of each partition that came since.
+        # While last values are looked up: the first offset of each partition that was published since.
         self.first_new: dict[TopicPartition, int] | None = None
         self.gaps_at_start: list[GapState] = []
-        self.prelude: Feed | None = None  # what comes before everything else
-        self.is_fed = False  # a task is at work on what it is behind with
+        self.prelude: Feed | None = None  # sent before everything else
+        self.is_fed = False  # a task runs its feeds
         self.is_closed = False
         self.messages_missed = 0
         self._counters = counters
@@ -179,41 +181,41 @@ class LiveSubscription:
         self._on_behind = on_behind
         self._on_closed = on_closed
         self._is_started = False
-        self._pauses = 0  # why nothing may be sent though there is credit: bits
+        self._pauses = 0  # bits: the reasons to send nothing although there is credit
         self._behind: dict[ShardId, Feed] = {}
         self._queue: deque[_Queued] | None = None
         self._queued_bytes = 0
         self._room: asyncio.Future[None] | None = None
         self._matches: dict[str, bool] | None = None
 
-    # --- What the session says ---
+    # --- Called by the session ---
 
     def start(self) -> None:
-        """Deliveries may begin: the client knows of the subscription."""
+        """Begin deliveries: the client knows that the subscription exists."""
         self._is_started = True
         for gap in self.gaps_at_start:
-            self.tell_gap(gap)
+            self.report_gap(gap)
         self.gaps_at_start = []
-        self._go_on()
+        self._continue()
 
     def grant(self, credit_bytes: int) -> None:
         self._credit_bytes += credit_bytes
-        self._go_on()
+        self._continue()
 
     def pause(self) -> None:
         self._pauses |= _BY_CONNECTION
 
     def resume(self) -> None:
         self._pauses &= ~_BY_CONNECTION
-        self._go_on()
+        self._continue()
 
     def slow(self) -> None:
-        """Its token is over a rate: nothing more for now."""
+        """Pause deliveries: the token is over a rate."""
         self._pauses |= _BY_QUOTA
 
     def unslow(self) -> None:
         self._pauses &= ~_BY_QUOTA
-        self._go_on()
+        self._continue()
 
     def close(self) -> None:
         if not self.is_closed:
@@ -224,12 +226,12 @@ class LiveSubscription:
             self._on_closed(self)
 
     def end(self, error: RunnelError) -> None:
-        """The broker ends it."""
+        """End the subscription from the broker's side, with an error for the client."""
         if not self.is_closed:
             self.close()
             self.sink.ended(self.number, error)
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if not self.has_room or self.is_closed:
             return
         self._wake()
@@ -249,7 +251,7 @@ class LiveSubscription:
         return self._credit_bytes
 
     async def wait_room(self) -> None:
-        """Until there is room, or it is closed."""
+        """Wait until there is room, or the subscription is closed."""
         while not self.has_room and not self.is_closed:
             self._room = asyncio.get_running_loop().create_future()
             await self._room
@@ -274,16 +276,16 @@ class LiveSubscription:
         return self._queued_bytes
 
     def behind(self) -> dict[ShardId, Feed]:
-        """The feeds at work, in the order of their turns."""
+        """The feeds that read for it, in the order of their turns."""
         return self._behind
 
     def fall_behind(self, shard: ShardId, feed: Feed) -> None:
-        """From here on a feed reads this shard for it, beginning once there is room."""
+        """Let a feed read this shard from now on, beginning when there is room."""
         self._behind[shard] = feed
-        self._go_on()
+        self._continue()
 
     def matches(self, topic: str) -> bool:
-        """Whether one of its patterns matches. Remembered: a feed asks once a run."""
+        """Whether one of its patterns matches. Cached, because a feed asks once per run."""
         if self._matches is None or len(self._matches) >= _MATCHES_MAX:
             self._matches = {}
         known = self._matches.get(topic)
@@ -295,7 +297,7 @@ class LiveSubscription:
     # --- Kept topics ---
 
     def takes(self, shard: ShardId, envelope: Envelope) -> bool:
-        """Whether a batch that has just become visible may be delivered at once. Hot: once a subscriber."""
+        """Whether a batch that has just become visible may be delivered at once. Hot path: once per subscriber."""
         if shard in self._behind:
             if self.first_new is not None:
                 self._note_first(envelope)
@@ -305,7 +307,7 @@ class LiveSubscription:
         return self._credit_bytes > 0 and self._is_started and not self._pauses
 
     def begin_new(self, envelope: Envelope) -> None:
-        """Partitions that it has no place in were made since it began: they begin with these messages."""
+        """Add partitions created since the start: they begin with these messages."""
         assert self.places is not None
         bases = envelope.column64(envelope.base_offsets)
         partitions = envelope.column32(envelope.partitions)
@@ -321,13 +323,13 @@ class LiveSubscription:
             self.first_new.setdefault(key, base)
 
     def deliver(self, delivery: LiveDelivery, envelope: Envelope) -> None:
-        """Send what there is room for. `envelope` is that of the batch delivered."""
+        """Send a batch that there is room for. `envelope` is the envelope of the delivered batch."""
         if self.places is not None:
-            self.pass_by(envelope)
+            self.advance_places(envelope)
         self.send(delivery)
 
-    def pass_by(self, envelope: Envelope) -> None:
-        """Its partitions go on behind this batch."""
+    def advance_places(self, envelope: Envelope) -> None:
+        """Move the places of the batch's partitions behind the batch."""
         assert self.places is not None
         if len(envelope.topics) == 1:
             key = (envelope.topics[0], int.from_bytes(envelope.partitions, "little"))
@@ -343,7 +345,7 @@ class LiveSubscription:
             self.places[topic, number] = base + count
 
     def send(self, delivery: LiveDelivery) -> None:
-        """Hand over what may be sent, and keep count."""
+        """Hand a delivery to the sink, and count it."""
         size = delivery.size
         self._credit_bytes -= size
         counters = self._counters
@@ -352,16 +354,16 @@ class LiveSubscription:
         counters.deliveries += 1
         self.sink.deliver(self.number, delivery)
 
-    def tell_gap(self, gap: GapState) -> None:
+    def report_gap(self, gap: GapState) -> None:
         self.messages_missed += gap.missed
         self._counters.gaps += 1
         self._counters.messages_missed += gap.missed
         self.sink.gap(self.number, gap)
 
-    # --- Topics that are not kept ---
+    # --- Ephemeral topics ---
 
     def push(self, delivery: LiveDelivery, envelope: Envelope, body: bytes | memoryview) -> None:
-        """Send a batch that nobody keeps, or let it wait for room."""
+        """Send a batch of ephemeral topics, or queue it until there is room."""
         if self.has_room and not self._queue and self.prelude is None:
             self.send(delivery)
             return
@@ -369,7 +371,7 @@ class LiveSubscription:
             self._note_first(envelope)
         if self._queue is None:
             self._queue = deque()
-        # What waits owns its bytes: it must not hold on to all that arrived together with it.
+        # A copy: a queued batch must not keep all bytes alive that arrived together with it.
         body = bytes(body)
         head, _, padding = delivery.buffers
         own = msgspec.structs.replace(delivery, buffers=(head, body, padding))
@@ -379,11 +381,11 @@ class LiveSubscription:
             self._overflow()
 
     def end_prelude(self) -> None:
-        """All last values have been sent: the client is told so, and what waited behind them may go."""
+        """All last values have been sent: tell the client, and send what waited behind them."""
         self.prelude = self.first_new = None
         if not self.is_closed:
             self.send(_LAST_SENT)
-        self._go_on()
+        self._continue()
 
     def _send_queued(self) -> None:
         queue = self._queue
@@ -412,10 +414,10 @@ class LiveSubscription:
             _count_missed(missed, dropped.envelope)
         for (topic, partition), (count, first, last) in missed.items():
             text = "the subscription was slower than the topic, which is not kept"
-            self.tell_gap(GapState("overflow", count, topic, partition, first, last, text))
+            self.report_gap(GapState("overflow", count, topic, partition, first, last, text))
 
     def _keep_newest(self, missed: dict[TopicPartition, list[int]]) -> None:
-        """Of each topic's partition only the newest message stays."""
+        """Drop all but the newest message of each topic-partition."""
         queue = self._queue
         assert queue is not None
         seen: set[TopicPartition] = set()
@@ -435,7 +437,7 @@ class LiveSubscription:
 def _newest_rows(
     envelope: Envelope, seen: set[TopicPartition]
 ) -> tuple[list[int], list[tuple[TopicPartition, int, int]]]:
-    """The last row of each partition not seen yet, and what is dropped of which: key, count, first offset."""
+    """The last row of each partition not seen yet, and what is dropped: topic-partition, count, first offset."""
     partitions = envelope.column32(envelope.partitions)
     counts = envelope.column32(envelope.counts)
     bases = envelope.column64(envelope.base_offsets)
@@ -456,6 +458,7 @@ def _newest_rows(
 
 
 def _queued(delivery: LiveDelivery, batch: Batch) -> _Queued:
+    """A queued delivery with its batch replaced."""
     buffers = pack(envelopes.encode(batch.envelope), batch.body)
     smaller = msgspec.structs.replace(
         delivery, buffers=buffers, size=sum(map(len, buffers)), messages=len(batch)

@@ -1,4 +1,4 @@
-"""All live subscriptions: begun, fed with the past, pushed to, and ended."""
+"""Begins and ends live subscriptions, feeds them from the log, and pushes new batches to them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from runnel.topics.names import SYSTEM_MARK, TopicPartition
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern
 
-# Pages that are read at a time for all who are behind: whatever else there is to do is done in between.
+# Pages read at a time for all subscriptions that are behind: other work is done in between.
 _FEEDS_AT_ONCE: Final = 4
 _SWEPT_PER_STEP: Final = 100
-# Comparisons that finding a topic's subscribers may take within somebody else's step.
+# Comparisons that finding a topic's subscribers may take within the caller's own step.
 _FIRST_COMPARISONS: Final = 32
-_PLAIN: Final = Codec.NONE.value  # an enum's member takes several times as long to look up
+_PLAIN: Final = Codec.NONE.value  # looking up an enum's member takes several times as long
 
 logger = get_logger("runnel")
 
 
 class LiveSubscriptions:
-    """Who reads live, and what they are sent."""
+    """All live subscriptions of a broker."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class LiveSubscriptions:
         self._tasks = OwnedTasks("live subscriptions")
         self._reads = FairSemaphore(_FEEDS_AT_ONCE)
         self._subscriptions: dict[LiveSubscription, None] = {}
-        self._slow: set[LiveSubscription] = set()  # that were told of, and have not caught up yet
+        self._slow: set[LiveSubscription] = set()  # reported as slow, and not caught up yet
         self._is_sweep_due = False
         self._sweep: asyncio.Future[None] | None = None  # under way
         self._is_closed = False
@@ -79,7 +79,7 @@ class LiveSubscriptions:
         return self._index.subscribers(topic) if remembered is None else remembered
 
     async def look_up(self, topic: str, owner: Hashable) -> None:
-        """Find a topic's subscribers in steps; they are remembered for as long as none comes or leaves."""
+        """Find a topic's subscribers in steps. The index remembers them until a subscription is added or removed."""
         if self._index.recall(topic) is None:
             search = self._index.search(topic)
             is_over = search.step(_FIRST_COMPARISONS)
@@ -90,7 +90,7 @@ class LiveSubscriptions:
     # --- Beginning and ending ---
 
     async def subscribe(self, request: SubscribeRequest) -> LiveSubscription:
-        """A subscription that has begun but is not started: see `LiveSubscription.start`."""
+        """A new subscription. It delivers nothing until its `start` is called."""
         parsed, start = _parse(request.patterns), request.start
         start_positions.check_start(start, parsed)
         if len(self._subscriptions) >= self._settings.subscriptions_max:
@@ -109,7 +109,7 @@ class LiveSubscriptions:
             on_behind=self._feed,
             on_closed=self._ended,
         )
-        # Whatever has to be looked up comes first; then it begins, everywhere at the same moment.
+        # First all look-ups, which await; then it begins in all partitions or shards at the same moment.
         if subscription.places is not None:
             await self._wait_swept()
             offsets = await start_positions.offsets_at(self._stores, parsed, start)
@@ -141,7 +141,7 @@ class LiveSubscriptions:
                 subscription,
                 start_positions.begin_positions(self._stores, start, matching, entries, ends),
                 is_held=start.kind in start_positions.WITH_LAST,
-                tells_passed=start.kind not in ("earliest", "time"),
+                reports_passed=start.kind not in ("earliest", "time"),
             )
         if self._is_closed:
             raise Unavailable("the broker is closing")
@@ -162,10 +162,10 @@ class LiveSubscriptions:
         begins: Mapping[TopicPartition, start_positions.Begin],
     ) -> None:
         assert subscription.places is not None
-        told: list[PartitionPlace] = []
+        places: list[PartitionPlace] = []
         for (topic, number), (log, offset, gap) in begins.items():
             subscription.places[topic, number] = offset
-            told.append(PartitionPlace(topic, number, offset, log.epoch))
+            places.append(PartitionPlace(topic, number, offset, log.epoch))
             if gap is not None:
                 subscription.gaps_at_start.append(gap)
             shard = log.topic(topic).shards[number]
@@ -174,7 +174,7 @@ class LiveSubscriptions:
             if (is_behind or is_held) and shard not in subscription.behind():
                 feed = PartitionsFeed(log, shard, self._stores, self._workers)
                 subscription.fall_behind(shard, feed)
-        subscription.partitions = told
+        subscription.partitions = places
 
     def _begin_shards(
         self,
@@ -182,9 +182,9 @@ class LiveSubscriptions:
         begins: Sequence[tuple[KeptLog, ShardId, Position]],
         *,
         is_held: bool,
-        tells_passed: bool,
+        reports_passed: bool,
     ) -> None:
-        told: list[ShardPlace] = []
+        places: list[ShardPlace] = []
         for log, shard, position in begins:
             end = log.entries(shard).next_offset
             is_of_epoch = position.epoch in (0, log.epoch)
@@ -193,13 +193,15 @@ class LiveSubscriptions:
                 subscription.gaps_at_start.append(GapState("restart", 0, text=text))
                 position = Position(log.epoch, end)
             epoch = position.epoch or log.epoch
-            told.append(ShardPlace(shard.journal, shard.shard, epoch, position.entry, position.row))
-            # A place of another epoch is for the feed to answer, wherever it is: as a gap, and all there is.
+            places.append(
+                ShardPlace(shard.journal, shard.shard, epoch, position.entry, position.row)
+            )
+            # For a place of another epoch the feed reports a gap and sends everything stored, wherever the place is.
             is_behind = position.entry < end or position.row > 0 or not is_of_epoch
             if is_held or is_behind:
-                feed = ShardFeed(log, shard, position, self._workers, tells_passed=tells_passed)
+                feed = ShardFeed(log, shard, position, self._workers, reports_passed=reports_passed)
                 subscription.fall_behind(shard, feed)
-        subscription.shards = told
+        subscription.shards = places
 
     def _ended(self, subscription: LiveSubscription) -> None:
         self._slow.discard(subscription)
@@ -212,27 +214,26 @@ class LiveSubscriptions:
                     self._tasks.start(self._run_sweeps())
 
     async def _run_sweeps(self) -> None:
-        """Topics that are not kept vanish with their last reader: looked for once after many have left."""
-        live = self._ephemeral
+        """Remove ephemeral topics without readers. One sweep serves all readers that have left before it."""
+        ephemeral = self._ephemeral
         while self._is_sweep_due:
             self._is_sweep_due = False
-            async for names in self._share.steps(live.names(), self, _SWEPT_PER_STEP):
+            async for names in self._share.steps(ephemeral.names(), self, _SWEPT_PER_STEP):
                 for name in names:
-                    topic = live.find(name)
+                    topic = ephemeral.find(name)
                     if topic is None or topic.policy.last_value:
                         continue
                     await self.look_up(name, self)
-                    if live.find(name) is topic and not self.subscribers(name):
-                        live.vanish(topic)
+                    if ephemeral.find(name) is topic and not self.subscribers(name):
+                        ephemeral.vanish(topic)
             assert self._sweep is not None
             self._sweep.set_result(None)
             self._sweep = asyncio.get_running_loop().create_future() if self._is_sweep_due else None
 
     async def _wait_swept(self) -> None:
-        """Until topics are gone whose last reader has left: for a new reader they begin anew."""
-        for _ in range(
-            2
-        ):  # the one under way, which may have begun before that reader left, and the next
+        """Wait until topics without readers are removed: for a new reader they begin at offset 1 again."""
+        # The sweep under way may have begun before a reader left, so wait for the next one too.
+        for _ in range(2):
             if self._sweep is not None:
                 await asyncio.wait({self._sweep})
 
@@ -242,7 +243,7 @@ class LiveSubscriptions:
             subscription.close()
         await self._tasks.finish()
 
-    # --- The past ---
+    # --- Reading from the log ---
 
     def _feed(self, subscription: LiveSubscription) -> None:
         subscription.is_fed = True
@@ -253,10 +254,12 @@ class LiveSubscriptions:
             await self._run_feeds(subscription)
             if subscription in self._slow:
                 self._slow.remove(subscription)
-                self._events.tell(EventKind.READER_CAUGHT_UP, _named(subscription))
+                self._events.emit(EventKind.READER_CAUGHT_UP, _label(subscription))
         except (RunnelError, OSError) as error:
             logger.warning(
-                "a live reader could not be fed", reader=_named(subscription), error=str(error)
+                "reading the log for a live subscription failed",
+                reader=_label(subscription),
+                error=str(error),
             )
             failure = error if isinstance(error, RunnelError) else Unavailable(str(error))
             subscription.end(failure)
@@ -275,12 +278,12 @@ class LiveSubscriptions:
                 if feed is None:
                     return
                 if not subscription.has_room:
-                    continue  # it was paused before its turn came
+                    continue  # paused before its turn came
                 if await feed.step(subscription):
                     behind.pop(shard, None)
                 elif shard in behind:
-                    behind[shard] = behind.pop(shard)  # the next one's turn
-                # What the page cache answers never waits: others run before this turn is passed on.
+                    behind[shard] = behind.pop(shard)  # the next shard's turn
+                # A read from the page cache never waits: let other tasks run before the permit is released.
                 await asyncio.sleep(0)
 
     async def _run_prelude(self, subscription: LiveSubscription, prelude: Feed) -> None:
@@ -292,21 +295,21 @@ class LiveSubscriptions:
                     is_over = await prelude.step(subscription)
                     await asyncio.sleep(0)
 
-    # --- The present ---
+    # --- New batches ---
 
     def spread_kept(self, shard: ShardId, stored: VisibleBatch) -> bool:
-        """A stored batch has become visible. Whether anybody was sent it at once."""
-        answers = self._answers(stored.envelope.topics)
-        shares = fanout.shares(shard, stored, answers)
+        """Deliver a stored batch that has become visible. Returns whether any subscription got it at once."""
+        subscribers = self._subscribers_by_run(stored.envelope.topics)
+        shares = fanout.shares(shard, stored, subscribers)
         is_delivered = fanout.spread_kept(shard, stored, shares, self._fall_behind)
         self._count_out(stored, shares)
         return is_delivered
 
     def spread_ephemeral(
-        self, stored: VisibleBatch, answers: Sequence[tuple[LiveSubscription, ...]]
+        self, stored: VisibleBatch, readers: Sequence[tuple[LiveSubscription, ...]]
     ) -> int:
-        """A batch that is not kept goes to its readers; how many they are."""
-        shares = fanout.shares(LIVE_SHARD, stored, answers)
+        """Push a batch of ephemeral topics, given the readers of each run. Returns the number of receivers."""
+        shares = fanout.shares(LIVE_SHARD, stored, readers)
         self._count_out(stored, shares)
         receivers = fanout.spread_ephemeral(shares)
         if receivers:
@@ -323,7 +326,7 @@ class LiveSubscriptions:
         count: int,
         received_ns: int,
     ) -> None:
-        """The same for a batch of one run, of which all its readers want all."""
+        """Push a batch of one run, which all its readers get whole."""
         envelope, body = stored.envelope, stored.body
         size = len(body) * len(readers)
         self._metrics.traffic.count_out(envelope.topics[0], count * len(readers), size)
@@ -333,7 +336,7 @@ class LiveSubscriptions:
         self.observe_age(stored, received_ns)
 
     def observe_age(self, stored: VisibleBatch, now_ns: int) -> None:
-        """Once a batch that somebody was sent: how old its first message is by then."""
+        """Measure the age of a delivered batch's first message: once per batch."""
         head = stored.envelope
         if head.codec == _PLAIN and not head.topics[0].startswith(SYSTEM_MARK):
             event_time_ns = first_event_time_ns(stored.body)
@@ -341,11 +344,11 @@ class LiveSubscriptions:
                 self._metrics.live_age.observe(now_ns - event_time_ns)
 
     def _count_out(self, stored: VisibleBatch, shares: Sequence[fanout.Shared]) -> None:
-        """By topic: what goes to its readers now, or will once they have caught up."""
+        """Count by topic what readers get now, or will get once they have caught up."""
         head = stored.envelope
         traffic = self._metrics.traffic
         count = head.message_count
-        if len(head.topics) == 1:  # most batches: what all of them want is all of it
+        if len(head.topics) == 1:  # most batches: every subscriber gets all of it
             for _, subscribers in shares:
                 readers = len(subscribers)
                 traffic.count_out(head.topics[0], count * readers, len(stored.body) * readers)
@@ -366,13 +369,13 @@ class LiveSubscriptions:
     ) -> None:
         log = self._stores.log_of(envelope.topics[0])
         if log is None:
-            return  # deleted while its last batches were on their way
+            return  # deleted while its last batches were being stored
         if is_slow and not subscription.is_behind:
             self._slow.add(subscription)
             self._metrics.counters.slow_readers += 1
-            self._events.tell(
+            self._events.emit(
                 EventKind.SLOW_READER,
-                _named(subscription),
+                _label(subscription),
                 patterns=[pattern.text for pattern in subscription.patterns],
                 shard=str(shard),
                 entry=envelope.entry,
@@ -388,23 +391,24 @@ class LiveSubscriptions:
     def ephemeral_readers(
         self, topics: Sequence[EphemeralTopic]
     ) -> list[tuple[LiveSubscription, ...]]:
-        """The readers of topics that are not kept; a topic that nobody reads any more vanishes."""
+        """The readers of each ephemeral topic; a topic that has lost its last reader vanishes."""
         changes = self._index.changes
         return [
-            topic.readers if topic.readers_change == changes else self._look_up(topic)
+            topic.readers if topic.readers_change == changes else self._update_readers(topic)
             for topic in topics
         ]
 
     def is_current(self, topic: EphemeralTopic) -> bool:
-        """Whether its readers have been looked up since any came or left."""
+        """Whether a topic's readers are known as of the last change of subscriptions."""
         return topic.readers_change == self._index.changes
 
     def readers_of_ephemeral(self, topic: EphemeralTopic) -> tuple[LiveSubscription, ...]:
-        """The same for one."""
+        """The readers of one ephemeral topic."""
         is_known = topic.readers_change == self._index.changes
-        return topic.readers if is_known else self._look_up(topic)
+        return topic.readers if is_known else self._update_readers(topic)
 
-    def _look_up(self, topic: EphemeralTopic) -> tuple[LiveSubscription, ...]:
+    def _update_readers(self, topic: EphemeralTopic) -> tuple[LiveSubscription, ...]:
+        """Look up the readers of a topic, and create or remove the topic accordingly."""
         readers = self.subscribers(topic.name)
         if topic.exists and not readers and not topic.keeps_last:
             self._ephemeral.vanish(topic)
@@ -413,20 +417,20 @@ class LiveSubscriptions:
         topic.readers, topic.readers_change = readers, self._index.changes
         return readers
 
-    def _answers(self, topics: Sequence[str]) -> list[tuple[LiveSubscription, ...]]:
-        """The subscribers of each topic. Hot: once a run."""
+    def _subscribers_by_run(self, topics: Sequence[str]) -> list[tuple[LiveSubscription, ...]]:
+        """The subscribers of each topic. Hot path: once per run."""
         recall = self._index.recall
         return [
-            self._index.subscribers(topic) if answer is None else answer
-            for topic, answer in zip(topics, map(recall, topics), strict=True)
+            self._index.subscribers(topic) if remembered is None else remembered
+            for topic, remembered in zip(topics, map(recall, topics), strict=True)
         ]
 
 
 _NO_FEED: tuple[ShardId, None] = (ShardId(""), None)
 
 
-def _named(subscription: LiveSubscription) -> str:
-    """As events name it."""
+def _label(subscription: LiveSubscription) -> str:
+    """The name of a subscription in events: its peer and number."""
     return f"{subscription.sink.peer} {subscription.number}"
 
 

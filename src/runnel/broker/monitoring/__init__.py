@@ -1,1 +1,13 @@
-"""What operators see of a broker: metrics, events, audit trail."""
+"""Metrics, events and the audit trail of a broker. Read `monitor.py` first."""
+
+__all__ = [
+    "audit",
+    "events",
+    "histogram",
+    "metric_tables",
+    "metrics",
+    "monitor",
+    "reporter",
+    "store_statistics",
+    "topic_traffic",
+]

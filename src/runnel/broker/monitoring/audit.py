@@ -1,7 +1,7 @@
-"""The audit trail: which token changed what, and what was denied to whom. Messages on `!system/audit`, and log lines.
+"""The audit trail: changes and denied requests by token, as messages on `!system/audit` and as log lines.
 
-Every change is recorded. Denials are recorded up to a bound per token and second, and the rest of them is counted: a
-token that tries for ever fills neither the topic nor the log.
+Every change is recorded. Denials are recorded up to a limit per token and second, and the others are counted: a client
+that repeats a denied request forever fills neither the topic nor the log.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ AUDIT_TOPIC: Final = "!system/audit"
 
 _WINDOW_NS: Final = 1_000_000_000
 _DENIALS_MAX: Final = 10
-# Denials of one second by so many tokens are told apart; further tokens are counted as one.
+# Denials of this many tokens in a second are counted separately; further tokens are counted as one.
 _TOKENS_MAX: Final = 1000
 
 logger = get_logger("runnel.audit")
 
 
 class AuditKind(enum.StrEnum):
-    """What was done, or tried. The subject is what it was done to."""
+    """The kind of a record. The subject is the thing that was changed; for a denial, the verb."""
 
-    DENIED = "denied"  # the verb
+    DENIED = "denied"
     TOPIC_DELETED = "topic_deleted"
     TOPIC_PURGED = "topic_purged"
     CURSOR_MOVED = "cursor_moved"
@@ -71,36 +71,36 @@ _LINES: Final[Mapping[AuditKind, str]] = {
 class _Denials:
     """The denials of one token in one second."""
 
-    __slots__ = ("began_ns", "left_out", "told")
+    __slots__ = ("began_ns", "left_out", "recorded")
 
     def __init__(self, began_ns: int) -> None:
         self.began_ns = began_ns
-        self.told = 0
+        self.recorded = 0
         self.left_out = 0
 
 
 class Audit:
-    """See the module's first lines."""
+    """Writes the audit trail."""
 
     def __init__(self, clock: Clock, publish: Publish) -> None:
         self._clock = clock
         self._publish = publish
         self._denials: dict[str, _Denials] = {}
         self.denied_count = 0
-        """Since the broker began, told or left out."""
+        """Denials since the broker started, recorded or left out."""
 
     def record(
         self, kind: AuditKind, subject: str, *, token: str, peer: str = "", **fields: object
     ) -> None:
-        """A change that was made. An empty token: the broker asked for none."""
-        self._tell(kind, {"subject": subject, "token": token, "peer": peer, **fields})
+        """Record a change. An empty token: the broker asks for none."""
+        self._write(kind, {"subject": subject, "token": token, "peer": peer, **fields})
 
     def token_changed(self, change: TokenChange, name: str) -> None:
-        """For a authenticator to say. Tokens are changed by whoever may write their file, so no token did it."""
+        """Record a change of a token, for the authenticator. The change is made in the token file, not with a token."""
         self.record(AuditKind(f"token_{change}"), name, token="")
 
     def deny(self, verb: str, problem: str, *, token: str, peer: str = "") -> None:
-        """A verb that the token has no right to."""
+        """Record a verb that the token has no right to."""
         self.denied_count += 1
         now_ns = self._clock.monotonic_ns()
         key = token if token in self._denials or len(self._denials) < _TOKENS_MAX else ""
@@ -109,17 +109,17 @@ class Audit:
             if denials is not None:
                 self._sum_up(key, denials)
             denials = self._denials[key] = _Denials(now_ns)
-        if denials.told >= _DENIALS_MAX:
+        if denials.recorded >= _DENIALS_MAX:
             denials.left_out += 1
             return
-        denials.told += 1
-        self._tell(
+        denials.recorded += 1
+        self._write(
             AuditKind.DENIED,
             {"subject": verb, "token": token, "peer": peer, "problem": problem},
         )
 
     def flush(self) -> None:
-        """Tell the count of what was left out in seconds that are over."""
+        """Record how many denials were left out in seconds that are over."""
         now_ns = self._clock.monotonic_ns()
         over = [
             token
@@ -131,12 +131,12 @@ class Audit:
 
     def _sum_up(self, token: str, denials: _Denials) -> None:
         if denials.left_out:
-            self._tell(
+            self._write(
                 AuditKind.DENIED,
                 {"subject": "", "token": token, "peer": "", "left_out": denials.left_out},
             )
 
-    def _tell(self, kind: AuditKind, fields: Mapping[str, Any]) -> None:
+    def _write(self, kind: AuditKind, fields: Mapping[str, Any]) -> None:
         level = logging.WARNING if kind is AuditKind.DENIED else logging.INFO
         logger.log(level, _LINES[kind], kind=kind.value, **fields)
         document = {"kind": kind.value, "time_ns": self._clock.time_ns(), **fields}

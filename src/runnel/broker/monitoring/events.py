@@ -1,7 +1,7 @@
-"""What happens to the broker, told to whoever watches: messages on `!system/events`, and lines for the operator.
+"""The broker's events, as messages on `!system/events` and as log lines.
 
-A storm of one kind of event is told in part and then summed up: at most a few subjects of each kind in a second, and
-each of them once. So nobody drowns, and nothing happens without a trace.
+Many events of one kind are published in part, and the rest is counted: in a second, a few subjects of each kind at
+most, and each subject once. So events stay readable, and none happens without a trace.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from runnel.platform.diagnostics import get_logger
 EVENTS_TOPIC: Final = "!system/events"
 
 _WINDOW_NS: Final = 1_000_000_000
-# Subjects of one kind told within a window. A warning asks for somebody's attention: more of those are let through.
-_TOLD_MAX: Final = 10
-_WARNINGS_TOLD_MAX: Final = 100
+# Subjects of one kind that are published within a window. Warnings need attention, so more of them are published.
+_SUBJECTS_MAX: Final = 10
+_WARNING_SUBJECTS_MAX: Final = 100
 
 logger = get_logger("runnel")
 
-# Topic, payload, tags. It must not wait; what it raises as a RunnelError is logged.
+# Topic, payload, tags. It must not wait; a RunnelError is logged.
 Publish = Callable[[str, bytes, Mapping[str, str]], None]
 
 
 class EventKind(enum.StrEnum):
-    """What can happen. The subject is what it happened to."""
+    """The kind of an event. The subject is the thing that the event is about."""
 
-    TOPIC_MADE = "topic_made"  # subject: the topic, as for the next two
+    TOPIC_MADE = "topic_made"  # the subject is the topic, as for the next two
     TOPIC_DELETED = "topic_deleted"
     TOPIC_PURGED = "topic_purged"
     SLOW_READER = "slow_reader"  # the connection's peer and the subscription
@@ -48,7 +48,7 @@ class EventKind(enum.StrEnum):
     SHARD_READ_ONLY = "shard_read_only"  # the shard
     SHARD_REOPENED = "shard_reopened"
     SHARD_REOPEN_FAILED = "shard_reopen_failed"
-    SUBSCRIPTION_MADE = "subscription_made"  # the subscription, as for all that follow
+    SUBSCRIPTION_MADE = "subscription_made"  # the subscription, as for the next six
     SUBSCRIPTION_DELETED = "subscription_deleted"
     MEMBER_ABSENT = "member_absent"
     DEAD_LETTER = "dead_letter"
@@ -68,7 +68,7 @@ _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
     EventKind.RECOVERED: (logging.WARNING, "recovered after an unclean end"),
     EventKind.POLICY_DIFFERS: (logging.WARNING, "a topic differs from what its rule says now"),
     EventKind.SEGMENT_ROTATED: (logging.DEBUG, "a new segment was begun"),
-    EventKind.RETENTION: (logging.INFO, "retention made room"),
+    EventKind.RETENTION: (logging.INFO, "retention removed messages"),
     EventKind.RETENTION_FAILED: (logging.WARNING, "retention failed; the next round tries again"),
     EventKind.PIN_PASSED: (
         logging.WARNING,
@@ -85,48 +85,50 @@ _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
     EventKind.SUBSCRIPTION_DELETED: (logging.DEBUG, "subscription deleted"),
     EventKind.MEMBER_ABSENT: (
         logging.WARNING,
-        "a member was absent for too long, and is owed nothing any more",
+        "a member was absent for too long: its messages are no longer kept for it",
     ),
     EventKind.DEAD_LETTER: (logging.WARNING, "a message failed too often: it is a dead letter now"),
     EventKind.DEAD_LETTER_FAILED: (
         logging.WARNING,
-        "a dead letter could not be stored; it is tried again",
+        "a dead letter could not be stored; the broker tries again",
     ),
     EventKind.WORK_LOST: (
         logging.WARNING,
         "MESSAGES ARE GONE BEFORE THEY WERE ACKNOWLEDGED",
     ),
-    EventKind.WORK_UNREADABLE: (logging.WARNING, "messages cannot be read; it is tried again"),
+    EventKind.WORK_UNREADABLE: (logging.WARNING, "messages cannot be read; the broker tries again"),
     EventKind.QUOTA_REACHED: (logging.WARNING, "a token has reached a quota"),
 }
 
 
 class _Window:
-    """One second of one kind: who was told of, and how often they came again."""
+    """One second of one kind: the subjects that were published, and how many events were suppressed."""
 
-    __slots__ = ("began_ns", "others", "repeated", "told")
+    __slots__ = ("began_ns", "others", "repeated", "subjects")
 
     def __init__(self, began_ns: int) -> None:
         self.began_ns = began_ns
-        self.told: set[str] = set()
-        self.repeated = 0  # of subjects that were told of
-        self.others = 0  # of subjects that were not
+        self.subjects: set[str] = set()
+        self.repeated = 0  # suppressed events of these subjects
+        self.others = 0  # suppressed events of other subjects
 
 
 class Events:
-    """See the module's first lines. Without `publish` there are only lines for the operator."""
+    """Publishes and logs events. Without `publish` it only logs."""
 
     def __init__(self, clock: Clock, publish: Publish | None = None) -> None:
         self._clock = clock
         self._publish = publish
         self._windows: dict[EventKind, _Window] = {}
         self.on_flush: Final[list[Callable[[], None]]] = []
-        self.counts: Final[dict[EventKind, int]] = dict.fromkeys(EventKind, 0)  # told or held back
+        self.counts: Final[dict[EventKind, int]] = dict.fromkeys(
+            EventKind, 0
+        )  # published or suppressed
 
-    def tell(self, kind: EventKind, subject: str, /, **fields: object) -> None:
-        """Something happened. Never waits, never raises for reasons that lie with the publishing.
+    def emit(self, kind: EventKind, subject: str, /, **fields: object) -> None:
+        """Publish and log an event. It never waits, and a failed publish raises nothing.
 
-        `fields` are what can be written as JSON, besides `kind`, `subject` and `time_ns`.
+        `fields` must be encodable as JSON; `kind`, `subject` and `time_ns` are added.
         """
         self.counts[kind] += 1
         now_ns = self._clock.monotonic_ns()
@@ -136,17 +138,19 @@ class Events:
                 self._sum_up(kind, window)
             window = self._windows[kind] = _Window(now_ns)
         level, _ = _LINES[kind]
-        if subject in window.told:
+        if subject in window.subjects:
             window.repeated += 1
-        elif len(window.told) >= (_TOLD_MAX if level < logging.WARNING else _WARNINGS_TOLD_MAX):
+        elif len(window.subjects) >= (
+            _SUBJECTS_MAX if level < logging.WARNING else _WARNING_SUBJECTS_MAX
+        ):
             window.others += 1
         else:
-            # Before publishing, which may make a topic and so come back here.
-            window.told.add(subject)
-            self._tell(kind, {"subject": subject, **fields})
+            # Before publishing, which may create a topic and so emit another event.
+            window.subjects.add(subject)
+            self._write(kind, {"subject": subject, **fields})
 
     def flush(self) -> None:
-        """Sum up what was held back in windows that are over. Housekeeping calls it every second."""
+        """Publish the counts of suppressed events of windows that are over. Log maintenance calls it every second."""
         now_ns = self._clock.monotonic_ns()
         over = [
             kind for kind, window in self._windows.items() if now_ns - window.began_ns >= _WINDOW_NS
@@ -158,7 +162,7 @@ class Events:
 
     def _sum_up(self, kind: EventKind, window: _Window) -> None:
         if window.repeated or window.others:
-            self._tell(
+            self._write(
                 kind,
                 {
                     "subject": "",
@@ -167,7 +171,7 @@ class Events:
                 },
             )
 
-    def _tell(self, kind: EventKind, fields: Mapping[str, Any]) -> None:
+    def _write(self, kind: EventKind, fields: Mapping[str, Any]) -> None:
         level, line = _LINES[kind]
         logger.log(level, line, kind=kind.value, **fields)
         if self._publish is None:

@@ -1,7 +1,7 @@
-"""How late the event loop is: a timer that is due again and again, and the time by which it fires too late.
+"""Measures how late the event loop is: a repeating timer observes by how much it fires too late.
 
-Everything that a broker does waits behind whatever the loop is doing. It goes by the loop's own timers, not by the
-broker's clock: what is measured is the loop.
+All work of a broker waits while the loop is busy. The timer uses the loop's own time, not the broker's clock, because
+it measures the loop.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Final
 
 from runnel.broker.monitoring.histogram import TimeHistogram
 
-_SECONDS: Final = 0.1
+_INTERVAL_SECONDS: Final = 0.1
 
 
 class LoopLag:
-    """Made within a running loop; `close` it before the loop ends."""
+    """Fills a histogram with the loop's lag. Create it within a running loop; `close` it before the loop ends."""
 
     def __init__(self, histogram: TimeHistogram) -> None:
         self._histogram = histogram
         self._loop = asyncio.get_running_loop()
-        self._due = self._loop.time() + _SECONDS
-        self._timer = self._loop.call_at(self._due, self._ring)
+        self._due = self._loop.time() + _INTERVAL_SECONDS
+        self._timer = self._loop.call_at(self._due, self._fire)
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         now = self._loop.time()
         self._histogram.observe(round((now - self._due) * 1e9))
-        self._due = now + _SECONDS  # what was missed is not made up for
-        self._timer = self._loop.call_at(self._due, self._ring)
+        self._due = now + _INTERVAL_SECONDS  # missed timers are not made up for
+        self._timer = self._loop.call_at(self._due, self._fire)
 
     def close(self) -> None:
         self._timer.cancel()

@@ -1,8 +1,8 @@
 """Metrics with labels: journals, topics, acknowledged subscriptions, cursors, events. Bounded, and pure.
 
-Counters are told of the same things for as long as the process runs, so that rates can be computed from them: by
-journal, of which the first come have series of their own. Which topics are busy changes all the time, so of topics
-there are only gauges: what went in and out in the last interval. How many things were left out is a metric too.
+A counter exists as long as the process runs, so that rates can be computed from it: counters are by journal, and the
+first journals have their own series. The set of busy topics changes all the time, so topics have gauges only: messages
+and bytes of the last interval. The number of things without a series is a metric too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from runnel.topics.names import is_reserved
 MEMBERS_MAX: Final = 500
 CURSORS_MAX: Final = 500
 OTHER: Final = "(other)"
-"""The label of whatever has no series of its own."""
+"""The label of everything without its own series."""
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ def _counter(name: str, text: str, unit: MetricUnit = MetricUnit.COUNT) -> Descr
 _FLOWS: Final[Sequence[tuple[str, Description]]] = (
     ("messages_in", _counter("journal_messages_in", "Messages accepted, by journal.")),
     ("bytes_in", _counter("journal_bytes_in", "Bytes of accepted batches, by journal.", MetricUnit.BYTES)),
-    ("messages_out", _counter("journal_messages_out", "Messages sent to, or asked for by, readers, by journal.")),
+    ("messages_out", _counter("journal_messages_out", "Messages for readers, by journal.")),
     ("bytes_out", _counter("journal_bytes_out", "Bytes for readers, by journal.", MetricUnit.BYTES)),
 )  # fmt: skip
 _STORAGE: Final[Sequence[tuple[str, Description]]] = (
@@ -55,15 +55,18 @@ _STORAGE: Final[Sequence[tuple[str, Description]]] = (
     ("segments", _gauge("journal_segments", "Segment files, or batches in memory, by journal.")),
     ("queued_batches", _gauge("journal_queued_batches", "Batches waiting to be written, by journal.")),
     ("queued_bytes", _gauge("journal_queued_bytes", "Bytes waiting to be written, by journal.", MetricUnit.BYTES)),
-    ("read_only_shards", _gauge("journal_read_only_shards", "Shards that take nothing, by journal.")),
+    ("read_only_shards", _gauge("journal_read_only_shards", "Read-only shards, by journal.")),
     ("failed_batches", _counter("journal_batches_failed", "Batches that could not be written, by journal.")),
     ("syncs", _counter("journal_syncs", "Syncs, by journal.")),
-    ("sync_time_ns", _counter("journal_sync_time", "Time of writes and syncs, by journal.", MetricUnit.NANOSECONDS)),
+    (
+        "sync_time_ns",
+        _counter("journal_sync_time", "Time that writes and syncs took, by journal.", MetricUnit.NANOSECONDS),
+    ),
 )  # fmt: skip
 
 
 def flow_families(totals: Mapping[str, Flow]) -> Iterator[Family]:
-    """What went in and out of each journal. `totals` is bounded already."""
+    """Messages and bytes in and out of each journal. `totals` is bounded already."""
     for field, described in _FLOWS:
         rows: list[Row] = [
             ((OTHER if name == OTHER_JOURNALS else name,), getattr(flow, field))
@@ -73,7 +76,7 @@ def flow_families(totals: Mapping[str, Flow]) -> Iterator[Family]:
 
 
 class JournalRoster:
-    """Journals with series of their own: the first that came, for good. The rest is summed up."""
+    """The journals with their own series: the first ones, for good. The others are summed up."""
 
     def __init__(self, journals_max: int = JOURNAL_TOTALS_MAX) -> None:
         self._journals_max = journals_max
@@ -116,11 +119,11 @@ _RATES: Final[Sequence[tuple[str, Description]]] = (
 
 
 def topic_families(traffic: TopicTraffic) -> Iterator[Family]:
-    """The busiest topics of the last interval; who is among them changes, so there are no counters of topics."""
+    """The busiest topics of the last interval. The set changes, so topics have no counters."""
     rates = [
         (row.topic, row.flow.rates(traffic.last_ns))
         for row in traffic.last.busiest
-        if not is_reserved(row.topic)  # what the broker says of itself
+        if not is_reserved(row.topic)  # published by the broker itself
     ]
     for field, described in _RATES:
         yield Family(described, ("topic",), [((topic,), each[field]) for topic, each in rates])
@@ -130,7 +133,7 @@ def topic_families(traffic: TopicTraffic) -> Iterator[Family]:
 
 
 def work_families(states: Sequence[SubscriptionState], now_ns: int) -> Iterator[Family]:
-    """Subscriptions and their members, those with the largest backlog if they are too many."""
+    """Subscriptions and their members; if there are too many, those with the largest backlog."""
     pairs = [(state, member) for state in states for member in state.members]
     members = _most(MEMBERS_MAX, pairs, lambda item: (item[1].backlog,))
     shown = _most(
@@ -159,7 +162,7 @@ def work_families(states: Sequence[SubscriptionState], now_ns: int) -> Iterator[
         lambda _, member: member.in_flight,
     )
     yield of_members(
-        _gauge("subscription_delayed", "Messages that wait for their next attempt."),
+        _gauge("subscription_delayed", "Messages that wait for their next delivery."),
         lambda _, member: member.delayed,
     )
     yield of_members(
@@ -175,11 +178,13 @@ def work_families(states: Sequence[SubscriptionState], now_ns: int) -> Iterator[
         lambda _, member: member.consumers,
     )
     yield of_states(
-        _gauge("subscription_paused", "1 if nothing is delivered because somebody paused it."),
+        _gauge("subscription_paused", "1 if the subscription is paused: nothing is delivered."),
         lambda state: state.is_paused,
     )
     yield of_states(
-        _gauge("subscription_dead_letters", "Dead letters that nobody has sent back or dropped."),
+        _gauge(
+            "subscription_dead_letters", "Dead letters that have not been sent back or dropped."
+        ),
         lambda state: state.dead,
     )
     yield of_states(
@@ -192,7 +197,7 @@ def work_families(states: Sequence[SubscriptionState], now_ns: int) -> Iterator[
 
 
 class CursorLag(msgspec.Struct, frozen=True, gc=False):
-    """All places of a cursor together, in messages."""
+    """The lag of a cursor in messages: the sum of its places."""
 
     name: str
     messages: int
@@ -204,13 +209,13 @@ class CursorLag(msgspec.Struct, frozen=True, gc=False):
 
 
 def cursor_families(cursors: Sequence[CursorLag]) -> Iterator[Family]:
-    """Named cursors, those most behind if they are too many."""
+    """Named cursors; if there are too many, those with the largest lag."""
     shown = _most(CURSORS_MAX, cursors, lambda each: (each.messages,))
     for described, field in (
         (
             _gauge(
                 "cursor_lag_messages",
-                "Messages that match and that a named cursor has not passed; in shards, at most so many.",
+                "Matching messages that a named cursor has not passed; for positions in shards, an upper bound.",
             ),
             "messages",
         ),
@@ -232,7 +237,7 @@ def cursor_families(cursors: Sequence[CursorLag]) -> Iterator[Family]:
 
 
 def event_family(counts: Mapping[EventKind, int]) -> Family:
-    described = _counter("events", "What has happened, by kind, whether or not it was told of.")
+    described = _counter("events", "Events by kind, including suppressed ones.")
     return Family(described, ("kind",), [((kind.value,), count) for kind, count in counts.items()])
 
 
@@ -249,13 +254,13 @@ def listener_families(counts: Sequence[tuple[str, int]]) -> Iterator[Family]:
 
 
 def info_family(**labels: str) -> Family:
-    described = _gauge("build_info", "1; the labels tell what runs, and as which node.")
+    described = _gauge("build_info", "Always 1; the labels give the version and the node.")
     return Family(described, tuple(labels), [(tuple(labels.values()), 1)])
 
 
 def left_out_family(**counts: int) -> Family:
     described = _gauge(
-        "series_left_out", "Things that have no series of their own, since there are too many."
+        "series_left_out", "Things without their own series, because there are too many."
     )
     return Family(described, ("of",), [((name,), count) for name, count in counts.items()])
 

@@ -1,4 +1,4 @@
-"""The tables of the metrics: topics, journals, connections, subscriptions; the rows that matter most. Pure."""
+"""The tables of the metrics documents: topics, journals, connections, subscriptions; the top rows of each. Pure."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ Table = dict[str, object]
 class ConnectionStats(msgspec.Struct, frozen=True, gc=False):
     """A connection as its listener sees it."""
 
-    id: int  # no other connection of this process ever had it
+    id: int  # unique for the life of the process
     listener: str
     peer: str
     client: str
     since_ns: int  # wall clock
     subscriptions: int
     queued_bytes: int
-    flow: Flow  # from its beginning
-    token: str = ""  # the name of the one it showed
+    flow: Flow  # since it was opened
+    token: str = ""  # the name of its token
 
 
 class LiveSubscriptionStats(msgspec.Struct, frozen=True, gc=False):
-    """A live subscription. `lag`: entries that its shards have beyond what it was sent."""
+    """A live subscription. `lag`: entries of its shards that it has not been sent."""
 
     connection: int
     number: int
     peer: str
     patterns: Sequence[str]
-    is_behind: bool  # it reads from the log for now
+    is_behind: bool  # it reads from the log
     lag: int
     queued_bytes: int
-    missed: int  # messages, from its beginning
+    missed: int  # messages, since it began
 
 
 def topics_table(traffic: TrafficSample, interval_ns: int) -> Table:
@@ -72,9 +72,9 @@ def topics_table(traffic: TrafficSample, interval_ns: int) -> Table:
 def journals_table(
     traffic: TrafficSample, interval_ns: int, now: StoreReading, before: StoreReading
 ) -> Table:
-    """The busiest journals and, among those at rest, the largest; what is not shown is summed up.
+    """The busiest journals, then the largest idle ones; the others are summed up.
 
-    `before` is an earlier reading: what its counters have grown by since gives the recent sync times.
+    `before` is an earlier reading: the growth of the counters since then gives the recent sync times.
     """
     idle = Flow()
     active = heapq.nlargest(
@@ -101,7 +101,7 @@ def journals_table(
 
 
 def _storage(now: JournalStatistics | None, before: JournalStatistics | None) -> Table:
-    """What a log holds of a journal: nothing of one whose topics are not kept."""
+    """The storage figures of a journal; empty for the journal of ephemeral topics."""
     if now is None:
         return {}
     earlier = before or JournalStatistics()
@@ -112,7 +112,7 @@ def _storage(now: JournalStatistics | None, before: JournalStatistics | None) ->
 
 
 class BusiestConnections:
-    """The busiest connections by what they moved since `before`; the fullest queues first among equals."""
+    """The busiest connections by traffic since `before`; among equals, those with the fullest queues."""
 
     def __init__(self, before: Mapping[int, ConnectionStats], interval_ns: int) -> None:
         self._before = before
@@ -121,7 +121,7 @@ class BusiestConnections:
         self._busiest: list[tuple[ConnectionStats, Flow]] = []
 
     def add(self, rows: Sequence[ConnectionStats]) -> None:
-        """Some more of them: with very many, the caller lets others have the loop in between."""
+        """Add some connections. With very many, the caller yields the loop between calls."""
         before = self._before
         self._count += len(rows)
         moved = [
@@ -166,7 +166,7 @@ def _since(now: Flow, before: Flow) -> Flow:
 
 
 def subscriptions_table(rows: Sequence[LiveSubscriptionStats]) -> Table:
-    """The most behind first."""
+    """Live subscriptions, the most behind first."""
     shown = heapq.nlargest(
         _ROWS_MAX, rows, key=lambda row: (row.is_behind, row.lag, row.queued_bytes, row.missed)
     )

@@ -1,6 +1,6 @@
-"""The registry of everything that is counted and measured; `!system/metrics`, `runnel top` and Prometheus read it.
+"""The registry of all metrics; `!system/metrics`, `runnel top` and Prometheus read it.
 
-Counting is an addition to an attribute, once a batch. Gauges cost nothing until somebody looks.
+Counting is an addition to an attribute, once per batch. Gauges cost nothing until they are read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from runnel.broker.monitoring.topic_traffic import TopicTraffic
 _MS: Final = 1_000_000
 _SECOND: Final = 1_000_000_000
 
-# Where an exposition divides a histogram, which itself is finer. They stay put, or what was recorded before a new
-# version could not be compared with what comes after it.
+# The bucket bounds of an exposition; the histogram itself is finer. They stay the same across versions, so that
+# recorded figures can be compared.
 LATENCIES_NS: Final = (
     _MS // 10, _MS // 4, _MS // 2, _MS, 5 * _MS // 2, 5 * _MS, 10 * _MS, 25 * _MS, 50 * _MS, 100 * _MS, 250 * _MS,
     500 * _MS, _SECOND, 5 * _SECOND // 2, 5 * _SECOND, 10 * _SECOND,
@@ -31,30 +31,36 @@ AGES_NS: Final = (
 
 
 class MetricKind(enum.StrEnum):
+    """The kind of a metric, as Prometheus names it."""
+
     COUNTER = "counter"  # only grows, from 0 at the start of the process
-    GAUGE = "gauge"  # as it is now
+    GAUGE = "gauge"  # the current value
     HISTOGRAM = "histogram"
 
 
 class MetricUnit(enum.StrEnum):
+    """The unit of a metric inside the broker."""
+
     COUNT = "count"
     BYTES = "bytes"
     NANOSECONDS = "ns"
 
 
 class Description(msgspec.Struct, frozen=True):
+    """The name, kind, help text and unit of a metric."""
+
     name: str
     kind: MetricKind
     help: str
     unit: MetricUnit = MetricUnit.COUNT
-    bounds_ns: Sequence[int] = ()  # of a histogram: where an exposition divides it
+    bounds_ns: Sequence[int] = ()  # of a histogram: the bucket bounds of an exposition
 
 
-Row = tuple[tuple[str, ...], float]  # the values of the labels, and the number
+Row = tuple[tuple[str, ...], float]  # the values of the labels, and the value
 
 
 class Family(msgspec.Struct, frozen=True):
-    """One metric of many things, which labels tell apart. Whoever makes one sees to it that the rows are bounded."""
+    """A metric with labels. The code that creates it bounds the number of rows."""
 
     described: Description
     labels: tuple[str, ...]
@@ -62,11 +68,11 @@ class Family(msgspec.Struct, frozen=True):
 
 
 class AtLimit(enum.StrEnum):
-    """What becomes of one more than a limit allows."""
+    """What happens to one more than a limit allows."""
 
     REFUSED = "refused"
     WAITS = "waits"  # until there is room
-    REPLACES = "replaces"  # the oldest goes: being at such a limit is no trouble
+    REPLACES = "replaces"  # the oldest is removed: reaching such a limit is no problem
 
 
 class LimitGauge(msgspec.Struct, frozen=True):
@@ -83,7 +89,7 @@ def _counts(text: str, unit: MetricUnit = MetricUnit.COUNT) -> Meta:
 
 
 class BrokerCounters(msgspec.Struct, gc=False):
-    """What broker and doors count as they work: `counters.messages_in += batch.count`."""
+    """The counters of the broker and its listeners: `counters.messages_in += batch.count`."""
 
     messages_in: Annotated[int, _counts("Messages accepted from publishers.")] = 0
     bytes_in: Annotated[int, _counts("Bytes of accepted batches.", MetricUnit.BYTES)] = 0
@@ -93,17 +99,19 @@ class BrokerCounters(msgspec.Struct, gc=False):
     messages_out: Annotated[int, _counts("Messages handed to readers of any kind.")] = 0
     bytes_out: Annotated[int, _counts("Bytes of blocks handed to readers.", MetricUnit.BYTES)] = 0
     deliveries: Annotated[int, _counts("Deliveries to live subscriptions.")] = 0
-    gaps: Annotated[int, _counts("Gaps that readers were told of.")] = 0
+    gaps: Annotated[int, _counts("Gaps reported to readers.")] = 0
     messages_missed: Annotated[int, _counts("Messages that live readers missed.")] = 0
     slow_readers: Annotated[int, _counts("Times a live subscription fell behind.")] = 0
     fetches: Annotated[int, _counts("Fetches answered.")] = 0
-    requests: Annotated[int, _counts("Requests of every kind at every door.")] = 0
+    requests: Annotated[int, _counts("Requests of every kind at every listener.")] = 0
     requests_failed: Annotated[int, _counts("Requests answered with an error.")] = 0
     subscriptions_opened: Annotated[int, _counts("Live subscriptions begun.")] = 0
-    connections_opened: Annotated[int, _counts("Connections that said hello.")] = 0
-    connections_refused: Annotated[int, _counts("Connections turned away.")] = 0
-    connections_idle: Annotated[int, _counts("Connections closed for their silence.")] = 0
-    protocol_errors: Annotated[int, _counts("Connections closed for what they sent.")] = 0
+    connections_opened: Annotated[int, _counts("Connections accepted.")] = 0
+    connections_refused: Annotated[int, _counts("Connections refused.")] = 0
+    connections_idle: Annotated[int, _counts("Connections closed because they were idle.")] = 0
+    protocol_errors: Annotated[
+        int, _counts("Connections closed because they sent something invalid.")
+    ] = 0
     topics_made: Annotated[int, _counts("Topics made.")] = 0
     work_delivered: Annotated[int, _counts("Messages leased to consumers.")] = 0
     work_acked: Annotated[int, _counts("Messages acknowledged, or passed over as gone.")] = 0
@@ -112,9 +120,11 @@ class BrokerCounters(msgspec.Struct, gc=False):
     dead_letters: Annotated[int, _counts("Messages that became dead letters.")] = 0
     topics_removed: Annotated[int, _counts("Topics deleted, or gone with their readers.")] = 0
     quota_refusals: Annotated[
-        int, _counts("Requests refused since a token had used up a quota.")
+        int, _counts("Requests refused because a token had used up a quota.")
     ] = 0
-    quota_waits: Annotated[int, _counts("Times a token had to wait since it was over a rate.")] = 0
+    quota_waits: Annotated[
+        int, _counts("Times a token had to wait because it was over a rate.")
+    ] = 0
 
     @property
     def commands_in(self) -> int:
@@ -123,12 +133,12 @@ class BrokerCounters(msgspec.Struct, gc=False):
 
     @property
     def commands_out(self) -> int:
-        """Every message out is one too."""
+        """Every message out is a command too."""
         return self.messages_out
 
 
 class Metrics:
-    """See the module's first line. `journal_of` must know every topic that was ever counted."""
+    """The registry of a broker's metrics. `journal_of` must know every topic that was ever counted."""
 
     def __init__(self, *, topics_max: int, journal_of: Callable[[str], str]) -> None:
         self.counters = BrokerCounters()
@@ -170,7 +180,7 @@ class Metrics:
     def add_counter(
         self, name: str, text: str, read: Callable[[], int], *, unit: MetricUnit = MetricUnit.COUNT
     ) -> None:
-        """A number that is counted elsewhere and only grows."""
+        """Add a number that is counted elsewhere and only grows."""
         self._add(Description(name, MetricKind.COUNTER, text, unit), read)
 
     def add_gauge(
@@ -181,13 +191,13 @@ class Metrics:
         *,
         unit: MetricUnit = MetricUnit.COUNT,
     ) -> None:
-        """A number as it is when it is looked at. `read` is called at every sampling: it should be quick."""
+        """Add a current value. `read` is called at every sampling, so it should be quick."""
         self._add(Description(name, MetricKind.GAUGE, text, unit), read)
 
     def add_histogram(
         self, name: str, text: str, *, bounds_ns: Sequence[int] = LATENCIES_NS
     ) -> TimeHistogram:
-        """Durations, to be given to `observe`."""
+        """Add a histogram; its `observe` takes the durations."""
         described = Description(name, MetricKind.HISTOGRAM, text, MetricUnit.NANOSECONDS, bounds_ns)
         self._check_new(described)
         histogram = TimeHistogram()
@@ -195,7 +205,7 @@ class Metrics:
         return histogram
 
     def add_families(self, read: Callable[[], Iterable[Family]]) -> None:
-        """Metrics with labels, read when somebody looks at them."""
+        """Add metrics with labels. `read` is called at every exposition."""
         self._families.append(read)
 
     def add_limit(
@@ -205,7 +215,7 @@ class Metrics:
         used: Callable[[], float],
         at_limit: AtLimit = AtLimit.REFUSED,
     ) -> None:
-        """Everything that has a limit is watched. A door that is opened again tells of its limits again."""
+        """Add a limit and its use. A listener that is opened again may add its limits again."""
         self._limits[setting] = LimitGauge(setting, limit, at_limit, used)
 
     def _add(self, described: Description, read: Callable[[], float]) -> None:
@@ -217,12 +227,12 @@ class Metrics:
             raise ValueError(f"there is a metric {described.name!r} already")
 
     def descriptions(self) -> list[Description]:
-        """Of everything that has no labels."""
+        """The descriptions of all metrics without labels."""
         readings = [described for described, _ in self._readings.values()]
         return readings + [described for described, _ in self._histograms.values()]
 
     def totals(self) -> dict[str, int]:
-        """All counters now."""
+        """The current values of all counters."""
         return {
             name: int(read())
             for name, (described, read) in self._readings.items()
@@ -230,11 +240,11 @@ class Metrics:
         }
 
     def gauges(self) -> dict[str, float]:
-        """All gauges now."""
+        """The current values of all gauges."""
         return dict(self.each_gauge())
 
     def each_gauge(self) -> Iterator[tuple[str, float]]:
-        """The same one by one, each read when its turn comes."""
+        """The gauges one by one, each read when its turn comes."""
         for name, (described, read) in list(self._readings.items()):
             if described.kind is MetricKind.GAUGE:
                 yield name, read()
@@ -245,12 +255,12 @@ class Metrics:
             yield described, read()
 
     def distributions(self) -> Iterator[tuple[Description, HistogramSnapshot]]:
-        """Histograms, each with what it has seen in all."""
+        """The histograms, each with its total."""
         for described, histogram in list(self._histograms.values()):
             yield described, histogram.total()
 
     def families(self) -> Iterator[Family]:
-        """Everything with labels, and the limits."""
+        """All metrics with labels, and the limits."""
         for read in list(self._families):
             yield from read()
         limits = list(self._limits.values())
@@ -259,7 +269,7 @@ class Metrics:
             Description(
                 "limit",
                 MetricKind.GAUGE,
-                "What a setting allows. at_limit: whether one more is refused, waits, or replaces the oldest.",
+                "The value of a limit. at_limit: whether one more is refused, waits, or replaces the oldest.",
             ),
             labels,
             [((each.setting, each.at_limit), each.limit) for each in limits],
@@ -268,18 +278,18 @@ class Metrics:
             Description(
                 "limit_used",
                 MetricKind.GAUGE,
-                "How much of it is in use; where a limit is one of many alike, by the fullest of them.",
+                "How much of a limit is in use; of a limit that many things have each, the fullest of them.",
             ),
             labels,
             [((each.setting, each.at_limit), each.used()) for each in limits],
         )
 
     def limits(self) -> dict[str, dict[str, object]]:
-        """By setting: what is allowed, what is in use, and what becomes of one more."""
+        """By setting: the limit, how much is in use, and what happens to one more."""
         return dict(self.each_limit())
 
     def each_limit(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """The same one by one."""
+        """The limits one by one."""
         for each in list(self._limits.values()):
             yield (
                 each.setting,
@@ -287,11 +297,11 @@ class Metrics:
             )
 
     def histograms(self) -> Mapping[str, HistogramSnapshot]:
-        """What each has seen in all."""
+        """The total of each histogram."""
         return {name: histogram.total() for name, (_, histogram) in self._histograms.items()}
 
     def end_interval(self) -> Iterator[tuple[str, HistogramSnapshot]]:
-        """What each histogram has seen since this was last called, which only the reporter does."""
+        """The durations of each histogram since the last call. Only the reporter may call it."""
         for name, (_, histogram) in list(self._histograms.items()):
             yield name, histogram.end_interval()
 

@@ -1,7 +1,7 @@
-"""A broker that is watched: everything it can tell of itself is joined to the registry, and reported from there.
+"""Registers the metrics of the whole broker, and decides whether it is ready.
 
-Whatever is costly to look at is looked at sparingly (`Throttled`). What has to be awaited is looked at in `look`, which
-the reporter calls every interval and an exposition before it reads the registry, and in `watch_disk`.
+Expensive readings are cached (`Throttled`). Readings that have to be awaited are made in `refresh`, which the reporter
+calls every interval and an exposition calls before it reads the registry, and in `watch_disk`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from runnel.platform.disk import Disk
 
 _DISK_SECONDS: Final = 1.0
 _FREE_FILES_MIN: Final = 16
-"""A journal that begins or rotates makes a few files; with fewer left, the next one may fail."""
+"""A journal that begins or rotates creates a few files; with fewer free inodes, the next one may fail."""
 _REFUSAL_NS: Final = 10_000_000_000
-"""How long a publish that found no room counts: not every limit shows beforehand, as a user's quota."""
+"""How long a publish that found no room counts: some limits, such as a user's quota, do not show beforehand."""
 
 
 class DiskRoom(msgspec.Struct, frozen=True, gc=False):
-    """What the file system that holds the data can still take."""
+    """The room that is left on the file system of the data directory."""
 
     free_bytes: int
     free_files: int | None  # None: it has no limit
@@ -49,7 +49,7 @@ class DiskRoom(msgspec.Struct, frozen=True, gc=False):
 
 
 class LiveReader(Protocol):
-    """What the metrics read of one live subscription."""
+    """The part of a live subscription that the metrics read."""
 
     @property
     def lag(self) -> int: ...
@@ -62,7 +62,7 @@ class LiveReader(Protocol):
 
 
 class LiveSums(msgspec.Struct, gc=False):
-    """All live subscriptions together: one by one they come and go too often for series of their own."""
+    """Sums over all live subscriptions: they come and go too often to have their own series."""
 
     count: int = 0
     behind: int = 0
@@ -86,7 +86,7 @@ class LiveSums(msgspec.Struct, gc=False):
 
 
 class MonitoredParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a broker has to tell of itself. Each may take a while where there is much of it."""
+    """The readings that a broker gives its monitor. Each may take a while where there are many things."""
 
     live: Callable[[], Iterable[LiveReader]]
     ephemeral_topics: Callable[[], int]
@@ -94,13 +94,12 @@ class MonitoredParts(msgspec.Struct, frozen=True, kw_only=True):
     cursors: Callable[[], Awaitable[Sequence[CursorState]]]
     connections: Callable[[], Awaitable[Mapping[int, ConnectionStats]]]
     subscriptions: Callable[[], Awaitable[Sequence[SubscriptionState]]]
-    disk_room: (
-        Callable[[], Awaitable[DiskRoom]] | None
-    )  # where the data are; None: all is in memory
+    disk_room: Callable[[], Awaitable[DiskRoom]] | None
+    """Of the data directory. None: everything is in memory."""
 
 
 class Monitor:
-    """Made within a running loop; `close` it before the broker ends."""
+    """Monitors a broker. Create it within a running loop; `close` it before the broker ends."""
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class Monitor:
         *,
         in_memory: Sequence[str],
     ) -> None:
-        """`in_memory`: the names of those logs that keep everything there."""
+        """`in_memory`: the names of the logs that keep everything in memory."""
         self._settings = settings
         self._clock = clock
         self._metrics = metrics
@@ -132,7 +131,7 @@ class Monitor:
         self._states: Sequence[SubscriptionState] = ()
         self._disk_room: DiskRoom | None = None
         self._refused_ns: int | None = None  # when a publish last found no room
-        self._looking = asyncio.Lock()
+        self._refreshing = asyncio.Lock()
         self._listeners: dict[str, Callable[[], int]] = {}
         self._loop_lag = LoopLag(
             metrics.add_histogram("loop_lag", "How late a timer of the event loop fires.")
@@ -153,34 +152,34 @@ class Monitor:
         self._listeners[name] = connections
         self._metrics.add_limit(setting, count_max, connections)
 
-    async def look(self) -> Sequence[SubscriptionState]:
-        """See what can only be seen by waiting: the acknowledged subscriptions, and the cursors' lag."""
-        async with self._looking:
-            await self._look_at_cursors()
-            await self._look_at_connections()
+    async def refresh(self) -> Sequence[SubscriptionState]:
+        """Make the readings that have to be awaited: acknowledged subscriptions, connections and the cursors' lag."""
+        async with self._refreshing:
+            await self._refresh_cursors()
+            await self._refresh_connections()
             self._states = await self._parts.subscriptions()
             return self._states
 
-    async def _look_at_cursors(self) -> None:
-        """Sparingly, as with everything that is costly: counting takes a share of the time."""
+    async def _refresh_cursors(self) -> None:
+        """Count the cursors' lag, which takes at most 2 % of the time."""
         began_ns = self._clock.monotonic_ns()
         if began_ns >= self._cursors_again_ns:
             self._cursors = [CursorLag.of(each) for each in await self._parts.cursors()]
             done_ns = self._clock.monotonic_ns()
             self._cursors_again_ns = done_ns + (done_ns - began_ns) * SHARE
 
-    async def _look_at_connections(self) -> None:
+    async def _refresh_connections(self) -> None:
         rows = await self._parts.connections()
         if rows is not self._connections:
             self._connections = rows
             self._subscriptions_peak = max((row.subscriptions for row in rows.values()), default=0)
 
     async def watch_disk(self) -> None:
-        """Look every second how much room there is, until cancelled. A disk that does not answer holds up nobody."""
+        """Read the room on the disk every second, until cancelled. A disk that does not answer blocks nothing else."""
         if self._parts.disk_room is None:
             return
         while True:
-            with suppress(OSError):  # then it is what it was a moment ago
+            with suppress(OSError):  # then the last reading stays
                 room = await self._parts.disk_room()
                 if self._disk_room is None:
                     self._add_disk()
@@ -188,7 +187,7 @@ class Monitor:
             await self._clock.sleep(_DISK_SECONDS)
 
     def troubles(self) -> list[str]:
-        """Why the broker cannot take everything that it should, as lines for people; none if all is well."""
+        """Why the broker cannot accept all messages, as lines for operators; empty if it can."""
         found = []
         if read_only := self._stores.read().total.read_only_shards:
             found.append(f"{read_only} shards are read-only since a sync failed")
@@ -197,7 +196,7 @@ class Monitor:
         return found
 
     def warnings(self) -> list[str]:
-        """What is wrong and does not keep the broker from its work. Strangers see it: no paths, no names."""
+        """Problems that do not stop the broker's work. Unauthenticated clients see them: no paths, no names."""
         damage = sum(len(log.damage) for log in self._stores.read().logs.values())
         if not damage:
             return []
@@ -211,11 +210,11 @@ class Monitor:
         self._refused_ns = self._clock.monotonic_ns()
 
     def _full(self) -> str:
-        """Why the next batch may find no room on the disk; empty if it will find some."""
+        """Why the next batch may find no room on the disk; empty if there is room."""
         reserve = self._settings.log.disk_reserve_bytes
         batch = self._settings.limits.batch_bytes_max
         room = self._disk_room
-        # Publishing stops before it takes from the reserve, so that a full disk has a little more than that free.
+        # Publishing stops before it uses the reserve, so a full disk has a little more than the reserve free.
         if room is not None and room.free_bytes < reserve + batch:
             return (
                 f"{room.free_bytes} bytes are free, log.disk_reserve_bytes = {reserve} of them stay free, and a batch "
@@ -233,32 +232,32 @@ class Monitor:
     def _add_gauges(self) -> None:
         add = self._metrics.add_gauge
         live, parts = self._live.value, self._parts
-        add("ready", "1 if the broker takes everything that it should.", self._ready)
+        add("ready", "1 if the broker accepts all messages.", self._ready)
         add("subscriptions", "Live subscriptions.", lambda: live().count)
         add(
             "subscriptions_behind",
-            "Live subscriptions that read from the log for now.",
+            "Live subscriptions that are behind and read from the log.",
             lambda: live().behind,
         )
         add(
             "subscriptions_lag",
-            "Entries that live subscriptions have not been sent yet, all together.",
+            "Entries that live subscriptions have not been sent yet, in total.",
             lambda: live().lag,
         )
         add(
             "subscriptions_lag_max",
-            "The same, of the live subscription that is most behind.",
+            "Entries that the most lagging live subscription has not been sent yet.",
             lambda: live().lag_max,
         )
         add(
             "subscriptions_queued_bytes",
-            "Bytes of topics not kept that wait for slow live subscriptions.",
+            "Bytes of ephemeral topics queued for slow live subscriptions.",
             lambda: live().queued_bytes,
             unit=MetricUnit.BYTES,
         )
         add("subscriptions_durable", "Acknowledged subscriptions.", lambda: len(self._states))
         add("cursors", "Named cursors.", lambda: len(self._cursors))
-        add("topics_live", "Topics that are not kept.", parts.ephemeral_topics)
+        add("topics_live", "Ephemeral topics.", parts.ephemeral_topics)
         add("fetches_waiting", "Fetches that wait for a message.", parts.fetches_waiting)
 
     def _add_disk(self) -> None:
@@ -319,7 +318,7 @@ class Monitor:
         add, read = self._metrics.add_limit, self._stores.read
 
         def peak(field: str, logs: Sequence[str] | None = None) -> Callable[[], int]:
-            """The fullest shard of all logs, or of some."""
+            """The fullest shard of all logs, or of the given ones."""
             return lambda: max(
                 (
                     int(getattr(peaks, field))
@@ -408,7 +407,7 @@ class Monitor:
         )
 
     def _storage(self) -> Sequence[Family]:
-        """Made once of a reading: with a hundred thousand journals there is much to sum up."""
+        """Built once per reading: with a hundred thousand journals, summing up takes a while."""
         reading = self._stores.read()
         if self._journals is None or self._journals[0] is not reading:
             made = list(families.storage_families(self._roster.divide(reading.journals)))

@@ -1,6 +1,6 @@
-"""Metrics as messages: every interval the registry is sampled and published as JSON on `!system/metrics/…`.
+"""Samples the registry every interval, and publishes it as JSON on `!system/metrics/…`.
 
-broker          everything global: rates over the interval, totals, gauges, histograms, limits and how much is in use
+broker          the whole broker: rates over the interval, totals, gauges, histograms, limits and their use
 topics          the busiest topics, and the rest by journal
 journals        traffic, storage, queues and sync times by journal
 connections     the busiest connections
@@ -34,24 +34,24 @@ from runnel.platform.diagnostics import get_logger
 
 METRICS_TOPIC: Final = "!system/metrics"
 
-# Steps that take so long together are followed by a breath. With no more than a turn of the loop in between, the
-# quarter of a second in which they fell had twice the p99 of the others (5,000 single messages a second).
+# After steps that take this long together, the reporter pauses. With only a turn of the loop in between, the quarter of
+# a second with these steps had twice the p99 of the others (5,000 single messages a second).
 _STEP_NS: Final = 100_000
-_BREATH_SECONDS: Final = 0.003
+_PAUSE_SECONDS: Final = 0.003
 _ROWS_PER_STEP: Final = 128
 
 logger = get_logger("runnel")
 
-# Topic and payload. It must not wait; what it raises as a RunnelError is logged.
+# Topic and payload. It must not wait; a RunnelError is logged.
 Publish = Callable[[str, bytes], None]
 
 T = TypeVar("T")
 
 
 class Reporter:
-    """Samples and publishes. `connections` and `subscriptions` may give many rows: the reporter chooses among them.
+    """Samples and publishes the metrics. `connections` and `subscriptions` may give many rows: it chooses the top ones.
 
-    Where giving them takes long, it asks less often. A source of very many subscriptions may leave out live ones.
+    It asks less often for rows that take long. A source of very many subscriptions may leave out those not behind.
     """
 
     def __init__(
@@ -72,25 +72,25 @@ class Reporter:
         self._metrics = metrics
         self._publish = publish
         self._read_stores = stores.read
-        self._stores = _Changing(stores.read(), clock)
+        self._stores = _LastChange(stores.read(), clock)
         self._read_connections = connections
-        self._connections: _Changing[Mapping[int, ConnectionStats]] = _Changing({}, clock)
+        self._connections: _LastChange[Mapping[int, ConnectionStats]] = _LastChange({}, clock)
         self._subscriptions = Throttled(lambda: list(subscriptions()), clock)
         self._work = work
         self._began_ns = clock.monotonic_ns()
-        self._sampled_ns = self._breathed_ns = self._began_ns
+        self._sampled_ns = self._paused_ns = self._began_ns
         self._totals: Mapping[str, int] = metrics.totals()
         self._last: _Interval | None = None
         self._failing: set[str] = set()  # documents that could not be published last time
 
     async def run(self) -> None:
-        """Report at every interval, until cancelled. What a busy loop missed is not made up for."""
+        """Report at every interval, until cancelled. Intervals that a busy loop missed are not made up for."""
         due_ns = self._clock.monotonic_ns() + self._interval_ns
         while True:
             await self._clock.sleep((due_ns - self._clock.monotonic_ns()) / 1e9)
             try:
                 await self.report()
-            except Exception:  # watching must not end what is watched
+            except Exception:  # monitoring must not stop the broker
                 logger.exception("metrics could not be sampled")
             late_ns = max(0, self._clock.monotonic_ns() - due_ns)
             due_ns += (late_ns // self._interval_ns + 1) * self._interval_ns
@@ -98,69 +98,69 @@ class Reporter:
     async def report(self) -> None:
         """End the interval: sample everything and publish it.
 
-        All of it takes as long as twenty messages that come one by one, or longer where much is going on. So it is
-        done in small steps, with a breath wherever it has held up the loop for a while.
+        It takes as long as twenty single messages, or longer on a busy broker. So it works in small steps, and pauses
+        whenever it has used the loop for a while.
         """
-        self._breathed_ns = now_ns = self._clock.monotonic_ns()
+        self._paused_ns = now_ns = self._clock.monotonic_ns()
         interval_ns = max(1, now_ns - self._sampled_ns)
         totals = self._metrics.totals()
         rates = _rates(totals, self._totals, interval_ns)
         self._sampled_ns, self._totals = now_ns, totals
-        await self._breathe()
+        await self._pause_if_due()
         traffic = self._metrics.traffic.end_interval(interval_ns)
         histograms: dict[str, HistogramSnapshot] = {}
         for name, ended in self._metrics.end_interval():
             histograms[name] = ended
-            await self._breathe()
+            await self._pause_if_due()
         self._last = _Interval(interval_ns, rates, histograms)
 
         broker: Table = {}
         for _ in self._fill(broker):
-            await self._breathe()
+            await self._pause_if_due()
         self._send("broker", broker)
-        await self._breathe()
+        await self._pause_if_due()
         self._send(
             "topics", self._head(interval_ns) | metric_tables.topics_table(traffic, interval_ns)
         )
-        await self._breathe()
-        stores = self._stores.look(self._read_stores())
+        await self._pause_if_due()
+        stores = self._stores.update(self._read_stores())
         self._send(
             "journals",
             self._head(interval_ns)
             | metric_tables.journals_table(traffic, interval_ns, stores.now, stores.before),
         )
-        await self._breathe()
+        await self._pause_if_due()
         await self._report_connections()
-        await self._breathe()
+        await self._pause_if_due()
         self._send(
             "subscriptions",
             self._head(interval_ns)
             | metric_tables.subscriptions_table(self._subscriptions.value()),
         )
         if self._work is not None:
-            await self._breathe()
+            await self._pause_if_due()
             states = await self._work()
             self._send("work", self._head(interval_ns) | metric_tables.work_table(states))
 
     async def _report_connections(self) -> None:
-        rows = self._connections.look(await self._read_connections())
+        rows = self._connections.update(await self._read_connections())
         busiest = BusiestConnections(rows.before, rows.interval_ns)
         now = list(rows.now.values())
         for begin in range(0, len(now), _ROWS_PER_STEP):
             busiest.add(now[begin : begin + _ROWS_PER_STEP])
-            await self._breathe()
+            await self._pause_if_due()
         self._send("connections", self._head(rows.interval_ns) | busiest.table())
 
-    async def _breathe(self) -> None:
-        """Let messages have the loop, if they have waited for it."""
-        if self._clock.monotonic_ns() - self._breathed_ns >= _STEP_NS:
-            await self._clock.sleep(_BREATH_SECONDS)
-            self._breathed_ns = self._clock.monotonic_ns()
+    async def _pause_if_due(self) -> None:
+        """Yield the loop to messages, if the reporter has used it for a while."""
+        if self._clock.monotonic_ns() - self._paused_ns >= _STEP_NS:
+            await self._clock.sleep(_PAUSE_SECONDS)
+            self._paused_ns = self._clock.monotonic_ns()
 
     def document(self) -> Table:
-        """The broker as it is now. Rates, and the histograms' `interval`, are of the last whole interval.
+        """The broker's current figures. Rates, and the histograms' `interval`, are of the last whole interval.
 
-        Before there was one, they are of all the time since the beginning.
+        Before the first interval has ended, they cover the time since the start.
         """
         document: Table = {}
         for _ in self._fill(document):
@@ -168,7 +168,7 @@ class Reporter:
         return document
 
     def _fill(self, document: Table) -> Iterator[None]:
-        """Make that document bit by bit."""
+        """Fill the broker's document step by step."""
         uptime_ns = self._clock.monotonic_ns() - self._began_ns
         totals = self._metrics.totals()
         seen = self._metrics.histograms()
@@ -201,7 +201,7 @@ class Reporter:
         try:
             self._publish(topic, msgspec.json.encode(document))
         except RunnelError as error:
-            if name not in self._failing:  # told once, not every second
+            if name not in self._failing:  # logged once, not every second
                 logger.warning("metrics could not be published", topic=topic, error=str(error))
                 self._failing.add(name)
         else:
@@ -209,7 +209,7 @@ class Reporter:
 
 
 class _Interval(msgspec.Struct, frozen=True):
-    """What the last whole interval amounted to."""
+    """The figures of the last whole interval."""
 
     length_ns: int
     rates: Mapping[str, float]
@@ -217,15 +217,17 @@ class _Interval(msgspec.Struct, frozen=True):
 
 
 class _Change(msgspec.Struct, Generic[T], frozen=True):
+    """Two consecutive readings, and the time between them."""
+
     now: T
     before: T
-    interval_ns: int  # between them
+    interval_ns: int
 
 
-class _Changing(Generic[T]):
-    """A reading that is made sparingly, beside the one before it: what has changed, and in which time.
+class _LastChange(Generic[T]):
+    """The last change of a cached reading.
 
-    As long as the reading is the same object, so is the change.
+    As long as the reading is the same object, the change is the same too.
     """
 
     def __init__(self, first: T, clock: Clock) -> None:
@@ -233,7 +235,7 @@ class _Changing(Generic[T]):
         self._read_ns = clock.monotonic_ns()
         self._change = _Change(first, first, 1)
 
-    def look(self, value: T) -> _Change[T]:
+    def update(self, value: T) -> _Change[T]:
         if value is not self._change.now:
             now_ns = self._clock.monotonic_ns()
             self._change = _Change(value, self._change.now, max(1, now_ns - self._read_ns))

@@ -1,4 +1,4 @@
-"""What the logs tell of themselves, added up by journal and over all."""
+"""Statistics of the logs, summed up by journal and in total."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _LARGEST_MAX: Final = 100
 
 
 class StatisticsSource(Protocol):
+    """A log."""
+
     def statistics(self) -> LogStatistics: ...
 
 
 class JournalStatistics(msgspec.Struct, gc=False):
-    """The sum of some shards. Messages and bytes are those appended since the log was opened."""
+    """Sums over some shards. Messages and bytes count what was appended since the log was opened."""
 
     shards: int = 0
     messages: int = 0
@@ -52,7 +54,7 @@ class JournalStatistics(msgspec.Struct, gc=False):
 
 
 class Peaks(msgspec.Struct, gc=False):
-    """The fullest shard of a log, in each respect: what has a limit has it for each shard."""
+    """The highest figure of any shard of a log: these limits hold for each shard."""
 
     stored_bytes: int = 0
     queued_batches: int = 0
@@ -67,11 +69,11 @@ class Peaks(msgspec.Struct, gc=False):
 
 
 class StoreReading(msgspec.Struct, frozen=True):
-    """All logs at one moment."""
+    """The statistics of all logs at one moment."""
 
     logs: Mapping[str, LogStatistics]
     peaks: Mapping[str, Peaks]  # by log
-    journals: Mapping[str, JournalStatistics]  # one that several logs have is added up
+    journals: Mapping[str, JournalStatistics]  # summed up if several logs have the journal
     largest: Sequence[str]  # journals with the most stored bytes
     total: JournalStatistics
 
@@ -92,7 +94,7 @@ class StoreReading(msgspec.Struct, frozen=True):
 
 
 class StoreStatistics:
-    """The logs by name ("disk", "memory"), and a reading of them that is as fresh as is cheap."""
+    """A cached reading of the logs by name ("disk", "memory")."""
 
     def __init__(self, logs: Mapping[str, StatisticsSource], clock: Clock) -> None:
         self._reading = Throttled(
@@ -103,11 +105,11 @@ class StoreStatistics:
         return self._reading.value()
 
     def forget(self) -> None:
-        """Something has been changed that a reader must see: read anew."""
+        """Discard the cached reading, after a change that readers must see."""
         self._reading.forget()
 
     def register(self, metrics: Metrics) -> None:
-        """What the logs count and hold becomes part of the registry."""
+        """Add the metrics of the logs to the registry."""
 
         def of_total(name: str) -> Callable[[], int]:
             return lambda: int(getattr(self.read().total, name))
@@ -120,7 +122,7 @@ class StoreStatistics:
         gauge("segments", "Segments of all journals; in memory each batch counts as one.")
         gauge("queued_batches", "Batches waiting to be written.")
         gauge("queued_bytes", "Bytes waiting to be written.", MetricUnit.BYTES)
-        gauge("read_only_shards", "Shards that take nothing since a sync failed.")
+        gauge("read_only_shards", "Shards that are read-only because a sync failed.")
         metrics.add_counter("syncs", "Syncs of all shards.", of_total("syncs"))
         metrics.add_counter(
             "batches_failed", "Batches that could not be written.", of_total("failed_batches")
@@ -137,6 +139,6 @@ class StoreStatistics:
         )
         metrics.add_gauge(
             "damage",
-            "Damaged places found since the logs were opened; a hundred at most are counted.",
+            "Damaged places found since the logs were opened; at most a hundred are counted.",
             lambda: sum(len(log.damage) for log in self.read().logs.values()),
         )

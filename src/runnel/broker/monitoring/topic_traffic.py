@@ -1,4 +1,4 @@
-"""Who is busy: messages and bytes of an interval, by topic for the busiest and by journal for the rest."""
+"""Counts messages and bytes of an interval: by topic for the busiest topics, by journal for the others."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Final
 
 import msgspec
 
-# Topics counted one by one within an interval. Those that come later count for their journal only: memory stays
-# bounded, and a topic that is busy is hardly ever the last to speak.
+# Topics counted one by one within an interval. Topics that come later count for their journal only: memory stays
+# bounded, and a busy topic is hardly ever among the last.
 _ACTIVE_MAX: Final = 10_000
-# Runs of an interval that are counted one by one; of the batches that follow only so many runs each. At a million
-# messages a second, each a run of its own, counting all of them would cost a quarter of the loop's time.
+# Runs of an interval that are counted one by one; of each later batch, only a sample of its runs. At a million
+# messages a second in a million runs, counting all of them would cost a quarter of the loop's time.
 _EXACT_RUNS_MAX: Final = 20_000
 _RUNS_SAMPLED: Final = 16
 _ALL: Final = slice(None)
-# Where journals are as many as topics, those beyond the bound count together under a name that no journal has.
+# If there are as many journals as topics, journals beyond the limit are counted together under this name, which no
+# journal has.
 OTHER_JOURNALS: Final = ""
-# Journals with totals of their own: the first that had any traffic, for good. Whoever computes rates from totals needs
-# the same journals every time, not those that happen to be busy.
+# Journals with their own totals: the first ones with any traffic, for good. Computing rates from totals needs the same
+# journals every time, not those that happen to be busy.
 JOURNAL_TOTALS_MAX: Final = 200
 
 
 class Flow(msgspec.Struct, gc=False):
-    """What went in and out."""
+    """Messages and bytes in and out."""
 
     messages_in: int = 0
     bytes_in: int = 0
@@ -44,7 +45,7 @@ class Flow(msgspec.Struct, gc=False):
         self.bytes_out += other.bytes_out
 
     def floor(self) -> None:
-        """Nothing below 0: where estimates of the busiest were too high, the rest cannot be less than none."""
+        """Raise negative numbers to 0: where estimates of the busiest were too high, the rest came out negative."""
         self.messages_in = max(0, self.messages_in)
         self.bytes_in = max(0, self.bytes_in)
         self.messages_out = max(0, self.messages_out)
@@ -59,6 +60,8 @@ class Flow(msgspec.Struct, gc=False):
 
 
 class TopicFlow(msgspec.Struct, frozen=True):
+    """The flow of one topic in an interval."""
+
     topic: str
     journal: str
     flow: Flow
@@ -80,13 +83,13 @@ class TrafficSample(msgspec.Struct, frozen=True):
 
 
 class TopicTraffic:
-    """Counts for the interval that is under way. `journal_of` answers also for topics that were deleted since."""
+    """Counts for the current interval. `journal_of` must also know topics that were deleted since."""
 
     def __init__(self, topics_max: int, journal_of: Callable[[str], str]) -> None:
         self._topics_max = topics_max
         self._journal_of = journal_of
         self._active: dict[str, Flow] = {}
-        # By journal: of topics that were too many, and what estimates differ by, which may be less than nothing.
+        # By journal: topics beyond the limit, and the error of estimates, which may be negative.
         self._rest: dict[str, Flow] = {}
         self._exact_runs_left = _EXACT_RUNS_MAX
         self._random = Random(0)
@@ -96,7 +99,7 @@ class TopicTraffic:
 
     @property
     def totals(self) -> Mapping[str, Flow]:
-        """By journal, from the beginning to the end of the last interval; the latecomers together."""
+        """By journal, from the start to the end of the last interval; later journals are summed up."""
         return self._totals
 
     def count_in(self, topic: str, messages: int, size: int) -> None:
@@ -110,7 +113,7 @@ class TopicTraffic:
         flow.bytes_out += size
 
     def count_journal_out(self, journal: str, messages: int, size: int) -> None:
-        """What a reader of a shard was given, of whichever topics."""
+        """Count what a reader of a shard got, of any topics."""
         rest = self._rest_in(journal)
         rest.messages_out += messages
         rest.bytes_out += size
@@ -124,10 +127,10 @@ class TopicTraffic:
         *,
         is_out: bool,
     ) -> None:
-        """A batch of many runs, `messages` in all. They lie in one shard, so in one journal.
+        """Count a batch of many runs, with `messages` in total. They are in one shard, so in one journal.
 
-        Its bytes are shared out by messages, since nobody looks into its body. Once many runs have been counted
-        in this interval, topics are estimated from some of the runs; their journal stays exact.
+        Its bytes are divided by messages, since the body is not decoded. Once many runs have been counted in this
+        interval, topics are estimated from some of the runs; their journal stays exact.
         """
         rest_messages, rest_bytes, mean = messages, size, size / (messages or 1)
         chosen, weight = self._choose(len(topics))
@@ -154,11 +157,11 @@ class TopicTraffic:
                 rest.bytes_in += rest_bytes
 
     def _choose(self, runs: int) -> tuple[slice, int]:
-        """Which runs of a batch are counted, and for how many each of them stands."""
+        """Which runs of a batch are counted, and how many runs each of them represents."""
         if runs <= max(_RUNS_SAMPLED, self._exact_runs_left):
             self._exact_runs_left -= runs
             return _ALL, 1
-        # By chance: batches of the same runs come again and again, in and out by turns, and none may be favoured.
+        # At random: batches of the same runs come again and again, alternately in and out, and none may be favoured.
         step = runs // _RUNS_SAMPLED
         return slice(int(self._random.random() * step), None, step), step
 
@@ -169,7 +172,7 @@ class TopicTraffic:
         return self._rest_of(topic)
 
     def _rest_of(self, topic: str) -> Flow:
-        """What its journal has beyond what is counted by topic."""
+        """The flow of a topic's journal that is not counted by topic."""
         return self._rest_in(self._journal_of(topic))
 
     def _rest_in(self, journal: str) -> Flow:
@@ -178,7 +181,7 @@ class TopicTraffic:
         return self._rest.setdefault(journal, Flow())
 
     def end_interval(self, interval_ns: int = 1) -> TrafficSample:
-        """What was counted since this was last called, so long ago; counting begins anew."""
+        """The counts since the last call, `interval_ns` ago. Counting begins again."""
         active, self._active = self._active, {}
         rest, self._rest = self._rest, {}
         self._exact_runs_left = _EXACT_RUNS_MAX
@@ -204,6 +207,6 @@ class TopicTraffic:
             total = self._totals.setdefault(journal, Flow())
             total.add(flow)
             if journal == OTHER_JOURNALS:
-                total.floor()  # what estimates of others differ by may be less than nothing
+                total.floor()  # errors of estimates may be negative
         self.last, self.last_ns = TrafficSample(busiest, others, journals), interval_ns
         return self.last

@@ -1,1 +1,14 @@
 """How the commands print: tables, messages, times. `tables.py` has the words and tables that all of them use."""
+
+__all__ = [
+    "banner",
+    "copies",
+    "dead_letters",
+    "inspection",
+    "message_output",
+    "messages",
+    "subscription_tables",
+    "tables",
+    "times",
+    "top_view",
+]

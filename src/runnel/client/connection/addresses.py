@@ -1,4 +1,4 @@
-"""Where a broker is: URLs as users write them, and how an address is dialled."""
+"""Parses the URLs of brokers, and dials their addresses."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class BrokerAddress(msgspec.Struct, frozen=True):
 
 
 def parse_url(url: str, ssl: tls.SSLContext | None = None) -> BrokerAddress:
-    """runnel://host[:port], or runnels://… for TLS.
+    """Parse runnel://host[:port], or runnels://… for TLS.
 
-    TLS options: `?ca=FILE` for a private authority; `certificate=FILE` and `key=FILE` for a client that has to
-    show who it is. A context given as `ssl` takes their place.
+    TLS options: `?ca=FILE` for a private authority; `certificate=FILE` and `key=FILE` for a client certificate. A
+    context given as `ssl` takes precedence over them.
     """
     try:
         parts = urlsplit(url)
@@ -64,7 +64,7 @@ def parse_url(url: str, ssl: tls.SSLContext | None = None) -> BrokerAddress:
 
 
 def parse_host(address: str, ssl: tls.SSLContext | None) -> BrokerAddress:
-    """host:port, as routes name other nodes; encrypted as the first connection is."""
+    """Parse host:port, as routes name other nodes. It uses TLS if the first connection does."""
     try:
         parts = urlsplit(f"//{address}")
         host, port = parts.hostname, parts.port or DEFAULT_PORT
@@ -76,7 +76,7 @@ def parse_host(address: str, ssl: tls.SSLContext | None) -> BrokerAddress:
 
 
 def token_from_environment() -> str | None:
-    """The token of a program that names none. Fewer people see a variable than the arguments of a command."""
+    """The token for programs that give none. Fewer people see a variable than the arguments of a command."""
     return os.environ.get(_TOKEN_VARIABLE, "").strip() or None
 
 

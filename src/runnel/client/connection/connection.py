@@ -1,7 +1,7 @@
-"""One connection to a broker: frames in and out, answers matched to requests, pings while it is quiet.
+"""One connection to a broker: sends and receives frames, matches answers to requests, and pings while it is quiet.
 
-It knows nothing of what requests mean. Whoever asks gives a callable that takes the answer; it is called exactly
-once, with the answer or with the error that came instead, the loss of the connection included.
+It does not know what requests mean. Each request has a callable for its answer, which is called exactly once, with the
+answer or with an error; the loss of the connection is one.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from runnel.formats.memory import keep_freed_memory
 Buffer: TypeAlias = bytes | memoryview
 OnAnswer: TypeAlias = Callable[[wire.Answer | RunnelError, memoryview], None]
 
-# What a broker may send: the largest batch there can be, with its envelope.
+# The largest frame that a broker may send: the largest possible batch with its envelope.
 _FRAME_BYTES_MAX: Final = 128 * 2**20
 _RECEIVE_BYTES: Final = 256 * 2**10
-# What it announces is made room for at once, up to so much: a page that was asked for is rarely larger.
+# Memory for an announced frame is allocated at once up to this size. A requested page is rarely larger.
 _TRUSTED_BYTES: Final = 8 * 2**20
-# What was gathered in one wake-up leaves before its end when it is this much.
+# Frames gathered in one turn of the loop are sent before its end when they reach this size.
 _EARLY_FLUSH_BYTES: Final = 64 * 2**10
-# Up to so much is copied together: that costs less than to hand the system several buffers.
+# Buffers are joined up to this size: the copy costs less than giving the system several buffers.
 _JOINED_BYTES_MAX: Final = 2 * 2**10
-# Requests without an answer whose refusal would still be noticed.
+# How many requests without an answer are remembered, so that a refusal reaches them.
 _UNANSWERED_MAX: Final = 1024
 _PINGS_PER_IDLE_TIMEOUT: Final = 3
 _NO_TAIL: Final = memoryview(b"")
 
-# The first bytes of Runnel's other listeners, and of everything else that speaks as they do. Neither can begin a frame
-# of ours: the frame of the one would be too long, and that of the other would have no head.
+# The first bytes of Runnel's other listeners, and of all other HTTP servers. Neither can begin a frame of the native
+# protocol: the frame of the first would be too long, and that of the second would have no head.
 #
-# Status lines of HTTP/1 begin so.
+# The beginning of an HTTP/1 status line.
 _HTTP: Final = b"HTTP/"
-# HTTP/2, which carries gRPC, begins with a frame of settings:
+# HTTP/2, which carries gRPC, begins with a SETTINGS frame:
 #
 #     0   3   length      big-endian
 #     3   1   type        4
@@ -58,7 +58,7 @@ _HTTP2_SETTINGS: Final = b"\x04\x00\x00\x00\x00\x00"
 
 
 class Receiver(Protocol):
-    """Takes what the broker sends for a subscription. Each call only queues."""
+    """Receives the messages, gaps and end of a subscription. Each call only queues."""
 
     def delivered(self, head: wire.Deliver, tail: memoryview) -> None: ...
 
@@ -68,7 +68,7 @@ class Receiver(Protocol):
 
 
 class WorkReceiver(Protocol):
-    """Takes what the broker sends for a consumer. Each call only queues, or says something small in return."""
+    """Receives the leases, recalls and end of a consumer. Each call only queues, or sends a small frame."""
 
     def leased(self, leases: Sequence[work_heads.Lease], tail: memoryview) -> None: ...
 
@@ -79,8 +79,8 @@ class WorkReceiver(Protocol):
     def ended(self, error: RunnelError) -> None: ...
 
 
-class ConnectionOwner(Protocol):
-    """Is told when the connection takes more after it was full, and when it is gone."""
+class BrokerConnectionOwner(Protocol):
+    """Is called when the connection is writable again, and when it is lost."""
 
     def connection_writable(self) -> None: ...
 
@@ -88,7 +88,7 @@ class ConnectionOwner(Protocol):
 
 
 class _ReceiveBuffers(threading.local):
-    """One buffer a thread for all its connections: what is kept of it is copied before the next read."""
+    """One receive buffer for all connections of a thread: what is kept of it is copied before the next read."""
 
     def __init__(self) -> None:
         keep_freed_memory()
@@ -99,15 +99,15 @@ _receive_buffers: Final = _ReceiveBuffers()
 
 
 class BrokerConnection(asyncio.BufferedProtocol):
-    """A protocol for any transport: TCP, TLS, or a pipe to a broker in this process."""
+    """An asyncio protocol for any transport: TCP, TLS, or a pipe to a broker in this process."""
 
-    def __init__(self, peer: str, timers: Timers, owner: ConnectionOwner) -> None:
+    def __init__(self, peer: str, timers: Timers, owner: BrokerConnectionOwner) -> None:
         self.peer: Final = peer
         self.receivers: Final[dict[int, Receiver]] = {}
         self.consumers: Final[dict[int, WorkReceiver]] = {}
         self.is_open = False
         self.is_writable = True
-        self.frame_bytes_max = _FRAME_BYTES_MAX  # that the broker takes, once it has said so
+        self.frame_bytes_max = _FRAME_BYTES_MAX  # that the broker accepts; its welcome replaces it
         self.closed: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._timers = timers
@@ -122,18 +122,16 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._out_bytes = 0
         self._is_flush_scheduled = False
         self._problem: str | None = None
-        self.was_closed_without_reason = False  # by the other side
-        self.other_listener: str | None = (
-            None  # who answers there instead of a native door, by the looks
-        )
-        self.final_error: RunnelError | None = None  # what the broker said last, if it ended it
+        self.was_closed_without_reason = False  # by the broker
+        self.other_listener: str | None = None  # a listener that is not native, by its answer
+        self.final_error: RunnelError | None = None  # the error that the broker ended it with
         self._is_given_up = False
         self._pinger: Handle | None = None
         self._ping_interval_s = 0.0
         self._has_heard = self._has_spoken = False
         self._ping_id = 0
 
-    # --- asyncio's side ---
+    # --- Called by asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from it
@@ -142,7 +140,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             return
         self.is_open = True
         if self._transport.get_extra_info("sslcontext") is not None:
-            # Decrypted bytes may lie here over several reads of other connections.
+            # Decrypted bytes may stay in the buffer while other connections read.
             self._view = memoryview(bytearray(_RECEIVE_BYTES))
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
@@ -190,12 +188,14 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if not self.closed.done():
             self.closed.set_result(None)
         error = ConnectionLostError(f"the connection to {self.peer} was lost: {reason}")
-        self._owner.connection_lost(self, error)  # first: nobody shall use it in what follows
+        self._owner.connection_lost(
+            self, error
+        )  # first: the callbacks below must not use the connection
         pending, self._pending = self._pending, {}
         for on_answer in pending.values():
             on_answer(error, _NO_TAIL)
 
-    # --- Going out ---
+    # --- Sending ---
 
     def request(
         self,
@@ -205,7 +205,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         tail: Sequence[Buffer] = (),
         tail_bytes: int = 0,
     ) -> None:
-        """Send a request with this id, and its tail by reference. The answer goes to `on_answer`."""
+        """Send a request with this id; its tail is not copied. The answer goes to `on_answer`."""
         encoded = wire.encode(head, tail_bytes)
         if not self.is_open:
             on_answer(ConnectionLostError(f"the connection to {self.peer} was lost"), _NO_TAIL)
@@ -225,14 +225,14 @@ class BrokerConnection(asyncio.BufferedProtocol):
         tail: Sequence[Buffer] = (),
         tail_bytes: int = 0,
     ) -> None:
-        """The same where no answer is expected: `on_answer` hears of a refusal, if that comes soon."""
+        """Send a request that has no answer. `on_answer` is called only with a refusal, if that comes soon."""
         self._unanswered.append(number)
         if len(self._unanswered) > _UNANSWERED_MAX:
             self._pending.pop(self._unanswered.popleft(), None)
         self.request(number, head, on_answer, tail, tail_bytes)
 
     def check_size(self, frame_bytes: int) -> None:
-        """Refuse what would cost everybody this connection: the broker ends it at a frame that is too large."""
+        """Refuse a frame that is too large: the broker would end the connection, which others share."""
         if frame_bytes - PREFIX_BYTES > self.frame_bytes_max:
             raise self._too_large(frame_bytes)
 
@@ -245,7 +245,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
     def send(self, encoded: Buffer, tail: Sequence[Buffer] = (), tail_bytes: int = 0) -> None:
         """Send an encoded frame.
 
-        The first of a wake-up leaves at once; the others leave together at its end, or earlier if they are many.
+        The first frame in a turn of the loop is sent at once; the others together at its end, or earlier if they
+        are many.
         """
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
@@ -277,26 +278,26 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 self._transport.writelines(buffers)
 
     def close(self) -> None:
-        """Send what is waiting, then end the connection. `closed` tells when."""
+        """Send what is waiting, then end the connection. The future `closed` is set when it has ended."""
         self._problem = self._problem or "this client closed it"
         if self._transport is not None and self.is_open:
             self._write()
             self._transport.close()
 
     def abort(self, problem: str) -> None:
-        """End it at once: the peer cannot be talked to."""
+        """End the connection at once, without sending what is waiting."""
         self._problem = self._problem or problem
         if self._transport is not None:
             self._transport.abort()
 
     async def wait_aborted(self, problem: str) -> None:
-        """End it at once, and wait until nothing is left of it. One that is still being made never opens."""
+        """End the connection at once, and wait for its end. A connection that is still being made never opens."""
         self._is_given_up = True
         self.abort(problem)
         if self.is_open:
             await asyncio.wait((self.closed,))
 
-    # --- Coming in ---
+    # --- Receiving ---
 
     def _take_answer(self, answer: Any, tail: memoryview) -> None:
         if on_answer := self._pending.pop(answer.id, None):
@@ -312,7 +313,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def _take_end(self, head: wire.Ended, _tail: memoryview) -> None:
         if receiver := self.receivers.pop(head.subscription, None):
-            receiver.ended(_made_again(head.code, head.text, retriable=head.retriable))
+            receiver.ended(_rebuild_error(head.code, head.text, retriable=head.retriable))
 
     def _take_work(self, head: work_heads.WorkHead, tail: memoryview) -> None:
         if consumer := self.consumers.get(head.consumer):
@@ -328,7 +329,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def _take_consumer_end(self, head: work_heads.ConsumerEnded, _tail: memoryview) -> None:
         if consumer := self.consumers.pop(head.consumer, None):
-            consumer.ended(_made_again(head.code, head.text, retriable=head.retriable))
+            consumer.ended(_rebuild_error(head.code, head.text, retriable=head.retriable))
 
     def _take_closing(self, head: wire.Closing, _tail: memoryview) -> None:
         self._problem = f"the broker said that it is closing: {head.text}"
@@ -336,19 +337,19 @@ class BrokerConnection(asyncio.BufferedProtocol):
     def _take_error(self, answer: wire.Error, tail: memoryview) -> None:
         if not answer.id:
             self._problem = f"the broker ended it: {answer.text} ({answer.code})"
-            self.final_error = _made_again(answer.code, answer.text, retriable=answer.retriable)
+            self.final_error = _rebuild_error(answer.code, answer.text, retriable=answer.retriable)
             return
         if on_answer := self._pending.pop(answer.id, None):
             error: RunnelError
             if answer.code == MovedError.code:
                 error = MovedError(answer.text, answer.routes)
             else:
-                error = _made_again(
+                error = _rebuild_error(
                     answer.code, answer.text, answer.details, retriable=answer.retriable
                 )
             on_answer(error, tail)
 
-    # All but plain answers. Looking a type up takes less time than asking for one after the other (bench/latency.py).
+    # All types but plain answers. A look-up is faster than a check of one type after the other (bench/latency.py).
     _TAKEN_BY: ClassVar[dict[type, Callable[[BrokerConnection, Any, memoryview], None]]] = {
         wire.Deliver: _take_delivery,
         wire.GapNotice: _take_gap,
@@ -361,20 +362,20 @@ class BrokerConnection(asyncio.BufferedProtocol):
         work_heads.ConsumerEnded: _take_consumer_end,
     }
 
-    # --- Keeping it alive ---
+    # --- Pings ---
 
     def keep_alive(self, idle_timeout_ms: int, next_number: Callable[[], int]) -> None:
-        """Speak at least every third of the time after which the broker would hang up.
+        """Send something at least every third of the broker's idle timeout.
 
-        A peer that leaves a ping unanswered for such a time, and says nothing else, is taken for dead.
+        A broker that sends nothing for such a third after a ping is considered dead.
         """
         self._ping_interval_s = idle_timeout_ms / 1000 / _PINGS_PER_IDLE_TIMEOUT
         if self._ping_interval_s > 0:
             self._pinger = self._timers.call_later(
-                self._ping_interval_s, lambda: self._look_alive(next_number)
+                self._ping_interval_s, lambda: self._check_alive(next_number)
             )
 
-    def _look_alive(self, next_number: Callable[[], int]) -> None:
+    def _check_alive(self, next_number: Callable[[], int]) -> None:
         if self._ping_id and not self._has_heard:
             self.abort(f"no answer to a ping for {self._ping_interval_s:g} s")
             return
@@ -383,17 +384,17 @@ class BrokerConnection(asyncio.BufferedProtocol):
             self.request(self._ping_id, wire.Ping(self._ping_id), self._take_pong)
         self._has_heard = self._has_spoken = False
         self._pinger = self._timers.call_later(
-            self._ping_interval_s, lambda: self._look_alive(next_number)
+            self._ping_interval_s, lambda: self._check_alive(next_number)
         )
 
     def _take_pong(self, answer: wire.Answer | RunnelError, tail: memoryview) -> None:  # noqa: ARG002
         self._ping_id = 0
 
 
-def _made_again(
+def _rebuild_error(
     code: str, text: str, details: dict[str, str | int] | None = None, *, retriable: bool
 ) -> RunnelError:
-    """The broker's error. Of an unknown code only this is known: whether trying again may help."""
+    """The broker's error. An unknown code still says whether trying again may help."""
     error = from_details(code, text, details or {})
     if retriable and not error.retriable:
         return Unavailable(f"{text} ({code})")
@@ -401,7 +402,7 @@ def _made_again(
 
 
 def listener_kind(beginning: memoryview) -> str | None:
-    """The kind of listener whose answer begins so. None: an unknown one."""
+    """The kind of listener whose answer begins with these bytes. None: unknown."""
     first = bytes(beginning[: _HTTP2_TYPE_AT + len(_HTTP2_SETTINGS)])
     if first.startswith(_HTTP):
         return "an HTTP listener"

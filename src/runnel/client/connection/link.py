@@ -1,4 +1,4 @@
-"""The link to one address: connects, says hello, and connects again whenever the connection is lost."""
+"""The link to one address: connects, sends the hello, and reconnects whenever the connection is lost."""
 
 from __future__ import annotations
 
@@ -35,27 +35,28 @@ _Wanted = TypeVar("_Wanted", bound=wire.Head)
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MOST_S: Final = 5.0
 _CLOSE_TIMEOUT_S: Final = 2.0
-# What OpenSSL calls an answer that is no TLS at all.
+# OpenSSL's reasons for an answer that is not TLS.
 _NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
-# How it says that nobody it trusts has signed a certificate: of an authority that is missing, or by itself.
+# OpenSSL's codes for a certificate that no trusted authority has signed: its authority is missing, or it is
+# self-signed.
 _NOT_TRUSTED: Final = frozenset((2, 18, 19, 20, 21))
 
-# A connection that the broker refuses so is not tried again: the answer would be the same.
+# Refusals after which the link does not try again: the answer would be the same.
 _FINAL: Final = (HandshakeError, UnauthenticatedError)
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client says of itself in its hello."""
+    """The client's name and token, for its hello."""
 
     client: str
     token: str | None = None
 
     def __repr__(self) -> str:
-        return f"<Identity {self.client!r}>"  # a token is shown to nobody but the broker
+        return f"<Identity {self.client!r}>"  # never the token
 
 
 class LinkListener(Protocol):
-    """Works over a link: is told when it can, and when it cannot."""
+    """Uses a link, and is called when it is connected, disconnected or writable again."""
 
     def link_up(self) -> None: ...
 
@@ -65,12 +66,12 @@ class LinkListener(Protocol):
 
 
 def backoff_s(attempt: int) -> float:
-    """Exponential with full jitter: a thousand clients of a broker that comes back do not come at once."""
+    """Exponential with full jitter, so that a thousand clients do not reconnect to a restarted broker at once."""
     return random.uniform(0, min(_BACKOFF_MOST_S, _BACKOFF_FIRST_S * 2.0 ** min(attempt, 16)))
 
 
 class Link:
-    """One address and, most of the time, a connection to it."""
+    """One address, and the connection to it while there is one."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Link:
         self._numbers = itertools.count(1)
         self._attempts = 0
         self._problem: Exception | None = None
-        self._failure: RunnelError | None = None  # for good: trying again cannot help
+        self._failure: RunnelError | None = None  # final: trying again cannot help
         self._keeper: asyncio.Task[None] | None = None
         self._waiting: set[asyncio.Future[None]] = set()
 
@@ -103,12 +104,12 @@ class Link:
 
     @property
     def failure(self) -> RunnelError | None:
-        """Why there will be no connection any more, whatever is tried: nobody need wait for one."""
+        """The error that rules out any further connection, so that waiting for one is pointless."""
         return None if self._failure is None or self._failure.retriable else self._failure
 
     @property
     def is_ended(self) -> bool:
-        """Whether it was closed, or refused for good."""
+        """Whether the link was closed, or the broker refused it finally."""
         return self._failure is not None
 
     @property
@@ -119,16 +120,16 @@ class Link:
         if self.connection is not None:
             return f"connected to {self.address}"
         tried = f", tried {self._attempts} times" if self._attempts > 1 else ""
-        return f"not connected to {self.address}: {_told(self._problem)}{tried}"
+        return f"not connected to {self.address}: {_describe(self._problem)}{tried}"
 
     def next_number(self) -> int:
-        """An id for a request."""
+        """A new request id."""
         return next(self._numbers)
 
     # --- Connecting ---
 
     async def connect(self) -> None:
-        """The first connection, tried once, or again while the broker is full. From then on it is kept up."""
+        """Make the first connection: one attempt, repeated only while the broker is full. Then keep it connected."""
         try:
             connection = await self._open_with_patience()
         except _FINAL:
@@ -137,7 +138,7 @@ class Link:
             raise TimeoutExpiredError(self._not_reached(error)) from None
         except (OSError, RunnelError) as error:
             raise Unavailable(self._not_reached(error)) from error
-        self._take_up(connection)
+        self._adopt(connection)
         self.keep_connected()
 
     async def _open_with_patience(self) -> BrokerConnection:
@@ -154,21 +155,21 @@ class Link:
             await sleep(self._timers, pause_s)
 
     def keep_connected(self) -> None:
-        """Connect in the background, again and again, until the link is closed."""
+        """Connect in the background, and reconnect until the link is closed."""
         if self._keeper is None:
             self._keeper = asyncio.get_running_loop().create_task(
                 self._keep_connected(), name=f"runnel link to {self.address}"
             )
 
     def _not_reached(self, error: Exception) -> str:
-        is_nobody_there = isinstance(error, OSError) and not isinstance(error, tls.SSLError)
-        advice = self._advice if is_nobody_there else ""
+        is_unreachable = isinstance(error, OSError) and not isinstance(error, tls.SSLError)
+        advice = self._advice if is_unreachable else ""
         if isinstance(error, tls.SSLCertVerificationError) and error.verify_code in _NOT_TRUSTED:
             advice = (
                 "; `?ca=FILE` in the URL names the certificate of a private authority, or a broker's own: "
                 f"runnels://{self.address}?ca=cert.pem"
             )
-        return f"cannot connect to {self.address}: {_told(error)}{advice}"
+        return f"cannot connect to {self.address}: {_describe(error)}{advice}"
 
     async def _keep_connected(self) -> None:
         while self._failure is None:
@@ -185,7 +186,7 @@ class Link:
             except (OSError, RunnelError) as error:
                 self._problem = error
             else:
-                self._take_up(connection)
+                self._adopt(connection)
 
     async def _open(self) -> BrokerConnection:
         connection = BrokerConnection(self.address, self._timers, self)
@@ -194,11 +195,11 @@ class Link:
         deadline = Deadline(self._timers, self._connect_timeout_s)
         dialling = asyncio.ensure_future(self._dial(lambda: connection))
         try:
-            await deadline.wait(_followed(dialling), self._not_answered)
+            await deadline.wait(_follower_of(dialling), self._not_answered)
             number = self.next_number()
             identity = self._identity
             hello = wire.Hello(number, wire.VERSION, (), identity.client, identity.token)
-            connection.request(number, hello, _settles(greeted, wire.Welcome))
+            connection.request(number, hello, _settler(greeted, wire.Welcome))
             welcome, _ = await deadline.wait(greeted, self._not_answered)
         except BaseException as error:
             await _give_up(connection, dialling)
@@ -212,7 +213,7 @@ class Link:
             ):
                 raise connection.final_error from None
             if isinstance(error, ConnectionLostError) and connection.was_closed_without_reason:
-                # A port with TLS does that to whoever does not begin with it.
+                # A TLS port closes a connection that does not begin with TLS.
                 raise ConnectionLostError(
                     f"{error}, without an answer; does it speak TLS? Then try runnels://"
                 ) from None
@@ -229,9 +230,9 @@ class Link:
     def _not_answered(self) -> TimeoutExpiredError:
         return TimeoutExpiredError(f"no answer within {self._connect_timeout_s:g} s")
 
-    def _take_up(self, connection: BrokerConnection) -> None:
+    def _adopt(self, connection: BrokerConnection) -> None:
         if not connection.is_open or self.welcome is None:
-            return  # lost in the same breath
+            return  # lost already
         self.connection = connection
         connection.frame_bytes_max = self.welcome.frame_bytes_max
         self._attempts = 0
@@ -250,7 +251,7 @@ class Link:
         if connection is self.connection:
             self.connection = None
             if isinstance(connection.final_error, _FINAL):
-                self._fail(connection.final_error)  # a token that was revoked, for one
+                self._fail(connection.final_error)  # for example, a revoked token
                 return
             for listener in list(self.listeners):
                 listener.link_down()
@@ -267,7 +268,7 @@ class Link:
             listener.link_down()
 
     async def close(self) -> None:
-        """Say nothing more, and be gone soon whether or not the broker listens."""
+        """Close the connection. The wait for it is short, even if the broker does not answer."""
         if self._failure is None:
             self._fail(ClosedError("this client has been closed"))
         if self._keeper is not None:
@@ -279,19 +280,19 @@ class Link:
             connection.abort("this client closed it")
 
     def abandon(self) -> None:
-        """Close without waiting, for an owner that was forgotten."""
+        """Close without waiting, for a client that was never closed."""
         self._fail(ClosedError("this client has been closed"))
         if self._keeper is not None:
             self._keeper.cancel()
         if self.connection is not None:
             self.connection.abort("this client was forgotten")
 
-    # --- Asking ---
+    # --- Requests ---
 
     async def wait_connected(
         self, deadline: Deadline, what: str, refusal: RunnelError | None = None
     ) -> BrokerConnection:
-        """The connection, or an error that says what waited for it in vain, and why."""
+        """Wait for the connection. The error at the deadline names the request that waited, and the reason."""
         while True:
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
@@ -307,7 +308,7 @@ class Link:
     def expired(
         self, what: str, deadline: Deadline, refusal: RunnelError | None = None
     ) -> TimeoutExpiredError:
-        """What came of it in time: nothing, or the refusal that led to the last try."""
+        """The error of a request that was not done in time, with the refusal before its last attempt."""
         refused = "" if refusal is None else f"; before, it was refused: {refusal}"
         error = TimeoutExpiredError(
             f"{what}: not done within {deadline.seconds:g} s; {self.state}{refused}"
@@ -325,10 +326,10 @@ class Link:
         is_repeatable: bool = True,
         tail: Sequence[Buffer] = (),
     ) -> tuple[_Wanted, memoryview]:
-        """The answer, of the kind expected, and its tail.
+        """Send a request; returns the answer, of the expected kind, and its tail.
 
-        While the deadline allows, a request waits for the link, and is made again if the broker cannot do it now
-        (then nothing was done); one that is repeatable also if the connection was lost under it.
+        Until the deadline, the request waits for the connection, and is repeated if the broker cannot do it now
+        (then nothing was done). A repeatable request is also repeated if the connection is lost before its answer.
         """
         attempt = losses = 0
         refusal: RunnelError | None = None
@@ -337,7 +338,7 @@ class Link:
             number = self.next_number()
             answered: asyncio.Future[tuple[_Wanted, memoryview]]
             answered = asyncio.get_running_loop().create_future()
-            on_answer = _settles(answered, kind)
+            on_answer = _settler(answered, kind)
             connection.request(number, make(number), on_answer, tail, sum(map(len, tail)))
             try:
                 return await deadline.wait(
@@ -346,8 +347,8 @@ class Link:
                 )
             except ConnectionLostError as error:
                 if not is_repeatable:
-                    raise _unsure(what, error) from None
-                if losses:  # should it be this request that ends connections, it must not do so all the time
+                    raise _outcome_unknown(what, error) from None
+                if losses:  # this request may be what ends connections: slow it down
                     await sleep(self._timers, min(backoff_s(losses), max(0.0, deadline.left_s)))
                 losses += 1
             except (MovedError, TimeoutExpiredError):
@@ -361,7 +362,7 @@ class Link:
                 await sleep(self._timers, pause_s)
 
     def tell(self, head: wire.Head, tail: Sequence[Buffer] = ()) -> None:
-        """Send what is not answered, if there is a connection; otherwise it has lost its meaning."""
+        """Send a frame that has no answer. Without a connection it is dropped: it has lost its meaning."""
         if self.connection is not None:
             size = sum(map(len, tail))
             encoded = wire.encode(head, size)
@@ -370,7 +371,7 @@ class Link:
 
 
 class ConnectionWatch:
-    """Tells of each loss of a link's connection, and of its return. That this client closed it is no loss."""
+    """Calls `on_change` on each loss of a link's connection, and on its return. A close by this client is no loss."""
 
     def __init__(self, link: Link, on_change: Callable[[bool, str], object]) -> None:
         self._link = link
@@ -384,27 +385,29 @@ class ConnectionWatch:
             self._on_change(False, self._link.state)  # noqa: FBT003
 
     def link_writable(self) -> None:
-        """Nothing is written here."""
+        """Does nothing: this listener writes nothing."""
 
 
 async def _give_up(
     connection: BrokerConnection, dialling: asyncio.Future[asyncio.BaseTransport]
 ) -> None:
-    """Leave nothing behind of a connection that is being made, however far that has come."""
+    """Discard a connection that is being made, at any stage."""
     try:
-        # First: uvloop does not tell a protocol of its end if the dial is cancelled after the connection was made.
+        # First: if the dial is cancelled after the connection was made, uvloop does not call `connection_lost`.
         await connection.wait_aborted("it was given up while it was being made")
     finally:
         dialling.cancel()
     await asyncio.wait((dialling,))
-    await asyncio.sleep(0)  # a transport that the dial has just closed is gone in the next turn
+    await asyncio.sleep(
+        0
+    )  # a transport that the dial has just closed ends in the next turn of the loop
 
 
-def _unsure(what: str, error: ConnectionLostError) -> ConnectionLostError:
+def _outcome_unknown(what: str, error: ConnectionLostError) -> ConnectionLostError:
     return ConnectionLostError(f"{what}: {error}; it may have been done or not")
 
 
-def _told(error: Exception | None) -> str:
+def _describe(error: Exception | None) -> str:
     if error is None:
         return "not yet tried"
     if isinstance(error, ConnectionRefusedError):
@@ -416,8 +419,8 @@ def _told(error: Exception | None) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
-def _followed(task: asyncio.Future[asyncio.BaseTransport]) -> asyncio.Future[None]:
-    """A future of our own that ends as the task does."""
+def _follower_of(task: asyncio.Future[asyncio.BaseTransport]) -> asyncio.Future[None]:
+    """A new future that ends as the task does, and may be cancelled without it."""
     follower: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def follow(ended: asyncio.Future[asyncio.BaseTransport]) -> None:
@@ -435,19 +438,19 @@ def _followed(task: asyncio.Future[asyncio.BaseTransport]) -> asyncio.Future[Non
     return follower
 
 
-def _settles(future: asyncio.Future[tuple[_Wanted, memoryview]], kind: type[_Wanted]) -> OnAnswer:
+def _settler(future: asyncio.Future[tuple[_Wanted, memoryview]], kind: type[_Wanted]) -> OnAnswer:
     def settle(answer: wire.Answer | RunnelError, tail: memoryview) -> None:
         if future.done():
             return
         if isinstance(answer, kind):
             future.set_result((answer, tail))
         else:
-            future.set_exception(_not_expected(answer, kind))
+            future.set_exception(_unexpected(answer, kind))
 
     return settle
 
 
-def _not_expected(answer: wire.Answer | RunnelError, kind: type[wire.Head]) -> RunnelError:
+def _unexpected(answer: wire.Answer | RunnelError, kind: type[wire.Head]) -> RunnelError:
     if isinstance(answer, RunnelError):
         return answer
     return MalformedError(

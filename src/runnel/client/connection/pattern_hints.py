@@ -1,4 +1,4 @@
-"""Warns of patterns that another broker's users write by habit, and that match nothing in this one."""
+"""Warns about patterns in the syntax of other brokers that match no topic here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runnel.client.connection.routing import Router
 from runnel.client.connection.timers import Deadline
 from runnel.errors import RunnelError
 from runnel.formats import wire
-from runnel.topics.habits import glob_hint, glob_meant
+from runnel.topics.other_brokers import glob_hint, glob_meant
 
 # Without a handler of the program's own, warnings go to standard error.
 logger = logging.getLogger("runnel.client")
@@ -33,6 +33,6 @@ async def warn_of_habits(router: Router, patterns: Sequence[str], deadline: Dead
                 what=f"looking for topics {pattern}",
             )
         except RunnelError:
-            return  # the subscription holds; it goes without a hint
+            return  # the subscription works without a hint
         if answer.is_complete and not answer.topics:
             logger.warning("warning: pattern %r: %s", pattern, glob_hint(pattern, glob))

@@ -1,4 +1,4 @@
-"""Which node has what: routes of topics as brokers told them, and the links to their addresses."""
+"""Routes of topics as brokers gave them, and the links to the nodes in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runnel.formats import wire
 
 _Wanted = TypeVar("_Wanted", bound=wire.Head)
 
-# Routes that are remembered; the oldest go, and are asked for again when they are needed.
+# Routes that are remembered. Beyond it the oldest are dropped, and asked for again when they are needed.
 ROUTES_MAX: Final = 200_000
 _ROUTES_PER_REQUEST: Final = 1000
 
@@ -25,7 +25,7 @@ class Router:
     def __init__(self, home: Link, link_to: Callable[[str], Link], timers: Timers) -> None:
         self.home: Final = home
         self.routes: Final[dict[str, wire.Route]] = {}
-        self.hinted: Final[set[str]] = set()  # patterns that were looked at for habits
+        self.hinted: Final[set[str]] = set()  # patterns that `warn_of_habits` has checked
         self._link_to = link_to
         self._links: dict[str, Link] = {"": home, home.address: home}
         self._timers = timers
@@ -37,7 +37,7 @@ class Router:
         return list(dict.fromkeys(self._links.values()))
 
     def link(self, address: str) -> Link:
-        """The link to a node; "" is the one that this client was told to connect to."""
+        """The link to a node; "" is the node that this client was opened with."""
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = self._link_to(address)
@@ -55,11 +55,11 @@ class Router:
     # --- Routes ---
 
     def learn(self, routes: Iterable[object]) -> None:
-        """Take over what a broker said, in place of what was known."""
+        """Replace known routes with those that a broker gave."""
         for route in routes:
             if not isinstance(route, wire.Route) or not route.owners:
                 raise MalformedError("route", f"{route!r:.200} names no owner")
-            self.routes.pop(route.topic, None)  # so that the newest stand last
+            self.routes.pop(route.topic, None)  # so that the newest are last
             self.routes[route.topic] = route
         for topic in list(islice(self.routes, max(0, len(self.routes) - ROUTES_MAX))):
             del self.routes[topic]
@@ -69,7 +69,7 @@ class Router:
             self.routes.pop(topic, None)
 
     async def resolve(self, topics: Sequence[str], deadline: Deadline) -> None:
-        """Ask for the routes of those topics that are not known."""
+        """Ask for the routes of the topics that have no known route."""
         unknown = [topic for topic in dict.fromkeys(topics) if topic not in self.routes]
         for begin in range(0, len(unknown), _ROUTES_PER_REQUEST):
             asked = unknown[begin : begin + _ROUTES_PER_REQUEST]
@@ -89,7 +89,7 @@ class Router:
             route = self.routes[topic]
         return route
 
-    # --- Asking whoever has it ---
+    # --- Requests to the owner of a partition ---
 
     async def ask_owner(
         self,
@@ -103,7 +103,7 @@ class Router:
         is_repeatable: bool = True,
         tail: Sequence[Buffer] = (),
     ) -> tuple[_Wanted, memoryview]:
-        """An answer of the node that has the partition, as far as is known; `moved` leads to the next."""
+        """Ask the node that owns the partition, as far as is known. After `moved`, ask the next one."""
         moves = 0
         while True:
             try:
@@ -122,7 +122,7 @@ class Router:
                 raise
 
     def link_of(self, topic: str, partition: int) -> Link:
-        """The link to whoever has the partition, as far as is known."""
+        """The link to the node that owns the partition, as far as is known."""
         route = self.routes.get(topic)
         if route is None or partition >= len(route.owners):
             return self.home

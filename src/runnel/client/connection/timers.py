@@ -1,6 +1,6 @@
-"""Time as the client sees it: clocks, timers, and waits that end with a clear error.
+"""The client's clocks and timers, and waits that end with a clear error.
 
-Everything that lingers, backs off or gives up asks here, so that a test's clock can drive it.
+All delays, backoffs and deadlines use them, so that a test's clock can drive the client.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Usual(enum.Enum):
-    """What stands where nothing was given and None has a meaning of its own."""
+    """The default of arguments for which None has a meaning of its own."""
 
     DEADLINE = "the bus's deadline"
 
@@ -30,7 +30,7 @@ class Handle(Protocol):
 
 
 class Timers(Protocol):
-    """The clocks and the alarm of one event loop."""
+    """The clocks and timers of one event loop."""
 
     def time_ns(self) -> int: ...
 
@@ -53,7 +53,7 @@ class LoopTimers:
 
 
 class Deadline:
-    """A moment after which something is no longer waited for. Without seconds it never comes."""
+    """The moment at which a wait gives up. Without seconds it never comes."""
 
     __slots__ = ("_at_ns", "_timers", "seconds")
 
@@ -75,7 +75,7 @@ class Deadline:
     async def wait(self, future: asyncio.Future[_T], expired: Callable[[], RunnelError]) -> _T:
         """The future's result, or the error that `expired` makes if it does not come in time.
 
-        The future must be the caller's own: whoever is cancelled here cancels it.
+        The future must be the caller's own: cancelling the wait cancels the future.
         """
         if self._at_ns is None or future.done():
             return await future
@@ -92,7 +92,7 @@ class Deadline:
 
 
 async def sleep(timers: Timers, seconds: float) -> None:
-    """Wait by these timers."""
+    """Wait for some seconds of these timers."""
     woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def wake() -> None:

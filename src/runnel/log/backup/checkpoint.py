@@ -1,9 +1,9 @@
-"""A checkpoint: every file of a data directory as of one moment, for somebody who copies it at leisure.
+"""A checkpoint: every file of a data directory as of one moment, ready to be copied.
 
-It lies in the data directory itself, under `checkpoint/`. Segments and indexes are hard links: nothing in front of a
-segment's end ever changes, and what retention removes stays here. How far the segments that grow reached is written
-beside them. Everything else is small, and copied. The log is at rest while a checkpoint is made, so all of it fits
-together: it is what a process would leave that is killed in that moment. All functions block: for a worker.
+It lies in the data directory, under `checkpoint/`. Segments and indexes are hard links: bytes before a segment's end
+never change, and a file that retention removes stays in the checkpoint. `CONTENTS_FILE` records the ends of the
+segments that still grow. All other files are small, and are copied. The log is at rest while a checkpoint is made, so
+the files fit together, as if a process was killed at that moment. All functions block: for a worker.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from runnel.log.segments import paths
 CONTENTS_FILE: Final = "checkpoint.json"
 
 _LINKED: Final = (paths.SEGMENT_SUFFIX, paths.INDEX_SUFFIX)
-# Of the data directory: who has it open is nobody else's business, and a checkpoint does not hold another.
+# The lock file belongs to the broker that has the directory open, and a checkpoint does not contain another one.
 _LEFT_OUT: Final = frozenset((paths.LOCK_FILE, paths.CHECKPOINT))
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """What a checkpoint says of itself. `ends`: of segments that still grow, by path within the directory."""
+    """A checkpoint's description. `ends`: the ends of segments that still grow, by path within the directory."""
 
     id: str
     made_ns: int
@@ -35,13 +35,13 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 def make(directory: str, contents: Contents) -> str:
-    """Make the checkpoint of a log that is at rest, in the place of what an earlier one left; returns its path."""
+    """Make the checkpoint of a log that is at rest; returns its path. It replaces an earlier one."""
     source = Path(directory).absolute()
     target = source / paths.CHECKPOINT
     discard(directory)
     target.mkdir(mode=0o700)
     try:
-        _share(source, target)
+        _link_or_copy(source, target)
         content = msgspec.json.encode(contents)
         (target / CONTENTS_FILE).write_bytes(content)
     except BaseException:
@@ -50,20 +50,20 @@ def make(directory: str, contents: Contents) -> str:
     return str(target)
 
 
-def _share(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     for entry in os.scandir(source):
         if entry.name in _LEFT_OUT or entry.name.endswith(paths.UNFINISHED_SUFFIX):
             continue
-        there = target / entry.name
-        # An index may be made anew by a reader in this moment; whoever opens the copy makes it again.
+        copied = target / entry.name
+        # A reader may be replacing an index at this moment. The broker that opens the copy makes it again.
         with suppress(FileNotFoundError):
             if entry.is_dir():
-                there.mkdir(mode=0o700)
-                _share(Path(entry.path), there)
+                copied.mkdir(mode=0o700)
+                _link_or_copy(Path(entry.path), copied)
             elif entry.name.endswith(_LINKED):
-                os.link(entry.path, there)
+                os.link(entry.path, copied)
             elif entry.is_file():
-                shutil.copyfile(entry.path, there)
+                shutil.copyfile(entry.path, copied)
 
 
 def discard(directory: str) -> None:
@@ -73,12 +73,12 @@ def discard(directory: str) -> None:
 
 
 def read_contents(checkpoint: Path) -> Contents:
-    """FileNotFoundError if it is gone, or on another machine."""
+    """Read the description. FileNotFoundError if the checkpoint was removed, or is on another machine."""
     return msgspec.json.decode((checkpoint / CONTENTS_FILE).read_bytes(), type=Contents)
 
 
 def files_of(checkpoint: Path) -> Iterator[tuple[str, int]]:
-    """Each file by its path within the directory, and how many bytes of it belong to the copy; parents first."""
+    """Each file by its path within the directory, and how many of its bytes belong to the copy; parents first."""
     ends = read_contents(checkpoint).ends
     for folder, folders, names in os.walk(checkpoint):
         folders.sort()

@@ -1,8 +1,8 @@
 """Copies of a data directory: written under an unfinished name, synced, and renamed when they are whole.
 
-A copy made from a checkpoint is of one moment. What a copy gets besides, when it is put in the place of a data
-directory, is an epoch of its own: messages that are stored from then on never have the epoch and entry of others that
-the original stored after the copy was made. All functions block.
+A copy made from a checkpoint shows one moment. A copy that replaces a data directory begins a new epoch: messages
+stored from then on never share epoch and entry with messages that the original stored after the copy was made. All
+functions block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 def check_target(target: Path, *, beside: Path) -> None:
-    """ClientFault unless a copy may be made there; `beside` is what is copied."""
+    """Raise ClientFault unless a copy can be made at `target`; `beside` is the directory to copy."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ClientFault(
             f"{target} exists and is not an empty directory; a copy needs one of its own"
@@ -47,7 +47,7 @@ def check_target(target: Path, *, beside: Path) -> None:
 
 
 def check_room(target: Path, files: Iterable[tuple[str, int]]) -> None:
-    """DiskFullError unless there is room for these files."""
+    """Raise DiskFullError unless there is room for these files."""
     needed = sum(size for _, size in files)
     free = shutil.disk_usage(target.parent).free
     if needed > free:
@@ -58,7 +58,7 @@ def check_room(target: Path, files: Iterable[tuple[str, int]]) -> None:
 
 @contextmanager
 def new_copy(target: Path) -> Iterator[Path]:
-    """A folder to put the copy into. It gets its name at the end, and is removed if anything fails before."""
+    """A folder for the copy. It is renamed to `target` at the end, or removed after a failure."""
     unfinished = _unfinished(target)
     unfinished.mkdir(mode=0o700)
     try:
@@ -72,7 +72,7 @@ def new_copy(target: Path) -> Iterator[Path]:
 
 
 def copy_files(source: Path, target: Path, files: Iterable[tuple[str, int]]) -> int:
-    """Copy so many bytes of each file, by its path within the folders; how many bytes these were."""
+    """Copy the given number of bytes of each file, by its path within the folders; returns the total."""
     folders: set[Path] = set()
     total = 0
     for relative, size in files:
@@ -90,7 +90,7 @@ def copy_files(source: Path, target: Path, files: Iterable[tuple[str, int]]) -> 
 
 
 def files_of(directory: Path) -> list[tuple[str, int]]:
-    """Each file of a copy, or of a data directory that nobody has open, with its size."""
+    """Each file of a copy, or of a data directory that no process has open, with its size."""
     found = []
     for folder, folders, names in os.walk(directory):
         folders[:] = sorted(set(folders) - {paths.CHECKPOINT})
@@ -102,7 +102,7 @@ def files_of(directory: Path) -> list[tuple[str, int]]:
 
 
 def begin_epoch(disk: Disk, directory: Path) -> int:
-    """Let the copy go on in an epoch that nobody else has: the time in milliseconds, or the next if that is higher."""
+    """Begin an epoch that no other copy has: the time in milliseconds, or the next epoch if that is higher."""
     folder = f"{directory}/{paths.CATALOGUE}"
     numbers = [int(name) for name in disk.list(folder) if name.isdecimal()]
     if not numbers:
@@ -134,7 +134,7 @@ def _copy(source: Path, target: Path, size: int) -> None:
             writing.write(piece)
             left -= len(piece)
         writing.flush()
-        with suppress(AttributeError):  # only a hint: what was read once is not needed again
+        with suppress(AttributeError):  # only a hint: the bytes are not needed again
             os.posix_fadvise(reading.fileno(), 0, size, os.POSIX_FADV_DONTNEED)
         os.fsync(writing.fileno())
 

@@ -1,1 +1,3 @@
-"""The log on disk: shards that write, sync, read and recover."""
+"""The log in a data directory: shards that write, sync, read and recover. Read `disk_log.py` first."""
+
+__all__ = ["disk_log", "recovery"]

@@ -1,4 +1,4 @@
-"""Makes checkpoints of a data directory that is in use: every file as of one moment, for a copy."""
+"""Makes checkpoints of a data directory in use: every file as of one moment, for a backup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runnel.platform.workers import Workers
 
 
 class Checkpoints:
-    """The checkpoint of one log, of which there is at most one at a time.
+    """Makes and drops the checkpoint of one log. At most one exists at a time.
 
     The log is at rest while a checkpoint is made: no file changes, and batches wait in the queues. `shards` is the
     log's table, which may grow meanwhile.
@@ -42,20 +42,20 @@ class Checkpoints:
         self._clock = clock
         self._workers = workers
         self._check_open = check_open
-        self._has_one = False
+        self._exists = False
         self._paused: list[ShardWriter] | None = None  # None: the log is not at rest
-        self.resting = asyncio.Lock()  # held while the log is at rest, or closes
+        self.resting = asyncio.Lock()  # held while the log is at rest, or closing
 
     async def make(self) -> tuple[str, str]:
-        """Returns the checkpoint's path, in the data directory, and its id.
+        """Make the checkpoint; return its path, in the data directory, and its id.
 
-        It stays until `drop`; ClientFault while there is one. Publishers wait for as long as it takes to make a link
-        for each file.
+        It stays until `drop`. ClientFault if one exists already. Publishers wait for as long as it takes to make a
+        link for each file.
         """
         self._check_open()
-        if self._has_one:
+        if self._exists:
             raise ClientFault("a copy of this broker is being made; wait until it is done")
-        self._has_one = True
+        self._exists = True
         contents_id = uuid4().hex
         try:
             async with self._at_rest():
@@ -68,24 +68,24 @@ class Checkpoints:
                 contents = checkpoint.Contents(contents_id, self._clock.time_ns(), ends)
                 path = await self._workers.submit(checkpoint.make, self._directory, contents)
         except OSError as error:
-            self._has_one = False
+            self._exists = False
             raise Unavailable(
                 f"a checkpoint could not be made: {error.strerror or error}"
             ) from error
         except BaseException:
-            self._has_one = False
+            self._exists = False
             raise
         return path, contents_id
 
     async def drop(self) -> None:
-        """Remove the checkpoint's files. Then the next one may be made."""
+        """Remove the checkpoint's files, so that the next one can be made."""
         try:
             await self._workers.submit(checkpoint.discard, self._directory)
         finally:
-            self._has_one = False
+            self._exists = False
 
     def on_new_shard(self, shard: DiskShard) -> None:
-        """A shard that is made while the log is at rest begins paused."""
+        """Pause a new shard if the log is at rest."""
         if self._paused is not None:
             shard.writer.pause_at_once()
             self._paused.append(shard.writer)
@@ -94,7 +94,7 @@ class Checkpoints:
     async def _at_rest(self) -> AsyncIterator[None]:
         async with self.resting, AsyncExitStack() as ends:
             self._check_open()
-            # First the trimmers: that may take long, and no publisher waits for them.
+            # Trimmers first: waiting for them may take long, but delays no publisher.
             undisturbed: set[ShardId] = set()
             while undisturbed != self._shards.keys():
                 for shard_id, shard in list(self._shards.items()):
@@ -103,10 +103,10 @@ class Checkpoints:
                         undisturbed.add(shard_id)
             self._paused = []
             ends.callback(self._resume_writers)
-            for shard in list(self._shards.values()):  # those made from now on begin paused
+            for shard in list(self._shards.values()):  # shards made from now on begin paused
                 await shard.writer.pause()
                 self._paused.append(shard.writer)
-            # Last the journals: the writers may have waited for them.
+            # Journals last: a writer may be waiting for one.
             ends.callback(self._states.resume)
             await self._states.pause()
             ends.callback(self._catalogue.resume)

@@ -1,4 +1,4 @@
-"""All shards of a data directory: opened and recovered, topics and cursors recorded, batches sent to their shard."""
+"""`DiskLog`: the log in a data directory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from runnel.log.match_count import Turn
 from runnel.log.metadata import catalogue as records
 from runnel.log.metadata.catalogue import Catalogue, Record
 from runnel.log.metadata.catalogue_state import CatalogueState
-from runnel.log.metadata.last_values import only
+from runnel.log.metadata.last_values import only_message
 from runnel.log.metadata.log_metadata import LogMetadata
 from runnel.log.metadata.producers import ProducerTable
 from runnel.log.metadata.state_journal import StateJournal, StateJournals
@@ -159,7 +159,7 @@ class DiskLog(LogMetadata):
     ) -> DiskLog:
         """Lock the directory, recover what a crash left, and begin a new epoch.
 
-        LockedError if another process has it, FormatVersionError if a newer Runnel wrote it, SettingsError
+        LockedError if another process holds it, FormatVersionError if a newer Runnel wrote it, SettingsError
         if it cannot be a data directory.
         """
         log = cls(
@@ -175,20 +175,20 @@ class DiskLog(LogMetadata):
         try:
             await asyncio.shield(opening)
         except BaseException as error:
-            # What a worker has locked or opened meanwhile must be let go, even if nobody waits for it.
+            # A worker may have locked or opened files meanwhile: release them even if no caller waits.
             while not opening.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait({opening})
             if isinstance(error, asyncio.CancelledError) and opening.exception() is None:
                 await log.close()
-            log._let_go()
+            log._release()
             raise
         return log
 
     async def _open(self) -> None:
         submit = self._workers.submit
         self._lock = await submit(lock_directory, self._disk, self._directory)
-        if paths.CHECKPOINT in self._disk.list(self._directory):  # of a process that was killed
+        if paths.CHECKPOINT in self._disk.list(self._directory):  # left by a killed process
             await submit(checkpoint.discard, self._directory)
         marks = await submit(self._marks.open)
         loaded = await submit(self._catalogue.open)
@@ -216,7 +216,7 @@ class DiskLog(LogMetadata):
             await submit(shard.resume)
         self._removal.hide_again(self._shards)
         if recovery.is_incomplete and found:
-            with suppress(OSError):  # then it is found damaged again
+            with suppress(OSError):  # then the next start finds it damaged again
                 await submit(self._catalogue.renew)
         opened = records.Opened(self._state.epoch, self._clock.time_ns(), has_marks=True)
         await self._catalogue.add(*news, opened)
@@ -273,13 +273,13 @@ class DiskLog(LogMetadata):
         *,
         topics_made_max: int | None = None,
     ) -> asyncio.Future[Appended]:
-        """See `Log`. ManyTopicsError: more than so many topics would have to be made."""
+        """See `Log`. ManyTopicsError if the batch needs more than `topics_made_max` new topics."""
         self._check_open()
         level = check_append(batch, level, self._settings.limits)
         try:
             partitions = self._topics.resolve(batch.envelope, creator, topics_made_max)
         finally:
-            self._creation.record()  # also the topics of a batch that is then refused
+            self._creation.record()  # also for a batch that is refused after its topics were made
         shard = self._shards.get(partitions[0].shard) or self._shard(partitions[0].shard)
         unrecorded = self._creation.unrecorded(batch.envelope.topics)
         return shard.append(batch, partitions, level, unrecorded)
@@ -287,7 +287,7 @@ class DiskLog(LogMetadata):
     def make_topics(
         self, envelope: Envelope, run: int, made_max: int, creator: Creator | None = None
     ) -> SomeMade:
-        """Make topics of a batch before it is appended, from a run on: at most so many."""
+        """Make up to `made_max` topics of a batch, from run `run` on, before the batch is appended."""
         self._check_open()
         try:
             return self._topics.make_some(envelope, run, made_max, creator)
@@ -339,26 +339,26 @@ class DiskLog(LogMetadata):
 
     @property
     def epoch(self) -> int:
-        """The number of this opening: all batches appended until the log is closed carry it."""
+        """The number of this opening. Every batch appended until the log is closed carries it."""
         return self._state.epoch
 
     def newest_term(self, producer: str) -> int:
-        """The highest term of a named publisher in any shard; -1 if it is not known."""
+        """The highest term of a named publisher in any shard; -1 if the publisher is unknown."""
         return max((shard.producers.term(producer) for shard in self._shards.values()), default=-1)
 
     def entries(self, shard: ShardId) -> OffsetBounds:
-        """The first entry of a shard and the next to come."""
+        """The first entry of a shard, and its next one."""
         return self._known_shard(shard).entries()
 
     async def count(self, shard: ShardId, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
-        """Messages of a shard from an entry on whose topics match: right, or too high."""
+        """Count a shard's messages from an entry on whose topics match. The count is exact or too high."""
         self._check_open()
         return await self._known_shard(shard).count(entry, patterns, turn)
 
     def count_stamp(self, shard: ShardId) -> tuple[int, int]:
-        """While this is the same, so is `count`."""
+        """A value that changes whenever `count` may change."""
         known = self._known_shard(shard)
-        return known.entries().next_offset, known.hidings
+        return known.entries().next_offset, known.hide_count
 
     def _known_shard(self, shard: ShardId) -> DiskShard:
         known = self._shards.get(shard)
@@ -371,41 +371,43 @@ class DiskLog(LogMetadata):
     def messages_at(
         self, shard: ShardId, wanted: Mapping[TopicPartition, int]
     ) -> AsyncGenerator[Sequence[Chosen], None]:
-        """These messages of one shard, an offset a partition: the batches that hold them, a few at a time.
+        """Find messages of one shard, one offset per partition; yield the batches that hold them, a few at a time.
 
-        Each batch is read once, however many of its messages are wanted. What is not there is left out; the last
-        message of a topic that keeps last values is there, however old it is.
+        Each batch is read once, however many of its messages are wanted. Missing messages are left out. The last
+        message of a topic that keeps last values is found however old it is.
         """
         self._check_open()
         lasting = self._last_of(wanted)
         return self._known_shard(shard).messages_at(wanted, lasting, self._last_values.at)
 
     async def last(self, topic: str, partition: int) -> Batch | None:
-        """The last message of a partition, if the log still has it or its topic keeps last values."""
+        """The last message of a partition, if the log still holds it or its topic keeps last values."""
         self._check_open()
         found = self._topics.partition(topic, partition)
-        return await only(self.messages_at(found.shard, {found.key: found.visible_next - 1}))
+        return await only_message(
+            self.messages_at(found.shard, {found.key: found.visible_next - 1})
+        )
 
     # --- Topics ---
 
     async def ensure_topic(self, name: str) -> LogTopic:
-        """The topic, made now if there is none; it is recorded when this returns."""
+        """Get the topic, or make it. It is recorded when this returns."""
         self._check_open()
         try:
             topic = self._topics.ensure(name)
         finally:
             self._creation.record()
         for recorded in self._creation.unrecorded((name,)):
-            await asyncio.shield(recorded)  # batches wait for it too
+            await asyncio.shield(recorded)  # batches wait for the same future
         return topic.info()
 
     async def purge_topic(self, name: str) -> None:
-        """Hide all messages that are there now; their room is freed by and by."""
+        """Hide all messages that are stored now. Retention frees their room later."""
         self._check_open()
         await self._removal.purge(name)
 
     async def delete_topic(self, name: str) -> None:
-        """Hide the topic and its messages. Made again, it goes on after its last offset."""
+        """Hide the topic and its messages. A new topic of this name continues after the last offset."""
         self._check_open()
         await self._removal.delete(name)
 
@@ -414,7 +416,7 @@ class DiskLog(LogMetadata):
     async def set_cursor(
         self, name: str, positions: Sequence[CursorPosition], owner: str = ""
     ) -> None:
-        """Store a named position. It holds retention back for what lies behind it, until removed."""
+        """Store a named cursor. It holds the messages behind its positions until it is removed."""
         self._check_open()
         cursor = self._cursors.make(name, positions, self._clock.time_ns(), owner)
         await self._catalogue.add(
@@ -430,7 +432,7 @@ class DiskLog(LogMetadata):
     # --- Subscriptions ---
 
     async def set_subscription(self, name: str, content: bytes) -> None:
-        """Store the definition of a durable subscription, or another one in its place."""
+        """Store or replace the definition of a durable subscription."""
         self._check_open()
         self._subscriptions.check(name)
         await self._catalogue.add(
@@ -445,31 +447,31 @@ class DiskLog(LogMetadata):
         )
 
     def state(self, shard: ShardId) -> StateJournal:
-        """Where subscriptions write down what they have done in this shard."""
+        """The journal in which subscriptions record their progress in this shard."""
         return self._states.of(shard)
 
     # --- Rules ---
 
     async def follow_rules(self) -> Sequence[Difference]:
-        """Rotate and retain as the rules say now; what stays as it was made, though they say otherwise."""
+        """Apply the current rules to rotation and retention. Returns where existing topics differ from the rules."""
         self._check_open()
         for shard_id, shard in self._shards.items():
             shard.use_policy(self._policies.for_journal(shard_id.journal, keep=Keep.DISK))
         return await self._topics.follow_rules()
 
-    # --- Copies ---
+    # --- Backups ---
 
     async def checkpoint(self) -> tuple[str, str]:
-        """Every file as of one moment, in a folder of the data directory: its path, and the checkpoint's id.
+        """Make a checkpoint: every file as of one moment, in a folder of the data directory. Returns its path and id.
 
-        It stays until `drop_checkpoint`; ClientFault while there is one.
+        It stays until `drop_checkpoint`. ClientFault if one exists already.
         """
         return await self._checkpoints.make()
 
     async def drop_checkpoint(self) -> None:
         await self._checkpoints.drop()
 
-    # --- Keeping house ---
+    # --- Maintenance ---
 
     async def trim_shard(self, shard: ShardId) -> Trimmed:
         """Apply retention to one shard."""
@@ -481,7 +483,7 @@ class DiskLog(LogMetadata):
         return Trimmed.of([await shard.trim() for shard in list(self._shards.values())])
 
     async def reopen(self, shard: ShardId) -> Sequence[str]:
-        """Take a shard that became read-only through recovery; returns what was found damaged."""
+        """Recover a shard that became read-only. Returns the damage found."""
         self._check_open()
         opened = await self._known_shard(shard).reopen()
         damage = [str(bad) for item in opened for bad in item.damage]
@@ -504,7 +506,7 @@ class DiskLog(LogMetadata):
             self._damage.append(str(damage))
 
     def _snapshot(self) -> list[Record]:
-        """In a worker: what a new file of the catalogue begins with."""
+        """The records that a new file of the catalogue begins with. Runs in a worker."""
         checkpoints = [shard.checkpoint() for shard in list(self._shards.values())]
         return self._state.snapshot(self._clock.time_ns(), checkpoints)
 
@@ -512,14 +514,14 @@ class DiskLog(LogMetadata):
         if self._is_closed:
             return
         self._is_closed = True
-        async with self._checkpoints.resting:  # a checkpoint that is being made is soon done
+        async with self._checkpoints.resting:  # a checkpoint under way ends soon
             await self._close()
 
     async def _close(self) -> None:
         try:
             for shard in self._shards.values():
                 shard.writer.refuse(ClosedError("the log is closed"))
-            # All of them before any failure is told: nobody may be left without an answer.
+            # Close all of them before raising a failure: every waiting caller gets an answer.
             outcomes = await asyncio.gather(
                 *(shard.close() for shard in self._shards.values()),
                 self._states.close(),
@@ -532,12 +534,12 @@ class DiskLog(LogMetadata):
             if failure is not None:
                 raise failure
         finally:
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
-        self._catalogue.let_go()
-        self._states.let_go()
-        self._marks.let_go()
+    def _release(self) -> None:
+        self._catalogue.release()
+        self._states.release()
+        self._marks.release()
         self._files.close()
         if self._lock is not None:
             self._lock.release()

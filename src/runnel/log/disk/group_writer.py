@@ -1,4 +1,4 @@
-"""The part of writing that blocks: room reserved, a group of batches written and synced, a failure cut back."""
+"""The blocking part of writing: reserves room, writes and syncs a group of batches, cuts back after a failure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from runnel.log.segments.segments import Segment, SegmentFolder
 from runnel.log.segments.synced_marks import SyncedMarks
 from runnel.platform.disk import Buffer, Disk
 
-# The disk says that there is no room: nothing is wrong with it otherwise.
+# Errors of a disk that is full but otherwise healthy.
 NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-# The first room of a segment; it doubles from there to log.allocate_bytes.
+# The first room reserved for a segment; it doubles from here up to log.allocate_bytes.
 _STEP_BYTES_MIN: Final = 64 * 1024
 
 
 class GroupWriter:
-    """Writes one shard's groups, one at a time, in a worker. Decides nothing.
+    """Writes one shard's groups, one at a time, in a worker. It decides nothing.
 
-    An OSError means that nothing of the group is stored; if its `__context__` is another OSError,
-    removing what may be left of it has failed too.
+    An OSError means that nothing of the group is stored. If its `__context__` is another OSError, removing the
+    remains of the group has failed too.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class GroupWriter:
         self.segment_bytes_max = segment_bytes_max
         self._marks = marks
         self._make_folder = make_folder
-        self._is_resting = is_resting  # no other group waits
+        self._is_resting = is_resting  # whether no other group waits
 
     def write(
         self, active: Segment | None, header: SegmentHeader | None, group: list[PendingBatch]
     ) -> Segment:
-        """Put the group on the disk, and return the segment it went to."""
+        """Write and sync the group. Returns its segment: a new one if `header` is given."""
         if header is not None:
             self._make_folder()
             try:
@@ -82,7 +82,7 @@ class GroupWriter:
         return active
 
     def _allocate(self, active: Segment, end: int) -> None:
-        """Reserve room ahead: syncs then have no file size to write, and a full disk shows early."""
+        """Reserve room ahead: syncs then need not write a file size, and a full disk shows early."""
         step_max, reserve = self._settings.allocate_bytes, self._settings.disk_reserve_bytes
         step = _step(end, step_max)
         target = end if not step else -(-end // step) * step
@@ -90,7 +90,7 @@ class GroupWriter:
         free = self._disk.free_bytes(self._folder.folder)
         present = max(active.allocated, active.end)
         if free - (target - present) < reserve:
-            target = end  # no room to reserve ahead: what is needed now may still fit
+            target = end  # no room to reserve ahead, but this group may still fit
         if free - (target - present) < reserve:
             raise OSError(
                 errno.ENOSPC,
@@ -104,7 +104,7 @@ class GroupWriter:
             active.allocated = target
 
     def _cut_back(self, active: Segment) -> None:
-        """Remove what a failed write may have left, durably: no later scan may take it for a batch."""
+        """Remove the remains of a failed write, durably, so that no later scan takes them for a batch."""
         with self._files.use(active.path) as file:
             file.truncate(active.end)
             file.sync()
@@ -112,7 +112,7 @@ class GroupWriter:
 
 
 def _step(end: int, step_max: int) -> int:
-    """How far ahead a file of this size is allocated: as far as it is long, so that small journals stay small."""
+    """How far ahead to allocate: as much as the file is long, so that small journals stay small."""
     return min(step_max, max(_STEP_BYTES_MIN, 1 << (end - 1).bit_length()))
 
 
@@ -120,4 +120,4 @@ def _leave_mark(write: Callable[..., None], end: int) -> None:
     try:
         write(end, [block.pack_mark(end)], sync=False)
     except OSError:
-        return  # only a hint to other processes; what was stored is stored
+        return  # the mark is only a hint to other processes; the group is stored

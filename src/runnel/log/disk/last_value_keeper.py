@@ -1,4 +1,4 @@
-"""Last messages taken over by the catalogue before retention removes the segments that they lie in."""
+"""Copies last messages to the catalogue before retention removes their segments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runnel.platform.workers import Workers
 
 
 class LastValueKeeper:
-    """For topics whose policy says `last_value`; a message that is too large for it goes with the others."""
+    """Keeps the last messages of topics with `last_value`. A message that is too large is removed like the others."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LastValueKeeper:
         self._settings = settings
 
     async def take_over(self, partitions: Sequence[Partition]) -> None:
-        """Of one shard: their last messages are about to go with a segment."""
+        """Keep the last messages of these partitions of one shard: retention is about to remove their segment."""
         wanted = {
             partition.key: partition.visible_next - 1
             for partition in partitions
@@ -57,7 +57,7 @@ class LastValueKeeper:
             await self._catalogue.add(*kept, apply=apply)
 
     def _records_of(self, chosen: Sequence[Chosen]) -> list[LastValue]:
-        """In a worker: a batch may have the last messages of many partitions, and each gets a block of its own."""
+        """One record per message. Runs in a worker: a batch may hold the last messages of many partitions."""
         return [
             LastValue(run.topic, run.partition, message.pack())
             for each in chosen

@@ -1,7 +1,8 @@
-"""What a data directory has lost, found when it is opened: remembered from earlier starts, or newly missing.
+"""Finds what a data directory has lost when it is opened: losses remembered from earlier starts, and new ones.
 
-First, before the last segments are taken into account, `look` finds the places where something is missing in a shard.
-Then, when it is known where every partition stands, `find` asks all indexes of such a shard which offsets that were.
+First, before the last segments are taken into account, `locate_breaks` finds the places in a shard where something is
+missing. Later, when the next offset of every partition is known, `find_lost_messages` gets the lost offsets from all
+indexes of such a shard.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from runnel.platform.disk import Disk, FileAccess
 from runnel.topics.names import TopicPartition
 
 
-class _Broken(msgspec.Struct, frozen=True):
-    """A shard in which something is missing, and next offsets as they were before its last segment was read."""
+class _BrokenShard(msgspec.Struct, frozen=True):
+    """A shard with something missing, and its next offsets as recorded before its last segment was read."""
 
     breaks: Sequence[Break]
     opened: Sequence[OpenedSegment]
@@ -43,10 +44,10 @@ class _Broken(msgspec.Struct, frozen=True):
 
 
 class LossRecovery:
-    """For all shards of a directory.
+    """Finds the losses of all shards of a data directory.
 
-    `keeps_account`: it was always written down what retention removed. `is_closed`: the catalogue knows where every
-    shard ended.
+    `keeps_account`: every removal by retention has been recorded. `is_closed`: the catalogue knows where every shard
+    ended.
     """
 
     def __init__(self, disk: Disk, *, keeps_account: bool, is_closed: bool) -> None:
@@ -54,13 +55,13 @@ class LossRecovery:
         self._disk = disk
         self._keeps_account = keeps_account
         self._remembered: dict[ShardId, LossesFile] = {}
-        self._broken: dict[ShardId, _Broken] = {}
+        self._broken: dict[ShardId, _BrokenShard] = {}
         self._lost_ends: set[ShardId] = set()
 
     def read(self, shard_id: ShardId, folder: SegmentFolder) -> list[Damage]:
-        """In a worker, when the folder was opened: what it remembers, without what was put right since.
+        """Load the losses remembered in an opened folder, without those mended since. Runs in a worker.
 
-        Returns what is wrong with that file.
+        Returns the damage of the file of losses itself.
         """
         remembered, damage = read_losses(self._disk, folder.folder)
         losses = [
@@ -73,7 +74,7 @@ class LossRecovery:
         self._remembered[shard_id] = msgspec.structs.replace(remembered, losses=tuple(losses))
         return [] if damage is None else [damage]
 
-    def look(
+    def locate_breaks(
         self,
         shard: DiskShard,
         opened: Sequence[OpenedSegment],
@@ -81,20 +82,20 @@ class LossRecovery:
         recorded: Mapping[TopicPartition, int],
         mark: Mark,
     ) -> list[Damage]:
-        """Where something is missing in a shard. Returns what is known of it since an earlier start.
+        """Find the places in a shard where something is missing. Returns the damage known from earlier starts.
 
-        The catalogue knows of entries before `next_entry`, and of the next offsets that are `recorded`; `mark` knows
-        the segment that was written to last.
+        The catalogue knows entries before `next_entry` and the `recorded` next offsets. `mark` knows the segment
+        written to last.
         """
         remembered = self._remembered.get(shard.id, LossesFile())
         shard.losses.load(remembered)
         known = shard.losses.damage()
         spans = _spans(opened)
         lost_end = None if self._is_closed else find_lost_end(spans, remembered, *mark)
-        # Both know of the same segments, and the mark of more in them.
+        # Catalogue and mark know the same segments, and the mark knows more of their content.
         breaks = find_breaks(spans, remembered, 0 if lost_end else next_entry)
         if breaks and not self._keeps_account:
-            # Retention of an older Runnel may have removed it, and wrote nothing down.
+            # The retention of an older Runnel may have removed these segments without recording it.
             shard.losses.settle(max(found.next_entry for found in breaks))
             breaks = []
         places = {(loss.file, loss.position) for loss in remembered.losses}
@@ -105,7 +106,7 @@ class LossRecovery:
             self._lost_ends.add(shard.id)
             breaks.append(lost_end)
         if breaks:
-            self._broken[shard.id] = _Broken(breaks, opened, recorded)
+            self._broken[shard.id] = _BrokenShard(breaks, opened, recorded)
         for item in opened:
             if item.segment.growing is not None:
                 for bad in item.damage:
@@ -114,16 +115,16 @@ class LossRecovery:
         return known
 
     def has_lost_end(self, shard: ShardId) -> bool:
-        """Whether the segment that was written to last is gone: nobody knows which numbers were given in it."""
+        """Whether the segment written to last is gone, and with it the knowledge of which numbers it used."""
         return shard in self._lost_ends
 
     def broken(self) -> list[ShardId]:
         return list(self._broken)
 
-    def find(
+    def find_lost_messages(
         self, shard: DiskShard, partitions: Mapping[TopicPartition, PartitionEnds]
     ) -> list[Damage]:
-        """In a worker: which messages of these partitions are missing. They are added to the shard's losses."""
+        """Find the missing messages of these partitions and add them to the shard's losses. Runs in a worker."""
         broken = self._broken[shard.id]
         end = shard.writer.next_entry
         breaks = [
@@ -146,7 +147,7 @@ class LossRecovery:
 
 
 def _orphans(disk: Disk, folder: SegmentFolder) -> list[Loss]:
-    """Segments that are gone, by their indexes, which tell exactly what was in them."""
+    """The losses of segments whose index is left, which says exactly what was in them."""
     losses: list[Loss] = []
     for missing in folder.missing:
         name = missing.path.rpartition("/")[2]
@@ -186,7 +187,7 @@ def _spans(opened: Sequence[OpenedSegment]) -> list[SegmentSpan]:
         is_headless = any(not bad.position for bad in item.damage)
         next_entry = segment.last_entry + 1
         following = opened[at + 1].segment.first_entry if at + 1 < len(opened) else 0
-        if _ends_unknown(item):  # what is missing there is found by its place
+        if _ends_unknown(item):  # `_unknown` finds what is missing there
             next_entry = max(next_entry, following)
         spans.append(
             SegmentSpan(
@@ -209,7 +210,7 @@ def _ends_unknown(item: OpenedSegment) -> bool:
 
 
 def _unknown(opened: Sequence[OpenedSegment]) -> Iterator[Break]:
-    """Places in segments of which not even an envelope is left. Next entry 0: nothing behind it tells."""
+    """Damaged places in segments without even an envelope. Next entry 0: no block follows that could tell it."""
     for at, item in enumerate(opened):
         segment, growing = item.segment, item.segment.growing
         if growing is None:

@@ -1,7 +1,7 @@
-"""Single messages of many partitions of a shard, found together: a stored batch that holds some is read once.
+"""Finds single messages of many partitions of a shard together: each stored batch that holds some is read once.
 
-Whoever asks may take hours between two answers, because its reader is slow. So between answers nothing is held but
-numbers: no file, no index, no batch. What retention removed or rewrote meanwhile is looked for again.
+A slow reader may take hours between two answers. Between answers the picker therefore holds numbers only: no file, no
+index, no batch. It looks again for messages in segments that retention removed or rewrote meanwhile.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from runnel.log.segments.index import RunPlace, StaleIndexError
 from runnel.log.segments.segments import Segment
 from runnel.topics.names import TopicPartition
 
-# Looking a key up in an index file takes some ten microseconds: after so many, others have their turn.
+# Looking up a topic-partition in an index file takes some ten microseconds. After this many the loop takes a turn.
 _LOOKUPS_AT_ONCE: Final = 100
-# Small batches that adjoin are read together, up to this much.
+# Adjoining small batches are read together, up to this size.
 _GROUP_BYTES_MAX: Final = 64 * 1024
 
 
 class _Wanted(msgspec.Struct, frozen=True, gc=False):
-    """A message: the run of its block that it is in, and where in the run."""
+    """A wanted message: its run in the block, and its row in the run."""
 
     key: TopicPartition
     run: int
@@ -37,7 +37,7 @@ class _Wanted(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Block(msgspec.Struct, frozen=True):
-    """A block with messages that are wanted."""
+    """A block with wanted messages."""
 
     position: int
     size: int
@@ -47,7 +47,7 @@ class _Block(msgspec.Struct, frozen=True):
 
 
 class MessagePicker:
-    """Finds messages by partition and offset. `left` is what has not been found: at the end, what is not there."""
+    """Finds messages by partition and offset. `left` has those not found yet, and at the end the missing ones."""
 
     def __init__(
         self,
@@ -56,21 +56,21 @@ class MessagePicker:
         wanted: Mapping[TopicPartition, int],
         served_now: Callable[[], IsServed],
     ) -> None:
-        """`segments` is the shard's list, which may change between two awaits; `served_now` is asked before a read."""
+        """`segments` is the shard's list, which may change between two awaits; `served_now` is called before a read."""
         self._reader = reader
         self._segments = segments
         self._served_now = served_now
         self.left = dict(wanted)
-        self._looked_in: set[str] = set()  # paths: a segment that was rewritten has another
+        self._looked_in: set[str] = set()  # paths: a rewritten segment has a new one
 
     async def pick(self) -> AsyncGenerator[Sequence[Chosen], None]:
-        """The batches that hold the messages, a few at a time; damaged ones are reported and left out."""
+        """Yield the batches that hold the messages, a few at a time. Damaged ones are reported and left out."""
         is_mended = False
         while self.left and (segment := self._next_segment()) is not None:
             self._looked_in.add(segment.path)
             try:
                 for group in adjoining(await self._blocks_in(segment), _GROUP_BYTES_MAX):
-                    # An expression of its own: a variable would keep the batches while the reader waits.
+                    # No variable: it would keep the batches in memory while the reader waits.
                     yield await self._read(segment, group)
             except FileNotFoundError:
                 if segment in self._segments:
@@ -83,12 +83,12 @@ class MessagePicker:
                 self._looked_in.discard(segment.path)
 
     def _next_segment(self) -> Segment | None:
-        """The newest first: most of what is asked for are last messages."""
+        """Newest first: most wanted messages are last messages."""
         looked_in = self._looked_in
         return next((each for each in reversed(self._segments) if each.path not in looked_in), None)
 
     async def _blocks_in(self, segment: Segment) -> list[_Block]:
-        """Those that hold something wanted, in the order of the file."""
+        """The blocks that hold wanted messages, in the order of the file."""
         index = await self._reader.index(segment)
         found: dict[int, list[_Wanted]] = {}
         for looked_up, (key, offset) in enumerate(list(self.left.items()), 1):
@@ -117,7 +117,7 @@ class MessagePicker:
             try:
                 batch = found_at(data, block.position - begin, None).batch
             except MalformedError as error:
-                self._reader.tell_damage(segment, block, error)
+                self._reader.report_damage(segment, block, error)
                 continue
             rows = _rows(batch.envelope, block)
             if rows is None:
@@ -142,7 +142,7 @@ class MessagePicker:
 
 
 def _rows(head: Envelope, block: _Block) -> list[int] | None:
-    """Where the messages stand in their batch; None if it is another than the index says."""
+    """The rows of the messages in their batch; None if it is not the batch that the index describes."""
     topics = head.topics
     if head.entry != block.entry or any(
         item.run >= len(topics) or topics[item.run] != item.key[0] for item in block.wanted

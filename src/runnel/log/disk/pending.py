@@ -1,4 +1,4 @@
-"""A batch between `append` and its sync, and what a shard counts of such batches."""
+"""`PendingBatch`, a batch between `append` and its sync, and the counters of a shard's writes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class PendingBatch:
         self.encoded = encoded
         self.body = body
         self.partitions = partitions
-        self.unrecorded = unrecorded  # done when its new topics are in the catalogue
+        self.unrecorded = unrecorded  # futures, done when its new topics are in the catalogue
         self.size = (
             block.HEADER_BYTES + len(encoded) + -len(encoded) % 8 + len(body) + -len(body) % 8
         )
-        # Futures and whether each is the answer to a repetition. Empty: nobody waits for the sync.
+        # Futures, and whether each answers a repetition. Empty: no publisher waits for the sync.
         self.answers: list[tuple[asyncio.Future[Appended], bool]] = []
 
     def answer(self, level: Level, *, is_repeated: bool) -> Appended:
@@ -48,7 +48,7 @@ class PendingBatch:
 
 
 class WriteCounters:
-    """What a shard has done since it was opened."""
+    """Counts a shard's writes since it was opened."""
 
     __slots__ = (
         "bytes",

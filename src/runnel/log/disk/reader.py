@@ -1,8 +1,8 @@
-"""The reading half of a shard: places from the index, bytes from the file, every checksum verified.
+"""Reads one shard's segments: finds blocks by the index, reads them from the file, and verifies every checksum.
 
-Bytes come as they are stored, in as few reads as the index allows: blocks that adjoin, or nearly, are read together.
-A read that the page cache can answer is done at once; one that would wait goes to a worker. Damaged blocks are passed
-over and reported; an index that contradicts its segment is made anew.
+Batches are returned as they are stored, in as few reads as the index allows: adjoining and nearly adjoining blocks are
+read together. A read that the page cache can answer is done at once; a read that would wait goes to a worker. Damaged
+blocks are skipped and reported. An index that contradicts its segment is rebuilt.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from runnel.log.segments.segments import PIECE_BYTES, IndexCache, Segment, Segme
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
 
-# Reading this much that nobody asked for is cheaper than another read.
+# Reading this many unwanted bytes is cheaper than another read.
 _BRIDGE_BYTES: Final = 16 * 1024
 _READ_BYTES_MAX: Final = 4 * 2**20
 
 
 class Spot(Protocol):
-    """A block in a segment's file. Its size is what it has at most: damage may lie between it and the next."""
+    """A block in a segment's file. Its size is an upper bound: damage may lie between it and the next block."""
 
     @property
     def position(self) -> int: ...
@@ -45,7 +45,7 @@ AnySpot = TypeVar("AnySpot", bound=Spot)
 
 
 class _BlockRead(msgspec.Struct, frozen=True, gc=False):
-    """A block to read, and the runs of it that are wanted."""
+    """A block to read, and its wanted runs."""
 
     position: int
     size: int
@@ -56,7 +56,7 @@ class _BlockRead(msgspec.Struct, frozen=True, gc=False):
 
 
 class BlockStretch(msgspec.Struct, frozen=True):
-    """Neighbouring blocks of a segment, to be read at once."""
+    """Neighbouring blocks of a segment, to be read together."""
 
     segment: Segment
     index: Index
@@ -72,12 +72,12 @@ class BlockStretch(msgspec.Struct, frozen=True):
         return self.positions[-1] - self.positions[0]
 
     def part(self, begin: int, end: int | None = None) -> BlockStretch:
-        """Blocks `begin` to `end` (not included) of these, counted from 0."""
+        """Blocks `begin` to `end` (exclusive) of these, counted from 0."""
         positions = self.positions[begin : None if end is None else end + 1]
         return BlockStretch(self.segment, self.index, self.first + begin, positions)
 
     def pieces(self, bytes_max: int) -> list[BlockStretch]:
-        """The same blocks in stretches of up to so many bytes, or of a single block."""
+        """The same blocks in stretches of at most `bytes_max`, or of a single larger block."""
         if self.size <= bytes_max:
             return [self]
         positions, last = self.positions, len(self.positions) - 1
@@ -91,7 +91,7 @@ class BlockStretch(msgspec.Struct, frozen=True):
 
 
 class ShardReader:
-    """Reads the segments of one shard. The list is the writer's; it may change between two awaits."""
+    """Reads the segments of one shard. The list belongs to the writer and may change between two awaits."""
 
     def __init__(
         self,
@@ -108,12 +108,12 @@ class ShardReader:
         self._cache = cache
         self._segments = segments
         self._on_damage = on_damage
-        # Where readers of a partition left off: most come back for what follows.
+        # The segment where a reader of a partition stopped: most readers continue from there.
         self._hints: dict[tuple[TopicPartition, int], int] = {}
-        self._rebuilding = asyncio.Lock()  # two at once would write the same file
+        self._rebuilding = asyncio.Lock()  # two rebuilds at once would write the same file
 
     async def index(self, segment: Segment) -> Index:
-        """The segment's index, from memory, from its file, or from the segment itself."""
+        """The segment's index: from memory, from its file, or rebuilt from the segment."""
         if segment.growing is not None:
             return segment.growing
         cached = self._cache.get(segment.path)
@@ -148,7 +148,7 @@ class ShardReader:
     async def first_offset(
         self, key: TopicPartition, floor: int, is_served: IsServed
     ) -> int | None:
-        """The first message of the partition that is served; None if there is none."""
+        """The offset of the partition's first message that readers get; None if there is none."""
         number = 0
         while (behind := await self._index_behind(number)) is not None:
             segment, index = behind
@@ -160,19 +160,19 @@ class ShardReader:
         return None
 
     async def _index_behind(self, number: int) -> tuple[Segment, Index] | None:
-        """The first segment behind a number, and its index. One that goes meanwhile is passed over."""
+        """The first segment behind a number, and its index. A segment that is removed meanwhile is skipped."""
         segments = self._segments
         while (place := bisect_right(segments, number, key=attrgetter("number"))) < len(segments):
             segment = segments[place]
             try:
                 return segment, await self.index(segment)
-            except FileNotFoundError:  # removed, or rewritten, which leaves one of the same number
+            except FileNotFoundError:  # removed, or rewritten: then a new one has its number
                 if segment in segments:
                     raise
         return None
 
     async def offset_at(self, key: TopicPartition, time_ns: int) -> int | None:
-        """The partition's first offset that was received at this time or later."""
+        """The partition's first offset received at this time or later."""
         for segment in list(self._segments):
             if segment.last_time_ns < time_ns:
                 continue
@@ -183,7 +183,7 @@ class ShardReader:
         return None
 
     async def entry_at(self, time_ns: int) -> int | None:
-        """The first entry that was received at this time or later."""
+        """The first entry received at this time or later."""
         for segment in list(self._segments):
             if segment.last_time_ns >= time_ns:
                 index = await self.index(segment)
@@ -204,8 +204,8 @@ class ShardReader:
     ) -> PartitionPage:
         """Batches with messages of the partition from `offset` on, up to `end_offset`.
 
-        A block that is not what its index says is a StaleIndexError; once indexes have been mended (`is_mended`) it is
-        damage: it is whole, and lies in a file where it does not belong.
+        A block that its index does not describe is a StaleIndexError. Once the indexes have been rebuilt (`is_mended`)
+        it is damage: a whole block in a file where it does not belong.
         """
         found: list[FoundBatch] = []
         gaps: list[DamageGap] = []
@@ -229,9 +229,9 @@ class ShardReader:
                 await self._read_places(segment, key, places, read, damaged, is_mended=is_mended)
             except (FileNotFoundError, StaleIndexError):
                 if found or gaps:
-                    break  # what there is so far is right; the next page begins with this segment
+                    break  # the page so far is right; the next page begins with this segment
                 raise
-            found += read  # all of a segment's, or none: the next page must not repeat them
+            found += read  # all batches of a segment or none: the next page must not repeat any
             gaps += damaged
             if places:
                 next_offset = places[-1].next_offset
@@ -239,15 +239,15 @@ class ShardReader:
             if is_full or size >= bytes_max:
                 break
         if not found and not gaps:
-            next_offset = end_offset  # nothing but holes up to the end
+            next_offset = end_offset  # only holes up to the end
         return PartitionPage(found, next_offset, gaps)
 
     async def _segments_from(self, key: TopicPartition, offset: int) -> list[Segment]:
-        """The first that has messages of the partition from an offset on, and all behind it as of now.
+        """The first segment with messages of the partition from an offset on, and all segments behind it now.
 
-        Those before it may go meanwhile: a reader of what follows does not mind.
+        Segments before it may be removed meanwhile without effect.
         """
-        number = self._hints.get((key, offset), 1) - 1  # of the segment that was passed last
+        number = self._hints.get((key, offset), 1) - 1  # the search begins with the hinted segment
         while (behind := await self._index_behind(number)) is not None:
             segment, index = behind
             if index.next_offset(key) <= offset:
@@ -293,12 +293,12 @@ class ShardReader:
                 found.append(FoundBatch(stored.block, stored.batch) if is_all else stored)
 
     def _gap(self, segment: Segment, place: _BlockRead, error: MalformedError) -> DamageGap:
-        self.tell_damage(segment, place, error)
+        self.report_damage(segment, place, error)
         return DamageGap(
             segment.path, place.position, str(error), place.first_offset, place.next_offset
         )
 
-    def tell_damage(self, segment: Segment, spot: Spot, error: MalformedError) -> None:
+    def report_damage(self, segment: Segment, spot: Spot, error: MalformedError) -> None:
         self._on_damage(Damage(segment.path, spot.position, spot.size, str(error)))
 
     # --- The whole shard ---
@@ -311,7 +311,7 @@ class ShardReader:
         bytes_max: int,
         is_served: IsServed | None,
     ) -> EntryPage:
-        """Stored batches from a position on. `is_served` None: all of them are."""
+        """Stored batches from a position on. `is_served` None: readers get all of them."""
         stretch = await self.stretch(position, bytes_max)
         if stretch is None:
             return EntryPage((), Position(epoch, end_entry))
@@ -326,11 +326,11 @@ class ShardReader:
             except FileNotFoundError:
                 if rest.first == stretch.first:
                     raise
-                end = rest.first  # what there is so far is right
+                end = rest.first  # the page so far is right
         return self._page(stretch.index, end, found, gaps, is_served)
 
     async def stretch(self, position: Position, bytes_max: int) -> BlockStretch | None:
-        """The blocks to read next from a position on; None if nothing is stored behind it."""
+        """The next blocks to read from a position on; None if nothing is stored there."""
         for segment in list(self._segments):
             if segment.last_entry < position.entry:
                 continue
@@ -345,7 +345,7 @@ class ShardReader:
     def _verify_cached(
         self, stretch: BlockStretch, found: list[FoundBatch], gaps: list[DamageGap]
     ) -> BlockStretch | None:
-        """Add what can be had of a stretch without waiting; the rest of it, if that is not all."""
+        """Add the batches of a stretch that can be read without waiting. Returns the rest, if any."""
         with self._files.use(stretch.segment.path) as file:
             for piece in stretch.pieces(PIECE_BYTES):
                 data = file.read_nowait(piece.begin, piece.size)
@@ -361,7 +361,7 @@ class ShardReader:
         found: list[FoundBatch],
         gaps: list[DamageGap],
     ) -> None:
-        """Add the batches in the bytes of a stretch."""
+        """Add the batches in the bytes of a stretch, and gaps for damaged blocks."""
         positions, begin = stretch.positions, stretch.begin
         for number, at in enumerate(positions[:-1]):
             try:
@@ -384,7 +384,7 @@ class ShardReader:
         gaps: list[DamageGap],
         is_served: IsServed | None,
     ) -> EntryPage:
-        """What was found in the blocks before block `end`."""
+        """The page of what was found in the blocks before block `end`."""
         last_entry = index.block_place(end - 1)[0]
         epochs = found[-1].batch.envelope.epochs if found else b""
         position = Position(int.from_bytes(epochs[-8:], "little"), last_entry + 1)
@@ -396,13 +396,13 @@ class ShardReader:
 
     @staticmethod
     def _last_block_within(index: Index, first: int, end: int) -> int:
-        """Behind the last block that ends before this position; one block at least."""
+        """The number behind the last block that ends by this position; one block at least."""
         if index.covered_bytes <= end:
             return index.block_count()
         return max(index.first_block_from_position(end + 1) - 1, first + 1)
 
     async def read_bytes(self, segment: Segment, position: int, size: int) -> memoryview:
-        """FileNotFoundError if retention was quicker."""
+        """Read bytes of a segment. FileNotFoundError if retention has removed it."""
         with self._files.use(segment.path) as file:
             data = file.read_nowait(position, size)
         if data is None:
@@ -410,7 +410,7 @@ class ShardReader:
         return memoryview(data)
 
     async def _read_slowly(self, segment: Segment, position: int, size: int) -> bytes:
-        # The worker holds the file by itself: whoever waits here may be cancelled.
+        # The worker takes the file itself: this task may be cancelled while it waits.
         return await self._workers.submit(self._read_waiting, segment.path, position, size)
 
     def _read_waiting(self, path: str, position: int, size: int) -> bytes:
@@ -419,7 +419,7 @@ class ShardReader:
 
 
 def found_at(data: memoryview, at: int, runs: Sequence[int] | None) -> FoundBatch:
-    """The stored batch that begins at a place in `data`, both checksums verified."""
+    """The stored batch that begins at `at` in `data`, with both checksums verified."""
     head, body, size = block.unpack(data, at)
     if not head.is_stored:
         raise MalformedError("envelope base_offsets", "missing in a stored block")
@@ -429,7 +429,7 @@ def found_at(data: memoryview, at: int, runs: Sequence[int] | None) -> FoundBatc
 def _served(
     found: Iterable[FoundBatch], is_served: IsServed, passed: list[PassedRun]
 ) -> Iterator[FoundBatch]:
-    """What readers may see of these batches: those of which no run is served are left out."""
+    """The parts of these batches that readers get. A batch without any is left out."""
     for stored in found:
         head = stored.batch.envelope
         runs = served_runs(head, is_served)
@@ -444,7 +444,7 @@ def _served(
 def _places(
     index: Index, key: TopicPartition, offset: int, is_served: IsServed
 ) -> Iterator[_BlockRead]:
-    """The blocks to read for a partition, in order; the runs of one block together."""
+    """The blocks to read for a partition, in order, each with all its wanted runs."""
     group: list[RunPlace] = []
     for place in index.runs_from(key, offset):
         entry, _, time_ns = index.block_place(place.block)
@@ -474,7 +474,7 @@ def _place(index: Index, group: Sequence[RunPlace]) -> _BlockRead:
 def adjoining(
     places: Iterable[AnySpot], bytes_max: int = _READ_BYTES_MAX
 ) -> Iterator[list[AnySpot]]:
-    """Blocks in the order of the file, in groups to be read at once: up to `bytes_max`, or a single one."""
+    """Group blocks, given in file order, for single reads of at most `bytes_max`, or of one larger block."""
     group: list[AnySpot] = []
     for place in places:
         if group and (

@@ -1,7 +1,7 @@
-"""A data directory as it is found: locked, its shards opened and mended, everything put back to where it stood.
+"""Opens a data directory: locks it, opens and mends its shards, and restores the state of the log.
 
-Usually the catalogue knows all but what lies in each shard's last segment, which is scanned. Where the catalogue
-itself is damaged or gone, the segments tell what it may have known: topics, and offsets that must not be given again.
+Usually the catalogue knows everything but the content of each shard's last segment, which is scanned. Where the
+catalogue is damaged or gone, the segments tell what it may have known: topics, and offsets that must not be used again.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Difference, FixedPolicy, Policies
 
 FORMAT: Final = 1
-# A plain body has 4 bytes a message or more. A compressed one may have next to none, but not more than this.
+# A plain body has at least 4 bytes per message. A compressed one may have almost none, but no more messages than this.
 _DAMAGED_MESSAGES_MAX: Final = BODY_BYTES_CEILING // 4
 _NAMES_SHOWN_MAX: Final = 3
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What opening found: nothing to tell after a clean close."""
+    """What opening a data directory found. After a clean close there is nothing to report."""
 
     was_clean: bool
-    torn: Sequence[str]  # tails that a crash left, cut off
-    damage: Sequence[str]  # stored once, unreadable now
-    differences: Sequence[Difference]  # topics whose fixed policy the rules would choose otherwise
+    torn: Sequence[str]  # tails that a crash left and that were cut off
+    damage: Sequence[str]  # stored bytes that are unreadable now
+    differences: Sequence[Difference]  # topics whose fixed policy differs from the rules
 
 
 class _FormatFile(msgspec.Struct):
-    """`keeps_account`: whatever retention ever removed is written down beside the segments that stayed."""
+    """The file `runnel.json`. `keeps_account`: every removal by retention is recorded beside the remaining segments."""
 
     format: int
     keeps_account: bool = False
 
 
 def checked_directory(directory: str | PathLike[str]) -> str:
-    """The path as text. An empty one would mean the root of the file system once a name is added."""
+    """The path as text. An empty path is refused: with a file name added it would mean the root of the file system."""
     try:
         text = fspath(directory)
     except TypeError:
@@ -77,7 +77,7 @@ def checked_directory(directory: str | PathLike[str]) -> str:
 
 
 def lock_directory(disk: Disk, directory: str) -> DiskLock:
-    """In a worker: lock the directory for this process; make it, or check that we can read it."""
+    """Make the directory, or check its format, and lock it for this process. Runs in a worker."""
     try:
         disk.make_directory(directory)
         _refuse_foreign(directory, disk.list(directory))
@@ -93,7 +93,7 @@ def lock_directory(disk: Disk, directory: str) -> DiskLock:
         if paths.FORMAT_FILE in disk.list(directory):
             check_format(disk, path)
         else:
-            # A directory with journals that has lost this file may be an older one.
+            # A directory with journals but without this file may come from an older Runnel.
             is_new = paths.JOURNALS not in disk.list(directory)
             _write_format(disk, directory, keeps_account=is_new)
     except BaseException:
@@ -103,7 +103,7 @@ def lock_directory(disk: Disk, directory: str) -> DiskLock:
 
 
 def _refuse_foreign(directory: str, names: Sequence[str]) -> None:
-    """Before anything is written: a mistyped path must not mix our files with somebody else's."""
+    """Refuse a directory with foreign files before anything is written: the path may be mistyped."""
     foreign = [] if paths.FORMAT_FILE in names else paths.foreign_names(names)
     if foreign:
         shown = ", ".join(repr(name) for name in foreign[:_NAMES_SHOWN_MAX])
@@ -122,12 +122,12 @@ def _write_format(disk: Disk, directory: str, *, keeps_account: bool) -> None:
 
 
 def keeps_account(disk: Disk, directory: str) -> bool:
-    """Whether a segment that is missing, and was not written down as removed, is a loss."""
+    """Whether removals are recorded, so that a missing segment without such a record is a loss."""
     return check_format(disk, f"{directory}/{paths.FORMAT_FILE}").keeps_account
 
 
 def keep_account(disk: Disk, directory: str) -> None:
-    """In a worker: from now on removals are written down. An older Runnel does not mind."""
+    """State that removals are recorded from now on. An older Runnel ignores this. Runs in a worker."""
     if not keeps_account(disk, directory):
         _write_format(disk, directory, keeps_account=True)
 
@@ -152,7 +152,7 @@ def check_format(disk: Disk, path: str) -> _FormatFile:
 
 
 class Recovery:
-    """From the records of the catalogue and the files of the shards to what the log was."""
+    """Restores a log from the records of its catalogue and the files of its shards."""
 
     def __init__(
         self,
@@ -174,15 +174,15 @@ class Recovery:
         self._shard = shard
         self._states = states
         self._marks = marks
-        # The last record that is left does not tell how the process ended, if some behind it are lost.
+        # If records behind it are lost, the last one left does not tell how the process ended.
         self._is_closed = state.is_closed and not loaded.damage
         self._was_clean = self._is_closed or not loaded.records
-        # A record at the end that rots looks like one that was torn; a file may be missing altogether.
+        # A damaged record at the end looks like a torn one, and the whole file may be missing.
         self.is_incomplete = bool(loaded.damage or loaded.torn or not loaded.records)
         self._torn = [loaded.torn] if loaded.torn else []
         self._damage = list(loaded.damage)
-        self._known_damage: list[Damage] = []  # since an earlier start
-        # An older Runnel that was the last here has removed segments, and the account of them, without a word.
+        self._known_damage: list[Damage] = []  # from earlier starts
+        # If an older Runnel ran here last, it may have removed segments and the records of removals.
         is_older = bool(state.epoch) and not state.has_marks
         self._losses = LossRecovery(
             disk,
@@ -191,14 +191,14 @@ class Recovery:
         )
 
     def judge_marks(self, found: MarksFound) -> None:
-        """The synced marks as they were found: what is damaged of them, or that they are gone."""
+        """Report synced marks that are damaged, torn or gone."""
         self._damage += found.damage
         self._torn += found.torn
         if self._state.has_marks and not found.is_present:
             self._damage.append(missing_marks(self._directory))
 
     def find_shards(self) -> list[tuple[ShardId, list[OpenedSegment]]]:
-        """In a worker: every shard on disk, its last segment mended if a crash cut it, and its state."""
+        """Open every shard on disk and its state; mend a last segment that a crash cut. Runs in a worker."""
         recorded = {paths.folder_name(topic.policy.journal): topic for topic in self._state.topics}
         found = []
         root = f"{self._directory}/{paths.JOURNALS}"
@@ -210,9 +210,9 @@ class Recovery:
                 with self._files.use(path, FileAccess.READ) as file:
                     journal = file.read(0, file.size()).decode(errors="replace")
             elif any(child.isdecimal() for child in children):
-                journal = ""  # lost: it comes before the shards' folders
+                journal = ""  # lost: the name file is written before the shards' folders
             else:
-                continue  # a crash before anything was stored in it
+                continue  # a crash came before anything was stored in it
             if paths.folder_name(journal) != name:
                 known = recorded.get(name)
                 problem = "does not name this folder" if journal else "missing"
@@ -230,8 +230,8 @@ class Recovery:
         for state in self._states.open_found([shard_id for shard_id, _ in found]):
             self._torn += [state.torn] if state.torn else []
             self._damage += state.damage
-        self._damage += [missing_file(*gone) for gone in self._marks.unasked()]
-        # The catalogue, or a mark, may know that there was something in a shard whose folder is gone.
+        self._damage += [missing_file(*gone) for gone in self._marks.orphans()]
+        # The catalogue or a mark may know a shard whose folder is gone.
         there = {shard_id for shard_id, _ in found}
         gone = [*self._state.checkpoints, *self._marked_shards(recorded)]
         found += [(each, []) for each in dict.fromkeys(gone) if each not in there]
@@ -239,7 +239,7 @@ class Recovery:
 
     def _marked_shards(self, recorded: Mapping[str, Topic]) -> Iterator[ShardId]:
         """Shards that have a synced mark and no folder."""
-        for path, _ in self._marks.unasked():
+        for path, _ in self._marks.orphans():
             journal, _, shard = path.removeprefix(f"{self._directory}/").rpartition("/")
             name = journal.removeprefix(f"{paths.JOURNALS}/")
             if shard.isdecimal() and "/" not in name:
@@ -249,7 +249,7 @@ class Recovery:
                 )
 
     def load(self, found: Sequence[tuple[ShardId, list[OpenedSegment]]]) -> list[Record]:
-        """Put the shards back to where they stood. Returns what has to be recorded of it."""
+        """Restore the shards. Returns the records to add to the catalogue."""
         news: list[Record] = []
         for shard_id, checkpoints in self._state.checkpoints.items():
             for checkpoint in checkpoints:
@@ -262,25 +262,27 @@ class Recovery:
             next_entry = max([checkpoint.next_entry for checkpoint in recorded], default=1)
             offsets = {part.key: part.next_offset for part in partitions.get(shard_id, ())}
             mark = self._marks.get(shard.losses.folder) or Mark(0, 0)
-            self._known_damage += self._losses.look(shard, opened, next_entry, offsets, mark)
+            self._known_damage += self._losses.locate_breaks(
+                shard, opened, next_entry, offsets, mark
+            )
             for item in opened:
-                # Where a full segment ends is recorded before the next begins. Unless the catalogue is an older one,
-                # of a copy that was made piece by piece: then it knows nothing of what came after.
+                # The end of a full segment is recorded before the next segment begins. A copy made file by file may
+                # have an older catalogue, which does not know later segments.
                 if item.segment.growing is None and item.segment.last_entry >= next_entry:
                     self.is_incomplete = True
                 shard.replay(item)
                 if item.segment.growing is not None:
                     self._advance(shard_id, item.segment.growing.next_offsets().items())
             if self._losses.has_lost_end(shard_id):
-                news += self._pass_over_all(shard, mark.end)
+                news += self._skip_lost_segment(shard, mark.end)
             elif opened and opened[-1].damage:
-                news += self._pass_over_damage(shard, opened[-1])
+                news += self._skip_damaged_numbers(shard, opened[-1])
             self._torn += [item.torn for item in opened if item.torn]
             self._damage += [bad for item in opened for bad in item.damage]
         return news
 
     async def remember_losses(self, workers: Workers, shards: Iterable[DiskShard]) -> None:
-        """Find which messages are missing where something is, and write it down for every later start."""
+        """Find the lost messages of broken shards, and store them for every later start."""
         broken = self._losses.broken()
         partitions = self._partitions_by_shard() if broken else {}
         for shard_id in broken:
@@ -289,14 +291,16 @@ class Recovery:
                 for part in partitions.get(shard_id, ())
                 if self._state.topics.find(part.key[0]) is not None
             }
-            self._damage += await workers.submit(self._losses.find, self._shard(shard_id), ends)
+            self._damage += await workers.submit(
+                self._losses.find_lost_messages, self._shard(shard_id), ends
+            )
         for shard in shards:
             await shard.save_losses()
-        with suppress(OSError):  # then nothing that is missing is told as lost
+        with suppress(OSError):  # then later starts do not report missing segments as losses
             await workers.submit(keep_account, self._disk, self._directory)
 
     def _partitions_by_shard(self) -> dict[ShardId, list[Partition]]:
-        """In one walk: there may be as many shards as topics."""
+        """All partitions, in a single pass: there may be as many shards as topics."""
         found: dict[ShardId, list[Partition]] = {}
         for topic in self._state.topics:
             for part in topic.partitions:
@@ -314,7 +318,7 @@ class Recovery:
             self._partition_found(shard, key).advance(next_offset)
 
     def _partition_found(self, shard: ShardId, key: TopicPartition) -> Partition:
-        """The partition of messages met in a segment; made anew if the catalogue has lost it."""
+        """The partition of messages found in a segment; restored if the catalogue has lost it."""
         partition = self._state.topics.recorded_partition(*key)
         return self._restore(shard, key) if partition is None else partition
 
@@ -328,29 +332,29 @@ class Recovery:
         restored = self._state.topics.restore(topic, self._policies.for_recorded(topic, fixed))
         return restored.partitions[number]
 
-    def _pass_over_damage(self, shard: DiskShard, last: OpenedSegment) -> list[Record]:
-        """Numbers that damaged bytes of the last segment held, or may have held, are not given again.
+    def _skip_damaged_numbers(self, shard: DiskShard, last: OpenedSegment) -> list[Record]:
+        """Skip the numbers that damaged bytes of the last segment used or may have used.
 
-        Segments before it do not matter: the catalogue knows where each of them ended.
+        Earlier segments do not matter: the catalogue knows where each of them ended.
         """
         growing = last.segment.growing
         if growing is None or not (last.lost or last.unknown):
             return []
         if last.unknown:
-            if last.unknown[-1].block == growing.block_count():  # nothing behind it has a number
+            if last.unknown[-1].block == growing.block_count():  # no block follows the damage
                 shard.writer.skip_entries(last.unknown_bytes // block.HEADER_BYTES + 1)
             self._skip_offsets(shard.id, growing, last)
-        return self._where(shard)
+        return self._position_records(shard)
 
-    def _pass_over_all(self, shard: DiskShard, lost_bytes: int) -> list[Record]:
-        """The same where the last segment is gone altogether: any partition may have had messages in it."""
+    def _skip_lost_segment(self, shard: DiskShard, lost_bytes: int) -> list[Record]:
+        """Skip the numbers of a lost last segment: any partition may have had messages in it."""
         shard.writer.skip_entries(lost_bytes // block.HEADER_BYTES + 1)
         for part in self._partitions_in(shard.id):
             part.advance(part.next_offset + lost_bytes // 4 + _DAMAGED_MESSAGES_MAX)
-        return self._where(shard)
+        return self._position_records(shard)
 
-    def _where(self, shard: DiskShard) -> list[Record]:
-        """Records of where a shard and its partitions stand."""
+    def _position_records(self, shard: DiskShard) -> list[Record]:
+        """Records of the next entry of a shard and the next offsets of its partitions."""
         partitions = self._partitions_in(shard.id)
         return [
             shard.checkpoint(),
@@ -358,7 +362,7 @@ class Recovery:
         ]
 
     def _skip_offsets(self, shard: ShardId, growing: GrowingIndex, last: OpenedSegment) -> None:
-        """Any partition without a message behind the damage may have had some in it."""
+        """Skip offsets of every partition without a message behind the damage: it may have had some there."""
         begin = max(item.damage.position for item in last.unknown)
         skipped = last.unknown_bytes // 4 + _DAMAGED_MESSAGES_MAX
         for part in self._partitions_in(shard):
@@ -366,12 +370,12 @@ class Recovery:
                 part.advance(part.next_offset + skipped)
 
     async def reconcile(self, shards: Iterable[DiskShard]) -> None:
-        """Learn from all segments what an incomplete catalogue may have forgotten."""
+        """Restore from all segments what an incomplete catalogue may lack."""
         for shard in shards:
             for key, next_offset in await shard.next_offsets():
                 partition = self._partition_found(shard.id, key)
                 if next_offset > partition.floor and self._state.topics.find(key[0]) is None:
-                    # Messages behind the end of a deleted topic: it was made again, and that record is lost.
+                    # Messages behind the end of a deleted topic: it was made again, and the record of that is lost.
                     partition = self._restore(shard.id, key)
                 partition.advance(next_offset)
 
@@ -383,7 +387,7 @@ class Recovery:
             for difference in self._policies.differences(topic.name, topic.policy.fixed)
         ]
         is_whole = not self._torn and not self._damage
-        # Of two words about one place the later knows more.
+        # Of two reports about one place the later one knows more.
         damage = {(bad.path, bad.position): bad for bad in (*self._damage, *self._known_damage)}
         return Recovered(
             self._was_clean and is_whole,

@@ -1,4 +1,4 @@
-"""One shard on disk: its segments, a writer, a reader and a trimmer, and who may see what."""
+"""`DiskShard`: one shard on disk, with its segments, writer, reader and trimmer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 
 class DiskShard:
-    """See the module's first line. `find` finds a partition."""
+    """Appends to, reads and trims one shard, and decides which messages readers get. `find` looks up a partition."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class DiskShard:
         self._find = find
         self._shard_holds = shard_holds
         self._segments: list[Segment] = []
-        self._tell_damage = on_damage
+        self._report_damage = on_damage
         self.losses = ShardLosses(parts.disk, folder.folder, make_folder)
         self.writer = ShardWriter(
             shard, parts, policy, folder, self._segments, producers, stored_producers, make_folder
@@ -99,12 +99,13 @@ class DiskShard:
             on_removed=self._forget_first_offsets,
         )
         self._counter = MessageCounter(self._reader, parts.workers, find)
-        self.hidings = 0  # rises when messages have been hidden
+        self.hide_count = 0  # rises whenever messages are hidden
         self.has_hidden = False  # purged or deleted messages may lie here
-        self._first_offsets: dict[TopicPartition, int] = {}  # replaced when something may have gone
+        # Replaced when messages may have been removed.
+        self._first_offsets: dict[TopicPartition, int] = {}
 
     def use_policy(self, policy: JournalPolicy) -> None:
-        """Rotate and retain by this from now on."""
+        """Rotate and retain by this policy from now on."""
         self.policy = policy
         self.writer.use_policy(policy)
         self._trimmer.use_policy(policy)
@@ -113,28 +114,28 @@ class DiskShard:
     # --- Opening and closing ---
 
     def load(self, opened: Sequence[OpenedSegment]) -> None:
-        """Take over segments found on disk. The last, if it has room, is written to again."""
+        """Take over segments found on disk. The last one, if it has room, is written to again."""
         for found in opened:
             self._segments.append(found.segment)
             if found.segment.growing is not None and found is not opened[-1]:
                 self.writer.unsealed.append(found.segment)
-            self.writer.go_on_from(found.segment.last_entry + 1, found.segment.last_time_ns)
+            self.writer.continue_from(found.segment.last_entry + 1, found.segment.last_time_ns)
             self.writer.last_number = max(self.writer.last_number, found.segment.number)
 
     def restore(self, checkpoint: ShardAt) -> None:
-        """Where the shard stood by the catalogue; segments that follow are replayed on top."""
-        self.writer.go_on_from(checkpoint.next_entry, checkpoint.last_time_ns)
+        """Restore the shard from the catalogue. Later segments are replayed on top."""
+        self.writer.continue_from(checkpoint.next_entry, checkpoint.last_time_ns)
         self.producers.load(checkpoint.producers)
         self.stored_producers.load(checkpoint.producers)
 
     def replay(self, found: OpenedSegment) -> None:
-        """Named publishers' batches that were met while scanning a segment."""
+        """Record the named publishers' batches found while a segment was scanned."""
         for seen in found.producers:
             for table in (self.producers, self.stored_producers):
                 table.replay(seen.producer, seen.term, seen.number, seen.entry, seen.time_ns)
 
     def checkpoint(self) -> ShardAt:
-        """Where the shard stands, by what is stored. Offsets are recorded per partition."""
+        """The record of what is stored in the shard. Offsets are recorded per partition."""
         return ShardAt(
             self.id.journal,
             self.id.shard,
@@ -145,7 +146,7 @@ class DiskShard:
         )
 
     async def next_offsets(self) -> list[tuple[TopicPartition, int]]:
-        """Behind the last message of every key, by all segments."""
+        """The offset behind the last message of every topic-partition, segment by segment."""
         found: list[tuple[TopicPartition, int]] = []
         for segment in list(self._segments):
             index = await self._reader.index(segment)
@@ -153,7 +154,7 @@ class DiskShard:
         return found
 
     def resume(self) -> None:
-        """In a worker: make the last segment one that can be written to, if it was sealed."""
+        """Make a sealed last segment writable again, if it has room. Runs in a worker."""
         last = self._segments[-1] if self._segments else None
         if last is None or last.growing is not None or last.is_short:
             return
@@ -162,12 +163,12 @@ class DiskShard:
 
     @asynccontextmanager
     async def undisturbed(self) -> AsyncIterator[None]:
-        """Nothing is removed, rewritten or sealed meanwhile. Messages are stored all the same."""
+        """Within this context no segment is removed, rewritten or sealed. Messages are still stored."""
         async with self._trimmer.at_work, self.writer.sealing:
             yield
 
     def growing_ends(self) -> dict[str, int]:
-        """How far the segments that are written to, or were last, reach by now."""
+        """The current ends of the segments that are not sealed yet, by path."""
         return {
             segment.path: segment.end for segment in self._segments if segment.growing is not None
         }
@@ -179,28 +180,28 @@ class DiskShard:
             await self.save_losses()
 
     def index_of(self, segment: Segment) -> Index:
-        """In a worker, while nobody else reads: the index of any segment."""
+        """The index of any segment. Runs in a worker while there are no readers."""
         if segment.growing is not None:
             return segment.growing
         return self._folder.resume_index(segment)
 
     async def save_losses(self) -> None:
-        """Store what is newly known to be missing. If that fails, the next start finds it again, or is told less."""
-        # Numbers of segments that are gone are not given again.
+        """Store new losses. If that fails, the next start finds them again, or reports less."""
+        # Numbers of missing segments are not used again.
         self.writer.last_number = max(self.writer.last_number, self.losses.remembered.last_number)
         if not self.losses.is_saved:
             with suppress(OSError):
                 await self._parts.workers.submit(self.losses.save)
 
     def _on_damage(self, damage: Damage) -> None:
-        """A reader met damage: the next start tells of it, too."""
+        """Remember damage that a reader found, so that the next start reports it too."""
         numbered = paths.segment_number(damage.path.rpartition("/")[2])
         if numbered is not None:
             self.losses.add_place(numbered[0], damage)
-        self._tell_damage(damage)
+        self._report_damage(damage)
 
     async def seal_all(self) -> None:
-        """Everything recorded and indexed on disk, so that the next start need not scan."""
+        """Record and index everything on disk, so that the next start need not scan."""
         active = self.writer.active
         if active is not None:
             await self.writer.checkpoint(active)
@@ -209,7 +210,7 @@ class DiskShard:
             await self.writer.seal(segment)
 
     async def reopen(self) -> Sequence[OpenedSegment]:
-        """After a failed sync: cut off what was never known to be stored, then recover as at start."""
+        """After a failed sync: cut off what is not known to be stored, then recover as at start."""
         async with self._trimmer.at_work, self.writer.sealing:
             await self.writer.wait_idle()
             opened = await self._parts.workers.submit(self._recover)
@@ -227,7 +228,7 @@ class DiskShard:
                 file.truncate(active.end)
                 file.sync()
         if self._segments:
-            self._folder.check_there()
+            self._folder.check_exists()
         self._folder.discard_beyond(self._segments[-1].number if self._segments else 0)
         return self._folder.open_all()
 
@@ -271,9 +272,9 @@ class DiskShard:
                 future.set_result(answer)
 
     async def _original_answer(self, entry: int | None, repeated: Envelope) -> Appended:
-        """Looked up; without offsets if the batch is no longer there in full.
+        """Look up the answer to the original batch; without offsets if the batch is no longer complete.
 
-        ProducerFault if another batch has its number: to call that one repeated would lose it.
+        ProducerFault if the entry is another batch: answering `repeated` as a repetition would lose it.
         """
         unknown = Appended((), entry or 0, 0, 0, Level.STORED, is_repeated=True)
         if entry is None:
@@ -281,7 +282,7 @@ class DiskShard:
         try:
             page = await self._reader.read_entries(Position(0, entry), entry + 1, 0, 1, None)
         except FileNotFoundError:
-            return unknown  # retention was quicker
+            return unknown  # retention has removed it
         head = page.found[0].batch.envelope if page.found else None
         if head is None or head.entry != entry or head.rows:
             return unknown
@@ -323,32 +324,32 @@ class DiskShard:
                 )
             if known is None:
                 return OffsetBounds(next_offset, next_offset)
-            if self.policy.retain.age_ns is None:  # else it moves on with the clock
+            if self.policy.retain.age_ns is None:  # otherwise it moves with the clock
                 first_offsets[partition.key] = known
         return OffsetBounds(known, partition.visible_next)
 
     async def offset_at(self, partition: Partition, time_ns: int) -> int:
-        async def look() -> int:
+        async def find() -> int:
             bounds = await self.bounds(partition)
             offset = await self._reader.offset_at(partition.key, time_ns)
             if offset is None:
                 return bounds.next_offset
             return min(max(offset, bounds.first_offset), bounds.next_offset)
 
-        return await _beside_retention(look)
+        return await _retry_removed(find)
 
     async def entry_at(self, time_ns: int) -> int:
-        """The first entry received at this time or later; the next one if none was."""
-        entry = await _beside_retention(lambda: self._reader.entry_at(time_ns))
+        """The first entry received at this time or later; the next entry if there is none."""
+        entry = await _retry_removed(lambda: self._reader.entry_at(time_ns))
         return self.writer.visible_next_entry if entry is None else entry
 
     def hide(self) -> None:
-        """Messages of some partition have been hidden: purged, or deleted with their topic."""
+        """Note that messages of a partition have been hidden: purged, or deleted with their topic."""
         self.has_hidden = True
-        self.hidings += 1
+        self.hide_count += 1
         self._counter.forget()
         self._first_offsets = {}
-        self._trimmer.look_again()
+        self._trimmer.recheck_all()
 
     async def read(self, partition: Partition, offset: int, bytes_max: int) -> PartitionPage:
         topic, number = partition.key
@@ -371,7 +372,7 @@ class DiskShard:
                     is_served,
                     is_mended=is_last,
                 )
-            except FileNotFoundError:  # retention was quicker: look again at what there is
+            except FileNotFoundError:  # retention has removed a segment: try again
                 if is_last:
                     raise
                 continue
@@ -379,7 +380,7 @@ class DiskShard:
                 await self._mend_indexes(partition.key)
                 continue
             if self.losses:
-                page = self.losses.tell(
+                page = self.losses.add_gaps(
                     page,
                     partition.key,
                     offset,
@@ -387,7 +388,7 @@ class DiskShard:
                     partition.floor,
                     is_served,
                 )
-            if page.first_offset > offset:  # a hole, or what lay there went while it was read
+            if page.first_offset > offset:  # a hole, or messages removed during the read
                 first_offset = (await self.bounds(partition)).first_offset
                 if offset < first_offset:
                     raise OffsetGoneError(topic, number, offset, first_offset)
@@ -402,17 +403,17 @@ class DiskShard:
                     await self._reader.rebuild_index(segment)
 
     def entries(self) -> OffsetBounds:
-        """The first entry that retention has left, lost or not, and the one behind the last that is stored."""
+        """The first entry that retention has left, lost or not, and the entry behind the last stored one."""
         end = self.writer.visible_next_entry
         first = self._segments[0].first_entry if self._segments else end
         return OffsetBounds(min(first, self.losses.first_entry or first), end)
 
     async def count(self, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
-        """Messages from this entry on whose topics match: right, or too high."""
+        """Count messages from this entry on whose topics match. The count is exact or too high."""
         return await self._counter.count(list(self._segments), entry, patterns, turn)
 
     def _check_position(self, position: Position) -> int:
-        """Behind the last entry there is; an error if the position is not between the ends."""
+        """The entry behind the last one. An error if the position is not between the ends."""
         bounds = self.entries()
         first, end = bounds.first_offset, bounds.next_offset
         if position.entry > end:
@@ -422,20 +423,20 @@ class DiskShard:
         return end
 
     def _served_filter(self) -> IsServed | None:
-        """Which messages readers may see; None when that is all of them."""
+        """Decides which messages readers get; None: all of them."""
         if not self.has_hidden and self.policy.retain.age_ns is None:
             return None
         return self._is_served(self._parts.clock.time_ns())
 
     async def read_entries(self, position: Position, bytes_max: int) -> EntryPage:
-        async def look() -> EntryPage:
+        async def read() -> EntryPage:
             end = self._check_position(position)
             page = await self._reader.read_entries(
                 position, end, self._parts.epoch, bytes_max, self._served_filter()
             )
-            return self.losses.tell_entries(page, position) if self.losses else page
+            return self.losses.add_entry_gaps(page, position) if self.losses else page
 
-        return await _beside_retention(look)
+        return await _retry_removed(read)
 
     async def messages_at(
         self,
@@ -443,9 +444,9 @@ class DiskShard:
         lasting: Mapping[TopicPartition, Partition],
         kept: Callable[[Partition, int], Batch | None],
     ) -> AsyncGenerator[Sequence[Chosen], None]:
-        """These messages, one offset a partition, with the batches that hold them. Those not there are left out.
+        """Find these messages, one offset per partition, with the batches that hold them. Missing ones are left out.
 
-        Of the partitions in `lasting` also one that has passed its age, or that is `kept` elsewhere.
+        For partitions in `lasting` a message is also found if it has passed its age, or if it is `kept` elsewhere.
         """
 
         def served_now() -> IsServed:
@@ -459,12 +460,12 @@ class DiskShard:
 
             return is_wanted
 
-        picking = MessagePicker(self._reader, self._segments, wanted, served_now)
-        async with aclosing(picking.pick()) as found:
+        picker = MessagePicker(self._reader, self._segments, wanted, served_now)
+        async with aclosing(picker.pick()) as found:
             with suppress(StopAsyncIteration):
                 while True:
-                    yield await anext(found)  # in no variable, see there
-        for key, offset in picking.left.items():
+                    yield await anext(found)  # no variable, see `pick`
+        for key, offset in picker.left.items():
             if key in lasting and (message := kept(lasting[key], offset)) is not None:
                 yield (Chosen(message, (0,)),)
 
@@ -475,13 +476,13 @@ class DiskShard:
         return await self._trimmer.trim(self._is_served)
 
     async def rewrite(self, keep: KeepOffsets) -> int:
-        """Rewrite every sealed segment, keeping only these offsets; how many segments changed."""
+        """Rewrite every sealed segment, keeping only these offsets. Returns the number of segments."""
         return await self._trimmer.rewrite(keep)
 
     def _forget_first_offsets(self) -> None:
         self._first_offsets = {}
 
-    # --- Telling ---
+    # --- Statistics ---
 
     def statistics(self) -> ShardStatistics:
         counters = self.writer.counters
@@ -503,9 +504,9 @@ class DiskShard:
         )
 
 
-async def _beside_retention(look: Callable[[], Awaitable[_T]]) -> _T:
-    """What there is; where retention was quicker, it is looked at again."""
+async def _retry_removed(read: Callable[[], Awaitable[_T]]) -> _T:
+    """Read, and try again if retention removes a segment meanwhile."""
     for _ in range(_READ_ATTEMPTS - 1):
         with suppress(FileNotFoundError):
-            return await look()
-    return await look()
+            return await read()
+    return await read()

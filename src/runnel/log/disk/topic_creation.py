@@ -9,22 +9,22 @@ from runnel.config import Keep
 from runnel.errors import ClientFault
 from runnel.log.log import LogListener
 from runnel.log.metadata.catalogue import Catalogue, PartitionAt
-from runnel.log.metadata.catalogue_state import made
+from runnel.log.metadata.catalogue_state import topic_record
 from runnel.log.metadata.topic_table import Topic, TopicTable, kept_elsewhere
 
 
 class TopicCreation:
-    """The topics that were made and are not in the catalogue yet."""
+    """Holds new topics until they are in the catalogue."""
 
     def __init__(self, topics: TopicTable, catalogue: Catalogue, listener: LogListener) -> None:
         self._topics = topics
         self._catalogue = catalogue
         self._listener = listener
-        self._made: list[Topic] = []  # by the call that is under way
+        self._made: list[Topic] = []  # by the current call
         self._unrecorded: dict[str, asyncio.Future[None]] = {}  # on their way to the catalogue
 
     def on_made(self, topic: Topic) -> None:
-        """The topic table has a new topic. ClientFault if it is not to be kept on disk."""
+        """Take a new topic of the topic table. ClientFault if its policy does not keep it on disk."""
         if topic.policy.keep is not Keep.DISK:
             self._topics.forget(topic)
             raise ClientFault(kept_elsewhere(topic, "on disk"))
@@ -36,14 +36,14 @@ class TopicCreation:
         if not self._made:
             return
         topics, self._made = self._made, []
-        # A topic that is made again hides messages on their way to its predecessor. No other record says so.
+        # A topic that is made again hides messages under way to its predecessor. No other record says so.
         floors = [
             PartitionAt(*part.key, part.next_offset, part.floor)
             for topic in topics
             for part in topic.partitions
             if part.floor > 1
         ]
-        recorded = self._catalogue.add_made(lambda: [*map(made, topics), *floors])
+        recorded = self._catalogue.add_made(lambda: [*map(topic_record, topics), *floors])
         self._unrecorded.update(dict.fromkeys((topic.name for topic in topics), recorded))
 
         def done(future: asyncio.Future[None]) -> None:
@@ -57,7 +57,7 @@ class TopicCreation:
         recorded.add_done_callback(done)
 
     def unrecorded(self, names: Iterable[str]) -> list[asyncio.Future[None]]:
-        """Futures that are done when these topics are recorded; none for topics that are."""
+        """Futures that are done when these topics are recorded; none for topics recorded already."""
         if not self._unrecorded:
             return []
         waiting = map(self._unrecorded.get, names)

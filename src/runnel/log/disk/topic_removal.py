@@ -1,4 +1,4 @@
-"""Topics purged and deleted: from the moment it is recorded readers see no more of them; retention frees the room."""
+"""Purges and deletes topics: once recorded, readers see no more of them, and retention frees the room later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runnel.log.metadata.topic_table import Partition, TopicTable
 
 
 class TopicRemoval:
-    """Hides by floors: below a partition's floor there is nothing for readers any more."""
+    """Hides messages by raising floors: readers get no message below its partition's floor."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class TopicRemoval:
         self._listener = listener
 
     def hide_again(self, shards: Mapping[ShardId, DiskShard]) -> None:
-        """After opening: tell shards of what the catalogue says is hidden in them."""
+        """After opening: notify the shards in which the catalogue says that messages are hidden."""
         for topic in self._topics:
             for partition in topic.partitions:
                 if topic.is_deleted or partition.floor > 1:
@@ -40,13 +40,13 @@ class TopicRemoval:
                         shard.hide()
 
     async def purge(self, name: str) -> None:
-        """Hide all messages that are there now."""
-        floors, hide = self._hiding(name)
+        """Hide all messages that are stored now."""
+        floors, hide = self._prepare_hiding(name)
         await self._catalogue.add(*floors, apply=hide)
 
     async def delete(self, name: str) -> None:
         """Hide the topic and its messages."""
-        floors, hide = self._hiding(name)
+        floors, hide = self._prepare_hiding(name)
         deleted: Sequence[Partition] = ()
 
         def apply() -> None:
@@ -56,15 +56,15 @@ class TopicRemoval:
             self._listener.on_topic_deleted(name)
 
         await self._catalogue.add(*floors, TopicDeleted(name), apply=apply)
-        # What was on its way meanwhile belongs to the deleted topic too, which only its floors tell.
+        # Messages stored meanwhile belong to the deleted topic too. Only its floors say so.
         ends = [PartitionAt(*part.key, part.floor, part.floor) for part in deleted]
         late = [end for end in ends if end not in floors]
         if late:
-            with suppress(Unavailable):  # it is deleted; a snapshot says this again
+            with suppress(Unavailable):  # the topic is deleted; a snapshot records the floors again
                 await self._catalogue.add(*late)
 
-    def _hiding(self, name: str) -> tuple[list[PartitionAt], Callable[[], None]]:
-        """The records that hide what readers can see of a topic now, and what they mean once they are stored."""
+    def _prepare_hiding(self, name: str) -> tuple[list[PartitionAt], Callable[[], None]]:
+        """The records that hide a topic's visible messages, and the function that applies them once stored."""
         topic = self._topics.find(name)
         if topic is None:
             raise UnknownTopicError(f"topic {name!r} does not exist")

@@ -1,4 +1,4 @@
-"""Retention at work in one shard: segments ended, removed, and rewritten without what nobody wants any more."""
+"""Applies retention to one shard on disk: ends, removes and rewrites segments."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from runnel.log.segments.segments import IndexCache, Segment, SegmentFolder
 from runnel.topics.names import TopicPartition
 from runnel.topics.policies import JournalPolicy
 
-# What is looked up of so many partitions at a time keeps nobody else waiting.
+# Partitions looked up between two turns of the loop.
 _PARTITIONS_AT_ONCE: Final = 100
-# Of a segment with more partitions it is not remembered which offsets of each it holds.
+# The offsets of each partition in a segment are remembered for segments with at most this many partitions.
 _SPANS_KEPT_MAX: Final = 1000
 
 
 class ShardTrimmer:
-    """One round at a time; `at_work` is held meanwhile, and by whoever must not meet one."""
+    """Runs rounds of retention, one at a time. A round holds `at_work`; so does code that must exclude rounds."""
 
     def __init__(
         self,
@@ -65,37 +65,37 @@ class ShardTrimmer:
         self._losses = losses
         self._find = find
         self._shard_holds = shard_holds
-        self._before_removal = before_removal  # of the last messages of these partitions
+        self._before_removal = before_removal  # gets the partitions whose last messages go
         self._on_damage = on_damage
         self._on_removed = on_removed
         self._may_be_sparse = False  # messages have been hidden
-        self._compact: set[str] = set()  # segments in which little is hidden
-        # Segments as they were last looked at for acknowledged messages: the version of the holds; end and spans.
-        self._looked_at: dict[str, tuple[int, int]] = {}
+        self._compact: set[str] = set()  # paths of segments in which little is hidden
+        # By segment path: the version of the holds at the last check for acknowledged messages; end and spans.
+        self._checked_at: dict[str, tuple[int, int]] = {}
         self._spans: dict[str, tuple[int, Sequence[PartitionSpan]]] = {}
         self.at_work = asyncio.Lock()
 
     def use_policy(self, policy: JournalPolicy) -> None:
-        """From the next decision on."""
+        """Use this policy from the next decision on."""
         self._policy = policy
 
-    def look_again(self) -> None:
-        """More messages have been hidden: segments may have become sparse."""
+    def recheck_all(self) -> None:
+        """Check all segments again: more messages have been hidden, and segments may have become sparse."""
         self._may_be_sparse = True
         self._compact.clear()
-        self._looked_at.clear()
+        self._checked_at.clear()
 
     async def trim(self, served_at: Callable[[int], IsServed]) -> Trimmed:
-        """One round: end what is old, remove what may go, rewrite what is mostly gone."""
+        """Run one round: end an old active segment, remove segments, rewrite sparse ones."""
         async with self.at_work:
             now_ns = self._parts.clock.time_ns()
-            with suppress(Unavailable):  # no room to record where it ended: what may go, goes first
+            with suppress(Unavailable):  # no room to record where it ends: removals below make some
                 await self._end_old_active(now_ns)
             for segment in list(self._writer.unsealed):
                 await self._writer.seal(segment)
             acknowledged, sparse = await self._remove_acked()
             trimmed = await self._trim(now_ns, served_at(now_ns))
-            # At the end: on a full disk, what is removed makes the room that this needs.
+            # Last: on a full disk the removals make the room that this needs.
             rewritten = await self._rewrite_acked(sparse)
             return Trimmed.of([acknowledged, trimmed, Trimmed(segments_rewritten=rewritten)])
 
@@ -120,7 +120,7 @@ class ShardTrimmer:
         return Trimmed(removed, removed_bytes, rewritten, sorted(decision.holds_passed))
 
     async def _decide(self, sealed: Sequence[Segment], holds: Holds, now_ns: int) -> Decision:
-        """What may go. Indexes are looked into for holds only if something would go without them."""
+        """Decide which segments go. Indexes are read for holds only if a segment would go without them."""
         policy = self._policy
         total_bytes = sum(segment.end for segment in self._segments)
         facts = [SegmentFacts(seg.number, seg.end, seg.last_time_ns) for seg in sealed]
@@ -131,7 +131,7 @@ class ShardTrimmer:
         return decision
 
     async def _end_old_active(self, now_ns: int) -> None:
-        """A segment whose period or whose messages' time is over is sealed even if nothing more comes."""
+        """Seal an active segment whose rotation period or retention age is over, even if nothing more arrives."""
         active = self._writer.active
         if active is None or active.is_empty or self._writer.queued_batches:
             return
@@ -152,13 +152,15 @@ class ShardTrimmer:
         return SegmentFacts(segment.number, segment.end, segment.last_time_ns, frozenset(held_by))
 
     async def _remove(self, segment: Segment) -> None:
-        await self._before_removal(_ending(await self._reader.index(segment), self._find))
+        await self._before_removal(
+            _partitions_ending_in(await self._reader.index(segment), self._find)
+        )
         await self._note_removed(segment)
         self._segments.remove(segment)
-        await self._let_go(segment)
+        await self._discard(segment)
 
     async def _note_removed(self, segment: Segment) -> None:
-        """Before it goes: a segment that is missing and was not removed by us is a loss. Unavailable: it must stay."""
+        """Record a removal before it happens: otherwise the missing segment would be a loss. Unavailable: keep it."""
         first = next((each.number for each in self._segments if each is not segment), None)
         before = self._losses.remembered
         self._losses.note_removed(segment.number, first)
@@ -170,24 +172,24 @@ class ShardTrimmer:
                 if error.errno not in NO_ROOM:
                     raise
                 self._cache.drop(segment.path)
-                await submit(self._folder.remove_index, segment)  # makes a little room
+                await submit(self._folder.remove_index, segment)  # frees a little room
                 await submit(self._losses.save)
         except OSError as error:
             self._losses.restore(before)
             raise Unavailable(f"{segment.path} cannot be removed: {error}") from error
 
-    async def _let_go(self, segment: Segment) -> None:
-        """It is no longer the shard's."""
+    async def _discard(self, segment: Segment) -> None:
+        """Remove the files and cached facts of a segment that has left the shard's list."""
         self._cache.drop(segment.path)
-        self._looked_at.pop(segment.path, None)
+        self._checked_at.pop(segment.path, None)
         self._spans.pop(segment.path, None)
         self._on_removed()
         await self._parts.workers.submit(self._folder.remove, segment)
 
-    # --- What subscriptions have acknowledged ---
+    # --- Acknowledged messages ---
 
     async def _remove_acked(self) -> tuple[Trimmed, list[tuple[Segment, Remainder]]]:
-        """Remove segments of which nothing is wanted any more; of those with little left, tell what."""
+        """Remove segments without wanted messages. Returns the sparse ones with their wanted messages."""
         removed = removed_bytes = 0
         sparse: list[tuple[Segment, Remainder]] = []
         version = self._shard_holds.version() if self._policy.retain.until is Until.ACKED else None
@@ -195,7 +197,7 @@ class ShardTrimmer:
             return Trimmed(), []
         holds = self._shard_holds.of_cursors()
         for segment in self._sealed():
-            if self._looked_at.get(segment.path) == version:
+            if self._checked_at.get(segment.path) == version:
                 continue
             left = await self._left_of(segment, holds)
             if left.is_nothing:
@@ -206,19 +208,19 @@ class ShardTrimmer:
             elif left.is_sparse:
                 sparse.append((segment, left))
             else:
-                self._looked_at[segment.path] = version
+                self._checked_at[segment.path] = version
         return Trimmed(removed, removed_bytes), sparse
 
     async def _rewrite_acked(self, sparse: Sequence[tuple[Segment, Remainder]]) -> int:
         rewritten = 0
         for segment, left in sparse:
-            if segment in self._segments:  # it was neither removed nor rewritten for other reasons
+            if segment in self._segments:  # neither removed nor rewritten meanwhile
                 await self._rewrite(segment, left.keep)
                 rewritten += 1
         return rewritten
 
     async def _left_of(self, segment: Segment, holds: Holds) -> Remainder:
-        """What is owed, not passed by a cursor, or covered by no subscription."""
+        """The messages that are owed, not passed by a cursor, or covered by no subscription."""
         messages = total = 0
         ranges: dict[TopicPartition, list[acked.Range]] = {}
         for number, span in enumerate(await self._spans_of(segment), 1):
@@ -253,7 +255,7 @@ class ShardTrimmer:
         return spans
 
     async def _held_from(self, segment: Segment, key: TopicPartition, holds: Holds) -> int | None:
-        """From which offset on cursors hold a partition in this segment."""
+        """The offset from which on cursors hold a partition in this segment."""
         offset, entry = holds.lowest_offset(key), holds.lowest_entry(key)
         if entry is None:
             return offset
@@ -274,7 +276,7 @@ class ShardTrimmer:
     async def _rewrite_sparse(
         self, segment: Segment, is_served: IsServed, holds: Holds | None
     ) -> int:
-        """Rewrite a segment if less than half of it is wanted: served, and held if it is there for that."""
+        """Rewrite a segment if at most half of it is wanted: served to readers and, if `holds` is given, held."""
 
         def is_wanted(key: TopicPartition, next_offset: int, time_ns: int, entry: int) -> bool:
             if holds is not None and not holds.is_held(key, next_offset, entry):
@@ -301,7 +303,7 @@ class ShardTrimmer:
         return 1
 
     async def rewrite(self, keep: KeepOffsets) -> int:
-        """Rewrite every sealed segment, keeping only these offsets; how many segments changed."""
+        """Rewrite every sealed segment, keeping only these offsets. Returns the number of segments."""
         async with self.at_work:
             sealed = self._sealed()
             for segment in sealed:
@@ -312,11 +314,15 @@ class ShardTrimmer:
         parts = self._parts
         index = await self._reader.index(segment)
         await self._before_removal(
-            [part for part in _ending(index, self._find) if not _keeps_end(index, part.key, keep)]
+            [
+                part
+                for part in _partitions_ending_in(index, self._find)
+                if not _keeps_end(index, part.key, keep)
+            ]
         )
 
-        def remember(met: AbstractSet[int]) -> None:
-            """In a worker: what could not be copied is known from the old index only, which goes."""
+        def save_losses(met: AbstractSet[int]) -> None:
+            """Store the losses before the old index goes: only it knows what could not be copied. Runs in a worker."""
             lost = _losses_of(segment, index, keep, met)
             if lost:
                 self._losses.add(lost)
@@ -331,7 +337,7 @@ class ShardTrimmer:
             self._shard.shard,
             parts.epoch,
             keep,
-            remember,
+            save_losses,
         )
         for damage in rewritten.scanned.damage:
             self._on_damage(damage)
@@ -339,13 +345,15 @@ class ShardTrimmer:
             try:
                 await self._note_removed(segment)
             except Unavailable:
-                return  # it stays for now
+                return  # the segment stays for now
         place = self._segments.index(segment)
         self._segments[place : place + 1] = [rewritten.segment] if rewritten.segment else []
-        await self._let_go(segment)
+        await self._discard(segment)
 
 
-def _ending(index: Index, find: Callable[[TopicPartition], Partition | None]) -> list[Partition]:
+def _partitions_ending_in(
+    index: Index, find: Callable[[TopicPartition], Partition | None]
+) -> list[Partition]:
     """The partitions whose last message lies in this segment."""
     return [
         partition
@@ -357,7 +365,7 @@ def _ending(index: Index, find: Callable[[TopicPartition], Partition | None]) ->
 def _losses_of(
     segment: Segment, index: Index, keep: KeepOffsets, met: AbstractSet[int]
 ) -> list[Loss]:
-    """What the index has and the segment has not, as far as it would be kept."""
+    """The messages that the index has and the segment has not, as far as they would be kept."""
     if len(met) == index.block_count():
         return []
     places = {number: index.block_place(number) for number in range(index.block_count())}
@@ -381,7 +389,7 @@ def _losses_of(
 
 
 def _keeps_end(index: Index, key: TopicPartition, keep: KeepOffsets) -> bool:
-    """Whether the last message that a segment has of a key would stay."""
+    """Whether a topic-partition's last message in a segment would stay."""
     end = index.next_offset(key)
     for place in index.runs_from(key, end - 1):
         entry, _, time_ns = index.block_place(place.block)

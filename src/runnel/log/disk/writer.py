@@ -1,18 +1,18 @@
-"""The writing half of a shard: batches are numbered and queued at once, stored in groups, visible after their sync.
+"""Writes one shard: numbers and queues batches at once, stores them in groups, shows them to readers after the sync.
 
-One group is under way at a time. Everything that arrives meanwhile shares the next: the slower the disk, the larger
-the groups. A group is one write with its sync, done by a worker; the loop decides before and applies after.
+One group is under way at a time. Batches that arrive meanwhile share the next: the slower the disk, the larger the
+groups. A worker does a group's write and sync; the loop decides before and applies after.
 
     append: number, queue ──▶ commit: take a group, rotate if due ──▶ worker: allocate, write + sync
                                         ▲                                       │
                                         └── index, visible_next, answers ◀──────┘
 
-The next group is handed to the worker before the one that it has just written is applied: the disk rests no longer
-than it takes to pick the batches.
+The worker gets the next group before the group just written is applied: the disk is idle only while the loop picks the
+batches.
 
-A write that fails takes everything queued behind it along: numbers go back to where they were, as if none of it had
-been appended. If bytes may be left of it they are cut off, durably. After a failed sync nobody knows what the disk
-holds: the shard takes nothing more until `reopen`.
+A failed write also fails everything queued behind it: numbers go back, as if none of it had been appended. Bytes that
+it may have left are cut off, durably. After a failed sync the content of the disk is unknown: the shard accepts nothing
+more until `reopen`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from runnel.topics.policies import JournalPolicy
 
 
 class _Written(NamedTuple):
-    """A group on the disk: in which segment, and from where."""
+    """A stored group, with its segment and its position there."""
 
     segment: Segment
     position: int
@@ -71,7 +71,7 @@ class ShardParts(msgspec.Struct, frozen=True):
 
 
 class ShardWriter:
-    """See the module's first lines."""
+    """Numbers, queues and stores the batches of one shard, and rotates and seals its segments."""
 
     def __init__(
         self,
@@ -109,21 +109,20 @@ class ShardWriter:
         self._is_committing = False
         self._is_paused = False
         self._refusal: RunnelError | None = None
-        self._untold: RunnelError | None = (
-            None  # why a batch was lost that was not to be answered as stored
-        )
+        # Why a batch failed that no publisher waited for; `sync` raises it.
+        self._unreported: RunnelError | None = None
         self.queued_bytes = 0
         self.next_entry = 1
-        self.visible_next_entry = 1  # behind the last entry that is stored
+        self.visible_next_entry = 1  # behind the last stored entry
         self.last_time_ns = 0
         self.counters = WriteCounters()
-        self.unsealed: list[Segment] = []  # full, but their index is not on disk yet
+        self.unsealed: list[Segment] = []  # full segments whose index is not on disk yet
         self.sealing = asyncio.Lock()
-        # Of a segment, even of one that is gone: readers remember where they were.
+        # The highest segment number ever used, also by a removed segment: readers remember numbers.
         self.last_number = 0
 
     def use_policy(self, policy: JournalPolicy) -> None:
-        """From the next group on."""
+        """Use this policy from the next group on."""
         self._policy = policy
         self._groups.segment_bytes_max = policy.rotate.bytes_max
 
@@ -140,7 +139,7 @@ class ShardWriter:
 
     @property
     def active(self) -> Segment | None:
-        """The segment that the next group goes to, unless it is full by then."""
+        """The segment for the next group, unless it is full by then."""
         last = self._segments[-1] if self._segments else None
         return None if last is None or last.growing is None or last in self.unsealed else last
 
@@ -190,7 +189,7 @@ class ShardWriter:
         return future
 
     def repeat(self, entry: int, repeated: Envelope) -> asyncio.Future[Appended] | None:
-        """The answer to a batch that is queued already, when it is stored; None if it is not queued."""
+        """The future answer to a repetition of a queued batch; None if entry `entry` is not queued."""
         written = () if self._written is None else self._written.group
         for pending in (*written, *self._group, *self._queue):
             if pending.envelope.entry == entry:
@@ -225,7 +224,7 @@ class ShardWriter:
                 return
 
     async def wait_idle(self) -> None:
-        """Until nothing is queued or being written."""
+        """Wait until nothing is queued or being written."""
         while self._is_committing or self._queue:
             await self._wait_committed()
 
@@ -235,25 +234,25 @@ class ShardWriter:
         await future
 
     async def sync(self) -> None:
-        """Until nothing is queued; raises if a batch was lost since the last call that nobody waited for."""
+        """Wait until nothing is queued. Raises if a batch that no publisher waited for failed since the last call."""
         await self.wait_idle()
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            raise untold
+        failure, self._unreported = self._unreported, None
+        if failure is not None:
+            raise failure
 
     def refuse(self, reason: RunnelError) -> None:
-        """Take no more from now on; what is queued is still stored."""
+        """Accept no more batches. Queued batches are still stored."""
         self._refusal = reason
 
-    def go_on_from(self, next_entry: int, last_time_ns: int) -> None:
-        """Entries up to there were found to be stored."""
+    def continue_from(self, next_entry: int, last_time_ns: int) -> None:
+        """Continue behind entries that were found to be stored."""
         self.next_entry = max(self.next_entry, next_entry)
         self.visible_next_entry = max(self.visible_next_entry, next_entry)
         self.last_time_ns = max(self.last_time_ns, last_time_ns)
 
     def skip_entries(self, count: int) -> None:
-        """These numbers may have been given to entries that cannot be read any more."""
-        self.go_on_from(self.next_entry + count, 0)
+        """Skip numbers of entries that may exist but cannot be read any more."""
+        self.continue_from(self.next_entry + count, 0)
 
     def accept_again(self) -> None:
         self._refusal = None
@@ -275,7 +274,7 @@ class ShardWriter:
         _wake(self._idle)
 
     def _take_group(self) -> None:
-        """As many batches as may be written at once: one segment, one period, a bounded size."""
+        """Take as many batches as one write may have: one segment, one period, a bounded size."""
         settings = self._parts.settings
         first = self._queue[0]
         active = self.active
@@ -315,8 +314,8 @@ class ShardWriter:
         is_new = active is None or self._is_rotation_due(active, group[0])
         unrecorded = [recorded for pending in group for recorded in pending.unrecorded]
         if is_new or unrecorded:
-            self._apply_written()  # whoever waits for it need not wait for the catalogue too
-        # The catalogue first: a crash here leaves topics without messages, never the other way round.
+            self._apply_written()  # its publishers need not wait for the catalogue too
+        # The catalogue first: a crash here leaves topics without messages, never messages without topics.
         for recorded in unrecorded:
             await recorded
         header = None
@@ -344,20 +343,20 @@ class ShardWriter:
                 self._retire(active)
             self._segments.append(segment)
             self.last_number = segment.number
-            self._apply_written()  # so that the segment can tell when it is full
+            self._apply_written()  # so that the segment's index tells when it is full
 
     def _next_number(self) -> int:
         return max(self.last_number, self._segments[-1].number if self._segments else 0) + 1
 
     async def checkpoint(self, segment: Segment) -> None:
-        """Record where the shard stands at the end of this segment."""
+        """Record the shard's next entry, offsets and producers at the end of this segment."""
         growing = segment.growing
         assert growing is not None
         producers = self._stored_producers.states(used_since_ns=segment.first_time_ns)
         next_entry = segment.last_entry + 1
         last_time_ns = segment.last_time_ns
 
-        def records() -> list[ShardAt]:  # in a worker: there may be a million of them
+        def records() -> list[ShardAt]:  # in a worker: there may be a million offsets
             offsets = [(*key, offset) for key, offset in growing.next_offsets().items()]
             return [
                 ShardAt(
@@ -373,7 +372,7 @@ class ShardWriter:
         await self._parts.catalogue.add_made(records)
 
     def _apply_written(self) -> None:
-        """A group is stored: from here on it can be found, read and answered for."""
+        """Apply a stored group: index it, show it to readers, answer its publishers."""
         if self._written is None:
             return
         segment, position, group = self._written
@@ -425,7 +424,7 @@ class ShardWriter:
     # --- Failing ---
 
     def _fail(self, error: OSError | RunnelError) -> None:
-        """Undo the numbering of everything that is not stored, and tell whoever waits."""
+        """Undo the numbering of all batches that are not stored, and fail their answers."""
         failed = [*self._group, *self._queue]
         self._group = []
         self._queue.clear()
@@ -440,7 +439,7 @@ class ShardWriter:
         failure = self._judge(error)
         for pending in failed:
             if not pending.answers:
-                self._untold = failure
+                self._unreported = failure
             for future, _ in pending.answers:
                 if not future.done():
                     future.set_exception(failure)
@@ -449,7 +448,7 @@ class ShardWriter:
         if isinstance(error, RunnelError):
             return error
         is_cut = not isinstance(error.__context__, OSError)
-        reason = error.strerror or error  # clients are told; the file's path is not their business
+        reason = error.strerror or error  # without the file's path: clients see this
         if error.errno in NO_ROOM and is_cut:
             return DiskFullError(f"shard {self._shard}: no room to store the batch: {reason}")
         self._refusal = ReadOnlyError(
@@ -460,13 +459,13 @@ class ShardWriter:
     # --- At rest ---
 
     async def pause(self) -> None:
-        """Finish the group that is under way, then write nothing until `resume`. What is queued waits."""
+        """Finish the group under way, then write nothing until `resume`. Queued batches wait."""
         self.pause_at_once()
         while self._is_committing:
             await self._wait_committed()
 
     def pause_at_once(self) -> None:
-        """Of a writer that has nothing under way."""
+        """Pause without waiting. For a writer with nothing under way."""
         self._is_paused = True
 
     def resume(self) -> None:
@@ -482,10 +481,10 @@ class ShardWriter:
         self._parts.tasks.start(self.seal(segment))
 
     async def seal(self, segment: Segment) -> None:
-        """Write a full segment's index. If that fails, it stays in memory and is tried again later."""
+        """Write a full segment's index. If that fails, the index stays in memory and a later call tries again."""
         async with self.sealing:
             if segment not in self.unsealed:
-                return  # whoever had the lock before has done it
+                return  # another task sealed it while this one waited for the lock
             try:
                 await self._parts.workers.submit(self._folder.seal, segment)
             except OSError:
@@ -495,12 +494,12 @@ class ShardWriter:
             segment.growing = None
 
     async def end_active(self) -> None:
-        """Close the active segment: recorded, sealed, and no longer written to."""
+        """Close the active segment: record and seal it. Nothing more is written to it."""
         await self.wait_idle()
         active = self.active
         if active is None:
             return
-        # As a commit would: whatever arrives meanwhile waits, and then goes to a new segment.
+        # As during a commit: batches that arrive meanwhile wait, and then go to a new segment.
         self._is_committing = True
         try:
             await self.checkpoint(active)

@@ -1,1 +1,3 @@
-"""What a shard has lost for good: remembered in a file, found when a data directory is opened, told to readers."""
+"""What a shard has lost for good: found when a directory is opened, kept in a file, reported to readers."""
+
+__all__ = ["missing_segments", "shard_losses"]

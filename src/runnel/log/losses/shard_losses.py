@@ -1,14 +1,14 @@
-"""What a shard has lost for good: remembered in a file beside its segments, so that every start and every reader knows.
+"""The losses file of a shard: it tells every start and every reader what the shard has lost for good.
 
-An index tells readers where messages lie, damaged or not. The losses tell of the others: blocks of which not even the
-envelope can be read, segments that are gone, damaged blocks that rewriting has left out. The same file remembers which
-segments retention has removed; a number that is missing and was not removed is a loss.
+An index tells readers where messages lie, damaged or not. The losses file lists the rest: blocks whose envelope
+cannot be read, missing segments, and damaged blocks that rewriting has left out. It also lists the segments that
+retention removed: a missing number that is not among them is a loss.
 
     0  4  magic    "RNL" 0x01
     4  4  crc      CRC-32C of the content
     8     content  msgpack: removed ranges of segment numbers, settled entry, losses
 
-It is written whole. Without one nothing was lost, and nothing was removed. Damaged, it says nothing, which is told.
+It is written whole. Without the file nothing was lost or removed. A damaged file says nothing, and is reported.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from runnel.log.segments.segments import write_whole
 from runnel.platform.disk import Disk, FileAccess
 from runnel.topics.names import TopicPartition
 
-# Damage that an index tells readers of is remembered for the sake of the next start alone.
+# Losses without runs are kept only for the next start: readers learn of them from the index.
 _PLACES_MAX: Final = 1000
-_TOLD_MAX: Final = 3
+_SHOWN_RUNS_MAX: Final = 3
 _MAGIC: Final = b"RNL\x01"
 _HEADER: Final = struct.Struct("<4sI")
 
@@ -54,7 +54,7 @@ class LostRun(msgspec.Struct, frozen=True, array_like=True):
 class Loss(msgspec.Struct, frozen=True, array_like=True):
     """One place of damage. `file` is the name of the segment's file when it was found.
 
-    Without `runs` nobody but the index knows which messages it held, and that tells readers.
+    Without `runs`, readers learn of the lost messages from the segment's index.
     """
 
     segment: int
@@ -64,7 +64,7 @@ class Loss(msgspec.Struct, frozen=True, array_like=True):
     problem: str
     first_entry: int
     next_entry: int
-    time_ns: int  # when what follows was received, or what comes before
+    time_ns: int  # the receive time of the messages behind it, or before it
     runs: tuple[LostRun, ...] = ()
 
     def damage(self, folder: str) -> Damage:
@@ -72,17 +72,21 @@ class Loss(msgspec.Struct, frozen=True, array_like=True):
         if self.runs:
             shown = ", ".join(
                 f"{run.topic!r}[{run.partition}] {run.first_offset} to {run.next_offset - 1}"
-                for run in self.runs[:_TOLD_MAX]
+                for run in self.runs[:_SHOWN_RUNS_MAX]
             )
-            more = f" and {len(self.runs) - _TOLD_MAX} more" if len(self.runs) > _TOLD_MAX else ""
+            more = (
+                f" and {len(self.runs) - _SHOWN_RUNS_MAX} more"
+                if len(self.runs) > _SHOWN_RUNS_MAX
+                else ""
+            )
             text += f"; lost offsets: {shown}{more}"
         return Damage(f"{folder}/{self.file}", self.position, self.size, text)
 
 
 class LossesFile(msgspec.Struct, frozen=True, array_like=True):
-    """The file's content. Numbers in `removed` are those of segments that retention removed.
+    """The file's content. `removed` are the numbers of the segments that retention removed.
 
-    What is missing before the entry `settled_entry` was missing before anybody kept account.
+    Entries that are missing before `settled_entry` are no losses: removals were not recorded then.
     """
 
     removed: tuple[Range, ...] = ()
@@ -91,7 +95,7 @@ class LossesFile(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def last_number(self) -> int:
-        """The highest number of a segment that is gone."""
+        """The highest number of a removed or lost segment."""
         removed = self.removed[-1][1] - 1 if self.removed else 0
         return max([removed, *(loss.segment for loss in self.losses)])
 
@@ -120,7 +124,7 @@ def decode(data: bytes) -> LossesFile:
 
 
 def read_losses(disk: Disk, folder: str) -> tuple[LossesFile, Damage | None]:
-    """What a shard's folder remembers, and what is wrong with the file that says so."""
+    """The content of a shard's losses file, and the damage of the file itself."""
     path = f"{folder}/{paths.LOSSES_FILE}"
     try:
         file = disk.open(path, FileAccess.READ)
@@ -138,9 +142,9 @@ def read_losses(disk: Disk, folder: str) -> tuple[LossesFile, Damage | None]:
 
 
 class ShardLosses:
-    """The losses of one shard in memory, to be asked by readers. Workers change it as well as the loop does.
+    """The losses of one shard in memory, for its readers. Both the loop and workers change them.
 
-    Each change makes new tables and puts them in place in one step: readers may ask meanwhile.
+    Each change builds new tables and swaps them in with one step, so that readers can look up losses meanwhile.
     """
 
     def __init__(self, disk: Disk, folder: str, make_folder: Callable[[], None]) -> None:
@@ -166,20 +170,20 @@ class ShardLosses:
 
     @property
     def first_entry(self) -> int:
-        """Of the first loss; 0 if there is none."""
+        """The first entry of the first loss; 0 if there is none."""
         return self._by_entry[0].first_entry if self._by_entry else 0
 
     def damage(self) -> list[Damage]:
         return [loss.damage(self.folder) for loss in self._remembered.losses]
 
-    # --- Changing ---
+    # --- Changes ---
 
     def load(self, remembered: LossesFile) -> None:
         self._put(remembered)
         self._is_saved = True
 
     def add(self, losses: Iterable[Loss]) -> None:
-        """Those that are not known yet. Losses without runs are places, of which a limited number is kept."""
+        """Add the losses that are not known yet. Losses without runs are places; a limited number of them is kept."""
         with self._changing:
             known = {(loss.file, loss.position): loss for loss in self._remembered.losses}
             places = sum(not loss.runs for loss in known.values())
@@ -195,18 +199,18 @@ class ShardLosses:
             self._replace(losses=tuple(known.values()))
 
     def add_place(self, segment: int, damage: Damage) -> None:
-        """Damage that the index of its segment tells readers of."""
+        """Add damage that readers learn of from the index of its segment."""
         name = damage.path.rpartition("/")[2]
         place = Loss(segment, name, damage.position, damage.size, damage.problem, 0, 0, 0)
         self.add([place])
 
     def settle(self, entry: int) -> None:
-        """Whatever is missing before this entry is nobody's loss."""
+        """Do not count entries that are missing before this one as losses."""
         with self._changing:
             self._replace(settled_entry=entry)
 
     def note_removed(self, number: int, first_number: int | None) -> None:
-        """Retention removes this segment. Losses before the first that stays are as gone as what they lay between."""
+        """Note that retention removes this segment. Losses before the first segment that stays are dropped."""
         end = number + 1 if first_number is None else first_number
         with self._changing:
             removed = _with_number(self._remembered.removed, number)
@@ -214,7 +218,7 @@ class ShardLosses:
             self._replace(removed=removed, losses=tuple(losses))
 
     def restore(self, remembered: LossesFile) -> None:
-        """As it was before a change that could not be stored."""
+        """Undo a change that could not be stored."""
         self._put(remembered)
 
     def _replace(self, **changes: object) -> None:
@@ -238,7 +242,7 @@ class ShardLosses:
         )
 
     def save(self) -> None:
-        """In a worker: store what was changed. If that fails, it is tried again with the next change."""
+        """Store the changes. Blocks: for a worker. After a failure they are stored with the next change."""
         if not self._is_saved:
             self._is_saved = True
             try:
@@ -253,13 +257,13 @@ class ShardLosses:
     # --- Readers ---
 
     def first_offset(self, key: TopicPartition, floor: int, is_served: IsServed) -> int | None:
-        """The first lost message of the partition that readers are to be told of."""
+        """The offset of the first lost message that readers of the partition must learn of."""
         for run, loss in self._by_key.get(key, ()):
-            if run.next_offset > floor and _is_told(run, loss, is_served):
+            if run.next_offset > floor and _is_reported(run, loss, is_served):
                 return max(run.first_offset, floor)
         return None
 
-    def tell(
+    def add_gaps(
         self,
         page: PartitionPage,
         key: TopicPartition,
@@ -268,21 +272,23 @@ class ShardLosses:
         floor: int,
         is_served: IsServed,
     ) -> PartitionPage:
-        """The page with gaps for what is lost between its beginning and its end."""
+        """The page with gaps for the messages lost between its beginning and its end."""
         begin, end = max(offset, floor), min(page.next_offset, end_offset)
         lost = [
             (run, loss)
             for run, loss in self._by_key.get(key, ())
-            if run.first_offset < end and run.next_offset > begin and _is_told(run, loss, is_served)
+            if run.first_offset < end
+            and run.next_offset > begin
+            and _is_reported(run, loss, is_served)
         ]
         if not lost:
             return page
-        there = sorted(
+        covered = sorted(
             [(gap.first_offset, gap.next_offset) for gap in page.gaps] + _runs_found(page.found)
         )
         gaps = list(page.gaps)
         for run, loss in lost:
-            for first, following in without((run.first_offset, run.next_offset), there):
+            for first, following in without((run.first_offset, run.next_offset), covered):
                 if first < end and following > begin:
                     path = f"{self.folder}/{loss.file}"
                     gap = DamageGap(path, loss.position, loss.problem, max(first, begin), following)
@@ -290,11 +296,11 @@ class ShardLosses:
         gaps.sort(key=lambda gap: gap.first_offset)
         return PartitionPage(page.found, page.next_offset, gaps)
 
-    def tell_entries(self, page: EntryPage, begin: Position) -> EntryPage:
-        """The same for a page of the shard's entries. Losses that are passed are told with their offsets."""
+    def add_entry_gaps(self, page: EntryPage, begin: Position) -> EntryPage:
+        """The same for a page of the shard's entries. Each gap lists the lost offsets."""
         end = page.next_position.entry
-        there = {found.batch.envelope.entry for found in page.found}
-        there.update(gap.first_offset for gap in page.gaps)
+        covered = {found.batch.envelope.entry for found in page.found}
+        covered.update(gap.first_offset for gap in page.gaps)
         gaps = [
             DamageGap(
                 f"{self.folder}/{loss.file}",
@@ -305,7 +311,9 @@ class ShardLosses:
                 tuple(PassedRun(*msgspec.structs.astuple(run)) for run in loss.runs),
             )
             for loss in self._by_entry
-            if loss.first_entry < end and loss.next_entry > begin.entry and _is_missing(loss, there)
+            if loss.first_entry < end
+            and loss.next_entry > begin.entry
+            and _is_missing(loss, covered)
         ]
         if not gaps:
             return page
@@ -313,18 +321,18 @@ class ShardLosses:
         return msgspec.structs.replace(page, gaps=gaps)
 
 
-def _is_told(run: LostRun, loss: Loss, is_served: IsServed) -> bool:
+def _is_reported(run: LostRun, loss: Loss, is_served: IsServed) -> bool:
     key = (run.topic, run.partition)
     return is_served(key, run.next_offset, loss.time_ns, loss.next_entry - 1)
 
 
-def _is_missing(loss: Loss, there: set[int]) -> bool:
-    known = sum(loss.first_entry <= entry < loss.next_entry for entry in there)
+def _is_missing(loss: Loss, covered: set[int]) -> bool:
+    known = sum(loss.first_entry <= entry < loss.next_entry for entry in covered)
     return known < loss.next_entry - loss.first_entry
 
 
 def _runs_found(found: Sequence[FoundBatch]) -> list[Range]:
-    """The offsets of the runs that were asked for."""
+    """The offsets of the requested runs."""
     ranges: list[Range] = []
     for stored in found:
         head = stored.batch.envelope
@@ -335,7 +343,7 @@ def _runs_found(found: Sequence[FoundBatch]) -> list[Range]:
 
 
 def without(whole: Range, parts: Sequence[Range]) -> Iterator[Range]:
-    """What is left of a range without some parts of it, which are in order."""
+    """The ranges that remain of `whole` without `parts`, which are in order."""
     begin, end = whole
     for first, following in parts:
         if following <= begin:
@@ -359,11 +367,11 @@ def _with_number(ranges: Sequence[Range], number: int) -> tuple[Range, ...]:
     return tuple(merged)
 
 
-# --- Finding ---
+# --- Lost messages of a segment ---
 
 
 def all_runs(index: Index) -> tuple[LostRun, ...]:
-    """Every message of a segment by its index, neighbouring runs of a partition together."""
+    """All messages of a segment by its index; neighbouring runs of a partition are merged."""
     table = index.run_table(lambda _: True)
     lost: list[LostRun] = []
     begin = 0
@@ -383,7 +391,7 @@ def all_runs(index: Index) -> tuple[LostRun, ...]:
 
 
 def is_mended(disk: Disk, folder: str, loss: Loss) -> bool:
-    """Whether the bytes are whole again, because somebody has restored the file."""
+    """Whether the lost bytes are whole again, because the file was restored."""
     try:
         file = disk.open(f"{folder}/{loss.file}", FileAccess.READ)
     except FileNotFoundError:

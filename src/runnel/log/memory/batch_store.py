@@ -1,4 +1,4 @@
-"""The batches of a shard in memory: in the order of their entries, and for each topic-partition where its runs are."""
+"""Stores the batches of a shard in memory, in entry order, and finds the runs of each topic-partition."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _slice_entry(part: PartitionSlice) -> int:
 class BatchStore:
     """Adds, finds and removes batches. It decides nothing.
 
-    A batch stays until all of its messages are removed. A topic-partition whose messages were purged has no slices
-    of a batch any more, although the batch may still be there for others.
+    A batch stays until all its messages are removed. A purged topic-partition has no slices of a batch any more, even
+    if the batch stays for other topic-partitions.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class BatchStore:
         return self._batches.from_number(self._batches.number_from(entry, _entry))
 
     def first_from_time(self, time_ns: int) -> StoredBatch | None:
-        """The first batch that was received at this time or later."""
+        """The first batch received at this time or later."""
         number = self._batches.number_from(time_ns, _batch_time)
         return next(self._batches.from_number(number), None)
 
@@ -90,7 +90,7 @@ class BatchStore:
         return part if part is not None and part.has(offset) else None
 
     def slice_from_time(self, key: TopicPartition, time_ns: int) -> PartitionSlice | None:
-        """The first slice of a topic-partition that was received at this time or later."""
+        """The first slice of a topic-partition received at this time or later."""
         return self._first_slice(key, time_ns, _slice_time)
 
     def slice_from_entry(self, key: TopicPartition, entry: int) -> PartitionSlice | None:
@@ -131,7 +131,7 @@ class BatchStore:
         return stored
 
     def drop(self, entries: set[int]) -> None:
-        """Remove the batches with these entries, wherever they are."""
+        """Remove the batches with these entries, also from the middle."""
         leaving = [stored for stored in self._batches if stored.entry in entries]
         self._batches = SortedQueue(each for each in self._batches if each.entry not in entries)
         for key in {key for stored in leaving for key in stored.keys}:
@@ -143,7 +143,7 @@ class BatchStore:
         self._count_bytes()
 
     def drop_below(self, key: TopicPartition, floor: int) -> None:
-        """Remove a topic-partition's slices below an offset, and the batches of which nothing is left."""
+        """Remove a topic-partition's slices below an offset, and batches without any slice left."""
         queue = self._slices[key]
         while queue and queue.first.next_offset <= floor:
             queue.first.stored.messages -= queue.first.messages
@@ -158,7 +158,7 @@ class BatchStore:
         new: Mapping[int, StoredBatch],
         slices_of: Callable[[StoredBatch], Mapping[TopicPartition, PartitionSlice]],
     ) -> None:
-        """Put new batches in the place of those with their entries. `slices_of` gives the slices of the others."""
+        """Replace the batches that have the entries of `new`. `slices_of` gives the slices of the other batches."""
         former, self._batches, self._slices = self._batches, SortedQueue(), {}
         self.stored_bytes = 0
         for stored in former:

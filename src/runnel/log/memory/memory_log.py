@@ -1,7 +1,7 @@
-"""The log that forgets: the same promises as on disk, but for surviving the process.
+"""`MemoryLog`: the log in memory. It keeps the promises of the log on disk, except for surviving the process.
 
-Made anew, it begins at offset 1 in a new epoch; a position of another epoch is answered as gone. No call waits for
-anything, so whatever is `async` here is so for the interface.
+Each new one begins at offset 1 in a new epoch. A position of another epoch is gone. No call waits: methods are `async`
+only because the interface says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from runnel.log.log import (
 )
 from runnel.log.match_count import Turn
 from runnel.log.memory.shard import MemoryShard
-from runnel.log.metadata.last_values import fits, messages_of, only
+from runnel.log.metadata.last_values import fits, messages_of, only_message
 from runnel.log.metadata.log_metadata import LogMetadata
 from runnel.log.metadata.producers import ProducerTable
 from runnel.log.metadata.state_journal import MemoryState
@@ -50,7 +50,7 @@ from runnel.topics.policies import Difference, Policies
 
 
 class MemoryLog(LogMetadata):
-    """Topics of one `keep`. The epoch is the time of making, unless given: later logs have higher ones."""
+    """The log of the topics with one `keep`. Its epoch is its creation time unless given: later logs have higher."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class MemoryLog(LogMetadata):
         return shard
 
     async def follow_rules(self) -> Sequence[Difference]:
-        """Retain as the rules say now; what stays as it was made, though they say otherwise."""
+        """Apply the current rules to retention. Returns where existing topics differ from the rules."""
         self._check_open()
         for shard_id, shard in self._shards.items():
             shard.use_policy(self._policies.for_journal(shard_id.journal, keep=self._keep))
@@ -121,7 +121,7 @@ class MemoryLog(LogMetadata):
         *,
         topics_made_max: int | None = None,
     ) -> asyncio.Future[Appended]:
-        """See `Log`. ManyTopicsError: more than so many topics would have to be made."""
+        """See `Log`. ManyTopicsError if the batch needs more than `topics_made_max` new topics."""
         self._check_open()
         level = check_append(batch, level, self._settings.limits)
         partitions = self._topics.resolve(batch.envelope, creator, topics_made_max)
@@ -133,7 +133,7 @@ class MemoryLog(LogMetadata):
     def make_topics(
         self, envelope: Envelope, run: int, made_max: int, creator: Creator | None = None
     ) -> SomeMade:
-        """Make topics of a batch before it is appended, from a run on: at most so many."""
+        """Make up to `made_max` topics of a batch, from run `run` on, before the batch is appended."""
         self._check_open()
         return self._topics.make_some(envelope, run, made_max, creator)
 
@@ -174,36 +174,36 @@ class MemoryLog(LogMetadata):
         return self._known_shard(shard).entry_at(time_ns)
 
     def newest_term(self, producer: str) -> int:
-        """The highest term of a named publisher in any shard; -1 if it is not known."""
+        """The highest term of a named publisher in any shard; -1 if the publisher is unknown."""
         return max((shard.newest_term(producer) for shard in self._shards.values()), default=-1)
 
     def entries(self, shard: ShardId) -> OffsetBounds:
-        """The first entry of a shard and the next to come."""
+        """The first entry of a shard, and its next one."""
         return self._known_shard(shard).entries()
 
     async def count(self, shard: ShardId, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
-        """Messages of a shard from an entry on whose topics match: right, or too high."""
+        """Count a shard's messages from an entry on whose topics match. The count is exact or too high."""
         self._check_open()
         return await self._known_shard(shard).count(entry, patterns, turn)
 
     def count_stamp(self, shard: ShardId) -> tuple[int, int]:
-        """While this is the same, so is `count`, or it is less."""
+        """A value that changes whenever `count` may rise. While it stays, `count` stays or falls."""
         known = self._known_shard(shard)
-        return known.entries().next_offset, known.hidings
+        return known.entries().next_offset, known.hide_count
 
     async def messages_at(
         self, shard: ShardId, wanted: Mapping[TopicPartition, int]
     ) -> AsyncGenerator[Sequence[Chosen], None]:
-        """These messages of one shard, an offset a partition: the batches that hold them, one at a time.
+        """Find messages of one shard, one offset per partition; yield the batches that hold them, one at a time.
 
-        What is not there is left out; the last message of a topic that keeps last values is there, however old it is.
+        Missing messages are left out. The last message of a topic that keeps last values is found however old it is.
         """
         self._check_open()
         found = self._shard(shard)
         lasting = self._last_of(wanted)
         left = dict(wanted)
         for entry, keys in found.entries_with(wanted).items():
-            # In no variable: it would keep the batch from leaving while the reader waits.
+            # No variable: it would keep the batch in memory while the reader waits.
             yield found.choose(entry, keys, wanted, left, lasting)
         for key, offset in left.items():
             if key in lasting:
@@ -212,13 +212,15 @@ class MemoryLog(LogMetadata):
                     yield (Chosen(message, (0,)),)
 
     async def last(self, topic: str, partition: int) -> Batch | None:
-        """The last message of a partition, if the log still has it or its topic keeps last values."""
+        """The last message of a partition, if the log still holds it or its topic keeps last values."""
         self._check_open()
         found = self._topics.partition(topic, partition)
-        return await only(self.messages_at(found.shard, {found.key: found.visible_next - 1}))
+        return await only_message(
+            self.messages_at(found.shard, {found.key: found.visible_next - 1})
+        )
 
     def _keep_last(self, batch: Batch, partitions: Sequence[Partition]) -> None:
-        """The batch with the last messages of these partitions leaves."""
+        """Keep the last messages of these partitions: the batch that holds them is about to be removed."""
         wanted = {
             partition.key: partition.visible_next - 1
             for partition in partitions
@@ -232,12 +234,12 @@ class MemoryLog(LogMetadata):
     # --- Topics ---
 
     async def ensure_topic(self, name: str) -> LogTopic:
-        """The topic, made now if there is none."""
+        """Get the topic, or make it."""
         self._check_open()
         return self._topics.ensure(name).info()
 
     async def purge_topic(self, name: str) -> None:
-        """Hide all messages that are there now and free their room."""
+        """Hide all messages that are stored now, and free their room."""
         self._check_open()
         for partition in self._known_topic(name).partitions:
             partition.floor = partition.visible_next
@@ -245,7 +247,7 @@ class MemoryLog(LogMetadata):
         self._last_values.forget(name)
 
     async def delete_topic(self, name: str) -> None:
-        """Hide the topic and its messages. Made again, it goes on after its last offset."""
+        """Hide the topic and its messages. A new topic of this name continues after the last offset."""
         await self.purge_topic(name)
         self._topics.delete(name)
         self._listener.on_topic_deleted(name)
@@ -255,7 +257,7 @@ class MemoryLog(LogMetadata):
     async def set_cursor(
         self, name: str, positions: Sequence[CursorPosition], owner: str = ""
     ) -> None:
-        """Keep a named position. It holds retention back for what lies behind it, until removed."""
+        """Keep a named cursor. It holds the messages behind its positions until it is removed."""
         self._check_open()
         self._cursors.put(self._cursors.make(name, positions, self._clock.time_ns(), owner))
 
@@ -266,7 +268,7 @@ class MemoryLog(LogMetadata):
     # --- Subscriptions ---
 
     async def set_subscription(self, name: str, content: bytes) -> None:
-        """Keep the definition of a subscription, or another one in its place."""
+        """Keep or replace the definition of a subscription."""
         self._check_open()
         self._subscriptions.check(name)
         self._subscriptions.put(name, content)
@@ -276,10 +278,10 @@ class MemoryLog(LogMetadata):
         self._subscriptions.remove(name)
 
     def state(self, shard: ShardId) -> MemoryState:
-        """Where subscriptions would write down what they have done in this shard, if anything were kept."""
+        """The stand-in for the journal of subscriptions' progress in this shard. It keeps nothing."""
         return self._states.setdefault(shard, MemoryState())
 
-    # --- Keeping house ---
+    # --- Maintenance ---
 
     async def trim_shard(self, shard: ShardId) -> Trimmed:
         """Apply retention to one shard."""
@@ -302,6 +304,6 @@ class MemoryLog(LogMetadata):
         )
 
     async def close(self) -> None:
-        """All messages are gone."""
+        """Drop all messages."""
         self._is_closed = True
         self._shards.clear()

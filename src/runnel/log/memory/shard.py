@@ -1,6 +1,6 @@
-"""One shard in memory: it numbers batches and serves reads. Nothing here outlives the process.
+"""`MemoryShard`: one shard in memory, which numbers batches and serves reads.
 
-A batch has the same bytes here as on disk. Readers see it at once, and its publisher is answered with `received`.
+A batch has the same bytes as on disk. Readers see it at once, and its publisher is answered with `received`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from runnel.topics.policies import JournalPolicy
 class MemoryShard:
     """The twin of `DiskShard`: a store of batches, a trimmer, and the sequences of named publishers.
 
-    `find` returns a partition by its name and number. `keep_last` is the trimmer's.
+    `find` returns a partition by its name and number. `keep_last` is passed to the trimmer.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class MemoryShard:
         return _answer(stored, Level.NONE if level is Level.NONE else Level.RECEIVED)
 
     def _repeat(self, entry: int | None, repeated: Envelope) -> Appended:
-        """The original answer; without offsets if the batch is no longer there in full."""
+        """The answer to the original batch; without offsets if the batch is no longer complete."""
         stored = self._store.at_entry(entry) if entry is not None else None
         if stored is None or stored.envelope.rows:
             return Appended((), entry or 0, 0, 0, Level.RECEIVED, is_repeated=True)
@@ -145,7 +145,7 @@ class MemoryShard:
     def _served(
         self, partition: Partition, offset: int, is_served: IsServed
     ) -> Iterator[PartitionSlice]:
-        """The partition's slices that end behind an offset, and that readers get."""
+        """The partition's slices that end behind an offset and that readers get."""
         key = partition.key
         for part in self._store.slices_behind(key, offset):
             if is_served(key, part.next_offset, part.stored.time_ns, part.stored.entry):
@@ -167,7 +167,7 @@ class MemoryShard:
         return bounds.next_offset if later is None else max(later.base_offset, bounds.first_offset)
 
     def entry_at(self, time_ns: int) -> int:
-        """The first entry received at this time or later; the next one if none was."""
+        """The first entry received at this time or later; the next entry if there is none."""
         later = self._store.first_from_time(time_ns)
         return self._next_entry if later is None else later.entry
 
@@ -175,7 +175,8 @@ class MemoryShard:
         return self._producers.term(producer)
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> PartitionPage:
-        is_served = self._is_served()  # by one time, or what passes its age meanwhile is missed
+        # One time for bounds and page: messages that pass their age meanwhile must not be missed.
+        is_served = self._is_served()
         bounds = self._bounds(partition, is_served)
         if offset > bounds.next_offset:
             raise OffsetAheadError(*partition.key, offset, bounds.next_offset)
@@ -197,7 +198,7 @@ class MemoryShard:
         return OffsetBounds(first, self._next_entry)
 
     async def count(self, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
-        """Messages from this entry on whose topics match: right, or too high."""
+        """Count messages from this entry on whose topics match. The count is exact or too high."""
         floor_of = floors(patterns, self._find)
         keys = self._store.keys()
         total = 0
@@ -215,7 +216,7 @@ class MemoryShard:
         bounds = self.entries()
         first = bounds.first_offset
         if position.epoch not in (0, self._epoch):
-            # Of another epoch: its number says nothing about this one's entries.
+            # An entry number of another epoch says nothing about the entries of this one.
             raise OffsetGoneError(str(self.id), self.id.shard, min(position.entry, first), first)
         if position.entry > bounds.next_offset:
             raise OffsetAheadError(str(self.id), self.id.shard, position.entry, bounds.next_offset)
@@ -241,7 +242,7 @@ class MemoryShard:
         return EntryPage(found, Position(self._epoch, next_entry), (), passed)
 
     def entries_with(self, wanted: Mapping[TopicPartition, int]) -> dict[int, list[TopicPartition]]:
-        """In which entries these messages lie, one offset a partition; those not here are left out."""
+        """The entries that hold these messages, one offset per partition. Missing messages are left out."""
         entries: dict[int, list[TopicPartition]] = {}
         for key, offset in wanted.items():
             place = self._store.slice_with(key, offset)
@@ -257,9 +258,9 @@ class MemoryShard:
         left: dict[TopicPartition, int],
         lasting: Container[TopicPartition],
     ) -> Sequence[Chosen]:
-        """The messages of one entry, as far as they are still here; they are taken out of `left`.
+        """The messages of one entry that are still stored. They are removed from `left`.
 
-        Of the partitions in `lasting` also what has passed its age.
+        For partitions in `lasting` a message is also found if it has passed its age.
         """
         is_served = self._is_served()
         places: dict[TopicPartition, PartitionSlice] = {}
@@ -277,7 +278,7 @@ class MemoryShard:
         starts, bases = head.run_starts(), head.vector64(head.base_offsets)
         rows: list[int] = []
         for key, place in places.items():
-            # Of a key's runs, the last that begins before the message has it.
+            # The last run of the topic-partition that begins at or before the message holds it.
             run = max(run for run in place.runs if bases[run] <= wanted[key])
             rows.append(int(starts[run] + wanted[key] - bases[run]))
         return (Chosen(stored.batch(), sorted(rows)),)
@@ -285,12 +286,12 @@ class MemoryShard:
     # --- Retention ---
 
     @property
-    def hidings(self) -> int:
-        """Rises when messages have been hidden."""
-        return self._trimmer.hidings
+    def hide_count(self) -> int:
+        """Rises whenever messages are hidden."""
+        return self._trimmer.hide_count
 
     def hide(self, partition: Partition) -> None:
-        """The partition's floor has risen: it was purged, or its topic deleted."""
+        """Hide the messages below the partition's floor: it was purged, or its topic deleted."""
         self._trimmer.hide(partition)
 
     def trim(self) -> Trimmed:

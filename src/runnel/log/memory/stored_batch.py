@@ -1,4 +1,4 @@
-"""What a shard in memory is made of: packed batches, and rows of things that leave oldest first."""
+"""The parts of a shard in memory: packed batches, their slices per topic-partition, and sorted queues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class StoredBatch:
-    """One batch: its bytes, and how many of its messages have not been purged."""
+    """A batch in memory: its bytes, and the number of its messages that have not been purged."""
 
     __slots__ = ("body", "entry", "envelope", "keys", "messages", "packed", "time_ns")
 
@@ -34,7 +34,7 @@ class StoredBatch:
         self.messages = batch.envelope.message_count
 
     def batch(self) -> Batch:
-        """Made for each reader: what it decodes must not stay with the stored bytes."""
+        """A new batch for each reader: what a reader decodes must not stay with the stored bytes."""
         return Batch(self.envelope, self.body)
 
     def found(self, runs: Sequence[int] | None) -> FoundBatch:
@@ -42,7 +42,7 @@ class StoredBatch:
         return FoundBatch(memoryview(self.packed), self.batch(), None if is_all else runs)
 
     def cut(self, runs: Sequence[int]) -> StoredBatch:
-        """These runs alone."""
+        """A batch of these runs only."""
         return StoredBatch(self.batch().cut(runs), [self.keys[run] for run in runs])
 
     def taken(
@@ -50,7 +50,7 @@ class StoredBatch:
         places: Mapping[TopicPartition, PartitionSlice],
         ranges: Mapping[TopicPartition, Sequence[Range]],
     ) -> StoredBatch:
-        """Of these places, the messages whose offsets lie in some ranges."""
+        """A batch of the messages in these places whose offsets lie in `ranges`."""
         head = self.envelope
         starts, bases = head.run_starts().tolist(), head.column64(head.base_offsets)
         counts = head.column32(head.counts)
@@ -67,7 +67,7 @@ class StoredBatch:
         )
 
     def slices(self) -> dict[TopicPartition, PartitionSlice]:
-        """For each key its runs in this batch."""
+        """The slice of each topic-partition in this batch."""
         places: dict[TopicPartition, PartitionSlice] = {}
         head = self.envelope
         spans = zip(head.column64(head.base_offsets), head.column32(head.counts), strict=True)
@@ -84,7 +84,7 @@ class StoredBatch:
 
 
 class PartitionSlice(msgspec.Struct, frozen=True):
-    """A key's messages in one batch: its runs in order. Where some were acknowledged and went, there are holes."""
+    """A topic-partition's messages in one batch: its runs in order, with holes for removed acknowledged messages."""
 
     stored: StoredBatch
     base_offset: int
@@ -96,7 +96,7 @@ class PartitionSlice(msgspec.Struct, frozen=True):
         return self.count_in([(offset, offset + 1)]) > 0
 
     def count_in(self, ranges: Sequence[Range]) -> int:
-        """How many of its messages lie in some ranges."""
+        """The number of messages in these ranges."""
         first, end = self.base_offset, self.next_offset
         if self.messages == end - first:
             return length(within(ranges, first, end))
@@ -108,13 +108,13 @@ class PartitionSlice(msgspec.Struct, frozen=True):
 
 
 class SortedQueue(Generic[T]):
-    """Things in order that are added at the end and mostly leave at the beginning."""
+    """Items in order that are added at the end and mostly removed at the beginning."""
 
     __slots__ = ("_begin", "_items")
 
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._items: list[T] = list(items)
-        self._begin = 0  # what lies before has left, and goes once it is half of all
+        self._begin = 0  # items before it are removed, and deleted once they are more than half
 
     def __len__(self) -> int:
         return len(self._items) - self._begin
@@ -138,7 +138,7 @@ class SortedQueue(Generic[T]):
         self._items.append(item)
 
     def drop_first(self) -> None:
-        self._items[self._begin] = self._items[-1]  # so that its memory is free at once
+        self._items[self._begin] = self._items[-1]  # frees the item's memory at once
         self._begin += 1
         if self._begin * 2 > len(self._items):
             del self._items[: self._begin]

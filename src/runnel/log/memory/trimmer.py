@@ -1,4 +1,4 @@
-"""Retention of a shard in memory. Each batch counts as a segment does on disk.
+"""Applies retention to a shard in memory. Each batch counts as a segment does on disk.
 
 Between two rounds of retention a shard never holds more bytes than its cap: `retain.bytes` or
 `log.memory_journal_bytes_max`, whichever is more. Beyond the cap the oldest batches go. A reader that holds them meets
@@ -25,15 +25,15 @@ from runnel.platform.clock import Clock
 from runnel.topics.names import TopicPartition
 from runnel.topics.policies import JournalPolicy
 
-# Above its cap a shard removes this part of it at once, so that the next appends need not look again.
+# Above its cap a shard sheds this part (1/16) of the cap at once, so that the next appends need not shed again.
 _SHED_PART: Final = 16
 
 
 class MemoryTrimmer:
     """Removes batches from one shard's store: by age and size, when acknowledged, when purged, and above the cap.
 
-    `find` returns a partition by its name and number. `keep_last` gets a batch that leaves, and the partitions whose
-    last message is in it.
+    `find` returns a partition by its name and number. `keep_last` gets a batch that is about to be removed, and
+    the partitions whose last message is in it.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class MemoryTrimmer:
         self._journal_bytes_max = settings.memory_journal_bytes_max
         self.use_policy(policy)
         self.has_hidden = False  # purged messages may be in the store
-        self.hidings = 0  # rises when messages have been hidden
+        self.hide_count = 0  # rises whenever messages are hidden
         self._is_sparse = False  # there may be purged messages that have not been cut out
-        # The last look for acknowledged messages: the version of the holds, and the next entry then.
-        self._looked_at: tuple[tuple[int, int], int] | None = None
+        # At the last check for acknowledged messages: the version of the holds, and the next entry.
+        self._checked_at: tuple[tuple[int, int], int] | None = None
         # What was shed since the last round of retention; the next round reports it.
         self._shed_batches = self._shed_bytes = 0
         self._shed_holders: set[str] = set()
 
     def use_policy(self, policy: JournalPolicy) -> None:
-        """Readers may hold more than `retain.bytes`, but never more than the cap."""
+        """Use this policy. Readers may hold more than `retain.bytes`, but never more than the cap."""
         bytes_max = policy.retain.bytes_max or self._journal_bytes_max
         self.bytes_cap = max(bytes_max, self._journal_bytes_max)
         self.policy = msgspec.structs.replace(
@@ -76,12 +76,12 @@ class MemoryTrimmer:
         )
 
     def hide(self, partition: Partition) -> None:
-        """Remove what is below the partition's floor. `trim` cuts it out of batches shared with other partitions."""
+        """Remove messages below the partition's floor. `trim` cuts them out of batches shared with other partitions."""
         if self._store.slices(partition.key) is None:
             return
         self.has_hidden = self._is_sparse = True
-        self.hidings += 1
-        self._looked_at = None
+        self.hide_count += 1
+        self._checked_at = None
         self._store.drop_below(partition.key, partition.floor)
 
     def floor_of(self, key: TopicPartition) -> int | None:
@@ -90,7 +90,7 @@ class MemoryTrimmer:
         return None if partition is None else partition.floor
 
     def shed(self) -> None:
-        """The store is above its cap: the oldest batches go at once, all but the newest batch if need be."""
+        """Remove the oldest batches of a store above its cap at once, down to the newest batch if need be."""
         store = self._store
         holds = self._shard_holds.of_all_readers()
         target = self.bytes_cap - self.bytes_cap // _SHED_PART
@@ -144,7 +144,7 @@ class MemoryTrimmer:
     def _hand_over_last(
         self, stored: StoredBatch, left: Mapping[TopicPartition, Sequence[Range]] | None = None
     ) -> None:
-        """A batch leaves: the last messages of its partitions may be kept beyond retention.
+        """Before a batch is removed: hand over the last messages of its partitions, which may be kept.
 
         If some of its messages stay, `left` has their offsets.
         """
@@ -160,7 +160,7 @@ class MemoryTrimmer:
             self._keep_last(stored.batch(), partitions)
 
     def _rewrite_sparse(self) -> int:
-        """Cut the purged messages out of batches of which they are half or more."""
+        """Cut purged messages out of batches that consist of them by half or more."""
         self._is_sparse = False
         cut: dict[int, StoredBatch] = {}
         for stored in self._store:
@@ -180,11 +180,11 @@ class MemoryTrimmer:
     # --- Acknowledged messages ---
 
     def _trim_acked(self, next_entry: int) -> Trimmed:
-        """Remove batches of which no message is wanted any more; cut those of which half or less is."""
+        """Remove batches without wanted messages; cut batches of which at most half is wanted."""
         version = self._shard_holds.version() if self.policy.retain.until is Until.ACKED else None
-        if version is None or self._looked_at == (version, next_entry):
+        if version is None or self._checked_at == (version, next_entry):
             return Trimmed()
-        self._looked_at = (version, next_entry)
+        self._checked_at = (version, next_entry)
         left = self._wanted()
         unwanted: dict[StoredBatch, int] = {}
         for key, ranges in left.items():
@@ -208,7 +208,7 @@ class MemoryTrimmer:
         return Trimmed(removed, bytes_removed, len(cut))
 
     def _wanted(self) -> dict[TopicPartition, list[Range]]:
-        """Of every partition the offsets that are owed, not passed by a cursor, or covered by no subscription."""
+        """The offsets of every partition that are owed, not passed by a cursor, or covered by no subscription."""
         holds = self._shard_holds.of_cursors()
         wanted: dict[TopicPartition, list[Range]] = {}
         for key in self._store.keys():  # noqa: SIM118 - not a dict

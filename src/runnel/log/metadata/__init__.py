@@ -1,1 +1,13 @@
-"""What outlives segments: topics, offsets, cursors, subscriptions, producers, last values."""
+"""What outlives segments: topics, offsets, cursors, subscriptions, producers, last values. Read `catalogue.py` first."""
+
+__all__ = [
+    "catalogue",
+    "catalogue_state",
+    "cursors",
+    "definitions",
+    "last_values",
+    "log_metadata",
+    "producers",
+    "state_journal",
+    "topic_table",
+]

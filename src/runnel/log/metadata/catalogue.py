@@ -1,7 +1,7 @@
-"""What must outlive segments, written down: topics, next offsets, producers, last values, cursors, subscriptions.
+"""The catalogue: records of topics, next offsets, producers, last values, cursors and subscriptions.
 
-The catalogue is a journal of records (`record_journal`) whose owner's memory follows the file: a snapshot finds what
-the file said before the write that leads to it.
+It keeps what must outlive segments. It is a journal of records (`record_journal`) whose owner's memory follows the
+file: a snapshot contains what the file said before the write that triggers the snapshot.
 """
 
 from __future__ import annotations
@@ -22,23 +22,27 @@ from runnel.platform.workers import Workers
 
 
 class _Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    pass
+    """The base of all records of the catalogue."""
 
 
 class TopicMade(_Record, tag="topic", frozen=True):
+    """A topic was made, with this fixed policy."""
+
     name: str
     keep: Keep
     partitions: int
     journal: str
-    owner: str = ""  # the token that made it; empty: none did, or it is older than quotas
+    owner: str = ""  # the token that made it; empty: none did, or the topic is older than quotas
 
 
 class TopicDeleted(_Record, tag="deleted", frozen=True):
+    """A topic was deleted."""
+
     name: str
 
 
 class PartitionAt(_Record, tag="partition", frozen=True):
-    """A partition's next offset, and below which offset its messages are hidden."""
+    """A partition's next offset, and the floor below which its messages are hidden."""
 
     topic: str
     partition: int
@@ -47,7 +51,7 @@ class PartitionAt(_Record, tag="partition", frozen=True):
 
 
 class Opened(_Record, tag="opened", frozen=True):
-    """A term of ownership began: everything appended in it carries this epoch."""
+    """The log was opened: everything appended until it is closed carries this epoch."""
 
     epoch: int
     time_ns: int
@@ -55,13 +59,13 @@ class Opened(_Record, tag="opened", frozen=True):
 
 
 class Closed(_Record, tag="closed", frozen=True):
-    """The term ended in good order: segments and their indexes are complete."""
+    """The log was closed in good order: segments and their indexes are complete."""
 
     epoch: int
 
 
 class ShardAt(_Record, tag="shard", frozen=True):
-    """A shard as of the end of one of its segments."""
+    """The state of a shard at the end of one of its segments."""
 
     journal: str
     shard: int
@@ -72,15 +76,19 @@ class ShardAt(_Record, tag="shard", frozen=True):
 
 
 class CursorSet(_Record, tag="cursor", frozen=True):
+    """A named cursor was set."""
+
     cursor: Cursor
 
 
 class CursorRemoved(_Record, tag="uncursor", frozen=True):
+    """A named cursor was removed."""
+
     name: str
 
 
 class LastValue(_Record, tag="last", frozen=True):
-    """The last message of a partition, whose segment retention removes; an empty block: none."""
+    """The last message of a partition whose segment retention removes; an empty block: none."""
 
     topic: str
     partition: int
@@ -88,13 +96,15 @@ class LastValue(_Record, tag="last", frozen=True):
 
 
 class SubscriptionSet(_Record, tag="subscription", frozen=True):
-    """A durable subscription: what is in its definition is not the log's business."""
+    """A durable subscription was set. The log does not interpret its definition."""
 
     name: str
     content: bytes
 
 
 class SubscriptionRemoved(_Record, tag="unsubscription", frozen=True):
+    """A durable subscription was removed."""
+
     name: str
 
 
@@ -118,7 +128,7 @@ _decoder: Final = msgspec.msgpack.Decoder(list[Record])
 
 
 class Catalogue(RecordJournal[Record]):
-    """The catalogue's file in use, and the queue before it."""
+    """The catalogue, for the process that writes it."""
 
     def __init__(
         self,
@@ -143,5 +153,5 @@ class Catalogue(RecordJournal[Record]):
 
 
 def read_newest(disk: Disk, folder: str, mark: Mark | None = None) -> LoadedCatalogue:
-    """The newest file as it stands, for readers beside the owner: see `record_journal.read_newest`."""
+    """Read the newest file, for readers beside the owner: see `record_journal.read_newest`."""
     return record_journal.read_newest(disk, folder, _decoder, mark)

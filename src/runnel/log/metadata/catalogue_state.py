@@ -1,4 +1,4 @@
-"""What the catalogue's records add up to, and the records that say it all again. No files here."""
+"""The state that the catalogue's records add up to, and its snapshot as records. No files here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runnel.topics.policies import FixedPolicy, Policies
 
 
 class CatalogueState:
-    """Topics, cursors, subscriptions and last values as recorded; where each shard stood; the newest epoch."""
+    """The recorded topics, cursors, subscriptions, last values and shard checkpoints, and the newest epoch."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class CatalogueState:
         self.last_values = last_values
         self.subscriptions = subscriptions
         self.epoch = 0
-        self.is_closed = False  # in good order: nothing was recorded since
-        self.has_marks = False  # the file of synced marks has to be there
+        self.is_closed = False  # closed in good order, with no record since
+        self.has_marks = False  # the file of synced marks must exist
         self.checkpoints: dict[ShardId, list[ShardAt]] = {}
 
     def apply_all(self, found: Iterable[Record]) -> None:
@@ -55,7 +55,7 @@ class CatalogueState:
                     at.floor = max(at.floor, floor)
             case records.Opened(epoch, _, has_marks):
                 self.epoch = max(self.epoch, epoch)
-                self.has_marks = has_marks  # an older Runnel may have been here since
+                self.has_marks = has_marks  # an older Runnel may have run since
             case records.ShardAt(journal, shard):
                 self.checkpoints.setdefault(ShardId(journal, shard), []).append(record)
                 for topic, partition, next_offset in record.offsets:
@@ -76,13 +76,13 @@ class CatalogueState:
                 pass
 
     def snapshot(self, now_ns: int, shards: Iterable[ShardAt]) -> list[Record]:
-        """Everything the catalogue must know, as it stands. Only what is stored counts.
+        """Records of everything that the catalogue must know now. Only stored messages count.
 
-        In a worker, while the loop goes on: each table is copied in one step before it is looked at.
+        Runs in a worker beside the loop: each table is copied in one step before it is read.
         """
         found: list[Record] = [records.Opened(self.epoch, now_ns, self.has_marks)]
         for topic in list(self.topics):
-            found.append(made(topic))
+            found.append(topic_record(topic))
             found += [
                 records.PartitionAt(*part.key, part.visible_next, part.floor)
                 for part in topic.partitions
@@ -97,7 +97,7 @@ class CatalogueState:
         return found
 
 
-def made(topic: Topic) -> records.TopicMade:
+def topic_record(topic: Topic) -> records.TopicMade:
     """The record of a topic's fixed policy."""
     fixed = topic.policy.fixed
     return records.TopicMade(topic.name, fixed.keep, fixed.partitions, fixed.journal, topic.owner)

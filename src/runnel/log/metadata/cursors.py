@@ -1,4 +1,4 @@
-"""Named cursors: positions that outlive their readers and hold retention back. No files here."""
+"""Named cursors: positions that outlive their readers and hold messages. No files here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runnel.topics.names import Label, TopicPartition, check_label
 
 
 class CursorTable:
-    """All cursors of a store. `shard_of` tells where a topic-partition lives, None if nowhere."""
+    """All cursors of a store. `shard_of` returns the shard of a topic-partition, None if it does not exist."""
 
     def __init__(
         self, cursors_max: int, shard_of: Callable[[TopicPartition], ShardId | None]
@@ -26,7 +26,7 @@ class CursorTable:
     def make(
         self, name: str, positions: Sequence[CursorPosition], now_ns: int, owner: str = ""
     ) -> Cursor:
-        """A cursor that may be put into the table, which the caller does once it is recorded."""
+        """Check and make a cursor. The caller puts it into the table once it is recorded."""
         check_label(Label.CURSOR, name)
         for place in positions:
             if (place.topic is None) == (place.shard is None or place.position is None):
@@ -59,7 +59,7 @@ class CursorTable:
                 del self._owned[owner]
 
     def owner(self, name: str) -> str | None:
-        """The token that made it, empty if none did; None: there is no such cursor."""
+        """The token that made a cursor, empty if no token did; None: the cursor does not exist."""
         known = self._cursors.get(name)
         return None if known is None else known.owner
 

@@ -1,4 +1,4 @@
-"""Definitions of durable subscriptions by name, as bytes: what is in them is their owner's business. No files here."""
+"""Definitions of durable subscriptions by name, as bytes that only their owner interprets. No files here."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from runnel.topics.names import Label, check_label
 
 
 class DefinitionTable:
-    """All durable subscriptions of a store."""
+    """The definitions of all durable subscriptions of a store."""
 
     def __init__(self, subscriptions_max: int) -> None:
         self._subscriptions_max = subscriptions_max
         self._contents: dict[str, bytes] = {}
 
     def check(self, name: str) -> None:
-        """Whether it may be put into the table, which the caller does once it is recorded."""
+        """Check a definition's name and the limit. The caller puts it into the table once it is recorded."""
         check_label(Label.SUBSCRIPTION, name)
         if name not in self._contents and len(self._contents) >= self._subscriptions_max:
             raise LimitExceededError(

@@ -1,4 +1,4 @@
-"""Last messages that are kept beyond retention, by partition, each a block of its own. No files here."""
+"""Last messages that are kept beyond retention, by partition, each as its own block. No files here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runnel.topics.names import TopicPartition
 
 
 class LastValues:
-    """At most one message a partition; whoever adds one has looked at its size."""
+    """At most one message per partition. The caller of `put` has checked its size."""
 
     def __init__(self) -> None:
         self._blocks: dict[TopicPartition, bytes] = {}
@@ -22,9 +22,9 @@ class LastValues:
         self._blocks[key] = block
 
     def at(self, partition: Partition, offset: int) -> Batch | None:
-        """The partition's message with this offset, unless it was purged, or another one is kept.
+        """The partition's message with this offset, unless it was purged or another message is kept.
 
-        The one that is kept need not be the last: a later one may have been too large, or be damaged.
+        The kept message need not be the last one: a later message may be too large or damaged.
         """
         block = self._blocks.get(partition.key)
         if not block or offset < partition.floor:
@@ -46,7 +46,7 @@ def fits(message: Batch, settings: LogSettings) -> bool:
 
 
 def singles(batch: Batch) -> Iterator[Batch]:
-    """Each message as a batch of its own. By halves: a cut costs as much as the runs of what it is cut from."""
+    """Each message as its own batch. Halving is quicker: a cut costs as much as the runs of the batch it cuts."""
     if len(batch) == 1:
         yield batch
     else:
@@ -55,8 +55,8 @@ def singles(batch: Batch) -> Iterator[Batch]:
         yield from singles(batch.slice(half))
 
 
-async def only(found: AsyncGenerator[Sequence[Chosen], None]) -> Batch | None:
-    """The message, where a single one was asked for; None if it is not there."""
+async def only_message(found: AsyncGenerator[Sequence[Chosen], None]) -> Batch | None:
+    """The message of a search for a single one; None if it was not found."""
     async with aclosing(found):
         async for chosen in found:
             for each in chosen:
@@ -67,7 +67,7 @@ async def only(found: AsyncGenerator[Sequence[Chosen], None]) -> Batch | None:
 def messages_of(
     batch: Batch, wanted: Mapping[TopicPartition, int]
 ) -> Iterator[tuple[TopicPartition, Batch]]:
-    """One message a partition, by its offset, each as a batch of its own; without those that are not in this one."""
+    """The wanted messages in a batch, one offset per partition, each as its own batch. Missing ones are left out."""
     rows: dict[int, TopicPartition] = {}
     begin = 0
     for run in batch.runs():

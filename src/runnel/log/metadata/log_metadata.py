@@ -1,6 +1,6 @@
-"""The base of every store: its topics, named cursors and subscription definitions, which are all in memory.
+"""`LogMetadata`, the base of every store: its topics, named cursors and subscription definitions, in memory.
 
-A store on disk records each change in its catalogue before it makes it here. A store in memory just makes it.
+A store on disk records each change in its catalogue before it applies it here. A store in memory just applies it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runnel.topics.policies import Policies, Policy
 
 
 class LogMetadata:
-    """Answers what a log knows without a look at its messages. `DiskLog` and `MemoryLog` inherit it."""
+    """Answers questions that need no messages. `DiskLog` and `MemoryLog` inherit it."""
 
     def __init__(
         self, settings: Settings, policies: Policies, on_topic_made: Callable[[Topic], None]
@@ -88,7 +88,7 @@ class LogMetadata:
         return topic is not None and topic.policy.last_value
 
     def _last_of(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, Partition]:
-        """The partitions of which the wanted message is the last, and is kept whatever its age."""
+        """The partitions whose wanted message is the last one and is kept whatever its age."""
         return {
             key: partition
             for key, offset in wanted.items()
@@ -107,7 +107,7 @@ class LogMetadata:
         return self._cursors.owned_by(owner)
 
     def cursor_owner(self, name: str) -> str | None:
-        """The token that made a cursor, empty if none did; None: the cursor does not exist."""
+        """The token that made a cursor, empty if no token did; None: the cursor does not exist."""
         return self._cursors.owner(name)
 
     def subscriptions(self) -> dict[str, bytes]:

@@ -1,8 +1,8 @@
-"""Sequences of named publishers in one shard: what comes next, what is a repetition, what is refused. Pure.
+"""The sequences of named publishers in one shard: accepts the next batch, recognises repetitions, refuses others. Pure.
 
-A producer counts its batches: number 0, 1, 2 … within a term. The shard accepts the next number of the current term,
-or number 0 of a higher one, which fences the predecessor. A repeated number is answered with the entry that it has
-become, as far back as the window reaches.
+A producer numbers its batches 0, 1, 2 … within a term. The shard accepts the next number of the current term, or number
+0 of a higher term, which fences the predecessor. A repeated number is answered with the entry of the original batch, as
+far back as the window reaches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runnel.errors import ProducerFault, ProducerFencedError, ProducerForgottenE
 from runnel.formats.envelope import Envelope
 from runnel.topics.names import Label, check_label
 
-# How far back a repeated batch's entry, and so its offsets, are remembered. More than clients keep in flight.
+# How many batches back the entry of a batch, and so its offsets, are remembered. More than clients keep in flight.
 WINDOW: Final = 256
 
 
@@ -28,16 +28,18 @@ class ProducerState(msgspec.Struct, frozen=True):
     term: int
     number: int
     last_used_ns: int
-    entries: tuple[int, ...]  # of the last numbers up to `number`
+    entries: tuple[int, ...]  # of the last batches, up to `number`
 
 
 class Repeated(msgspec.Struct, frozen=True):
-    """This batch has been appended before, as this entry (None: too long ago to tell)."""
+    """The batch has been appended before, as this entry (None: the entry is no longer remembered)."""
 
     entry: int | None
 
 
 class _Sequence(msgspec.Struct):
+    """A producer's sequence in memory."""
+
     term: int
     number: int
     last_used_ns: int
@@ -45,7 +47,7 @@ class _Sequence(msgspec.Struct):
 
 
 def check_same_batch(stored: Envelope, repeated: Envelope) -> None:
-    """A number is given to one batch only. One that was made again may differ in when it was sent, not in its shape."""
+    """Check that a repetition has the original's shape: a number belongs to one batch. Its send time may differ."""
     if _shape(stored) != _shape(repeated):
         raise ProducerFault(
             f"producer {repeated.producer!r} has used number {repeated.number} of term {repeated.term} for "
@@ -60,8 +62,8 @@ def _shape(head: Envelope) -> tuple[object, ...]:
 class ProducerTable:
     """All producers of a shard, least recently used first, bounded in number and age.
 
-    A shard has two: what it has accepted, which decides what comes next, and what it has stored, which is
-    what the catalogue may record and what failed writes go back to.
+    A shard has two tables. The table of accepted batches decides which number comes next. The table of stored batches
+    is what the catalogue may record and what the first table returns to after a failed write.
     """
 
     def __init__(self, producers_max: int, age_max_ns: int) -> None:
@@ -73,12 +75,12 @@ class ProducerTable:
         return len(self._sequences)
 
     def term(self, producer: str) -> int:
-        """The producer's current term; -1 if it is not known."""
+        """The producer's current term; -1 if the producer is unknown."""
         known = self._sequences.get(producer)
         return -1 if known is None else known.term
 
     def check(self, producer: str, term: int, number: int) -> Repeated | None:
-        """None if this batch is the next one; raises ProducerFault if it can be neither."""
+        """None if this batch is the next one, or the repetition that it is. ProducerFault if it is neither."""
         known = self._sequences.get(producer)
         if known is None:
             check_label(Label.PRODUCER, producer)
@@ -109,7 +111,7 @@ class ProducerTable:
         return None
 
     def accept(self, producer: str, term: int, number: int, entry: int, now_ns: int) -> None:
-        """Record a batch that `check` let pass."""
+        """Record a batch that `check` has passed."""
         known = self._sequences.get(producer)
         if known is None or known.term != term:
             known = _Sequence(term, number, now_ns, deque(maxlen=WINDOW))
@@ -121,13 +123,13 @@ class ProducerTable:
         self._forget(now_ns)
 
     def replay(self, producer: str, term: int, number: int, entry: int, time_ns: int) -> None:
-        """Record a batch found in the log, unless the catalogue knew of it already."""
+        """Record a batch found in the log, unless the catalogue already knew it."""
         known = self._sequences.get(producer)
         if known is None or (term, number) > (known.term, known.number):
             self.accept(producer, term, number, entry, time_ns)
 
     def reset(self, producer: str, stored: ProducerTable) -> None:
-        """Go back to what is stored of a producer whose later batches could not be."""
+        """Return to the stored sequence of a producer whose later batches could not be stored."""
         known = stored._sequences.get(producer)
         if known is None:
             self._sequences.pop(producer, None)
@@ -135,14 +137,14 @@ class ProducerTable:
             self.load([_state(producer, known)])
 
     def load(self, states: Iterable[ProducerState]) -> None:
-        """Take over recorded states; a state that is already here is replaced."""
+        """Take over recorded states, replacing those of the same producers."""
         for state in states:
             self._sequences[state.producer] = _Sequence(
                 state.term, state.number, state.last_used_ns, deque(state.entries, maxlen=WINDOW)
             )
 
     def states(self, used_since_ns: int = 0) -> list[ProducerState]:
-        """The states of producers used since then, to be recorded."""
+        """The states to record, of producers used since a time."""
         return [
             _state(producer, sequence)
             for producer, sequence in list(self._sequences.items())

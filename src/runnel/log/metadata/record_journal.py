@@ -1,17 +1,17 @@
-"""A small journal of records that its owner keeps in memory: added in groups, snapshotted when it has grown.
+"""A small journal of records whose content is also in its owner's memory: written in groups, replaced by snapshots.
 
-The journal is a file of records (`records`). Its owner has everything in it in memory; the file is only read at start.
-When it has grown, a new file is begun with a snapshot, synced and renamed into place, and the old one removed: at
-every moment one whole file is there. Records may be applied twice without harm: they state values, not changes.
-How far the file has been synced is noted beside it (`synced_marks`), so that a tail which is lost later is missed.
+The journal is a file of records (`records`). Its owner has the whole content in memory; the file is only read at start.
+When the file has grown, a new file is begun with a snapshot, synced and renamed into place, and the old file removed:
+one whole file exists at every moment. Records may be applied twice without harm: they state values, not changes. A
+synced mark (`synced_marks`) records how far the file has been synced, so that the loss of its tail is noticed.
 
 A snapshot is made from the owner's memory, so memory has to agree with the file, in one of two ways:
 
 - memory follows the file (`Snapshots.IN_WORKER`): `apply` is called when a record is stored and before the next one is
-  written. The worker that wrote makes the snapshot at once: it finds what the file said before this write, and the
-  records of this write stand behind it in the new file;
-- memory is ahead of the file (`Snapshots.ON_LOOP`): what is added is in the owner's memory by then. The snapshot is
-  made on the loop, between two writes: it has all that is stored, and perhaps what is on its way.
+  written. The worker that wrote makes the snapshot at once: it contains what the file said before this write, and the
+  records of this write follow it in the new file;
+- memory is ahead of the file (`Snapshots.ON_LOOP`): a record is in the owner's memory when it is added. The snapshot is
+  made on the loop, between two writes: it contains all stored records, and perhaps queued ones.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from runnel.log.segments.synced_marks import Mark, SyncedMarks, missing_file
 from runnel.platform.disk import Disk, FileAccess
 from runnel.platform.workers import Workers
 
-# A flipped bit in a snapshot costs so many of its records, not all of them; or so many bytes of them.
+# A flipped bit in a snapshot costs at most this many of its records, or this many bytes of them, instead of all.
 _RECORDS_TOGETHER: Final = 256
 _BYTES_TOGETHER: Final = 16 * 2**20
-# What is queued beyond so many calls of `add` goes into the write after the next.
+# The most calls of `add` in one write; later ones go into the write after it.
 _ADDS_TOGETHER: Final = 4096
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -46,14 +46,14 @@ Apply = Callable[[], None]
 
 
 class Snapshots(enum.Enum):
-    """Where the owner's memory may be looked at: see the module's first lines."""
+    """Where a snapshot may read the owner's memory; the module's docstring compares both."""
 
     IN_WORKER = enum.auto()
-    ON_LOOP = enum.auto()  # what comes back may be made while it is gone through, in a worker
+    ON_LOOP = enum.auto()  # the result may be a generator, which a worker iterates over
 
 
 class LoadedRecords(msgspec.Struct, Generic[R], frozen=True):
-    """What a file held: whole records, and what was damaged or torn."""
+    """The content of a file: its whole records, its damage and its torn tail."""
 
     records: Sequence[R]
     damage: Sequence[Damage]
@@ -61,7 +61,7 @@ class LoadedRecords(msgspec.Struct, Generic[R], frozen=True):
 
 
 class RecordJournal(Generic[R]):
-    """The file in use, and a queue before it: what is added while one write runs shares the next."""
+    """The file in use and its queue. Records added during one write share the next write."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class RecordJournal(Generic[R]):
         before_begin: Callable[[], None] = lambda: None,
         keeps_open: bool = True,
     ) -> None:
-        """`name` is what errors call it; `before_begin` is called in a worker before there is a folder.
+        """`name` names the journal in errors. `before_begin` is called in a worker before the folder is made.
 
-        Without `keeps_open` no file stays open between writes: for journals of which there may be thousands.
+        Without `keeps_open` no file stays open between writes: there may be thousands of such journals.
         """
         self._disk = disk
         self._workers = workers
@@ -94,26 +94,27 @@ class RecordJournal(Generic[R]):
         self._before_begin = before_begin
         self._keeps_open = keeps_open
         self._snapshot_bytes = 0
-        self._is_damaged = False  # something in the file cannot be read: the next write replaces it
+        self._is_damaged = False  # the file has damage: the next write replaces it
         self._number = 0
         self._file: RecordFile | None = None
         self._queue: list[tuple[Callable[[], Sequence[R]], Apply | None, asyncio.Future[None]]] = []
         self._is_writing = False
         self._is_paused = False
-        self._at_rest: asyncio.Future[None] | None = None  # somebody waits for the last write
+        self._idle: asyncio.Future[None] | None = None  # a caller waits for the last write
         self._is_closed = False
-        self._is_let_go = False
-        self._broken: str | None = None  # nobody knows what the disk holds: nothing more is written
+        self._is_released = False
+        # Set when the content of the disk is unknown: then nothing more is written.
+        self._broken: str | None = None
 
     # --- Opening and closing: blocking, for a worker ---
 
     def open(self) -> LoadedRecords[R]:
-        """Read the newest whole file, made now if there is none; remove what a crash left of others."""
+        """Read the newest file, or make the first one. Remove other files that a crash left."""
         self._before_begin()
         self._disk.make_directory(self._folder)
         names = self._disk.list(self._folder)
         numbers = sorted(int(name) for name in names if name.isdecimal())
-        # Whoever named the newest may have been killed before it made the name durable.
+        # The process that named the newest file may have been killed before it made the name durable.
         self._disk.sync_directory(self._folder)
         for name in names:
             if not name.isdecimal() or int(name) != (numbers[-1] if numbers else 0):
@@ -123,8 +124,8 @@ class RecordJournal(Generic[R]):
         if not numbers:
             if missing is None or self._keeps_open:
                 self._begin_file(())
-                self._rest()
-            # Else the first write begins a file; until then every start misses the one that is lost.
+                self._close_between_writes()
+            # Otherwise the first write begins a file. Until then every start reports the lost file.
             return LoadedRecords((), () if missing is None else (missing,), None)
         self._number = numbers[-1]
         path = _path(self._folder, self._number)
@@ -133,17 +134,17 @@ class RecordJournal(Generic[R]):
         )
         self._snapshot_bytes = self._file.end
         self._marks.note(self._folder, self._number, self._file.end)
-        self._rest()
+        self._close_between_writes()
         loaded = _decode_all(self._decoder, contents, scanned, path, missing)
         self._is_damaged = bool(loaded.damage) and self._snapshots is Snapshots.ON_LOOP
         return loaded
 
     def renew(self) -> None:
-        """Leave a damaged file behind: what is known now begins a new one."""
+        """Replace a damaged file by a new one that begins with a snapshot."""
         self._begin_file(list(self._snapshot()))
 
     def _begin_file(self, records: Sequence[R]) -> None:
-        """Go on in a new file. If that fails, the old one is as good as before, or this is broken."""
+        """Continue in a new file. If that fails, the old file is still in use, or the journal is broken."""
         mark = self._marks.get(self._folder)
         number = max(self._number, mark.number if mark else 0) + 1
         unfinished = _path(self._folder, number) + paths.UNFINISHED_SUFFIX
@@ -185,7 +186,7 @@ class RecordJournal(Generic[R]):
             yield from self._halves(records[half:])
 
     def _withdraw(self, number: int) -> None:
-        """A new file may have its name by now: a restart would take it for the one in use."""
+        """Remove a failed new file, which may have its final name: a restart would take it for the file in use."""
         try:
             with suppress(FileNotFoundError):
                 self._disk.remove(_path(self._folder, number))
@@ -193,20 +194,20 @@ class RecordJournal(Generic[R]):
         except OSError as error:
             self._broken = f"{self._name} is read-only until restart: {error}"
 
-    def _rest(self) -> None:
+    def _close_between_writes(self) -> None:
         if self._file is not None and not self._keeps_open:
             self._file.close()
 
     # --- Adding ---
 
     def add(self, *records: R, apply: Apply | None = None) -> asyncio.Future[None]:
-        """Write records down; the future is done once they are stored and applied."""
+        """Add records. The future is done once they are stored and applied."""
         return self.add_made(lambda: records, apply)
 
     def add_made(
         self, make: Callable[[], Sequence[R]], apply: Apply | None = None
     ) -> asyncio.Future[None]:
-        """The same for records that a worker makes, because making them takes a while."""
+        """Like `add`, for records that a worker makes because that takes a while."""
         future = asyncio.get_running_loop().create_future()
         if self._broken is not None or self._is_closed:
             future.set_exception(ReadOnlyError(self._broken or f"{self._name} is closed"))
@@ -221,15 +222,15 @@ class RecordJournal(Generic[R]):
         asyncio.get_running_loop().call_soon(self._write_next)
 
     async def pause(self) -> None:
-        """Finish the write that is under way, then write nothing until `resume`. What is added meanwhile waits."""
+        """Finish the write under way, then write nothing until `resume`. Records added meanwhile wait."""
         self.pause_at_once()
         if self._is_writing:
-            self._at_rest = asyncio.get_running_loop().create_future()
-            await self._at_rest
-            self._at_rest = None
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+            self._idle = None
 
     def pause_at_once(self) -> None:
-        """Of a journal that has nothing under way."""
+        """Pause without waiting. For a journal with nothing under way."""
         self._is_paused = True
 
     def resume(self) -> None:
@@ -242,8 +243,8 @@ class RecordJournal(Generic[R]):
         group, self._queue = self._queue[:count], self._queue[count:]
         if not group:
             self._is_writing = False
-            if self._at_rest is not None and not self._at_rest.done():
-                self._at_rest.set_result(None)
+            if self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
             return
         written = self._workers.submit(self._write, [make for make, _, _ in group])
         written.add_done_callback(
@@ -253,7 +254,7 @@ class RecordJournal(Generic[R]):
     def _write(self, makers: Iterable[Callable[[], Sequence[R]]]) -> None:
         if self._broken is not None:
             raise ReadOnlyError(self._broken)
-        if self._is_let_go:
+        if self._is_released:
             raise ReadOnlyError(f"{self._name} is closed")
         if self._file is None:
             self.open()
@@ -272,7 +273,7 @@ class RecordJournal(Generic[R]):
             if self._snapshots is Snapshots.IN_WORKER and self._has_grown():
                 self._replace(self._snapshot(), records)
         finally:
-            self._rest()
+            self._close_between_writes()
 
     def _has_grown(self) -> bool:
         assert self._file is not None
@@ -284,11 +285,11 @@ class RecordJournal(Generic[R]):
         try:
             self._begin_file([*snapshot, *behind])
         except OSError:
-            # The records are safe in the old file, which goes on; try again when it has doubled.
+            # The records are safe in the old file, which stays in use. Try again when it has doubled.
             self._snapshot_bytes = self._file.end
             self._is_damaged = False
         finally:
-            self._rest()
+            self._close_between_writes()
 
     def _written(
         self, done: asyncio.Future[None], waiting: list[tuple[Apply | None, asyncio.Future[None]]]
@@ -304,7 +305,7 @@ class RecordJournal(Generic[R]):
                 future.set_result(None)
             else:
                 future.set_exception(failure)
-                future.exception()  # seen: whoever still waits gets it, and nobody need
+                future.exception()  # marks it as retrieved: the caller need not wait for the future
         is_due = failure is None and self._snapshots is Snapshots.ON_LOOP and not self._is_closed
         if is_due and self._has_grown():
             self._begin_replacing()
@@ -315,37 +316,37 @@ class RecordJournal(Generic[R]):
         try:
             replaced = self._workers.submit(self._replace, self._snapshot())
         except BaseException:
-            self._write_next()  # a bug of the owner's must not leave anybody waiting
+            self._write_next()  # a bug in the owner's snapshot must not leave callers waiting
             raise
         replaced.add_done_callback(self._replaced)
 
     def _replaced(self, done: asyncio.Future[None]) -> None:
         self._write_next()
-        done.result()  # a failure that is not the disk's is a bug: the loop's handler tells it
+        done.result()  # a failure that is not the disk's is a bug: the loop's handler reports it
 
     def _judge(self, error: OSError) -> Unavailable:
-        reason = error.strerror or error  # clients are told; the file's path is not their business
+        reason = error.strerror or error  # without the file's path: clients see this
         if isinstance(error.__context__, OSError):  # cutting the failed record off has failed too
             self._broken = f"{self._name} is read-only until restart: {reason}"
             return ReadOnlyError(self._broken)
         return DiskFullError(f"{self._name} could not be written: {reason}")
 
     async def close(self, *records: R) -> None:
-        """Write these last, then let go of the file. Nothing may be added any more."""
+        """Write these records last, then close the file. Nothing may be added any more."""
         last = self.add(*records) if records else None
         self._is_closed = True
         try:
             if self._is_writing:
-                self._at_rest = asyncio.get_running_loop().create_future()
-                await self._at_rest
+                self._idle = asyncio.get_running_loop().create_future()
+                await self._idle
             if last is not None:
                 await last
         finally:
-            self.let_go()
+            self.release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the file without writing anything."""
-        self._is_closed = self._is_let_go = True
+        self._is_closed = self._is_released = True
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -354,10 +355,10 @@ class RecordJournal(Generic[R]):
 def read_newest(
     disk: Disk, folder: str, decoder: msgspec.msgpack.Decoder[list[R]], mark: Mark | None = None
 ) -> LoadedRecords[R]:
-    """The newest file as it stands, for readers beside the owner. Blocks, and changes nothing.
+    """Read the newest file, for readers beside the owner. Blocks, and changes nothing.
 
-    `mark`: what was synced of it before it is looked at. FileNotFoundError if there is none and never was, or if a
-    newer one replaced it just now.
+    `mark` is the folder's synced mark, read before the file. FileNotFoundError if there never was a file, or if a
+    newer file has just replaced it.
     """
     numbers = sorted(int(name) for name in disk.list(folder) if name.isdecimal())
     missing = _find_missing(folder, numbers, mark)
@@ -379,7 +380,7 @@ def _path(folder: str, number: int) -> str:
 
 
 def _find_missing(folder: str, numbers: Sequence[int], mark: Mark | None) -> Damage | None:
-    """A file that the mark knows and that is not there, nor one that replaced it."""
+    """The damage if the file of the mark is missing and no newer file has replaced it."""
     if mark is None or (numbers and numbers[-1] >= mark.number):
         return None
     return missing_file(_path(folder, mark.number), mark)
@@ -396,7 +397,7 @@ def _decode_all(
     path: str,
     missing: Damage | None,
 ) -> LoadedRecords[R]:
-    """What the contents of a file's records say."""
+    """Decode the contents of a file's records."""
     records: list[R] = []
     damage = [*([] if missing is None else [missing]), *scanned.damage]
     for content in contents:

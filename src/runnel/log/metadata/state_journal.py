@@ -1,8 +1,8 @@
-"""What subscriptions have done, written down beside the shard that it is about: acknowledgements and failures.
+"""State journals: record the progress of subscriptions in each shard, that is acknowledgements and failures.
 
-A shard's state journal is a journal of records (`record_journal`) in the folder `state/` of the shard, so that it can
-move with its shard. What the contents say is its user's business; here they are bytes. There is no file before the
-first of them, and none stays open between two writes: there may be as many of these as there are journals.
+A shard's state journal is a journal of records (`record_journal`) in the shard's folder `state/`, so that it can move
+with its shard. Its contents are bytes that only its user interprets. It has no file before the first content, and keeps
+no file open between two writes: there may be as many state journals as journals.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from runnel.platform.disk import Disk
 from runnel.platform.workers import Workers
 
 Loaded = record_journal.LoadedRecords[bytes]
-# Everything that is known now, as contents to begin a new file with. Called on the loop; what it returns is gone
-# through in a worker, so it must not look at anything that changes meanwhile.
+# Returns everything that is known now, as the first contents of a new file. It is called on the loop. A worker iterates
+# over the result, which therefore must not depend on anything that changes meanwhile.
 Snapshot = Callable[[], Iterable[bytes]]
 
 _decoder: Final = msgspec.msgpack.Decoder(list[bytes])
 
 
 class StateJournal:
-    """One shard's. The user takes what is in `contents`, sets `snapshot`, and only then adds.
+    """The state journal of one shard. The user reads `contents`, sets `snapshot`, and only then adds.
 
-    What is added must be in what `snapshot` tells from that moment on, and may be added twice without harm.
+    From the moment it is added, `snapshot` must include a content. A content may be added twice without harm.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StateJournal:
         bytes_max: int,
         make_shard_folder: Callable[[], None],
     ) -> None:
-        self.contents: list[bytes] = []  # found when it was opened; whoever has read it clears it
+        self.contents: list[bytes] = []  # found by `open`; the user clears it after reading
         self.snapshot: Snapshot | None = None
         self._journal: RecordJournal[bytes] = RecordJournal(
             disk,
@@ -63,21 +63,21 @@ class StateJournal:
         )
 
     def open(self) -> Loaded:
-        """In a worker: what an earlier process left."""
+        """Load what an earlier process left. Runs in a worker."""
         loaded = self._journal.open()
         self.contents = list(loaded.records)
         return loaded
 
     def add(self, content: bytes) -> asyncio.Future[None]:
-        """Stored once the future is done. What is added while one write runs shares the next.
+        """Add a content; it is stored when the future is done. Contents added during one write share the next.
 
-        DiskFullError: nothing of it is stored, and later it may be tried again. ReadOnlyError: not before a restart.
+        DiskFullError: nothing of it is stored, and the caller may retry. ReadOnlyError: a retry needs a restart.
         """
-        assert self.snapshot is not None, "whoever adds sets a snapshot before"
+        assert self.snapshot is not None, "set `snapshot` before the first `add`"
         return self._journal.add(content)
 
     async def pause(self) -> None:
-        """Write nothing until `resume`. What is added meanwhile waits."""
+        """Write nothing until `resume`. Contents added meanwhile wait."""
         await self._journal.pause()
 
     def pause_at_once(self) -> None:
@@ -87,11 +87,11 @@ class StateJournal:
         self._journal.resume()
 
     async def close(self) -> None:
-        """Store what is queued, then take no more."""
+        """Store what is queued, then accept no more."""
         await self._journal.close()
 
-    def let_go(self) -> None:
-        self._journal.let_go()
+    def release(self) -> None:
+        self._journal.release()
 
     def _all_known(self) -> Iterable[bytes]:
         assert self.snapshot is not None
@@ -99,7 +99,7 @@ class StateJournal:
 
 
 class MemoryState:
-    """The twin that forgets: whatever is added is known to its user, and nobody reads it again."""
+    """A state journal that keeps nothing, for logs in memory: the user has the contents in memory anyway."""
 
     def __init__(self) -> None:
         self.contents: list[bytes] = []
@@ -111,7 +111,7 @@ class MemoryState:
         return future
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 class StateJournals:
@@ -156,14 +156,14 @@ class StateJournals:
         return paths.state_folder(paths.shard_folder(self._directory, shard.journal, shard.shard))
 
     def open_found(self, shards: Sequence[ShardId]) -> list[Loaded]:
-        """In a worker: those that an earlier process made."""
+        """Open the state journals that an earlier process made. Runs in a worker."""
         return [self.of(shard).open() for shard in shards if self._was_made(self._folder(shard))]
 
     def _was_made(self, folder: str) -> bool:
         return bool(self._disk.list(folder)) or self._marks.get(folder) is not None
 
     async def pause(self) -> None:
-        """Write nothing until `resume`, to none of them: those that are made meanwhile wait too."""
+        """Write nothing to any state journal until `resume`. New state journals begin paused."""
         self._is_paused = True
         for journal in list(self._journals.values()):
             await journal.pause()
@@ -174,7 +174,7 @@ class StateJournals:
             journal.resume()
 
     async def close(self) -> None:
-        """All of them, whatever fails: nobody may be left without an answer."""
+        """Close all of them even if some fail: every waiting caller gets an answer."""
         journals = self._journals.values()
         outcomes = await asyncio.gather(
             *(journal.close() for journal in journals), return_exceptions=True
@@ -183,13 +183,13 @@ class StateJournals:
             if failure is not None:
                 raise failure
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         for journal in self._journals.values():
-            journal.let_go()
+            journal.release()
 
 
 def read_state(disk: Disk, shard_folder: str, mark: Mark | None = None) -> Loaded | None:
-    """A shard's state as it stands, for readers beside the owner; None if there is none, or it is being replaced."""
+    """Read a shard's state, for readers beside the owner; None if there is none, or it is being replaced."""
     try:
         return record_journal.read_newest(disk, paths.state_folder(shard_folder), _decoder, mark)
     except FileNotFoundError:

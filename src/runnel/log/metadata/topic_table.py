@@ -1,7 +1,8 @@
-"""Topics and their partitions in memory, and the numbering of batches: offsets, entry, time. No files here.
+"""The table of topics and partitions, and the numbering of batches: offsets, entry, time. No files here.
 
-A partition's `next_offset` is what the next message will get; `visible_next` is how far readers see, which on disk is
-how far syncs have come. Messages below `floor` have been purged, or belong to a deleted topic of the same name.
+A partition's `next_offset` is the offset of the next message. `visible_next` is the offset behind the last message that
+readers see, which on disk is the last synced one. Messages below `floor` have been purged, or belong to a deleted topic
+of the same name.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from runnel.log.log import Creator, Level, LogTopic, ShardId
 from runnel.topics.names import TopicPartition, check_topic
 from runnel.topics.policies import Difference, Policies, Policy
 
-# Looked at between two turns of the loop: about a millisecond.
+# Topics processed between two turns of the loop, which takes about a millisecond.
 _TOPICS_AT_ONCE: Final = 100
 
 
 class Partition:
-    """One partition's numbers. Kept small: there may be a hundred thousand of these."""
+    """The numbers of one partition. Small, because there may be a hundred thousand of them."""
 
     __slots__ = ("floor", "key", "next_offset", "shard", "visible_next")
 
@@ -39,13 +40,13 @@ class Partition:
         self.floor = 1
 
     def advance(self, next_offset: int) -> None:
-        """Take over a recorded next offset, if it is ahead."""
+        """Take over a recorded next offset if it is higher."""
         if next_offset > self.next_offset:
             self.next_offset = self.visible_next = next_offset
 
 
 class Topic:
-    """A topic: its policy and its partitions. A deleted one stays, to go on from its last offset."""
+    """A topic with its policy and partitions. A deleted topic stays, so that a new one continues from its offsets."""
 
     __slots__ = ("former", "is_deleted", "name", "owner", "partitions", "policy")
 
@@ -61,7 +62,7 @@ class Topic:
         self.policy = policy
         self.partitions = partitions
         self.former = former  # the deleted topic of the same name
-        self.owner = owner  # the token that made it, if one did
+        self.owner = owner  # the token that made it, if any
         self.is_deleted = False
 
     def info(self) -> LogTopic:
@@ -69,18 +70,18 @@ class Topic:
 
 
 class ManyTopicsError(BusyError):
-    """A batch has more new topics than are made at once: `make_some` makes the others."""
+    """A batch has more new topics than are made in one step: `make_some` makes the others."""
 
 
 class SomeMade(NamedTuple):
-    """Where to go on making a batch's topics, or the fault of the topic there."""
+    """The run from which on a batch's topics are still to be made, or the fault of the topic there."""
 
     next_run: int
     fault: ClientFault | None = None
 
 
 class TopicTable:
-    """All topics of a store, made on first publishing by the rules of `policies`."""
+    """All topics of a store. The first publication makes a topic, by the rules of `policies`."""
 
     def __init__(
         self, policies: Policies, topics_max: int, on_made: Callable[[Topic], None] | None = None
@@ -99,7 +100,7 @@ class TopicTable:
         return iter(self._topics.values())
 
     def owned_by(self, owner: str) -> int:
-        """How many topics there are that this token made."""
+        """The number of topics that this token made."""
         return self._owned[owner]
 
     def _count(self, topic: Topic, change: int) -> None:
@@ -117,7 +118,7 @@ class TopicTable:
         return None if topic is None or topic.is_deleted else topic
 
     def uses(self, shard: ShardId) -> bool:
-        """Whether a topic lives there, or did."""
+        """Whether a topic uses this shard, or did."""
         return self._shard_ids.get(shard.journal) == shard
 
     def partition(self, name: str, number: int) -> Partition:
@@ -131,7 +132,7 @@ class TopicTable:
         return topic.partitions[number]
 
     def ensure(self, name: str, creator: Creator | None = None) -> Topic:
-        """The topic, made now if there is none."""
+        """Get the topic, or make it."""
         topic = self._topics.get(name)
         if topic is not None and not topic.is_deleted:
             return topic
@@ -150,7 +151,7 @@ class TopicTable:
         return made
 
     def restore(self, name: str, policy: Policy, owner: str = "") -> Topic:
-        """Put a topic with a recorded policy into the table; one made again goes on from its offsets."""
+        """Put a topic with this policy into the table. It continues from the offsets of a former topic."""
         former = self._topics.get(name)
         if former is not None:
             former.former = None
@@ -163,7 +164,7 @@ class TopicTable:
                 before = former.partitions[number]
                 partition.advance(before.next_offset)
                 partition.floor = before.floor
-                if former.is_deleted:  # numbers it gave back are not given again either
+                if former.is_deleted:  # offsets that it gave back are not used again either
                     partition.advance(before.floor)
                     partition.floor = partition.next_offset
             partitions.append(partition)
@@ -172,14 +173,14 @@ class TopicTable:
         return topic
 
     def recorded_partition(self, name: str, number: int) -> Partition | None:
-        """A partition by what is recorded, of a deleted topic too."""
+        """A recorded partition, also of a deleted topic; None if it is not recorded."""
         topic = self._topics.get(name)
         return topic.partitions[number] if topic and number < len(topic.partitions) else None
 
     async def follow_rules(self) -> list[Difference]:
-        """Give every topic what the rules say now, in steps: there may be a million of them.
+        """Apply the current rules to every topic, in steps: there may be a million topics.
 
-        Returns where topics stay as they were made, though the rules would make them otherwise now.
+        Returns where the fixed policies of existing topics differ from the rules.
         """
         differences: list[Difference] = []
         for number, topic in enumerate(list(self._topics.values()), 1):
@@ -192,7 +193,7 @@ class TopicTable:
         return differences
 
     def delete(self, name: str) -> Sequence[Partition]:
-        """Every number given so far stays the deleted topic's: one made again begins at its partitions' floors."""
+        """Delete a topic. Its offsets are not used again: a new topic begins at its partitions' floors."""
         topic = self._topics.get(name)
         if topic is None:
             return ()
@@ -203,14 +204,14 @@ class TopicTable:
         return topic.partitions
 
     def undelete(self, name: str) -> None:
-        """It was made again, though nothing recorded says so. What was deleted stays below its floors."""
+        """Restore a topic that was made again without a record of it. Deleted messages stay below its floors."""
         topic = self._topics.get(name)
         if topic is not None and topic.is_deleted:
             topic.is_deleted = False
             self._count(topic, 1)
 
     def forget(self, topic: Topic) -> None:
-        """A topic that could not be recorded was never made."""
+        """Undo the making of a topic that could not be recorded."""
         if self._topics.get(topic.name) is topic:
             self._count(topic, -1)
             if topic.former is None:
@@ -225,9 +226,9 @@ class TopicTable:
         creator: Creator | None = None,
         made_max: int | None = None,
     ) -> list[Partition]:
-        """The partition of each run. All must lie in one shard; an error names the run.
+        """The partition of each run, with missing topics made. All must lie in one shard; an error names the run.
 
-        ManyTopicsError if more than `made_max` topics would have to be made: so many have been.
+        ManyTopicsError if more than `made_max` topics are missing: that many have been made then.
         """
         topics = self._topics
         made = 0
@@ -244,7 +245,7 @@ class TopicTable:
                 topic = self._ensure_run(envelope, run, creator)
             if number >= len(topic.partitions):
                 raise UnknownTopicError(
-                    f"{told_run(envelope, run)}topic {name!r} has partitions 0 to "
+                    f"{run_prefix(envelope, run)}topic {name!r} has partitions 0 to "
                     f"{len(topic.partitions) - 1}, not {number}"
                 )
             partition = topic.partitions[number]
@@ -261,7 +262,7 @@ class TopicTable:
     def make_some(
         self, envelope: Envelope, run: int, made_max: int, creator: Creator | None
     ) -> SomeMade:
-        """Make topics of a batch, from a run on: at most so many."""
+        """Make up to `made_max` topics of a batch, from run `run` on."""
         made = 0
         for at in range(run, envelope.run_count):
             if self.find(envelope.topics[at]) is not None:
@@ -279,11 +280,11 @@ class TopicTable:
         try:
             return self.ensure(envelope.topics[run], creator)
         except ClientFault as fault:
-            raise type(fault)(f"{told_run(envelope, run)}{fault}") from None
+            raise type(fault)(f"{run_prefix(envelope, run)}{fault}") from None
 
 
-def told_run(envelope: Envelope, run: int) -> str:
-    """What an error about a run begins with: nothing where there is no other that it could be about."""
+def run_prefix(envelope: Envelope, run: int) -> str:
+    """The beginning of an error about a run: empty if the batch has only one run."""
     return f"run {run}: " if envelope.run_count > 1 else ""
 
 
@@ -296,9 +297,9 @@ def number_runs(
     entry: int,
     receive_time_ns: int,
 ) -> Envelope:
-    """The envelope with the broker's part filled in; the partitions move on by what they were given.
+    """Fill in the broker's part of the envelope, and advance the partitions' next offsets.
 
-    Hot: once a batch, and its loop once a run (bench/log.py, "runs").
+    Hot: runs once per batch, its loop once per run (bench/log.py, "runs").
     """
     bases = array("q")
     for partition, count in zip(partitions, envelope.column32(envelope.counts), strict=True):
@@ -317,13 +318,13 @@ def number_runs(
 
 
 def give_back(envelope: Envelope, partitions: Sequence[Partition]) -> None:
-    """Undo the latest `number_runs`: the batch was not taken after all."""
+    """Undo the latest `number_runs` for a batch that was not accepted."""
     for partition, count in zip(partitions, envelope.column32(envelope.counts), strict=True):
         partition.next_offset -= count
 
 
 def check_append(batch: Batch, level: Level, limits: LimitSettings) -> Level:
-    """The level, if this can be appended at all."""
+    """Check the batch and the level of an append. Returns the level."""
     if not isinstance(batch, Batch):
         raise ClientFault(f"{type(batch).__name__} cannot be appended: make a Batch of it")
     size = batch.envelope.body_bytes
@@ -340,7 +341,7 @@ def check_offset(offset: int) -> None:
 
 
 def kept_elsewhere(topic: Topic, here: str) -> str:
-    """Why this store does not take a topic."""
+    """The error text for a topic that this store does not keep."""
     keep = topic.policy.keep
     where = {Keep.NONE: "not kept", Keep.MEMORY: "kept in memory", Keep.DISK: "kept on disk"}[keep]
     rule = "by default" if topic.policy.rule is None else f"by the rule for {topic.policy.rule!r}"

@@ -1,4 +1,4 @@
-"""Which blocks of a segment hold what is wanted, by its index, and the reads that fetch them."""
+"""Plans the reads of a segment: the blocks with wanted messages, by its index, and the stretches to read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runnel.log.reading.selection import Matcher
 from runnel.log.segments.index import Index
 from runnel.topics.names import TopicPartition
 
-# Reading this much that nobody asked for is cheaper than another read.
+# Reading this many unwanted bytes is cheaper than another read.
 _BRIDGE_BYTES: Final = 16 * 1024
 _STRETCH_BYTES_MAX: Final = 4 * 2**20
 
 
 class PlannedBlock(msgspec.Struct, frozen=True, gc=False):
-    """A block to read, and which of its runs hold something wanted (None: all)."""
+    """A block to read, and which of its runs hold wanted messages (None: all)."""
 
     position: int
     size: int  # at most: damaged bytes may lie between it and the next
@@ -28,7 +28,7 @@ class PlannedBlock(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Neighbouring blocks of one segment, to be read at once: a piece of work that can be sent away."""
+    """Neighbouring blocks of one segment, to be read at once. Another process can do that."""
 
     segment: SegmentName
     blocks: tuple[PlannedBlock, ...]
@@ -46,16 +46,16 @@ class Stretch(msgspec.Struct, frozen=True):
         return self.blocks[-1].position + self.blocks[-1].size - self.blocks[0].position
 
     def pieces(self, bytes_max: int) -> Iterator[Stretch]:
-        """The same blocks in stretches of up to so many bytes, or of a single block."""
+        """The same blocks in stretches of up to `bytes_max`, or of a single block."""
         return stretches(self.segment, self.blocks, bytes_max)
 
 
 def plan_blocks(
     index: Index, matcher: Matcher, begin_entry: int, end_entry: int | None
 ) -> list[PlannedBlock]:
-    """The blocks that may hold something wanted, in order.
+    """The blocks that may hold wanted messages, in order.
 
-    A stored block was received at one time, and blocks lie in the order of their times.
+    All messages of a block were received at one time, and blocks lie in the order of their times.
     """
     first, last = index.first_block_from_entry(begin_entry), index.block_count()
     if end_entry is not None:
@@ -83,7 +83,7 @@ def plan_blocks(
 def _runs_by_block(
     index: Index, matcher: Matcher, first: int, last: int
 ) -> dict[int, tuple[int, ...]] | None:
-    """The wanted runs of each block from `first` to `last`; None if all runs of all of them are."""
+    """The wanted runs of each block from `first` to `last`; None if all runs of all blocks are wanted."""
     is_all = True
 
     def is_wanted(key: TopicPartition) -> bool:
@@ -121,7 +121,7 @@ def _runs_by_block(
 def stretches(
     segment: SegmentName, blocks: Sequence[PlannedBlock], bytes_max: int = _STRETCH_BYTES_MAX
 ) -> Iterator[Stretch]:
-    """Blocks that adjoin, or nearly, gathered into stretches of a few megabytes."""
+    """Group blocks that adjoin, or nearly do, into stretches of up to `bytes_max`."""
     group: list[PlannedBlock] = []
     for block in blocks:
         if group and (

@@ -1,4 +1,4 @@
-"""What the catalogue says of topics and cursors, read beside its owner."""
+"""The topics and cursors of the catalogue, read while a broker may be writing it."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Policies
 
 _ATTEMPTS: Final = 4
-_UNLIMITED: Final = 2**62  # whoever wrote it has kept to the limits
-# What rules would add to a recorded policy does not matter here.
+_UNLIMITED: Final = 2**62  # the broker that wrote it kept to the limits
+# No rules: what they add to a recorded policy does not matter here.
 _POLICIES: Final = Policies()
 
 
 class CatalogueView(msgspec.Struct, frozen=True):
-    """Topics by name, deleted ones included; cursors; and whether there was a catalogue at all."""
+    """The catalogue's topics by name, deleted ones included; its cursors; and whether there is a catalogue."""
 
     topics: dict[str, Topic]
     cursors: list[Cursor]
     epoch: int
     was_closed: bool
     is_present: bool
-    next_entries: dict[ShardId, int] = {}  # where each shard stood when it was last recorded
+    next_entries: dict[ShardId, int] = {}  # of each shard, when it was last recorded
 
     def floor_of(self, key: TopicPartition) -> int | None:
         """The first offset that is not hidden; None if the topic was deleted.
 
         A topic that the catalogue does not know was made after it was read, or the catalogue is
-        lost: either way nothing of it is known to be hidden.
+        lost: either way none of its messages is known to be hidden.
         """
         topic = self.topics.get(key[0])
         if topic is None:
@@ -51,7 +51,7 @@ class CatalogueView(msgspec.Struct, frozen=True):
 
 
 def read_catalogue(disk: Disk, folder: str, report: Report, mark: Mark | None) -> CatalogueView:
-    """Damage goes to the report. Without a catalogue nothing is hidden, and nothing is named."""
+    """Read the catalogue; damage goes to the report. Without one, no message is hidden and no topic known."""
     loaded = load_catalogue(disk, folder, mark)
     if loaded is None:
         return CatalogueView({}, [], epoch=0, was_closed=False, is_present=False)
@@ -78,9 +78,9 @@ def read_catalogue(disk: Disk, folder: str, report: Report, mark: Mark | None) -
 
 
 def load_catalogue(disk: Disk, folder: str, mark: Mark | None) -> LoadedCatalogue | None:
-    """The newest file; None if there is none and never was.
+    """Load the newest catalogue file; None if there is none.
 
-    Again if a newer file replaced it just now, or if a record under way looked like damage.
+    Loads again if a newer file has just replaced it, or if a half-written record may look like damage.
     """
     former: LoadedCatalogue | None = None
     for _ in range(_ATTEMPTS):

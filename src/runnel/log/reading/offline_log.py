@@ -1,4 +1,4 @@
-"""A data directory as a reader without a broker sees it: what is in it, and the messages that are wanted."""
+"""Reads a data directory without a broker: its journals, segments, topics, losses, and selected messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from runnel.platform.lock_holder import LockHolder, find_lock_holder
 
 
 class JournalInfo(msgspec.Struct, frozen=True):
-    """A journal and its folder; `shards` are those that have one."""
+    """A journal, its folder, and its shards that have a folder."""
 
     name: str
     folder: str
@@ -53,10 +53,10 @@ class JournalInfo(msgspec.Struct, frozen=True):
 
 
 class OfflineLog:
-    """A data directory, or a copy of one. It is opened by looking; there is nothing to close.
+    """A data directory, or a copy of one, open for reading. There is nothing to close.
 
-    What the catalogue says is read once, when first needed. Segments are found anew by each call, and a
-    scan reads those that were there when it began. Damage is passed over, and told in `report`.
+    The catalogue is read once, when first needed. Each call lists the segments anew, and a scan reads
+    those that existed when it began. Damage is skipped, and listed in `report`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class OfflineLog:
     ) -> None:
         """ClientFault if this is no data directory, FormatVersionError if a newer Runnel wrote it."""
         if not directory:
-            # Whoever wrote $DIR without setting it does not mean the current directory.
+            # It comes from an unset $DIR, which does not mean the current directory.
             raise ClientFault("the data directory is an empty text")
         self.directory = directory.rstrip("/") or "/"
         self.disk = RealDisk() if disk is None else disk
@@ -82,30 +82,30 @@ class OfflineLog:
         found = check_format(self.disk, f"{self.directory}/{paths.FORMAT_FILE}")
         self._keeps_account = found.keeps_account
         self._was_live = self.holder() is not None
-        self.marks = read_marks(self.disk, self.directory)  # before the files that they speak of
+        self.marks = read_marks(self.disk, self.directory)  # before the files that they describe
 
     def holder(self) -> LockHolder | None:
         """The process that has the directory open now."""
         return self._find_holder(f"{self.directory}/{paths.LOCK_FILE}")
 
     def is_live(self) -> bool:
-        """Whether a process has had it open since we began to look."""
+        """Whether a process has it open now, or had when this object was made."""
         return self._was_live or self.holder() is not None
 
-    # --- What there is ---
+    # --- Contents ---
 
     @cached_property
     def catalogued(self) -> CatalogueView:
-        """What the catalogue knows of topics and cursors, read once."""
+        """The topics and cursors of the catalogue, read once."""
         folder = f"{self.directory}/{paths.CATALOGUE}"
         return read_catalogue(self.disk, folder, self.report, self.marks.marks.get(paths.CATALOGUE))
 
     def cursors(self) -> list[Cursor]:
-        """Named cursors, as the catalogue has them."""
+        """The named cursors of the catalogue."""
         return self.catalogued.cursors
 
     def journals(self) -> list[JournalInfo]:
-        """By name."""
+        """The journals, by name."""
         found = []
         root = f"{self.directory}/{paths.JOURNALS}"
         for folder_name in self.disk.list(root):
@@ -125,7 +125,7 @@ class OfflineLog:
         )
 
     def _journal_name(self, folder: str, folder_name: str) -> str:
-        """What the journal's file says; if that is lost, what its folder was made from."""
+        """The name in the journal's file; if that is lost, the name that its folder was made from."""
         path = f"{folder}/{paths.NAME_FILE}"
         fallback = paths.journal_name(folder_name)
         try:
@@ -141,7 +141,7 @@ class OfflineLog:
         return name
 
     def segment_names(self, journal: JournalInfo) -> list[SegmentName]:
-        """By shard and number; of each the highest generation, which is the one that counts."""
+        """The segments by shard and number. Of each number the highest generation counts."""
         names = []
         for shard in journal.shards:
             folder = f"{journal.folder}/{shard}"
@@ -165,7 +165,7 @@ class OfflineLog:
         return names
 
     def _report_missing(self, folder: str, listed: Sequence[str]) -> None:
-        """An index goes before its segment does: one without any segment of its number tells of a loss."""
+        """Report indexes without a segment: retention removes the index first, so that segment is lost."""
         if not paths.orphaned_indexes(listed):
             return
         # A broker may have removed both while the folder was listed; then the index is gone by now.
@@ -175,7 +175,7 @@ class OfflineLog:
                 self.report.add_damage(Damage(path, 0, 0, "segment is missing, its index is there"))
 
     def segments(self, journal: JournalInfo) -> list[SegmentInfo]:
-        """By the headers of their indexes; what is not sealed is scanned."""
+        """The segments, by the headers of their indexes. Segments that are not sealed are scanned."""
         found = []
         for name, is_last in self._shard_ends(self.segment_names(journal)):
             info = self._segment_info(name, is_last=is_last)
@@ -198,12 +198,12 @@ class OfflineLog:
 
     @staticmethod
     def _shard_ends(names: Sequence[SegmentName]) -> list[tuple[SegmentName, bool]]:
-        """Each segment, and whether it is the last of its shard: the one that may be written to."""
+        """Each segment, and whether it is the last of its shard, which a broker may be writing."""
         last = {name.shard: name.number for name in names}
         return [(name, last[name.shard] == name.number) for name in names]
 
     def replacement(self, gone: SegmentName) -> SegmentName | None:
-        """The segment of a higher generation that took this one's place; None if retention took it."""
+        """The segment of a higher generation that replaced this one; None if retention removed it."""
         folder = gone.path.rpartition("/")[0]
         generations = [
             numbered[1]
@@ -230,17 +230,17 @@ class OfflineLog:
         )
 
     def synced_bytes(self, name: SegmentName) -> int:
-        """How much of a segment is known to have been stored, by the mark of its shard."""
+        """How many bytes of a segment are known to be synced, by the mark of its shard."""
         mark = self._mark(name.path.rpartition("/")[0])
         return mark.end if mark.number == name.number and not name.generation else 0
 
     def _mark(self, shard_folder: str) -> Mark:
-        """Of a shard's folder. One without a mark is like one in which nothing was stored."""
+        """The synced mark of a shard's folder; without one, as if nothing was stored."""
         name = shard_folder.removeprefix(f"{self.directory}/")
         return self.marks.marks.get(name, Mark(0, 0))
 
     def topics(self, patterns: Sequence[str] = ("*", "!*")) -> list[TopicInfo]:
-        """By name: topics with messages, and those without that the catalogue knows."""
+        """Topics by name: those with messages, and empty ones that the catalogue knows."""
         matcher = self._matcher(Selection(topics=tuple(patterns)))
         summaries = TopicSummaries(matcher, self.catalogued)
         self.report_losses(matcher)
@@ -257,7 +257,7 @@ class OfflineLog:
         ]
 
     def _each_opened(self, name: SegmentName, *, is_last: bool) -> Iterator[OpenSegment]:
-        """The segment, or the one that took its place; nothing if it is gone."""
+        """Open the segment, or its replacement; yields nothing if it is gone."""
         newest: SegmentName | None = name
         while newest is not None:
             try:
@@ -267,10 +267,10 @@ class OfflineLog:
             except FileNotFoundError:
                 newest = self.replacement(newest)
 
-    # --- What is missing ---
+    # --- Losses ---
 
     def report_losses(self, matcher: Matcher | None = None) -> None:
-        """Report what the shards have lost, as a broker would tell of it; of messages that are wanted, if it says."""
+        """Report what the shards have lost, as a broker does; with a matcher, losses of wanted messages only."""
         seen: set[ShardId] = set()
         for journal in self.journals():
             names = self.segment_names(journal)
@@ -279,7 +279,7 @@ class OfflineLog:
                 seen.add(shard_id)
                 folder = f"{journal.folder}/{shard}"
                 of_shard = [name for name in names if name.shard == shard]
-                # After the names: a broker writes down what it removes before it does.
+                # Read after the names: a broker records a removal before it removes the segment.
                 remembered, damage = read_losses(self.disk, folder)
                 if damage is not None:
                     self.report.add_damage(damage)
@@ -304,7 +304,7 @@ class OfflineLog:
                 matcher.wants_any((run.topic, run.partition), run.first_offset, run.next_offset)
                 for run in loss.runs
             )
-            # Of a place without runs the index tells whoever wants what lay there; without an index nobody knows.
+            # Without runs and entries, the index reports the loss. With entries only, its messages are not known.
             is_wanted = is_wanted or bool(loss.next_entry and not loss.runs)
             if is_wanted and not is_mended(self.disk, folder, loss):
                 self.report.add_damage(loss.damage(folder))
@@ -328,7 +328,7 @@ class OfflineLog:
             self.report.add_damage(found.loss(()).damage(folder))
 
     def _spans(self, names: Sequence[SegmentName]) -> list[SegmentSpan]:
-        """By headers alone. Where a segment that is not sealed ends is not asked: whoever reads it sees that."""
+        """The spans by headers alone. The end of an unsealed segment is left open: a read of it finds the end."""
         spans: list[SegmentSpan] = []
         for name in reversed(names):
             following = spans[-1].first_entry if spans else UNKNOWN_ENTRY
@@ -337,7 +337,7 @@ class OfflineLog:
                     header = file.read(0, HEADER_BYTES)
                 info = sealed_info(self.disk, name)
             except FileNotFoundError:
-                continue  # retention was quicker
+                continue  # retention has removed it
             try:
                 first_entry = decode_header(header, name.path).first_entry
             except CorruptionError:
@@ -363,14 +363,14 @@ class OfflineLog:
         return Matcher(selection, self.catalogued.floor_of)
 
     def scan(self, selection: Selection | None = None) -> Iterator[Batch]:
-        """Every batch that holds something wanted, cut to it: shard after shard, each in its order."""
+        """Every batch with wanted messages, cut to them: shard by shard, each in stored order."""
         matcher = self._matcher(selection or Selection())
         self.report_losses(matcher)
         for name, is_last in self._all_segments():
             yield from self._scan_segment(name, matcher, 0, None, is_last=is_last)
 
     def plan(self, selection: Selection | None = None) -> Iterator[Stretch]:
-        """The reads that a scan would do, in its order. Each can be sent elsewhere and `read` there."""
+        """The reads that a scan would do, in its order. Each can be sent to another process and `read` there."""
         matcher = self._matcher(selection or Selection())
         self.report_losses(matcher)
         for name, is_last in self._all_segments():
@@ -380,7 +380,7 @@ class OfflineLog:
                 yield from stretches(segment.name, plan_blocks(segment.index, matcher, 0, None))
 
     def read(self, stretch: Stretch, selection: Selection | None = None) -> Iterator[Batch]:
-        """What is wanted of one piece of a plan, whatever became of its segment since."""
+        """The wanted messages of one piece of a plan, even if its segment was replaced since."""
         matcher = self._matcher(selection or Selection())
         begin_entry, end_entry = stretch.blocks[0].entry, stretch.blocks[-1].entry + 1
         segment: SegmentName | None = stretch.segment
@@ -395,17 +395,17 @@ class OfflineLog:
         except StaleIndexError:
             pass
         if segment is not None:
-            # As if it were the last: then nothing is served that may not be synced.
+            # Opened like the last segment, so that nothing is served that may not be synced.
             yield from self._scan_segment(segment, matcher, begin_entry, end_entry, is_last=True)
 
     def _is_outside(self, name: SegmentName, matcher: Matcher) -> bool:
-        """Whether the times in a sealed segment's header say that nothing of it is wanted."""
+        """Whether the times in a sealed segment's header exclude all of its messages."""
         if matcher.since_ns is None and matcher.until_ns is None:
             return False
         try:
             info = sealed_info(self.disk, name)
         except FileNotFoundError:
-            return False  # whoever opens it finds out what became of it
+            return False  # opening it finds its replacement
         return info is not None and not matcher.may_want(info.first_time_ns, info.last_time_ns)
 
     def _scan_segment(
@@ -442,10 +442,10 @@ class OfflineLog:
     def _read_stretch(
         self, file: File, stretch: Stretch, matcher: Matcher, *, is_certain: bool
     ) -> Iterator[tuple[int, Batch]]:
-        """Entries and what is wanted of them.
+        """Entries, and the wanted messages of each.
 
-        If the index is not certain to be right, a block that cannot be read may be its fault: then
-        StaleIndexError, and a scan will tell. Otherwise the block is damaged.
+        An unreadable block may be the fault of an index that is not certain: then StaleIndexError, and the
+        caller scans the segment. Otherwise the block is damaged.
         """
         for piece in stretch.pieces(PIECE_BYTES):
             data = memoryview(file.read(piece.position, piece.size))
@@ -464,7 +464,7 @@ class OfflineLog:
                 try:
                     wanted = matcher.select(Batch(head, body), block.runs)
                 except MalformedError as error:
-                    # Its checksums are right: whoever published it sent columns that make no sense.
+                    # Its checksums are right: the publisher sent columns that make no sense.
                     self._report_block(stretch, block, error)
                     continue
                 if wanted is not None:

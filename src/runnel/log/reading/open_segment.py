@@ -1,11 +1,11 @@
-"""One segment's file, open for reading, and an index of what may be seen of it.
+"""Opens a segment for reading, with an index of the part that readers may see.
 
-A sealed segment has its index beside it. Any other is scanned, from where an older index of it ends; the index made
-of that stays in memory. What may be seen:
+A sealed segment has its index beside it. Any other segment is scanned, from where an older index of it ends; the
+resulting index stays in memory. Readers may see:
 
-- of the last segment of a shard, while a broker has the directory open: what lies before the highest position that a
+- of the last segment of a shard, while a broker has the directory open: the bytes before the highest position that a
   whole block, or the mark behind the last one, knows to be synced;
-- of everything else: all that is whole, which is what recovery would keep.
+- of every other segment: all that is whole, which is what recovery would keep.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SCANS_MAX: Final = 4
 
 
 class SegmentName(msgspec.Struct, frozen=True, order=True):
-    """Which segment: enough to open it."""
+    """The identity of a segment: enough to open it."""
 
     journal: str
     shard: int
@@ -45,7 +45,7 @@ class SegmentName(msgspec.Struct, frozen=True, order=True):
 
 
 class SegmentInfo(msgspec.Struct, frozen=True):
-    """A segment as its headers tell it, or a scan where they do not. Times are 0 without entries."""
+    """A segment's sizes, entries and times, by its headers or else by a scan. Times are 0 without entries."""
 
     name: SegmentName
     file_bytes: int  # preallocated room included
@@ -62,7 +62,7 @@ class SegmentInfo(msgspec.Struct, frozen=True):
 
 
 class OpenSegment(msgspec.Struct, frozen=True):
-    """See the module's first lines. `end` is where what may be seen ends."""
+    """A segment that is open for reading. Readers may see it up to `end`."""
 
     name: SegmentName
     file: File
@@ -81,13 +81,13 @@ def opened(disk: Disk, path: str) -> Iterator[File]:
 
 
 def short_segment(path: str, file_bytes: int, covered_bytes: int) -> Damage:
-    """A segment that lost its end: an index is written only after what it covers was synced."""
+    """The damage of a segment that lost its end: an index is written only after what it covers was synced."""
     problem = f"file has {file_bytes} bytes, its index says {covered_bytes}"
     return Damage(path, file_bytes, covered_bytes - file_bytes, problem)
 
 
 def sealed_info(disk: Disk, name: SegmentName) -> SegmentInfo | None:
-    """By 88 bytes of its index, if that covers the whole segment. FileNotFoundError if it is gone."""
+    """A segment by 88 bytes of its index; None unless that covers all of it. FileNotFoundError if it is gone."""
     with opened(disk, name.path) as file:
         try:
             with opened(disk, name.index_path) as index_file:
@@ -115,7 +115,7 @@ def sealed_info(disk: Disk, name: SegmentName) -> SegmentInfo | None:
 
 
 def info_of(open_segment: OpenSegment) -> SegmentInfo:
-    """The same for a segment that had to be scanned."""
+    """A segment that had to be scanned."""
     index = open_segment.index
     blocks = index.block_count()
     first = index.block_place(0) if blocks else (0, 0, 0)
@@ -148,14 +148,14 @@ def open_segment(
     trust_index: bool = True,
     synced: int = 0,
 ) -> Iterator[OpenSegment]:
-    """FileNotFoundError if it is gone; once it is open, it stays readable whatever becomes of it.
+    """Open a segment, which then stays readable even if it is removed. FileNotFoundError if it is gone.
 
-    Without `trust_index` the segment is scanned whatever its index says. `synced`: so many of its bytes had been synced
-    before it is looked at.
+    Without `trust_index` the segment is scanned whatever its index says. `synced`: the number of its bytes that were
+    synced before this call.
     """
     with opened(disk, name.path) as file:
         sealed = load_index(disk, name)
-        # Looked at after the index was: a segment only grows, until sealing cuts it to what the index covers.
+        # Read after the index: a segment only grows, until sealing cuts it to what the index covers.
         file_bytes = file.size()
         is_short = sealed is not None and sealed.covered_bytes > file_bytes
         if sealed is not None and is_short:
@@ -196,7 +196,7 @@ def load_index(disk: Disk, name: SegmentName) -> SealedIndex | None:
 def _check_header(file: File, name: SegmentName, report: Report, *, is_last: bool) -> None:
     data = file.read(0, HEADER_BYTES)
     if is_last and len(data) < HEADER_BYTES:
-        return  # it is being made, or a crash came while it was
+        return  # it is being made, or a crash interrupted that
     try:
         segment.decode_header(data, name.path)
     except CorruptionError as error:
@@ -212,9 +212,9 @@ def _scan_beside_writer(
     is_last: bool,
     is_live: Callable[[], bool],
 ) -> tuple[GrowingIndex, Scanned]:
-    """Scan until damage, if any, is found twice at the same places: then it is no write under way.
+    """Scan until two scans find damage at the same places: then it is not a write in progress.
 
-    A torn tail beside a broker is one, too: it may be about to replace the mark that vouched for the
+    Beside a broker a torn tail is such a write, too: it may be replacing the mark that vouched for the
     batches before it.
     """
     former: list[int] = []
@@ -240,10 +240,10 @@ def _scan(
     is_last: bool,
     is_live: Callable[[], bool],
 ) -> tuple[GrowingIndex, Scanned]:
-    """An index of what may be seen, and what the scan found.
+    """An index of what readers may see, and the result of the scan.
 
-    An index was written after a sync, so what it covers is known to be `durable` even where the index
-    itself is not to be believed.
+    An index is written after a sync, so what it covers is `durable` even if the index itself is not
+    trusted.
     """
     growing = GrowingIndex(HEADER_BYTES) if sealed is None else GrowingIndex.resume(sealed)
     start = growing.covered_bytes
@@ -254,9 +254,8 @@ def _scan(
         search_bytes=SEARCH_BYTES,
         durable=durable,
     )
-    unsure: list[
-        ScanUnit[StoredBlock]
-    ] = []  # of the last group or two: nothing vouches for them yet
+    # Blocks of the last group or two: nothing vouches for them yet.
+    unsure: list[ScanUnit[StoredBlock]] = []
     for unit in scanner:
         durable = max(durable, unit.durable_position)
         if unsure and unsure[-1].position < durable:
@@ -264,7 +263,7 @@ def _scan(
             unsure = []
         unsure.append(_without_body(unit))
     scanned = scanner.result()
-    # Asked after the scan: if no broker is there now, what was seen is what its recovery will find.
+    # Checked after the scan: if no broker runs now, its recovery will find what the scan found.
     end = scanned.durable if is_last and is_live() else scanned.end
     _add_all(growing, [unit for unit in unsure if unit.position < end])
     growing.covered_bytes = max(growing.covered_bytes, min(end, scanned.end))
@@ -272,7 +271,7 @@ def _scan(
 
 
 def _without_body(unit: ScanUnit[StoredBlock]) -> ScanUnit[StoredBlock]:
-    """The envelope alone, so that what waits does not keep the file's bytes in memory."""
+    """The unit without its body, so that waiting units do not keep the file's bytes in memory."""
     assert unit.content is not None
     empty = memoryview(b"")
     return msgspec.structs.replace(unit, content=StoredBlock(unit.content.envelope, empty, empty))

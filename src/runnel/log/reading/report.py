@@ -1,4 +1,4 @@
-"""What a reader met on its way: damage that was passed over, tails that are not served, files that went."""
+"""The report of an offline read: skipped damage, tails that are not served, removed files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Withheld(msgspec.Struct, frozen=True):
 
 
 class Report:
-    """Collected while reading. Each place of damage is there once, and at most a thousand of them."""
+    """What a read has found. Each place of damage is listed once, and at most a thousand of them."""
 
     def __init__(self) -> None:
         self.damage_count = 0
@@ -68,6 +68,6 @@ class Report:
 
 
 def torn_note(torn: Damage) -> str:
-    """A torn tail in the words of somebody who only looks: recovery speaks of it as cut."""
+    """The text of a torn tail that is only read: recovery's text says that it was cut."""
     problem = torn.problem.replace("torn tail cut", "torn tail")
     return f"{torn.path}:{torn.position}: {problem}; the next start cuts it off"

@@ -1,4 +1,4 @@
-"""Which messages a reader wants, and how rows are chosen by it: columns and vectors, no message objects."""
+"""Selects messages by topic, partition, offset, time and tags: with columns and vectors, no message objects."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ Bounds = tuple[int, int]  # offsets [begin, end)
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """All of these must hold. Ranges take in their beginning and leave out their end.
+    """The messages that a reader wants: all conditions must hold. Ranges include their beginning, not their end.
 
-    `ranges` gives each topic-partition offsets of its own and leaves out all others.
+    `ranges` gives each topic-partition its own offsets, and excludes all other topic-partitions.
     """
 
-    topics: tuple[str, ...] = (
-        "*",
-    )  # patterns; `!…` topics are seen only by those that begin with !
+    topics: tuple[str, ...] = ("*",)  # patterns; only those that begin with ! match `!…` topics
     partitions: frozenset[int] | None = None
     begin_offset: int = 0
     end_offset: int | None = None
@@ -47,7 +45,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Matcher:
-    """A selection made ready: what it wants of each topic-partition, remembered once asked.
+    """Applies a selection. It caches the wanted offsets of each topic-partition.
 
     `floor_of` gives the first offset of a topic-partition that is not hidden, None if all of it is.
     """
@@ -68,7 +66,7 @@ class Matcher:
         )
 
     def bounds(self, key: TopicPartition) -> Bounds | None:
-        """The offsets that are wanted; None for a topic-partition of which nothing is."""
+        """The wanted offsets of a topic-partition; None if there are none."""
         try:
             return self._bounds[key]
         except KeyError:
@@ -76,7 +74,7 @@ class Matcher:
             return found
 
     def wants_any(self, key: TopicPartition, begin: int, end: int) -> bool:
-        """Whether anything between two offsets is wanted."""
+        """Whether any offset from `begin` up to `end` is wanted."""
         bounds = self.bounds(key)
         return bounds is not None and begin < bounds[1] and end > bounds[0]
 
@@ -98,16 +96,16 @@ class Matcher:
         return (begin, end) if begin < end else None
 
     def may_want(self, first_time_ns: int, last_time_ns: int) -> bool:
-        """Whether anything received between these times, both included, can be wanted."""
+        """Whether a message received between these times, both included, can be wanted."""
         return (self.since_ns is None or last_time_ns >= self.since_ns) and (
             self.until_ns is None or first_time_ns < self.until_ns
         )
 
     def select(self, batch: Batch, runs: Sequence[int] | None) -> Batch | None:
-        """What is wanted of a stored batch, given which of its runs the index named (None: all).
+        """The wanted messages of a stored batch; `runs` are those that the index named (None: all).
 
         StaleIndexError if one of them is not wanted at all. MalformedError if the body is unreadable:
-        it is looked at even when everything is wanted, so that nothing unreadable is served.
+        it is checked even if everything is wanted, so that nothing unreadable is served.
         """
         batch.check()
         rows = self._rows_by_run(batch, runs)
@@ -121,7 +119,7 @@ class Matcher:
         return batch if rows is None or len(rows) == len(batch) else batch.take(rows)
 
     def _rows_by_run(self, batch: Batch, runs: Sequence[int] | None) -> NDArray[np.int64] | None:
-        """The rows that topic, partition, offset and receive time leave; None for all."""
+        """The rows that match by topic, partition, offset and receive time; None: all."""
         head = batch.envelope
         if runs is None and len(head.topics) == 1 and self._wants_all(head):
             return None
@@ -133,7 +131,7 @@ class Matcher:
         counts = head.column32(head.counts)
         times = head.column64(head.receive_times)
         is_all = runs is None or len(runs) == head.run_count
-        chosen: list[tuple[int, int, int]] = []  # runs, and which of their offsets
+        chosen: list[tuple[int, int, int]] = []  # run, first and next offset
         for run in numbers:
             bounds = self.bounds((head.topics[run], partitions[run]))
             if bounds is None:
@@ -158,7 +156,7 @@ class Matcher:
         )
 
     def _wants_all(self, head: Envelope) -> bool:
-        """Whether all of a batch of one run is wanted: the common case, a third of the time."""
+        """Whether all of a batch of one run is wanted: the common case, in a third of the time."""
         bounds = self.bounds((head.topics[0], int.from_bytes(head.partitions, "little")))
         begin = int.from_bytes(head.base_offsets, "little")
         if bounds is None or begin < bounds[0] or begin + head.message_count > bounds[1]:
@@ -169,7 +167,7 @@ class Matcher:
         return self.may_want(time_ns, time_ns)
 
     def _row_mask(self, columns: Columns) -> NDArray[np.bool_]:
-        """A bit for each row: whether event time and tags leave it."""
+        """A bit for each row: whether it matches by event time and tags."""
         wanted = self._selection
         masks: list[NDArray[np.bool_]] = []
         event_times = np.frombuffer(columns.event_times, np.int64)
@@ -184,7 +182,7 @@ class Matcher:
 
 
 def _tag_mask(columns: Columns, tags: Mapping[str, str]) -> NDArray[np.bool_]:
-    """By tag sets first, of which there are few, then by each row's number of its set."""
+    """A bit for each row: the few tag sets are compared first, then each row takes the bit of its set."""
     if not columns.tag_index:
         return np.zeros(1, np.bool_)
     wanted = tags.items()

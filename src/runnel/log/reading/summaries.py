@@ -1,4 +1,4 @@
-"""Topics with their offsets and counts, added up from the indexes of segments."""
+"""Sums up topics, with their offsets and message counts, from the indexes of segments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runnel.topics.names import TopicPartition
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
-    """First and next offset are equal when no message is there; `last_time_ns` is then 0."""
+    """A partition's offsets and messages. Without any, both offsets are equal and `last_time_ns` is 0."""
 
     partition: int
     first_offset: int
@@ -22,12 +22,16 @@ class PartitionInfo(msgspec.Struct, frozen=True):
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
+    """A topic, its journal and its partitions."""
+
     name: str
     journal: str
     partitions: tuple[PartitionInfo, ...]
 
 
 class _Counts:
+    """The totals of one topic-partition so far."""
+
     __slots__ = ("first_offset", "last_time_ns", "messages", "next_offset")
 
     def __init__(self) -> None:
@@ -38,7 +42,7 @@ class _Counts:
 
 
 class TopicSummaries:
-    """Give it the indexes of all segments, then ask for `topics`."""
+    """Sums up topics: `add` the index of every segment, then call `topics`."""
 
     def __init__(self, matcher: Matcher, catalogued: CatalogueView) -> None:
         self._matcher = matcher
@@ -47,7 +51,7 @@ class TopicSummaries:
         self._journals: dict[str, str] = {}
 
     def add(self, journal: str, index: Index) -> None:
-        """Vectors over all runs first, then a step for each topic-partition."""
+        """Add a segment: vectors over all runs first, then a step for each topic-partition."""
         table = index.run_table(lambda key: self._matcher.bounds(key) is not None)
         if not table.keys:
             return

@@ -1,11 +1,11 @@
-"""Every checksum and every index of a data directory, looked at once.
+"""Verifies a data directory: every checksum and every index, in one pass.
 
-Checked of a segment: its header, each block's header, envelope, body and padding against their checksums, whether the
-body's columns can be decoded, that entries rise, receive times do not go back and offsets of a topic-partition go
-forward (holes are what rewriting leaves), and its index against one made anew. Of the catalogue and of what
-subscriptions have done in each shard: each record. Of every folder with a synced mark: that its newest file is as long.
+Of a segment it checks the header; each block's header, envelope, body and padding against their checksums; that the
+body's columns can be decoded; that entries rise, receive times do not go back, and the offsets of a topic-partition
+rise (rewriting leaves holes); and the index against a rebuilt one. Of the catalogue and of each shard's subscription
+state it checks each record. Of every folder with a synced mark it checks that the newest file is as long as the mark.
 
-A tail that was never known to be synced is no damage: a crash leaves such, and recovery cuts it off.
+A tail that was never known to be synced is no damage: a crash leaves such a tail, and recovery cuts it off.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from runnel.topics.names import TopicPartition
 
 _SCANS_MAX: Final = 4
 
-# Called with how many bytes have been looked at, of how many there are.
+# Called with the number of bytes checked, and the total.
 OnProgress = Callable[[int, int], None]
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """What was looked at and found. `notes` are worth knowing, and no damage."""
+    """What was checked, and what was found. `notes` are worth knowing, but no damage."""
 
     segments: int
     blocks: int
@@ -57,14 +57,16 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 class _ShardState(msgspec.Struct):
-    """What the blocks of a shard must go on from."""
+    """The last entry, time and offsets of a shard, which its next block must continue."""
 
     entry: int = 0
     time_ns: int = -(2**63)
     next_offsets: dict[TopicPartition, int] = {}
 
 
-class _SegmentFound(msgspec.Struct):
+class _SegmentFindings(msgspec.Struct):
+    """The result of one pass over one segment."""
+
     blocks: int = 0
     messages: int = 0
     damage: list[Damage] = []
@@ -72,33 +74,35 @@ class _SegmentFound(msgspec.Struct):
 
 
 def verify(log: OfflineLog, on_progress: OnProgress = lambda _done, _total: None) -> Verified:
-    """Read everything once. Damage does not stop it."""
+    """Check everything once. Damage does not stop it."""
     return _Verification(log, on_progress).run()
 
 
 class _Verification:
+    """One verification of a data directory."""
+
     def __init__(self, log: OfflineLog, on_progress: OnProgress) -> None:
         self._log = log
         self._disk: Disk = log.disk
         self._on_progress = on_progress
         self._notes: list[str] = []
-        self._marks = dict(log.marks.marks)  # of folders that have not been looked at
+        self._marks = dict(log.marks.marks)  # of folders that are not checked yet
         self._done_bytes = 0
         self._total_bytes = 0
         self._segments = self._blocks = self._messages = 0
 
     def run(self) -> Verified:
         journals = self._log.journals()
-        # By folder: journals whose names are lost may look alike.
+        # By folder: journals whose names are lost may have equal names.
         names = {journal.folder: self._log.segment_names(journal) for journal in journals}
-        sizes = {name.path: self._size(name.path) for of in names.values() for name in of}
+        sizes = {name.path: self._size(name.path) for listed in names.values() for name in listed}
         self._total_bytes = sum(sizes.values())
         self._check_catalogue()
         for journal in journals:
             self._note_leftovers(journal, names[journal.folder])
             for shard in journal.shards:
                 self._check_state(f"{journal.folder}/{shard}")
-                self._mark_of(f"{journal.folder}/{shard}")  # looked at with the segments
+                self._mark_of(f"{journal.folder}/{shard}")  # checked with the segments
                 self._check_shard(
                     [name for name in names[journal.folder] if name.shard == shard], sizes
                 )
@@ -125,7 +129,7 @@ class _Verification:
         except FileNotFoundError:
             return 0
 
-    # --- Beside the segments ---
+    # --- Catalogue, marks and subscription state ---
 
     def _check_catalogue(self) -> None:
         folder = f"{self._log.directory}/{paths.CATALOGUE}"
@@ -148,7 +152,7 @@ class _Verification:
                     self._log.report.add_damage(Damage(folder, 0, len(record.block), place))
 
     def _check_marks(self) -> None:
-        """At the end: the marks that are left are of folders that are not there."""
+        """Report the marks that are left at the end: their folders are missing."""
         report, found = self._log.report, self._log.marks
         report.add_damage(*found.damage)
         if not self._log.is_live():
@@ -157,7 +161,7 @@ class _Verification:
             report.add_damage(missing_file(f"{self._log.directory}/{folder}", mark))
 
     def _check_state(self, shard_folder: str) -> None:
-        """Beside a writer, again until it finds the same twice."""
+        """Check a shard's subscription state; beside a broker, until two reads find the same damage."""
         mark = self._mark_of(paths.state_folder(shard_folder))
         loaded = read_state(self._disk, shard_folder, mark)
         for _ in range(_SCANS_MAX - 1):
@@ -180,7 +184,7 @@ class _Verification:
             folder = f"{journal.folder}/{shard}"
             wanted |= {paths.state_folder(folder), f"{folder}/{paths.LOSSES_FILE}"}
             listed = self._disk.list(folder)
-            orphans = paths.orphaned_indexes(listed)  # told as damage already
+            orphans = paths.orphaned_indexes(listed)  # reported as damage already
             for file_name in listed:
                 if f"{folder}/{file_name}" not in wanted and file_name not in orphans:
                     self._notes.append(
@@ -206,16 +210,16 @@ class _Verification:
     def _check_segment(
         self, name: SegmentName, state: _ShardState, *, is_last: bool
     ) -> _ShardState:
-        """Beside a writer, again until it finds the same twice: half a write looks like damage."""
+        """Check a segment; beside a broker, until two passes find the same: half a write looks like damage."""
         with opened(self._disk, name.path) as file:
-            found, after = self._look(name, file, state, is_last=is_last)
+            found, after = self._check_once(name, file, state, is_last=is_last)
             former: list[Damage] = []
             attempt = 1
             while (
                 found.damage != former and is_last and self._log.is_live() and attempt < _SCANS_MAX
             ):
                 former = found.damage
-                found, after = self._look(name, file, state, is_last=is_last)
+                found, after = self._check_once(name, file, state, is_last=is_last)
                 attempt += 1
         self._segments += 1
         self._blocks += found.blocks
@@ -224,9 +228,9 @@ class _Verification:
         self._log.report.add_damage(*found.damage)
         return after
 
-    def _look(
+    def _check_once(
         self, name: SegmentName, file: File, state: _ShardState, *, is_last: bool
-    ) -> tuple[_SegmentFound, _ShardState]:
+    ) -> tuple[_SegmentFindings, _ShardState]:
         after = msgspec.structs.replace(state, next_offsets=dict(state.next_offsets))
         synced = self._log.synced_bytes(name)
         check = _SegmentCheck(self._disk, name, file, after, self._progress, synced)
@@ -248,15 +252,15 @@ class _SegmentCheck:
         on_position: Callable[[int], None],
         synced: int,
     ) -> None:
-        self._synced = synced  # bytes of it that had been stored before it was looked at
+        self._synced = synced  # bytes of it that were synced before the check
         self._disk = disk
         self._name = name
         self._file = file
         self._state = state
         self._on_position = on_position
-        self._found = _SegmentFound()
+        self._found = _SegmentFindings()
 
-    def run(self, *, is_last: bool, is_live: bool) -> _SegmentFound:
+    def run(self, *, is_last: bool, is_live: bool) -> _SegmentFindings:
         name, file, found = self._name, self._file, self._found
         index_data = self._read_index(is_last=is_last, is_live=is_live)
         file_bytes = file.size()
@@ -284,10 +288,10 @@ class _SegmentCheck:
             self._on_position(unit.position + unit.size)
         scanned = scanner.result()
         if short is not None:
-            # Where the file breaks off is told, and what the index says of the rest is right.
+            # The lost end is reported, and the index is right about it.
             found.damage += scanned.damage
             return found
-        self._judge(scanned, is_last=is_last, is_live=is_live)
+        self._add_scanned(scanned, is_last=is_last, is_live=is_live)
         is_damaged = any(bad.position < covered for bad in found.damage)
         if index_data is not None:
             self._compare(index_data, None if is_damaged else rebuilt)
@@ -303,13 +307,15 @@ class _SegmentCheck:
         except CorruptionError as error:
             self._add(name.path, 0, HEADER_BYTES, error.problem)
             return
-        for field, position, said, is_so in (
+        for field, position, written, named in (
             ("shard", 4, header.shard, name.shard),
             ("number", 8, header.number, name.number),
             ("generation", 24, header.generation, name.generation),
         ):
-            if said != is_so:
-                self._add(name.path, position, 8, f"header says {field} {said}, its name {is_so}")
+            if written != named:
+                self._add(
+                    name.path, position, 8, f"header says {field} {written}, its name {named}"
+                )
 
     def _read_index(self, *, is_last: bool, is_live: bool) -> bytes | None:
         try:
@@ -326,7 +332,7 @@ class _SegmentCheck:
         try:
             header = None if index_data is None else decode_header(index_data)
         except MalformedError:
-            return None  # told where the index is compared
+            return None  # `_compare` reports it
         if header is None or header.generation != self._name.generation:
             return None
         if header.covered_bytes <= file_bytes:
@@ -334,7 +340,7 @@ class _SegmentCheck:
         return short_segment(self._name.path, file_bytes, header.covered_bytes)
 
     def _covered_bytes(self, index_data: bytes | None, file_bytes: int) -> tuple[int, int]:
-        """How much of the segment its index is to be compared with, and how much that vouches for."""
+        """How many bytes of the segment to compare with its index, and how many the index vouches for."""
         try:
             header = None if index_data is None else decode_header(index_data)
         except MalformedError:
@@ -377,7 +383,7 @@ class _SegmentCheck:
         if problems:
             self._add(self._name.path, position, size, "; ".join(problems))
 
-    def _judge(self, scanned: Scanned, *, is_last: bool, is_live: bool) -> None:
+    def _add_scanned(self, scanned: Scanned, *, is_last: bool, is_live: bool) -> None:
         self._found.damage += scanned.damage
         torn = scanned.torn
         if torn is None or is_live:
@@ -388,7 +394,7 @@ class _SegmentCheck:
             self._found.damage.append(torn)
 
     def _compare(self, stored: bytes, rebuilt: GrowingIndex | None) -> None:
-        """The index against one made anew; of a damaged segment, against its own checksums alone."""
+        """Compare the index with a rebuilt one; of a damaged segment, check the index's checksums alone."""
         path = self._name.index_path
         problem = None
         try:

@@ -1,7 +1,8 @@
-"""What `until = "acked"` leaves of a partition's messages, offset by offset: pure decisions.
+"""Decides which messages of a partition `until = "acked"` keeps, offset by offset. Pure.
 
-A message goes once a subscription covers its partition, none of those that do owes it, and every cursor has passed it.
-What no subscription covers stays, for the other limits to decide. Ranges are [begin, end), in order, and do not meet.
+A message goes once subscriptions cover its partition, none of them is owed it, and every cursor has passed it.
+Messages that no subscription covers stay, and the other limits decide. Ranges are [begin, end), in order, and do not
+touch.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class PartitionSpan(NamedTuple):
 
 
 def spans_of(table: RunTable) -> list[PartitionSpan]:
-    """One a partition, of all its runs in a segment."""
+    """The span of each partition in a segment."""
     if not table.keys:
         return []
     begins = np.concatenate([[0], table.ends[:-1]])
@@ -53,7 +54,7 @@ def left_of(
     held_from: int | None,
     floor: int,
 ) -> list[Range]:
-    """Of these offsets, those that stay: not purged, and owed, or not passed by a cursor, or covered by nobody."""
+    """Of these offsets, those that stay: not purged, and owed, held by a cursor, or covered by no subscription."""
     begin = max(begin, floor)
     held = end if held_from is None else max(held_from, begin)
     if owed is None or held <= begin:
@@ -65,7 +66,7 @@ def left_of(
 
 
 def within(ranges: Sequence[Range], begin: int, end: int) -> list[Range]:
-    """The part of some ranges that lies between two offsets."""
+    """The parts of `ranges` between two offsets."""
     found: list[Range] = []
     for at in range(max(bisect_right(ranges, begin, key=_begin) - 1, 0), len(ranges)):
         first, following = ranges[at]
@@ -85,13 +86,13 @@ def length(ranges: Sequence[Range]) -> int:
 
 
 def count_there(ranges: Sequence[Range], table: RunTable) -> int:
-    """How many messages of one partition's runs lie in some ranges."""
+    """How many messages of one partition's runs lie in `ranges`."""
     if not ranges:
         return 0
     ends = np.concatenate([[0], np.cumsum(table.counts)])
 
     def below(offsets: list[int]) -> int:
-        """Messages below each of these offsets, added up."""
+        """The sum, over these offsets, of the messages below each."""
         run = np.searchsorted(table.base_offsets, offsets, "right") - 1
         inside = np.clip(offsets - table.base_offsets[run], 0, table.counts[run])
         return int(np.where(run < 0, 0, ends[run] + inside).sum())
@@ -100,7 +101,7 @@ def count_there(ranges: Sequence[Range], table: RunTable) -> int:
 
 
 class Remainder(NamedTuple):
-    """What stays of a segment: how many of how many messages, and which of each partition."""
+    """What stays of a segment: how many messages of `total`, and which of each partition."""
 
     messages: int
     total: int
@@ -112,11 +113,11 @@ class Remainder(NamedTuple):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether half of it or more goes: then the rest is worth being written again."""
+        """Whether half of it or more goes: then rewriting the rest is worth it."""
         return self.total > 0 and self.messages * 2 <= self.total
 
     def keep(
         self, key: TopicPartition, base: int, count: int, _time_ns: int, _entry: int
     ) -> list[Range]:
-        """For rewriting: which offsets of a run stay."""
+        """The offsets of a run that stay, for the rewriter."""
         return within(self.ranges[key], base, base + count)

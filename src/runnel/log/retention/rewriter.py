@@ -1,8 +1,8 @@
-"""A segment without some of its messages: offsets, entries and rows of the others stay what they were.
+"""Rewrites a segment without some of its messages. The others keep their offsets, entries and rows.
 
-The new file is a generation higher. It is written and synced under an unfinished name, its index likewise; the
-index gets its name first, then the segment; then the old files go. A crash leaves the old segment, or both (the
-higher generation counts, and was whole before it had its name), never less.
+The new segment is one generation higher. The segment and its index are written and synced under unfinished names; the
+index gets its name first, then the segment; then the caller removes the old files. A crash leaves the old segment, or
+both (the higher generation counts, and was whole before it had its name), never less.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from runnel.log.segments.segments import SEARCH_BYTES, Segment, describe_by, wri
 from runnel.platform.disk import Disk, File, FileAccess
 from runnel.topics.names import TopicPartition
 
-# Which offsets of a run stay: given its key, base offset, count, receive time and entry, ranges [begin, end) in order.
+# Returns the offsets of a run that stay, as ranges [begin, end) in order. It gets the run's topic-partition, base
+# offset, count, receive time and entry.
 KeepOffsets = Callable[[TopicPartition, int, int, int, int], list[tuple[int, int]]]
 
 _GATHER_BYTES = 4 * 2**20
 
 
 class Rewritten(msgspec.Struct, frozen=True):
+    """The new segment, and the scan of the old one."""
+
     segment: Segment | None  # None: nothing was left
     scanned: Scanned
 
@@ -46,9 +49,9 @@ def rewrite(
     keep: KeepOffsets,
     before_naming: Callable[[AbstractSet[int]], None] = lambda _: None,
 ) -> Rewritten:
-    """Blocks: for a worker. The old files are still there afterwards: the caller removes them.
+    """Write the new segment. Blocks: for a worker. The caller removes the old files afterwards.
 
-    `before_naming` is told which entries the old segment was found to have, before the new one counts.
+    `before_naming` gets the entries that were found in the old segment, before the new one counts.
     """
     new = Segment(
         paths.segment_path(folder, old.number, old.generation + 1),
@@ -60,15 +63,15 @@ def rewrite(
     with suppress(FileNotFoundError):
         disk.remove(unfinished)
     growing = GrowingIndex(HEADER_BYTES)
-    met: set[int] = set()
+    found_entries: set[int] = set()
     file = disk.open(unfinished, FileAccess.CREATE)
     try:
         header = SegmentHeader(shard, new.number, old.first_entry, new.generation, epoch, 0)
         file.write(0, [header.encode()], sync=False)
         with files.use(old.path) as source:
-            scanned = _copy(source, old, file, growing, keep, met)
+            scanned = _copy(source, old, file, growing, keep, found_entries)
         file.sync()
-        before_naming(met)
+        before_naming(found_entries)
         new.end = growing.covered_bytes
         describe_by(new, growing)
         if growing.block_count():
@@ -82,7 +85,7 @@ def rewrite(
         disk.rename(unfinished, new.path)
         disk.sync_directory(folder)
     except OSError:
-        # The old one stays: when it goes one day, nothing may be left that speaks of its number.
+        # The old segment stays. When it is removed later, no file with its number may be left.
         for path in (unfinished, new.path, new.index_path):
             with suppress(OSError):
                 disk.remove(path)
@@ -96,7 +99,7 @@ def _copy(
     target: File,
     growing: GrowingIndex,
     keep: KeepOffsets,
-    met: set[int],
+    found_entries: set[int],
 ) -> Scanned:
     file_bytes = min(old.end, source.size())
     scanner = segment.scanner(
@@ -106,12 +109,12 @@ def _copy(
     written = end = HEADER_BYTES
     for unit in scanner:
         assert unit.content is not None
-        met.add(unit.content.envelope.entry)
+        found_entries.add(unit.content.envelope.entry)
         kept = _kept_part(unit.content, keep)
         if kept is None:
             continue
         head = kept.envelope
-        # Each block vouches for all before it: the whole file is synced before anyone sees it.
+        # Each block vouches for all before it: the whole file is synced before readers see it.
         parts = block.pack(envelopes.encode(head), kept.body, durable_position=end)
         size = sum(map(len, parts))
         keys = list(zip(head.topics, head.column32(head.partitions), strict=True))
@@ -127,7 +130,7 @@ def _copy(
 
 
 def _kept_part(stored: StoredBlock, keep: KeepOffsets) -> Batch | None:
-    """The batch without what goes: itself if all stays, None if nothing does."""
+    """The rows of a batch that stay: the batch itself if all do, None if none does."""
     batch = Batch(stored.envelope, stored.body)
     rows: list[int] = []
     begin = 0

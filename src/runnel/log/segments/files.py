@@ -1,4 +1,4 @@
-"""A bounded number of open files, shared by all shards: the least recently used is closed for the next."""
+"""Keeps a bounded number of files open for all shards; the least recently used one is closed first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from types import TracebackType
 from runnel.platform.disk import Disk, File, FileAccess
 
 
-class _Open:
+class _OpenFile:
+    """A file in the table, and the number of its current users."""
+
     __slots__ = ("file", "is_stale", "users")
 
     def __init__(self, file: File) -> None:
@@ -21,25 +23,25 @@ class _Open:
 class OpenFiles:
     """Open files by path. Used from workers and from the loop, so a lock guards the table.
 
-    A file in use is never closed; if all are in use, the limit is passed rather than a reader refused, by as
-    many files as there are workers.
+    A file in use is never closed. If all files are in use, the table exceeds its limit instead of refusing a reader, by
+    as many files as there are workers.
     """
 
     def __init__(self, disk: Disk, open_files_max: int) -> None:
         self._disk = disk
         self._open_files_max = open_files_max
-        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def use(self, path: str, access: FileAccess = FileAccess.WRITE) -> FileUse:
-        """The file, open for reading and writing for the time of a `with`."""
+        """A context manager that holds the file open for reading and writing."""
         return FileUse(self, path, access)
 
     def forget(self, path: str) -> None:
-        """The path now names another file, or none: whoever still reads the old one may finish."""
+        """Drop a file whose path now names another file or none. Its current readers may finish."""
         with self._lock:
             entry = self._open.pop(path, None)
             if entry is not None:
@@ -51,19 +53,19 @@ class OpenFiles:
         for path in list(self._open):
             self.forget(path)
 
-    def take(self, path: str, access: FileAccess) -> _Open:
-        """What `use` does first. Whoever takes must give back."""
-        # Opening under the lock: two openers of one path would leave a file behind that nobody closes.
+    def take(self, path: str, access: FileAccess) -> _OpenFile:
+        """Open or reuse the file for `FileUse`. Each call needs a `give_back`."""
+        # Open under the lock: two openers of one path would leave a file that is never closed.
         with self._lock:
             entry = self._open.get(path)
             if entry is None:
-                entry = self._open[path] = _Open(self._disk.open(path, access))
+                entry = self._open[path] = _OpenFile(self._disk.open(path, access))
                 self._close_idle()
             entry.users += 1
             self._open.move_to_end(path)
             return entry
 
-    def give_back(self, entry: _Open) -> None:
+    def give_back(self, entry: _OpenFile) -> None:
         with self._lock:
             entry.users -= 1
             if entry.is_stale and not entry.users:
@@ -79,7 +81,7 @@ class OpenFiles:
 
 
 class FileUse:
-    """The time of one `with`. A class: a generator would cost a page of batches a hundredth (bench/log.py, "read")."""
+    """Holds a file open for one `with`. A generator would make a page of batches 1 % slower (bench/log.py, "read")."""
 
     __slots__ = ("_access", "_entry", "_files", "_path")
 

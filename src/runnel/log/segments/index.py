@@ -1,12 +1,12 @@
-"""Where each run lies in a segment: found by topic-partition and offset, by entry, and by time.
+"""The index of a segment: finds runs by topic-partition and offset, by entry, and by time.
 
-While a segment is written to, its index is in memory only (`GrowingIndex`): nothing has to be written or synced for
-it, and after a crash the segment itself tells. When the segment is sealed, the index is sorted by topic-partition
-and written beside it once (`encode`), and read back whole (`SealedIndex`):
+While a segment is written to, its index is in memory only (`GrowingIndex`): it needs no writes or syncs, and after a
+crash it is rebuilt from the segment. When the segment is sealed, the index is sorted by topic-partition, written beside
+the segment once (`encode`), and read back whole (`SealedIndex`):
 
     0    4   magic           "RNI" 0x01
     4    4   sections_crc    CRC-32C of everything behind the header
-    8    8   generation      of the segment it describes
+    8    8   generation      of the segment
     16   8   covered_bytes   of the segment; an index of a file that has grown since is a valid beginning
     24   8   first_entry     }
     32   8   last_entry      } of the blocks, 0 without any
@@ -21,7 +21,7 @@ and written beside it once (`encode`), and read back whole (`SealedIndex`):
          names   UTF-8, one behind another
 
 Keys (topic-partitions) are sorted by name and partition, the runs of a key by offset. All little-endian. An index
-that is missing, torn, of another generation or covers more than there is, is made anew from its segment.
+that is missing, torn, of another generation, or covers more than the segment has, is rebuilt from the segment.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CRC: Final = struct.Struct("<I4x")
 
 
 class StaleIndexError(Exception):
-    """An index led to a block that is not the one it describes. The index has to be made again from the segment."""
+    """An index led to a block that it does not describe. It has to be rebuilt from the segment."""
 
 
 class RunPlace(msgspec.Struct, frozen=True, gc=False):
@@ -74,7 +74,7 @@ class RunTable(msgspec.Struct, frozen=True):
 
 
 class Index(Protocol):
-    """What readers of a segment need, whether it grows or is sealed."""
+    """The index of a segment as its readers use it, growing or sealed."""
 
     covered_bytes: int
 
@@ -83,7 +83,7 @@ class Index(Protocol):
         """Entry, position in the file, receive time."""
 
     def block_positions(self, begin: int, end: int) -> list[int]:
-        """Where these blocks begin, and behind them where the last one may end at most."""
+        """The positions of these blocks, then the highest position where the last one may end."""
 
     def first_block_from_entry(self, entry: int) -> int:
         """The first block whose entry is not below this one; `block_count` if there is none."""
@@ -91,7 +91,7 @@ class Index(Protocol):
     def first_block_from_time(self, time_ns: int) -> int: ...
     def first_block_from_position(self, position: int) -> int: ...
     def next_offset(self, key: TopicPartition) -> int:
-        """Behind the key's last message in this segment; 0 if it has none."""
+        """The offset behind the key's last message in this segment; 0 if it has none."""
 
     def first_offset(self, key: TopicPartition) -> int: ...
     def runs_from(self, key: TopicPartition, offset: int) -> Iterator[RunPlace]:
@@ -102,7 +102,7 @@ class Index(Protocol):
 
     def keys(self) -> Iterator[TopicPartition]: ...
     def run_table(self, is_wanted: Callable[[TopicPartition], bool]) -> RunTable:
-        """All runs of the keys that are wanted: for those who take many at once."""
+        """All runs of the wanted keys as columns, for reading many at once."""
 
 
 class GrowingIndex:
@@ -117,13 +117,13 @@ class GrowingIndex:
         self._counts = array("i")
         self._blocks = array("I")
         self._runs = array("I")
-        # For each key the numbers of its runs: 4 bytes a run, and no search however many keys there are.
+        # The numbers of each key's runs: 4 bytes per run, and no search however many keys there are.
         self._by_key: dict[TopicPartition, array[int]] = {}
 
     def add(
         self, envelope: Envelope, keys: Sequence[TopicPartition], position: int, size: int
     ) -> None:
-        """A block at a position of the file, with the key of each of its runs."""
+        """Add a block at a position of the file. `keys` has the key of each of its runs."""
         block = len(self._entries)
         first = len(self._bases)
         count = len(keys)
@@ -147,7 +147,7 @@ class GrowingIndex:
 
     @classmethod
     def resume(cls, sealed: SealedIndex) -> GrowingIndex:
-        """Go on from an index file whose segment is to be written to again."""
+        """Continue an index file whose segment is to be written to again."""
         index = cls(sealed.covered_bytes)
         blocks = (index._entries, index._positions, index._times)
         columns = (*blocks, index._bases, index._counts, index._blocks, index._runs)
@@ -210,16 +210,16 @@ class GrowingIndex:
         return iter(self._by_key)
 
     def last_entry(self) -> int:
-        """Of the last block; 0 without any."""
+        """The entry of the last block; 0 without blocks."""
         return self._entries[-1] if self._entries else 0
 
     def last_position(self, key: TopicPartition) -> int:
-        """Where the block begins that holds the key's last message; 0 if there is none."""
+        """The position of the block with the key's last message; 0 if there is none."""
         runs = self._by_key.get(key)
         return self._positions[self._blocks[runs[-1]]] if runs else 0
 
     def next_offsets(self) -> dict[TopicPartition, int]:
-        """Behind the last message of every key in this segment."""
+        """The offset behind the last message of every key in this segment."""
         return {
             key: self._bases[runs[-1]] + self._counts[runs[-1]]
             for key, runs in self._by_key.items()
@@ -233,7 +233,7 @@ class GrowingIndex:
         return RunTable(
             [key for key, _ in wanted],
             np.cumsum([len(runs) for _, runs in wanted], dtype=np.int64),
-            # Copies: a view would keep these arrays from growing.
+            # Copies: these arrays could not grow while a view exists.
             np.frombuffer(self._bases, np.int64)[order],
             np.frombuffer(self._counts, np.uint32)[order].astype(np.int64),
             np.frombuffer(self._blocks, np.uint32)[order].astype(np.int64),
@@ -241,7 +241,7 @@ class GrowingIndex:
         )
 
     def encode(self, generation: int) -> bytes:
-        """The file's bytes. Sorting a million runs takes a while: not for the event loop."""
+        """The file's bytes. Not for the event loop: sorting a million runs takes a while."""
         keys = sorted(self._by_key)
         order = np.concatenate(
             [np.frombuffer(self._by_key[key], np.uint32) for key in keys]
@@ -282,7 +282,7 @@ class GrowingIndex:
 def runs_of_blocks(
     index: Index, blocks: Iterable[int]
 ) -> dict[int, list[tuple[TopicPartition, int, int]]]:
-    """The runs in some blocks of a segment: key, base offset and count of each, by block."""
+    """The runs of some blocks of a segment, by block: key, base offset and count of each."""
     wanted = list(blocks)
     found: dict[int, list[tuple[TopicPartition, int, int]]] = {number: [] for number in wanted}
     table = index.run_table(lambda _: True)
@@ -295,7 +295,7 @@ def runs_of_blocks(
 
 
 def _extend(column: array[int], values: memoryview | bytes, count: int) -> None:
-    """Append an envelope's column, where one value stands for all."""
+    """Append an envelope's column, in which a single value stands for all runs."""
     if len(values) == column.itemsize and count > 1:
         values = bytes(values) * count
     column.frombytes(values)
@@ -307,7 +307,7 @@ def _padded(values: NDArray[np.generic]) -> bytes:
 
 
 class IndexHeader(msgspec.Struct, frozen=True):
-    """The fixed beginning of an index file: enough to know a segment without reading it."""
+    """The header of an index file: describes a segment without reading the segment."""
 
     sections_crc: int
     generation: int
@@ -342,7 +342,7 @@ def decode_header(data: bytes | memoryview) -> IndexHeader:
 
 
 class SealedIndex:
-    """An index file in memory: its bytes and views into them, no objects per run or key."""
+    """An index file in memory: its bytes and views into them, without objects per run or key."""
 
     def __init__(self, data: bytes) -> None:
         self.header = header = decode_header(data)
@@ -441,12 +441,12 @@ class SealedIndex:
         )
 
     def columns(self) -> tuple[NDArray[np.generic], ...]:
-        """Blocks' entries, positions and times; runs' base offsets, counts, blocks and numbers."""
+        """The blocks' entries, positions and times; the runs' base offsets, counts, blocks and numbers."""
         blocks = (self._entries, self._positions, self._times)
         return (*blocks, self._bases, self._counts, self._blocks, self._runs)
 
     def key_ranges(self) -> Iterator[tuple[TopicPartition, range]]:
-        """Each key and where its runs stand in the columns."""
+        """Each key, and the range of its runs in the columns."""
         for number in range(self.header.keys):
             yield self._key(number), range(*self._run_range(number))
 

@@ -1,18 +1,18 @@
-"""Where things lie in a data directory; names become paths here and nowhere else.
+"""The layout of a data directory. All of its paths are built here.
 
     runnel.json                      format version
     lock                             held by the process that writes
     synced                           how far the newest file of each folder has been synced
-    checkpoint/                      all of this as of one moment, while somebody copies it
+    checkpoint/                      all of this as of one moment, while a backup is made
     catalogue/00000000000000000007   the newest is the one in use
     journals/<journal>/name          the journal's real name
     journals/<journal>/<shard>/00000000000000000001-0.segment    number and generation
     journals/<journal>/<shard>/00000000000000000001-0.index
-    journals/<journal>/<shard>/losses                            what is missing there, if anything is
+    journals/<journal>/<shard>/losses                            the shard's losses, if there are any
     journals/<journal>/<shard>/state/00000000000000000003        the newest is the one in use
 
-A journal's folder is its name with every character outside a-z 0-9 _ - written as %XX of its UTF-8 bytes, so that
-no two names meet, on file systems that fold case neither. A long one is cut and ends in ~ and a hash of the whole.
+A journal's folder is its name with every character outside a-z 0-9 _ - written as %XX of its UTF-8 bytes, so that no
+two names collide, even on file systems that fold case. A long name is cut, and ends in ~ and a hash of the whole name.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ STATE: Final = "state"
 LOSSES_FILE: Final = "losses"
 SEGMENT_SUFFIX: Final = ".segment"
 INDEX_SUFFIX: Final = ".index"
-# Files being written: a crash leaves them, opening removes them.
+# The suffix of files being written. A crash leaves them; opening removes them.
 UNFINISHED_SUFFIX: Final = ".new"
-# What a data directory may hold before its format file is there: our own files, and what a file system puts into an
-# empty volume. Settings and tokens may be made before the broker is first started.
+# Names that a data directory may hold before it has a format file: Runnel's own, and those that a file system puts into
+# an empty volume. Settings and tokens may be made before the broker's first start.
 _OUR_NAMES: Final = frozenset(
     (
         FORMAT_FILE,
@@ -67,7 +67,7 @@ def folder_name(journal: str) -> str:
 
 
 def journal_name(folder: str) -> str:
-    """The name that a folder was made from; of a long one only what is left of it."""
+    """The journal name that a folder was made from; for a cut name, only its beginning."""
     return unquote(folder.rpartition("~")[0] or folder)
 
 
@@ -80,12 +80,12 @@ def shard_folder(directory: str, journal: str, shard: int) -> str:
 
 
 def state_folder(shard_folder: str) -> str:
-    """Of the journal of what subscriptions have done in a shard."""
+    """The folder of a shard's state journal, which records the progress of subscriptions."""
     return f"{shard_folder}/{STATE}"
 
 
 def foreign_names(names: Sequence[str]) -> list[str]:
-    """The names in a directory without a format file that Runnel cannot have put there."""
+    """The names, in a directory without a format file, that are not Runnel's."""
     return [
         name
         for name in names
@@ -113,9 +113,9 @@ def segment_of_index(name: str) -> str:
 
 
 def orphaned_indexes(names: Sequence[str]) -> list[str]:
-    """The indexes among these names whose number no segment has, of whatever generation.
+    """The indexes among these names whose number no segment of any generation has.
 
-    A segment is removed after its index, so its loss was not our doing.
+    Runnel removes a segment after its index, so the segment of such an index was lost.
     """
     segments = [numbered for name in names if (numbered := segment_number(name)) is not None]
     numbers = {number for number, _ in segments}

@@ -1,13 +1,13 @@
-"""Small checksummed records, one behind another in a file: the form of the catalogue and of state journals.
+"""Files of small checksummed records: the format of the catalogue and of state journals.
 
     0   4   magic             "RNR" 0x01
     4   4   size              u32, of the content
-    8   8   durable_position  u64, bytes of the file that had survived a sync when this was written
+    8   8   durable_position  u64, bytes of the file that were synced when this was written
     16  4   zero
     20  4   crc               CRC-32C of bytes 0 to 19 and of the content
     24      content           zero-padded to a multiple of 8
 
-Little-endian. `scan` judges what is whole after a crash. A record is synced before the next is written.
+Little-endian. `scan` decides which records are whole after a crash. Each record is synced before the next is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runnel.formats.checksum import crc32c
 from runnel.log.segments.scan import Scanned, Scanner, ScanUnit, ScanWindow, TooShort
 from runnel.platform.disk import Disk, File, FileAccess
 
-# A snapshot of a million topics is one record; a size beyond this is a lie.
+# A snapshot of a million topics may be one record; a larger size is damage.
 CONTENT_BYTES_MAX: Final = 1 << 30
 
 _MAGIC: Final = b"RNR\x01"
@@ -60,7 +60,7 @@ def _read_record(view: memoryview, position: int) -> ScanUnit[bytes]:
 class RecordFile:
     """A file of records, for appending. All methods block: they are for workers.
 
-    It may be closed to give its descriptor back, and then has to be reopened before it is appended to.
+    It can be closed to free its descriptor, and must then be reopened before the next append.
     """
 
     def __init__(self, disk: Disk, path: str, file: File, end: int) -> None:
@@ -77,9 +77,9 @@ class RecordFile:
     def recover(
         cls, disk: Disk, path: str, durable: int = 0
     ) -> tuple[RecordFile, list[bytes], Scanned]:
-        """Open, keep what is whole, cut the rest off, and make sure that what is kept is stored.
+        """Open the file, keep its whole records, cut off the rest, and make sure that the kept records are stored.
 
-        `durable`: so many of its bytes are known to have been stored.
+        `durable`: this many bytes of the file are known to have been stored.
         """
         file = disk.open(path, FileAccess.WRITE)
         contents, scanned = read_records(file, durable)
@@ -89,13 +89,13 @@ class RecordFile:
         return cls(disk, path, file, scanned.end), contents, scanned
 
     def append(self, content: bytes) -> None:
-        """Returns once it is stored. After an OSError `cut_back` has to remove what may be left of it."""
+        """Append a record; it is stored when this returns. After an OSError `cut_back` has to remove its remains."""
         assert self._file is not None
         self._file.write(self.end, _pack(content, self.end), sync=True)
         self.end += _HEADER_BYTES + len(content) + -len(content) % 8
 
     def cut_back(self) -> None:
-        """Remove what a failed `append` may have left, durably, so that no scan can find it."""
+        """Remove the remains of a failed `append`, durably, so that no scan finds them."""
         assert self._file is not None
         self._file.truncate(self.end)
         self._file.sync()
@@ -129,8 +129,8 @@ def read_records(file: File, durable: int = 0) -> tuple[list[bytes], Scanned]:
 def store_again(file: File, scanned: Scanned) -> None:
     """Write the bytes that no later unit vouches for once more, and sync.
 
-    A process before us may have seen its sync fail: then the kernel holds these pages as clean, and a
-    sync alone would report success without storing them.
+    The sync of an earlier process may have failed. Then the kernel considers these pages clean, and a sync alone would
+    report success without storing them.
     """
     tail = file.read(scanned.durable, scanned.end - scanned.durable)
     file.write(scanned.durable, [tail], sync=False)

@@ -1,15 +1,15 @@
-"""Finding what is whole in a file that may be torn or damaged: the judgement behind every recovery.
+"""Scans a file that may be torn or damaged and finds its whole units. Every recovery relies on it.
 
-A file is a row of units (blocks of a segment, records of a catalogue) on multiples of 8. Each unit carries
-`durable_position`: how much of the file had survived a sync when it was written. A unit that is whole therefore
-vouches for everything before its durable position. So, when bytes do not make a unit:
+A file is a sequence of units (blocks of a segment, records of a catalogue) at multiples of 8. Each unit carries
+`durable_position`: how much of the file was synced when the unit was written. A whole unit therefore vouches for
+everything before its durable position. When bytes do not form a unit:
 
-- if a later whole unit vouches for them, they were stored once and have rotted: damage. It is reported, the scan
-  goes on behind it, and nothing else is lost;
-- otherwise they were never acknowledged: a torn tail. The file ends there, whatever lies behind.
+- if a later whole unit vouches for them, they were stored once and are damaged now. The scan reports the damage and
+  continues behind it, and nothing else is lost;
+- otherwise they were never acknowledged: they are a torn tail. The file ends there, whatever follows.
 
-Zeros are preallocated room, not a unit. Behind a torn place the search for a voucher covers one group of writes,
-because no unit that could vouch lies further away.
+Zeros are preallocated room, not a unit. Behind a torn place the scan searches one group of writes for a unit that
+vouches, because no such unit lies further away.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import msgspec
 from runnel.errors import MalformedError
 
 _CHUNK_BYTES: Final = 4 * 2**20
-_UNIT_BYTES: Final = 24  # enough to tell how long a unit is
+_UNIT_BYTES: Final = 24  # enough to know a unit's size
 
 
 T = TypeVar("T")
 
 
 class ScanUnit(msgspec.Struct, Generic[T], frozen=True, gc=False):
-    """A whole unit: where it begins, how long it is, what it vouches for, what it says.
+    """A whole unit: its position, size, durable position and content.
 
-    `content` is None for a mark, which says nothing but how far the file is durable.
+    `content` is None for a mark, which only says how far the file is durable.
     """
 
     position: int
@@ -54,7 +54,7 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Scanned(msgspec.Struct, frozen=True):
-    """The outcome: where the file ends, what is durable for certain, what was cut, what rotted."""
+    """The outcome of a scan: where the file ends, how far it is certainly durable, its torn tail, its damage."""
 
     end: int
     durable: int
@@ -63,13 +63,13 @@ class Scanned(msgspec.Struct, frozen=True):
 
 
 ReadAt = Callable[[int, int], bytes]
-# Reads the unit at the start of a view, which lies at a position of the file. MalformedError if there is none;
-# TooShort if the view ends before it does.
+# Reads the unit at the start of a view, which begins at a position of the file. MalformedError if there is no unit;
+# TooShort if the view ends before the unit.
 UnitReader = Callable[[memoryview, int], ScanUnit[T]]
 
 
 class TooShort(Exception):
-    """The unit at this place needs so many bytes."""
+    """The view ends before the unit, which has `size` bytes."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -77,7 +77,7 @@ class TooShort(Exception):
 
 
 class ScanWindow:
-    """A sliding view of a file: at least `size` bytes from a position, less only at its end."""
+    """A sliding view of a file."""
 
     def __init__(self, read: ReadAt, file_bytes: int) -> None:
         self._read = read
@@ -86,6 +86,7 @@ class ScanWindow:
         self._data = memoryview(b"")
 
     def at(self, position: int, size: int) -> memoryview:
+        """At least `size` bytes from a position on; fewer only at the end of the file."""
         begin = position - self._start
         if begin < 0 or begin + size > len(self._data):
             wanted = min(max(size, _CHUNK_BYTES), self.file_bytes - position)
@@ -96,7 +97,7 @@ class ScanWindow:
 
 
 class Scanner(Generic[T]):
-    """Walks a file's units. Iterate it, then look at `result()`."""
+    """Iterates over a file's whole units. Afterwards `result()` has the outcome."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class Scanner(Generic[T]):
         self._torn: Damage | None = None
 
     def __iter__(self) -> Iterator[ScanUnit[T]]:
-        """Whole units in order. A mark ends the file: the next group is written over it."""
+        """Yield whole units in order. A mark ends the file: the next group is written over it."""
         while self._position < self._window.file_bytes:
             try:
                 unit = self._unit_at(self._position)
@@ -137,7 +138,7 @@ class Scanner(Generic[T]):
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """What was passed over so far, in the order of the file."""
+        """The damage skipped so far, in the order of the file."""
         return self._damage
 
     def result(self) -> Scanned:
@@ -146,7 +147,7 @@ class Scanner(Generic[T]):
     def _unit_at(self, position: int) -> ScanUnit[T]:
         unit = self._read_at(position)
         if unit.durable_position > position:
-            # Whole, but of another file: somebody's payload, say, behind a torn header.
+            # Whole, but of another file: for example a message's payload behind a torn header.
             raise MalformedError("unit", f"at {position} vouches for {unit.durable_position} bytes")
         return unit
 
@@ -160,7 +161,7 @@ class Scanner(Generic[T]):
             return self._read_unit(view, position)
 
     def _pass_damage(self, problem: str) -> bool:
-        """Go on behind the bad place if something vouches for it; else the file ends here."""
+        """Skip a bad place if a later unit vouches for it; otherwise the file ends here."""
         begin = self._position
         following = self._find_vouched(begin)
         if following is not None:
@@ -169,7 +170,7 @@ class Scanner(Generic[T]):
             return True
         size = self._window.file_bytes - begin
         if self._durable > begin:
-            # Known to have been stored, yet nothing whole follows: writing goes on behind it.
+            # Known to have been stored, yet no whole unit follows: writing continues behind it.
             self._damage.append(Damage(self._path, begin, self._durable - begin, problem))
             self._position = self._durable
         elif not self._is_unwritten(begin):
@@ -177,7 +178,7 @@ class Scanner(Generic[T]):
         return False
 
     def _pass_missing(self) -> None:
-        """Whoever asked for the scan may know that there was more."""
+        """Report a missing tail: the caller may know that the file was longer."""
         lost = self._durable - self._position
         if lost > 0:
             problem = f"{lost} bytes are missing that had been stored"
@@ -185,9 +186,9 @@ class Scanner(Generic[T]):
             self._position = self._durable
 
     def _find_vouched(self, begin: int) -> int | None:
-        """Where the next whole unit begins, if one in reach vouches for the bytes at `begin`.
+        """The position of the next whole unit, if a unit in reach vouches for the bytes at `begin`.
 
-        Whole units may follow a torn one that belong to the same group: they vouch for nothing.
+        Whole units of the same group may follow a torn one. They do not vouch for it.
         """
         first: int | None = None
         candidate = self._next_magic(begin + 8, begin)
@@ -213,7 +214,7 @@ class Scanner(Generic[T]):
                 if (position + match.start()) % 8 == 0:
                     found = position + match.start()
                     return found if found < limit else None
-            # The last few bytes again: a magic may lie across the end of the view.
+            # Search the last bytes again: a magic may cross the end of the view.
             position += max(len(view) - 8, 8) // 8 * 8
         return None
 

@@ -1,17 +1,17 @@
-"""A segment: one file of blocks behind a small header.
+"""The format of a segment: a file of blocks behind a small header.
 
     0   4   magic        "RNS" 0x01
     4   4   shard        u32
     8   8   number       u64, 1, 2, 3 … in its shard
     16  8   first_entry  u64, no entry below this one is in the file
-    24  8   generation   u64, raised by each rewriting
-    32  8   epoch        u64, of the term that made the file
+    24  8   generation   u64, raised by each rewrite
+    32  8   epoch        u64, of the log when it made the file
     40  8   created_ns   i64
     48  12  zero
     60  4   crc          CRC-32C of bytes 0 to 59
     64      blocks, each on a multiple of 8; then, while it is written to, a mark and preallocated zeros
 
-The blocks are as `runnel.formats.block` draws them. Entries rise; after rewriting some may be missing.
+`runnel.formats.block` describes the blocks. Entries rise; after a rewrite some may be missing.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _UNIT_MAGIC: Final = re.compile(rb"RN[BM]\x01")
 
 
 class SegmentHeader(msgspec.Struct, frozen=True):
+    """The header of a segment file."""
+
     shard: int
     number: int
     first_entry: int
@@ -72,7 +74,7 @@ def decode_header(data: bytes, path: str) -> SegmentHeader:
 
 
 class StoredBlock(msgspec.Struct, frozen=True, gc=False):
-    """A block found whole: its envelope, its body, and all of its bytes."""
+    """A whole block: its envelope, its body, and all of its bytes."""
 
     envelope: Envelope
     body: memoryview
@@ -80,7 +82,7 @@ class StoredBlock(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_block(view: memoryview, position: int) -> ScanUnit[StoredBlock]:
-    """The block or mark at the start of a view, both checksums verified; a `scan.UnitReader`."""
+    """Read the block or mark at the start of a view and verify both checksums; a `scan.UnitReader`."""
     header = block.read_header(view)
     if header.is_mark:
         block.check_mark(view, 0, header)
@@ -98,7 +100,7 @@ def read_block(view: memoryview, position: int) -> ScanUnit[StoredBlock]:
 def scanner(
     path: str, window: ScanWindow, *, start: int = HEADER_BYTES, search_bytes: int, durable: int = 0
 ) -> Scanner[StoredBlock]:
-    """Walks the blocks from `start`; see `scan` for what it makes of damage."""
+    """A scanner of the blocks from `start` on; see `scan` for how it treats damage."""
     return Scanner(
         path,
         window,

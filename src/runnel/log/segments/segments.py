@@ -1,8 +1,8 @@
-"""The segments of one shard on disk: found at start, begun, sealed, replaced, removed, read.
+"""The segment files of one shard: opened at start, begun, sealed and removed, and a cache of their indexes.
 
-Everything that blocks is for a worker. A segment's file name carries its generation: rewriting makes a file of the
-next generation beside the old one, so that whoever still reads the old one does so undisturbed, and a crash leaves
-either or both; then the higher generation, which was synced before it got its name, is the one that counts.
+Blocking methods are for workers. A segment's file name carries its generation. A rewrite makes a file of the next
+generation beside the old one, so that readers of the old file are not disturbed. A crash leaves either file or both.
+If both exist, the higher generation counts, which was synced before it got its name.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from runnel.log.segments.scan import Damage, ScanWindow
 from runnel.log.segments.segment import HEADER_BYTES, SegmentHeader
 from runnel.platform.disk import Disk, File, FileAccess
 
-# Behind a torn block, as far as one group of writes and one block can reach.
+# How far to search behind a torn block: as far as one group of writes and one block can reach.
 SEARCH_BYTES: Final = 96 * 2**20
-# Many blocks are read and verified piece by piece: a checksum takes half the time while what it covers, and what it was
-# copied from, are still in the processor's second cache (bench/log.py, "read").
+# Many blocks are read and verified piece by piece: a checksum takes half the time while its bytes, and the bytes they
+# were copied from, are still in the processor's second-level cache (bench/log.py, "read").
 PIECE_BYTES: Final = 2**19
 
 
@@ -40,10 +40,10 @@ MISSING_SEGMENT: Final = "segment is missing, its index is there"
 
 
 class Segment:
-    """One file of the shard. `growing` is its index as long as that has not been written to disk.
+    """A segment file of a shard. `growing` is its index until the index is written to disk.
 
-    No entry below `first_entry` was ever in it; after rewriting the first that is left may be higher. One `is_short`
-    if its file ends before what its index covers: nothing may be written behind that.
+    No entry below `first_entry` was ever in it; after a rewrite the first remaining entry may be higher. A segment
+    `is_short` if its file ends before the end that its index covers: nothing may be written behind that end.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class Segment:
         return paths.index_path(self.path)
 
     def describe(self, first_entry: int, last_entry: int, first_ns: int, last_ns: int) -> None:
-        if not self.first_entry:  # its header is damaged: what is left begins here
+        if not self.first_entry:  # its header is damaged: the remaining entries begin here
             self.first_entry = first_entry
         self.last_entry = last_entry
         self.first_time_ns = first_ns
@@ -90,7 +90,7 @@ class Segment:
 
 
 class ProducerSeen(msgspec.Struct, frozen=True):
-    """A named publisher's batch, met while scanning."""
+    """A named publisher's batch, found by a scan."""
 
     producer: str
     term: int
@@ -107,16 +107,14 @@ class UnreadablePlace(msgspec.Struct, frozen=True):
 
 
 class OpenedSegment(msgspec.Struct, frozen=True):
-    """A segment as it was found, and what scanning it told (nothing, if its index was complete)."""
+    """An opened segment, and the results of its scan, which are empty if its index was complete."""
 
     segment: Segment
     producers: Sequence[ProducerSeen] = ()
     damage: Sequence[Damage] = ()
     torn: Damage | None = None
-    lost: Sequence[
-        Envelope
-    ] = ()  # of blocks of which the body alone is damaged; the index has them
-    unknown: Sequence[UnreadablePlace] = ()  # damaged beyond that: nothing there tells what it held
+    lost: Sequence[Envelope] = ()  # of blocks with only the body damaged; the index has them
+    unknown: Sequence[UnreadablePlace] = ()  # damage that includes the envelope
 
     @property
     def unknown_bytes(self) -> int:
@@ -132,17 +130,17 @@ class SegmentFolder:
         self.folder = folder
         self.missing: list[Damage] = []  # segments that `open_all` did not find
 
-    def check_there(self) -> None:
-        """Raise FileNotFoundError if it is gone: a disk that is away for a moment has not lost what is stored on it."""
+    def check_exists(self) -> None:
+        """Raise FileNotFoundError if the folder is gone: a disk that is briefly unavailable has not lost its data."""
         if not self._disk.list(self.folder):
             raise FileNotFoundError(errno.ENOENT, "the shard's folder is gone", self.folder)
 
     def open_all(
         self, *, is_clean: bool = False, synced: tuple[int, int] = (0, 0)
     ) -> list[OpenedSegment]:
-        """Every segment in order. The last may have been cut by a crash; it is mended and stored.
+        """Open every segment, in order. A last segment that a crash has cut is mended and stored.
 
-        `synced`: of the segment of this number so many bytes had been synced.
+        `synced`: the number of the segment with a synced mark, and its synced bytes.
         """
         newest: dict[int, int] = {}
         names = self._disk.list(self.folder)
@@ -157,19 +155,19 @@ class SegmentFolder:
             Damage(f"{self.folder}/{paths.segment_of_index(name)}", 0, 0, MISSING_SEGMENT)
             for name in paths.orphaned_indexes(names)
         ]
-        # Their indexes stay, to be told of until somebody removes them.
+        # Their indexes stay, so that the loss is reported until an operator removes them.
         wanted |= {paths.index_path(lost.path) for lost in self.missing}
         wanted |= {paths.state_folder(self.folder), f"{self.folder}/{paths.LOSSES_FILE}"}
         unwanted = [name for name in names if f"{self.folder}/{name}" not in wanted]
         if names and (unwanted or not is_clean):
-            # A process that was killed may not have come to make these names durable; what is stored in
-            # these files from here on, and what they replace, relies on them.
+            # A killed process may not have made these names durable. What is stored in these files from here on, and
+            # the removal of the files that they replace, rely on the names.
             self._disk.sync_directory(self.folder)
         for name in unwanted:
             self._disk.remove(f"{self.folder}/{name}")
         opened: list[OpenedSegment] = []
         for number in sorted(newest, reverse=True):
-            # If the newest was only being made, the one before it is the last that was written to.
+            # If a crash came while the newest was being made, the one before it is the last that was written to.
             durable = synced[1] if synced[0] == number and not newest[number] else 0
             found = self._open(number, newest[number], is_last=not opened, synced=durable)
             if found is not None:
@@ -200,13 +198,13 @@ class SegmentFolder:
                 file, found, is_last=is_last, durable=durable
             )
         if damage and found.is_empty and is_last and index is None:
-            # A crash while it was being made: nothing was ever appended to it.
+            # A crash came while it was being made: nothing was ever appended to it.
             self.remove(found)
             return None
         return msgspec.structs.replace(opened, damage=(*damage, *opened.damage))
 
     def _open_indexed(self, file: File, found: Segment, durable: int) -> OpenedSegment | None:
-        """By the header of its index, if that covers the whole file. One that covers more tells what was there."""
+        """Open a segment by its index header, if the index covers the whole file or, for a cut file, more."""
         header = self._index_header(found)
         if header is None or header.covered_bytes < max(file.size(), durable):
             return None
@@ -260,7 +258,7 @@ class SegmentFolder:
             producers += _producer_seen(envelope)
 
         def take_damaged(next_entry: int) -> None:
-            """Index what still tells its runs, so that readers find the damage where they look for the messages."""
+            """Index damaged blocks that have a readable envelope: readers then find the damage at its messages."""
             nonlocal passed
             for bad in scanner.damage[passed:]:
                 last_entry = growing.last_entry() or found.first_entry - 1
@@ -289,7 +287,7 @@ class SegmentFolder:
         return OpenedSegment(found, producers, scanned.damage, scanned.torn, lost, unknown)
 
     def _covered_part(self, found: Segment, file_bytes: int) -> GrowingIndex:
-        """What an older index of this file still says of its beginning."""
+        """An index of the file's beginning, from an older index file if that is usable."""
         try:
             sealed = self.load_index(found)
         except (FileNotFoundError, MalformedError):
@@ -299,12 +297,12 @@ class SegmentFolder:
         return GrowingIndex.resume(sealed)
 
     def load_index(self, found: Segment) -> SealedIndex:
-        """MalformedError or FileNotFoundError if there is none that can be used."""
+        """Read the index file. MalformedError or FileNotFoundError if there is no usable one."""
         with self._files.use(found.index_path) as file:
             return SealedIndex(file.read(0, file.size()))
 
     def resume_index(self, found: Segment) -> GrowingIndex:
-        """The index of a sealed segment, to be gone on with."""
+        """The index of a sealed segment, in a form that can be continued."""
         try:
             return GrowingIndex.resume(self.load_index(found))
         except (FileNotFoundError, MalformedError):
@@ -313,21 +311,21 @@ class SegmentFolder:
             return rebuilt
 
     def rebuild_index(self, found: Segment) -> OpenedSegment:
-        """Scan a sealed segment whose index is missing or wrong, and write its index again."""
+        """Scan a sealed segment whose index is missing or wrong, and write a new index."""
         with self._files.use(found.path) as file:
             self._files.forget(found.index_path)
             with suppress(FileNotFoundError):
                 self._disk.remove(found.index_path)
             rebuilt = Segment(found.path, found.number, found.generation, found.first_entry)
-            # All of it was stored when it was sealed: what is not whole has rotted.
+            # All of it was stored when it was sealed: blocks that are not whole are damage.
             opened = self._open_scanned(file, rebuilt, is_last=False, durable=found.end)
         assert rebuilt.growing is not None
-        with suppress(OSError):  # a full disk, say: it is made again when it is needed again
+        with suppress(OSError):  # for example on a full disk: then the next use rebuilds it again
             self.write_index(rebuilt, rebuilt.growing)
         return opened
 
     def begin(self, header: SegmentHeader) -> Segment:
-        """A new, empty segment file, durable when this returns."""
+        """Make a new, empty segment file. It is durable when this returns."""
         path = paths.segment_path(self.folder, header.number, header.generation)
         with self._files.use(path, FileAccess.CREATE) as file:
             file.write(0, [header.encode()], sync=True)
@@ -337,16 +335,16 @@ class SegmentFolder:
         return begun
 
     def discard(self, header: SegmentHeader) -> None:
-        """Remove what a failed `begin` may have left."""
+        """Remove the remains of a failed `begin`."""
         path = paths.segment_path(self.folder, header.number, header.generation)
         self._files.forget(path)
         with suppress(FileNotFoundError):
             self._disk.remove(path)
-        # Durably: what was refused may not come back beside what is stored instead of it.
+        # Durably: refused batches must not reappear beside the batches stored in their place.
         self._disk.sync_directory(self.folder)
 
     def discard_beyond(self, number: int) -> None:
-        """Remove whatever failed attempts have left behind the segment of this number."""
+        """Remove the remains of failed attempts behind the segment of this number."""
         for name in self._disk.list(self.folder):
             numbered = paths.segment_number(name)
             if numbered is not None and numbered[0] > number:
@@ -356,7 +354,7 @@ class SegmentFolder:
             self._disk.sync_directory(self.folder)
 
     def seal(self, found: Segment) -> None:
-        """Give back preallocated room and write the index. Index last: it can be made anew."""
+        """Free preallocated room, then write the index. The index is last because it can be rebuilt."""
         assert found.growing is not None
         with self._files.use(found.path) as file:
             if file.size() != found.end:
@@ -370,12 +368,12 @@ class SegmentFolder:
         self._disk.sync_directory(self.folder)
 
     def remove(self, found: Segment) -> None:
-        """The index first, durably: one that is there without its segment is a sign of loss."""
+        """Remove a segment. Its index goes first, durably: an index without its segment would mean a loss."""
         self.remove_index(found)
         self._remove(found.path)
 
     def remove_index(self, found: Segment) -> None:
-        """It is made anew when it is needed."""
+        """Remove an index. It is rebuilt when needed."""
         self._remove(found.index_path)
 
     def _remove(self, path: str) -> None:
@@ -386,7 +384,7 @@ class SegmentFolder:
 
 
 def _describes(header: indexes.IndexHeader, found: Segment) -> bool:
-    """Whether an index can be this segment's, and of this generation."""
+    """Whether an index can belong to this segment and its generation."""
     return header.generation == found.generation and (
         not header.blocks or header.first_entry >= found.first_entry
     )
@@ -404,7 +402,7 @@ def _producer_seen(envelope: Envelope) -> list[ProducerSeen]:
 def _salvage(
     file: File, bad: Damage, last_entry: int, next_entry: int
 ) -> tuple[list[tuple[Envelope, int, int]], Damage | None]:
-    """What damaged bytes between two entries still tell: envelopes with their places, and what has none."""
+    """The readable envelopes in damaged bytes between two entries, with their places, and the unreadable rest."""
     lost: list[tuple[Envelope, int, int]] = []
     data = memoryview(file.read(bad.position, bad.size))
     at = 0
@@ -425,7 +423,7 @@ def _salvage(
 
 
 def write_whole(disk: Disk, path: str, content: bytes) -> None:
-    """A small file, there in full or not at all. Its name is durable after `sync_directory`."""
+    """Write a small file completely or not at all. Its name is durable after `sync_directory`."""
     unfinished = path + paths.UNFINISHED_SUFFIX
     with suppress(FileNotFoundError):
         disk.remove(unfinished)
@@ -438,7 +436,7 @@ def write_whole(disk: Disk, path: str, content: bytes) -> None:
 
 
 def describe_by(found: Segment, growing: GrowingIndex) -> None:
-    """A segment's entries and times as its index tells them."""
+    """Set a segment's entries and times from its index."""
     blocks = growing.block_count()
     if blocks:
         first_entry, _, first_ns = growing.block_place(0)
@@ -447,7 +445,7 @@ def describe_by(found: Segment, growing: GrowingIndex) -> None:
 
 
 class IndexCache:
-    """Indexes of sealed segments, read when first asked for, as many as fit; the latest always does."""
+    """Caches as many indexes of sealed segments as fit; the latest always fits."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

@@ -1,4 +1,4 @@
-"""The methods of the .proto, each joined to its verb: a call is let in, heard, done and answered; or refused."""
+"""Binds each method of the .proto to the function that does it: admits the call, parses its request and answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from google.protobuf.message_factory import GetMessageClass
 from runnel.errors import RunnelError
 from runnel.protocols.grpc.encoding.messages import parsed
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.methods import consuming, live, publishing, reading, topics, work
-from runnel.protocols.grpc.methods.sending import request_in
+from runnel.protocols.grpc.methods import (
+    consume_stream,
+    fetch,
+    live,
+    publish_stream,
+    topics,
+    work,
+)
+from runnel.protocols.grpc.methods.publish_requests import request_in
 from runnel.protocols.grpc.server.admission import enter
 from runnel.protocols.grpc.server.calls import Context, GrpcCall, single_request
 from runnel.protocols.grpc.server.grpc_server import GrpcServer
@@ -26,20 +33,20 @@ from runnel.protocols.grpc.server.sturdy_server import Services
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Runnel"]
 
-# For the one request of a call to come, whole. A stream may take its time with each of its.
+# How long the single request of a call may take to arrive. The requests of a stream have no such limit.
 _REQUEST_SECONDS_MAX: Final = 30.0
 
 T = TypeVar("T")
-Verb: TypeAlias = Callable[[GrpcCall, Any], Awaitable[Message]]
-Writing: TypeAlias = Callable[[GrpcCall, Any], Awaitable[None]]
-Talking: TypeAlias = Callable[[GrpcCall], Awaitable[None]]
+UnaryMethod: TypeAlias = Callable[[GrpcCall, Any], Awaitable[Message]]
+ServerStream: TypeAlias = Callable[[GrpcCall, Any], Awaitable[None]]
+TwoWayStream: TypeAlias = Callable[[GrpcCall], Awaitable[None]]
 
-_VERBS: Final[Mapping[str, Verb]] = {
-    "Publish": publishing.publish,
-    "NewTerm": publishing.new_term,
-    "Fetch": reading.fetch,
-    "ListShards": reading.list_shards,
-    "FetchShard": reading.fetch_shard,
+_UNARY_METHODS: Final[Mapping[str, UnaryMethod]] = {
+    "Publish": publish_stream.publish,
+    "NewTerm": publish_stream.new_term,
+    "Fetch": fetch.fetch,
+    "ListShards": fetch.list_shards,
+    "FetchShard": fetch.fetch_shard,
     "MakeSubscription": work.make_subscription,
     "ListSubscriptions": work.list_subscriptions,
     "DeleteSubscription": work.delete_subscription,
@@ -59,40 +66,44 @@ _VERBS: Final[Mapping[str, Verb]] = {
     "GetStatistics": topics.get_statistics,
     "Ping": topics.ping,
 }
-_WRITING: Final[Mapping[str, Writing]] = {"Subscribe": live.subscribe}
-_TALKING: Final[Mapping[str, Talking]] = {
-    "PublishStream": publishing.publish_stream,
-    "Consume": consuming.consume,
+_SERVER_STREAMS: Final[Mapping[str, ServerStream]] = {"Subscribe": live.subscribe}
+_TWO_WAY_STREAMS: Final[Mapping[str, TwoWayStream]] = {
+    "PublishStream": publish_stream.publish_stream,
+    "Consume": consume_stream.consume,
 }
 
 
 def services_of(server: GrpcServer) -> Services:
-    """Everything that the service can do."""
-    return {SERVICE.full_name: {method.name: _method(server, method) for method in SERVICE.methods}}
+    """The handlers of all methods of the service."""
+    return {
+        SERVICE.full_name: {method.name: _handler(server, method) for method in SERVICE.methods}
+    }
 
 
-def _method(server: GrpcServer, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
-    # Requests come as bytes: what cannot be parsed is answered as every other mistake of a client's. All are taken as
-    # streams, which is the same on the wire: grpcio would read a single request before anybody is asked who calls, and
-    # wait for the rest of it for ever.
+def _handler(server: GrpcServer, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
+    # Handlers take requests as bytes, so that a request that cannot be parsed is answered as every other mistake of a
+    # client. They take all requests as streams, which are the same on the wire: grpcio would read a single request
+    # before the client is authenticated, and wait for the rest of it for ever.
     if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(_talked(server, _TALKING[method.name]))
+        return grpc.stream_stream_rpc_method_handler(
+            _two_way_handler(server, _TWO_WAY_STREAMS[method.name])
+        )
     request_type = GetMessageClass(method.input_type)
     if method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(
-            _written(server, _WRITING[method.name], request_type)
+            _server_stream_handler(server, _SERVER_STREAMS[method.name], request_type)
         )
     return grpc.stream_unary_rpc_method_handler(
-        _answered(server, _VERBS[method.name], request_type)
+        _unary_handler(server, _UNARY_METHODS[method.name], request_type)
     )
 
 
-def _answered(server: GrpcServer, verb: Verb, request_type: type[Message]) -> Any:
+def _unary_handler(server: GrpcServer, method: UnaryMethod, request_type: type[Message]) -> Any:
     parse = request_in if request_type is pb.PublishRequest else partial(parsed, request_type)
 
     async def handle(_: object, context: Context) -> bytes:
         async def answer(call: GrpcCall) -> bytes:
-            response = await verb(call, parse(await _request(context)))
+            response = await method(call, parse(await _request(context)))
             return response.SerializeToString()
 
         return await _within_call(server, context, answer)
@@ -100,25 +111,27 @@ def _answered(server: GrpcServer, verb: Verb, request_type: type[Message]) -> An
     return handle
 
 
-def _written(server: GrpcServer, writing: Writing, request_type: type[Message]) -> Any:
+def _server_stream_handler(
+    server: GrpcServer, stream: ServerStream, request_type: type[Message]
+) -> Any:
     async def handle(_: object, context: Context) -> None:
         async def write(call: GrpcCall) -> None:
             request = parsed(request_type, await _request(context))
             await call.begin_stream()
-            await writing(call, request)
+            await stream(call, request)
 
         await _within_call(server, context, write)
 
     return handle
 
 
-def _talked(server: GrpcServer, talking: Talking) -> Any:
+def _two_way_handler(server: GrpcServer, stream: TwoWayStream) -> Any:
     async def handle(_: object, context: Context) -> None:
-        async def speak(call: GrpcCall) -> None:
+        async def exchange(call: GrpcCall) -> None:
             await call.begin_stream()
-            await talking(call)
+            await stream(call)
 
-        await _within_call(server, context, speak)
+        await _within_call(server, context, exchange)
 
     return handle
 
@@ -131,7 +144,7 @@ async def _request(context: Context) -> bytes:
 async def _within_call(
     server: GrpcServer, context: Context, work: Callable[[GrpcCall], Awaitable[T]]
 ) -> T:
-    """The boundary of a call: whatever happens within becomes its status."""
+    """Do the work of a call. Every failure of it becomes the call's status."""
     call: GrpcCall | None = None
     failure: BaseException
     try:
@@ -150,8 +163,8 @@ async def _within_call(
     if call is not None:
         await call.wait_begun()
     if context.cancelled() or isinstance(failure, grpc.aio.InternalError):
-        raise asyncio.CancelledError  # the client has left: what failed was to tell it something
+        raise asyncio.CancelledError  # the client has left: writing to it failed
     if call is not None and not isinstance(failure, RunnelError):
-        call.broken(failure)
+        call.log_bug(failure)
     server.broker.metrics.counters.requests_failed += 1
     return await refused(context, failure)

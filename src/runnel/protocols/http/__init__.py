@@ -1,5 +1,8 @@
 """The HTTP listener: REST with JSON, live reading as server-sent events, Prometheus. Its extra is `http`.
 
-A request's way: `connection` (bytes become a request) → `front` (who asks, and may this page ask?) → Litestar, by
-`app` → a handler, as in `publishing` → `Access`. Everything that is refused leaves as a problem (`problems`).
+A request passes `server/connection.py` (bytes become a request), `server/front.py` (authentication, browser rules),
+Litestar by `app.py`, a handler in `resources/`, and `Access`. A refused request is answered with a problem
+(`encoding/problems.py`).
 """
+
+__all__ = ["app", "listener"]

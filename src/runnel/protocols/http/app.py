@@ -1,4 +1,4 @@
-"""All resources of the listener in one Litestar application."""
+"""Builds the Litestar application with all resources of the HTTP listener."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runnel.protocols.http.resources.messages import read_handlers
 from runnel.protocols.http.resources.metrics import metrics_handlers
 from runnel.protocols.http.resources.page import page_handlers
 from runnel.protocols.http.resources.publishing import publish_handlers
-from runnel.protocols.http.resources.statistics import watch_handlers
+from runnel.protocols.http.resources.statistics import monitoring_handlers
 from runnel.protocols.http.resources.topics import topic_handlers
 from runnel.protocols.http.server.answers import Answer
 from runnel.protocols.http.server.calls import call_of
@@ -32,7 +32,7 @@ HANDLERS: list[ControllerRouterHandler] = [
     *work_handlers,
     *topic_handlers,
     *cursor_handlers,
-    *watch_handlers,
+    *monitoring_handlers,
     *metrics_handlers,
     *health_handlers,
 ]
@@ -40,11 +40,11 @@ HANDLERS: list[ControllerRouterHandler] = [
 
 @cache
 def litestar_app() -> Litestar:
-    """One for all listeners of a process: a request brings its listener along. Making it takes a while."""
+    """All listeners of a process share one application, because building it is slow. A request carries its listener."""
     return Litestar(
         [*_options(), *HANDLERS, *page_handlers(HANDLERS)],
         request_class=HttpRequest,
-        request_max_body_size=None,  # `read_body` sees to it, by the listener's settings
+        request_max_body_size=None,  # `read_body` limits it, by the listener's settings
         exception_handlers={Exception: _answer_problem},
         openapi_config=None,
         logging_config=None,
@@ -52,7 +52,7 @@ def litestar_app() -> Litestar:
 
 
 def _options() -> list[ControllerRouterHandler]:
-    """What methods each resource has. Litestar's own answers know of the handler alone that came first."""
+    """OPTIONS handlers that list all methods of each resource. Litestar's own list those of the first handler only."""
     methods: dict[str, set[str]] = {}
     for handler in HANDLERS:
         assert isinstance(handler, HTTPRouteHandler)

@@ -1,6 +1,6 @@
-"""The HTTP listener on a TCP port: opened as the settings say, drained and closed when the broker goes.
+"""The HTTP listener on a TCP port: opened as the settings say, drained and closed when the broker shuts down.
 
-The connections are uvicorn's, its server is not: signals, logging and the order of closing are the broker's own.
+It uses uvicorn's connections but not uvicorn's server: signals, logging and the order of closing are the broker's own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runnel.security.authenticator import Authenticator
 
 
 class HttpListener(PortListener[HttpServer]):
-    """Make one with `await HttpListener.open(…)`."""
+    """The HTTP server and the port that it listens on. Make one with `await HttpListener.open(…)`."""
 
     @classmethod
     async def open(
@@ -56,7 +56,7 @@ class HttpListener(PortListener[HttpServer]):
 
 
 def _uvicorn(app: Front) -> Config:
-    """What connections need to know of uvicorn's settings."""
+    """The settings of uvicorn that connections need."""
     config = Config(
         app,
         loop="none",

@@ -1,10 +1,12 @@
-"""The native listener: framed msgpack over TCP, or through a pipe inside the process.
+"""The native listener: framed msgpack over TCP, or through a pipe inside the process. Read `session.py` first.
 
     listener   sockets and TLS            pipe       the same without sockets
         └──────────────┬──────────────────────┘
-    listener       all connections: how many, how long they may be silent, draining
-    protocol   one connection's bytes: frames in, one or two writes per wake-up out
-    session    what is said: requests become the broker's verbs, its answers become frames
+    native_server   all connections: their number, time-outs, draining
+    protocol        the bytes of one connection: frames in, one or two writes per wake-up out
+    session         requests become the broker's verbs, and its answers become frames
 
-The frames are drawn in `formats.frames`, the heads in `formats.wire`.
+`formats.frames` draws the frames, `formats.wire` the heads.
 """
+
+__all__ = ["listener", "native_server"]

@@ -1,4 +1,4 @@
-"""What publishes and failures look like on the wire: for errors the one table to the native protocol."""
+"""Answers and notices for publishes and errors. Only this module maps errors to the native protocol."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runnel.errors import MovedError, RunnelError, details_of
 from runnel.formats import wire
 from runnel.formats.work_heads import ConsumerEnded
 
-# Some errors quote what they refuse, and that may be as long as a frame.
+# Some errors quote the refused text, which may be as long as a frame.
 _TEXT_CHARACTERS_MAX: Final = 1000
 
 INTERNAL_TEXT: Final = "an internal error of the broker; its diagnostics say more"
@@ -31,7 +31,7 @@ def published_answer(request_id: int, published: Published) -> wire.Published:
 def error_answer(request_id: int, error: BaseException) -> wire.Error:
     """The answer to a request that failed; id 0 stands for the connection itself.
 
-    Whatever is no RunnelError is a mistake of ours, and its text none of the client's business.
+    Any other error than a RunnelError is a bug of ours, and the client does not get its text.
     """
     if not isinstance(error, RunnelError):
         return wire.Error(request_id, RunnelError.code, INTERNAL_TEXT, RunnelError.retriable)
@@ -47,12 +47,12 @@ def error_answer(request_id: int, error: BaseException) -> wire.Error:
 
 
 def ended_notice(subscription: int, error: RunnelError) -> wire.Ended:
-    """A subscription is over, and this is why."""
+    """The notice that a subscription ended, and why."""
     return wire.Ended(subscription, error.code, shortened(str(error)), error.retriable)
 
 
 def consumer_ended_notice(consumer: int, error: RunnelError) -> ConsumerEnded:
-    """The same of a consumer."""
+    """The notice that a consumer ended, and why."""
     return ConsumerEnded(consumer, error.code, shortened(str(error)), error.retriable)
 
 

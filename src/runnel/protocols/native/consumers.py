@@ -1,7 +1,7 @@
-"""The consumers of one connection: acknowledged work goes out to them, what they say of it goes to the broker.
+"""The consumers of one connection: sends them work, and passes their acknowledgements to the broker.
 
-What is said of a consumer that is not there is no mistake: the broker may just have ended it, and the client's words
-crossed the notice. They come too late to mean anything, and whoever waits for an answer is told so.
+A request for an unknown consumer is no mistake: the broker may just have ended the consumer, and the request crossed
+the notice. Such a request has no effect, and an acknowledgement that asks for an answer gets `LateAckError`.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from runnel.protocols.native.requests import check_count, check_picked
 
 _NS_PER_MS: Final = 1_000_000
 
-Saying: TypeAlias = Window | Nack | Renew | Recalled | Leave
-Answering: TypeAlias = Callable[[], Awaitable[None]]
+ConsumerRequest: TypeAlias = Window | Nack | Renew | Recalled | Leave
+AnswerLater: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class _OpeningConsumer(msgspec.Struct):
-    """A consumer that the broker is still preparing, and what was said of it meanwhile."""
+    """A consumer that the broker is still preparing, and the requests that came for it meanwhile."""
 
     window: Window | None = None
     leave_ids: list[int] = msgspec.field(default_factory=list)
-    end: RunnelError | None = None  # the broker's, before it had quite begun
+    end: RunnelError | None = None  # the broker ended the consumer before it was open
 
 
 class Consumers:
-    """By the client's numbers. It is the `WorkSink` of all of them."""
+    """All consumers of one connection, by the client's numbers; the `WorkSink` of each."""
 
     __slots__ = (
         "_by_number",
@@ -64,7 +64,7 @@ class Consumers:
     )
 
     def __init__(self, output: Output, *, tail_bytes_max: int) -> None:
-        """A frame with several deliveries has a tail of at most so many bytes; a single one may be larger."""
+        """Limit the tail of a frame with several deliveries; a single delivery may be larger."""
         self._output = output
         self._tail_bytes_max = tail_bytes_max
         self._by_number: dict[int, WorkConsumer | _OpeningConsumer] = {}
@@ -75,10 +75,10 @@ class Consumers:
     def __len__(self) -> int:
         return len(self._by_number)
 
-    # --- A consumer begins ---
+    # --- Opening ---
 
     def prepare(self, number: int, count_max: int) -> None:
-        """Take the number for a consumer that is about to be opened."""
+        """Reserve the number for a consumer that is about to be opened."""
         if number in self._by_number:
             raise ClientFault(f"this connection has a consumer {number}; choose another number")
         if len(self._by_number) >= count_max:
@@ -89,11 +89,11 @@ class Consumers:
         self._by_number[number] = _OpeningConsumer()
 
     async def open(self, access: Access, request: Consume) -> None:
-        """Open what was prepared, and tell the client."""
+        """Open the prepared consumer, and answer the client."""
         number = request.consumer
         opening = self._by_number.get(number)
         if not isinstance(opening, _OpeningConsumer):
-            raise _connection_over()  # before its turn came
+            raise _connection_over()  # before this task began
         try:
             consumer = await access.consume(number, self, request)
         except BaseException:
@@ -123,7 +123,7 @@ class Consumers:
             consumer.resize(opening.window.messages, opening.window.bytes)
         if self._is_paused:
             consumer.pause()
-        consumer.start()  # not before the client knows of it
+        consumer.start()  # only now: the client has to know the consumer before its work
 
     def _forget(self, number: int, opening: _OpeningConsumer) -> None:
         if self._by_number.get(number) is opening:
@@ -131,10 +131,10 @@ class Consumers:
         for request_id in opening.leave_ids:
             say(self._output, wire.Done(request_id))
 
-    # --- What the client says ---
+    # --- Requests of the client ---
 
-    def ack(self, request: Ack | AckUpTo) -> Answering | None:
-        """Take an acknowledgement. One with an id is answered by what is returned, once it is stored."""
+    def ack(self, request: Ack | AckUpTo) -> AnswerLater | None:
+        """Take an acknowledgement. If it has an id, the returned function answers it once it is stored."""
         if isinstance(request, Ack):
             check_count(request, len(request.deliveries) + len(request.parts) + len(request.picked))
             check_picked(request.picked)
@@ -142,26 +142,26 @@ class Consumers:
         if consumer is None:
             if request.id:
                 raise _too_late(request.consumer)
-            return None  # the notice of its end says as much
+            return None  # the notice that the consumer ended is answer enough
         late: Sequence[DeliveryPart] = ()
         if isinstance(request, Ack):
             late = consumer.ack(request.deliveries, request.parts, request.picked)
         else:
             consumer.ack_up_to(request.topic, request.partition, request.offset)
         if request.id:
-            return partial(self._tell_stored, request.id, consumer, late)
+            return partial(self._answer_stored, request.id, consumer, late)
         if late:
             self.late(request.consumer, late)
         return None
 
-    async def _tell_stored(
+    async def _answer_stored(
         self, request_id: int, consumer: WorkConsumer, late: Sequence[DeliveryPart]
     ) -> None:
         await consumer.wait_stored()
         say(self._output, AckedHead(request_id, late))
 
-    def hear(self, request: Saying) -> None:
-        """All else that is said of a consumer; only `leave` has an answer."""
+    def handle(self, request: ConsumerRequest) -> None:
+        """Handle any other request for a consumer. Only `leave` has an answer."""
         if isinstance(request, Leave):
             self._leave(request)
             return
@@ -179,7 +179,7 @@ class Consumers:
                 check_count(request, len(request.parts))
                 if consumer is not None:
                     delay_ns = None if request.delay_ms is None else request.delay_ms * _NS_PER_MS
-                    reason = shortened(request.reason)  # it is kept for each of the messages
+                    reason = shortened(request.reason)  # it is kept with each of the messages
                     late = consumer.nack(request.parts, delay_ns=delay_ns, reason=reason)
                     if late:
                         self.late(request.consumer, late)
@@ -196,10 +196,10 @@ class Consumers:
             consumer.resize(request.messages, request.bytes)
 
     def _leave(self, request: Leave) -> None:
-        """Done, too, where there is none any more."""
+        """Close a consumer. A consumer that is already gone is answered with `done` too."""
         consumer = self._by_number.get(request.consumer)
         if isinstance(consumer, _OpeningConsumer):
-            consumer.leave_ids.append(request.id)  # once it is open
+            consumer.leave_ids.append(request.id)  # answered once the consumer is open
             return
         if consumer is not None:
             del self._by_number[request.consumer]
@@ -207,14 +207,14 @@ class Consumers:
         say(self._output, wire.Done(request.id))
 
     def _open_consumer(self, number: int) -> WorkConsumer | None:
-        """None as well while it is opening: nothing can have been delivered to it."""
+        """The open consumer of this number. None also while it is opening: it has no deliveries yet."""
         consumer = self._by_number.get(number)
         return None if isinstance(consumer, _OpeningConsumer) else consumer
 
-    # --- What the connection says ---
+    # --- Events of the connection ---
 
     def pause(self) -> None:
-        """The client does not read as fast as it is told."""
+        """The client reads more slowly than the broker writes."""
         self._is_paused = True
         for consumer in self._by_number.values():
             if not isinstance(consumer, _OpeningConsumer):
@@ -224,12 +224,12 @@ class Consumers:
         self._is_paused = False
         for consumer in list(self._by_number.values()):
             if self._is_paused:
-                return  # what the first of them was sent has filled the way again
+                return  # deliveries to the consumers before have filled the output again
             if not isinstance(consumer, _OpeningConsumer):
                 consumer.resume()
 
     def close(self, *, is_clean: bool) -> None:
-        """Nobody is there any more. Clean: by no fault of the client's, so what it had does not count as failed."""
+        """Close all consumers. Clean: by no fault of the client, so its unfinished work does not count as failed."""
         self._is_closed = True
         consumers = list(self._by_number.values())
         self._by_number.clear()
@@ -237,7 +237,7 @@ class Consumers:
             if not isinstance(consumer, _OpeningConsumer):
                 consumer.close(is_clean=is_clean)
 
-    # --- What the broker says (WorkSink) ---
+    # --- Calls from the broker (WorkSink) ---
 
     @property
     def connection_id(self) -> int:
@@ -248,7 +248,7 @@ class Consumers:
         return self._output.peer
 
     def deliver_work(self, consumer: int, deliveries: Sequence[WorkDelivery]) -> None:
-        """Hot: once for every few deliveries."""
+        """Hot: called once for every few deliveries."""
         leases: list[Lease] = []
         tail: list[Buffer] = []
         tail_bytes = 0
@@ -273,12 +273,12 @@ class Consumers:
         say(self._output, Late(consumer, parts))
 
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:
-        """The client library watches its leases itself, and a late ack is answered with `late`."""
+        """Nothing to do: the client library watches its leases, and the answer to a late ack is `late`."""
 
     def consumer_ended(self, consumer: int, error: RunnelError) -> None:
         found = self._by_number.get(consumer)
         if isinstance(found, _OpeningConsumer):
-            found.end = error  # its `consume` is answered so
+            found.end = error  # the answer to its `consume`
         elif found is not None:
             del self._by_number[consumer]
             say(self._output, consumer_ended_notice(consumer, error))

@@ -1,4 +1,4 @@
-"""Hello and welcome: how a connection must begin, and what the broker says of itself then."""
+"""The start of a connection: checks the client's hello, and makes the broker's welcome."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from runnel.protocols.native.requests import check_no_tail, name_of
 
 _NS_PER_MS: Final = 1_000_000
 
-
-# How requests of HTTP begin: each method of 1.1 as far as a frame's length reaches, and the preface of 2.
+# The first four bytes, which a frame uses for its length, of HTTP/1.1 requests and of the preface of HTTP/2.
 _HTTP_BEGINNINGS: Final = frozenset(
     (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"PRI ")
 )
@@ -26,12 +25,12 @@ _HTTP_ANSWER: Final = (
 
 
 def answer_to_http(beginning: memoryview) -> bytes | None:
-    """For a connection that begins so, and cannot be understood here: what it understands, if it speaks HTTP."""
+    """The HTTP answer to a connection with this beginning; None if it is not HTTP."""
     return _HTTP_ANSWER if bytes(beginning[:4]) in _HTTP_BEGINNINGS else None
 
 
 def checked_hello(request: wire.Request, tail: memoryview) -> wire.Hello:
-    """The first request of a connection, if it is what it must be."""
+    """The first request of a connection, if it is a valid hello; otherwise HandshakeError."""
     if not isinstance(request, wire.Hello):
         raise HandshakeError(f"the first frame must be hello; this one is {name_of(request)!r}")
     check_no_tail(request, tail)

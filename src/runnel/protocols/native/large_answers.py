@@ -1,6 +1,6 @@
-"""Answers that may be large: a few of a connection are prepared at a time, none while its client does not read.
+"""Limits how many large answers a connection prepares at a time; none while its client does not read.
 
-Whoever asks for much and reads nothing costs the broker these few, however many requests there are.
+A client that asks for much and reads nothing costs the broker these few answers, however many requests it sends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Self
 
 
 class LargeAnswers:
-    """Those of one connection. Who comes first is let in first."""
+    """The places for large answers of one connection, given in the order of the requests."""
 
     __slots__ = ("_is_paused", "_room", "_waiting")
 
@@ -24,12 +24,12 @@ class LargeAnswers:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def pause(self) -> None:
-        """The client does not read as fast as it is told: begin no more."""
+        """Begin no more: the client reads more slowly than the broker writes."""
         self._is_paused = True
 
     def resume(self) -> None:
         self._is_paused = False
-        self._let_in()
+        self._admit_waiting()
 
     async def enter(self) -> None:
         if self._room and not self._is_paused:
@@ -41,14 +41,14 @@ class LargeAnswers:
             await admitted
         except asyncio.CancelledError:
             if not admitted.cancelled():
-                self.leave()  # let in and cancelled in the same turn
+                self.leave()  # admitted and cancelled in the same turn
             raise
 
     def leave(self) -> None:
         self._room += 1
-        self._let_in()
+        self._admit_waiting()
 
-    def _let_in(self) -> None:
+    def _admit_waiting(self) -> None:
         while self._room and self._waiting and not self._is_paused:
             admitted = self._waiting.popleft()
             if not admitted.done():
@@ -57,7 +57,7 @@ class LargeAnswers:
 
 
 class LargeAnswer:
-    """One of them: `async with` waits until it may be prepared."""
+    """One large answer: `async with` waits until it may be prepared."""
 
     __slots__ = ("_answers", "_is_in")
 
@@ -76,17 +76,17 @@ class LargeAnswer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._step_out()
+        self._free_place()
 
     @asynccontextmanager
-    async def aside(self) -> AsyncIterator[None]:
-        """While it has nothing in hand yet, and waits, others may be prepared."""
-        self._step_out()
+    async def suspended(self) -> AsyncIterator[None]:
+        """Give the place to other answers while this one waits and holds no data yet."""
+        self._free_place()
         yield
         await self._answers.enter()
         self._is_in = True
 
-    def _step_out(self) -> None:
+    def _free_place(self) -> None:
         if self._is_in:
             self._is_in = False
             self._answers.leave()

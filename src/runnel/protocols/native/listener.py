@@ -1,4 +1,4 @@
-"""The native listener on a TCP port: opened as the settings say, drained and closed when the broker goes."""
+"""The native listener on a TCP port, opened as the settings say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runnel.security.authenticator import Authenticator
 
 
 class Listener(PortListener[NativeServer]):
-    """Make one with `await Listener.open(…)`."""
+    """The native protocol on a TCP port, with or without TLS. Make one with `await Listener.open(…)`."""
 
     @classmethod
     async def open(

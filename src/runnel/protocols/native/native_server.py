@@ -1,4 +1,4 @@
-"""All connections of the native listener, whatever they came through: their number, their silence, and their end."""
+"""All connections of the native listener, by TCP, TLS or in-process: limits their number and silence, drains them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from runnel.platform.port_listener import DrainDeadline
 from runnel.platform.tasks import OwnedTasks
 from runnel.protocols.native.pipe import connect_pipe
 from runnel.protocols.native.protocol import HELLO_BYTES_MAX, RECEIVE_BYTES, NativeConnection
-from runnel.protocols.native.turns import Turns
+from runnel.protocols.native.request_quota import RequestQuota
 from runnel.protocols.native.wake_up import WakeUp
 from runnel.security.authenticator import Authenticator
 
-# Connections that were turned away and are still being told so; beyond that they are just closed.
+# Refused connections that may still receive the reason; further ones are closed at once.
 _REFUSED_MAX: Final = 64
 _SWEEP_SECONDS_MAX: Final = 1.0
 _SWEEPS_PER_TIMEOUT: Final = 4
@@ -28,29 +28,29 @@ _NS_PER_MS: Final = 1_000_000
 
 
 class NativeServer:
-    """What connections share. Made within a running loop; `close` it before the broker."""
+    """The state that all native connections share. Made within a running loop; `close` it before the broker."""
 
     def __init__(self, broker: Broker, settings: Settings, authenticator: Authenticator) -> None:
         self.broker = broker
         self.authenticator = authenticator
         self.settings = settings
         self.tasks = OwnedTasks("the native listener")
-        self.turns = Turns()
+        self.request_quota = RequestQuota()
         self._loop = asyncio.get_running_loop()
         self.wake_up = WakeUp(self._loop)
         self.connections: set[NativeConnection] = set()
         self._refused: set[NativeConnection] = set()
-        # In the order in which they came. Those that were admitted since are taken out when it is looked through.
-        self._strangers: dict[NativeConnection, None] = {}
-        # One for all: whatever arrives is copied out of it before the next read.
+        # In the order of their arrival. `_make_room` removes the connections that were admitted since.
+        self._unadmitted: dict[NativeConnection, None] = {}
+        # All connections share it: frames are copied out of it before the next read.
         self._receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._refusal: RunnelError | None = None
-        self._empty = asyncio.Event()  # nobody is there
+        self._empty = asyncio.Event()  # there are no connections
         self._empty.set()
         drain_seconds_max = settings.native.drain_timeout_ns / _NS_PER_SECOND
-        self._patience = DrainDeadline(broker.clock, drain_seconds_max)
+        self._drain_deadline = DrainDeadline(broker.clock, drain_seconds_max)
         broker.connections.listeners.append(self.rows)
-        self._sweeping = self._loop.create_task(self._sweep())
+        self._sweep_task = self._loop.create_task(self._sweep())
 
     # --- Connections ---
 
@@ -73,15 +73,14 @@ class NativeServer:
     def connect(self, client: asyncio.BaseProtocol) -> asyncio.Transport:
         """Connect a client within the process; returns the client's transport.
 
-        It may be silent for as long as it likes, and needs no token: a process neither loses itself nor keeps
-        itself out.
+        The client needs no token and may be silent for any time: it is part of the broker's own process.
         """
         server = NativeConnection(self, self._receive_buffer, authenticator=None, times_out=False)
         _, transport = connect_pipe(self._loop, server, client)
         return transport
 
     def enter(self, connection: NativeConnection) -> None:
-        """A connection is there: let it in, or turn it away."""
+        """Accept or refuse a new connection."""
         self._empty.clear()
         refusal = self._refusal
         connections_max = self.settings.native.connections_max
@@ -94,30 +93,30 @@ class NativeServer:
         if refusal is None:
             connection.connection_id = next(self.broker.connection_ids)
             self.connections.add(connection)
-            self._strangers[connection] = None
+            self._unadmitted[connection] = None
             return
         self.broker.metrics.counters.connections_refused += 1
         self._refused.add(connection)
         connection.refuse(refusal, lingers=len(self._refused) <= _REFUSED_MAX)
 
     def _make_room(self) -> bool:
-        """End the connection that has waited for longest to be admitted. False: all are admitted.
+        """Abort the connection that has waited longest for admission. False: all are admitted.
 
-        Else silent ones could keep out everybody.
+        Otherwise silent connections could keep out all clients.
         """
-        while self._strangers:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            if oldest.is_stranger:
+        while self._unadmitted:
+            oldest = next(iter(self._unadmitted))
+            del self._unadmitted[oldest]
+            if oldest.awaits_admission:
                 self.broker.metrics.counters.connections_idle += 1
                 oldest.abort()
-                self.leave(oldest)  # at once, for the loop tells it of its end only later
+                self.leave(oldest)  # now: the loop calls `connection_lost` only later
                 return True
         return False
 
     def leave(self, connection: NativeConnection) -> None:
         self.connections.discard(connection)
-        self._strangers.pop(connection, None)
+        self._unadmitted.pop(connection, None)
         self._refused.discard(connection)
         if not self.connections and not self._refused:
             self._empty.set()
@@ -130,11 +129,11 @@ class NativeServer:
         return len(self.connections)
 
     def rows(self) -> ReadRows:
-        """The connections by id: how to read each as the metrics show it."""
+        """For each connection id, the function that reads its row for the metrics."""
         return {connection.connection_id: connection.row for connection in self.connections}
 
     async def _sweep(self) -> None:
-        """One look at all connections now and then, instead of a timer for each."""
+        """Check the times of all connections at intervals, instead of a timer for each."""
         native = self.settings.native
         shortest_ns = min(native.handshake_timeout_ns, native.idle_timeout_ns)
         pause_seconds = min(_SWEEP_SECONDS_MAX, shortest_ns / _NS_PER_SECOND / _SWEEPS_PER_TIMEOUT)
@@ -147,22 +146,22 @@ class NativeServer:
     # --- The end ---
 
     async def drain(self) -> bool:
-        """Finish what was accepted, begin nothing new, close every connection.
+        """Finish accepted requests, begin no new ones, close every connection.
 
-        False: time was up, or `hurry` was called, before all was finished. What is left, `close` cuts off.
+        False: time was up, or `hurry` was called, before all requests were finished. `close` aborts the rest.
         """
         timeout_ns = self.settings.native.drain_timeout_ns
         self._refusal = ClosedError("the broker is shutting down; connect again later")
         for connection in list(self.connections):
             connection.session.drain(timeout_ns // _NS_PER_MS)
-        return await self._patience.lasts_for(self._finish())
+        return await self._drain_deadline.lasts_for(self._finish())
 
     def hurry(self) -> None:
-        """A drain under way waits no longer."""
-        self._patience.hurry()
+        """End a drain under way at once."""
+        self._drain_deadline.hurry()
 
     async def _finish(self) -> None:
-        # All of them before any is closed: what one has published, another may still be sent.
+        # Wait for all before closing any: a message that one connection published may still go to another.
         for connection in list(self.connections):
             await connection.session.wait_idle()
         for connection in list(self.connections):
@@ -170,15 +169,15 @@ class NativeServer:
         await self._empty.wait()
 
     async def close(self) -> None:
-        """Cut off every connection that is left, and wait until nothing of it is at work."""
+        """Abort all remaining connections, and wait until their tasks have ended."""
         self._refusal = ClosedError("the broker has been closed")
-        self._sweeping.cancel()
+        self._sweep_task.cancel()
         if self.rows in self.broker.connections.listeners:
             self.broker.connections.listeners.remove(self.rows)
         for connection in self._all():
-            connection.session.consumers.close(is_clean=True)  # it is not they who failed
+            connection.session.consumers.close(is_clean=True)  # their work has not failed
             connection.abort()
         await self._empty.wait()
         self.tasks.cancel()
         await self.tasks.wait()
-        await asyncio.wait({self._sweeping})
+        await asyncio.wait({self._sweep_task})

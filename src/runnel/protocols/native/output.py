@@ -1,4 +1,4 @@
-"""The way back to the client, as sessions and subscriptions see it."""
+"""The output of a connection, as its session, subscriptions and consumers see it."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ Buffer: TypeAlias = bytes | memoryview
 
 
 class Output(Protocol):
-    """Nothing here waits, and nothing fails: after the end of the connection nothing happens any more."""
+    """Sends frames to the client. No method waits or fails; after the end of the connection they do nothing."""
 
     @property
     def connection_id(self) -> int:
-        """No other connection of this process ever had it."""
+        """Unique among all connections that this process ever had."""
 
     @property
     def peer(self) -> str:
-        """Who is at the other end, for diagnostics."""
+        """The client's address, for diagnostics."""
 
     def queue(self, head: bytes, tail: Sequence[Buffer] = (), tail_bytes: int = 0) -> None:
-        """A frame for the next write; the tail by reference."""
+        """Queue a frame for the next write; the tail is kept by reference."""
 
     def send(self, head: bytes, tail: Sequence[Buffer], tail_bytes: int) -> None:
-        """The same for what somebody waits for: a small first frame of a wake-up leaves at once."""
+        """Queue a frame that a reader waits for: a small first frame of a wake-up leaves at once."""
 
     def close(self) -> None:
-        """After what is queued has been written."""
+        """Close the connection after all queued frames are written."""
 
     def pause_input(self) -> None:
-        """No more frames, please; what has been read already still comes."""
+        """Stop reading. Frames that were read already are still delivered."""
 
     def resume_input(self) -> None: ...
 
 
 def say(output: Output, head: wire.Head, tail: Sequence[Buffer] = ()) -> None:
-    """Queue a head, and what belongs behind it."""
+    """Encode and queue a head with its tail."""
     tail_bytes = sum(map(len, tail))
     output.queue(wire.encode(head, tail_bytes), tail, tail_bytes)

@@ -1,7 +1,7 @@
 """A connection without a socket: two transports in one process, each the other's far end.
 
-They behave as a socket's would: bytes come in order, in a later turn of the loop and in pieces of their own; a reader
-that pauses fills the pipe, and the writer is told; `close` comes after what was written, `abort` does not wait for it.
+They behave like transports of a socket. Bytes arrive in order, in a later turn of the loop, in pieces of any size. A
+reader that pauses fills the pipe, which pauses the writer. `close` delivers all written bytes first, `abort` does not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 _HIGH_BYTES: Final = 256 * 1024
-# A socket's reader would not get more at once either.
+# The most that one turn delivers, as with a socket's reader.
 _TURN_BYTES_MAX: Final = 256 * 1024
 
 
@@ -21,7 +21,7 @@ def connect_pipe(
     server_protocol: asyncio.BaseProtocol,
     client_protocol: asyncio.BaseProtocol,
 ) -> tuple[PipeTransport, PipeTransport]:
-    """Connect two protocols; returns the server's transport and the client's. Both are told at once."""
+    """Connect two protocols; calls their `connection_made`, and returns the server's and the client's transport."""
     server, client = PipeTransport(loop, server_protocol), PipeTransport(loop, client_protocol)
     server.join(client)
     client.join(server)
@@ -31,7 +31,7 @@ def connect_pipe(
 
 
 class PipeTransport(asyncio.Transport):
-    """One end. What is written here waits here, until the far end's protocol takes it."""
+    """One end of a pipe. Written bytes wait here until the far end's protocol takes them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.BaseProtocol) -> None:
         super().__init__({"peername": "in-process"})
@@ -45,8 +45,8 @@ class PipeTransport(asyncio.Transport):
         self._is_protocol_paused = False
         self._is_reading = True
         self._is_delivery_expected = False
-        self._is_ended = False  # nothing will be written here any more
-        self._is_end_told = False  # and the far end knows
+        self._is_ended = False  # no more writes
+        self._is_end_delivered = False  # the far end knows that
         self._is_closing = False
         self._is_lost = False
 
@@ -58,10 +58,10 @@ class PipeTransport(asyncio.Transport):
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
         if self._is_ended:
             if self._is_closing:
-                return  # as a socket's transport: what comes after close is dropped
+                return  # a socket's transport drops writes after close, too
             raise RuntimeError("write_eof was called: nothing can be written any more")
         for data in list_of_data:
-            # By reference, but for a bytearray: its owner may change it.
+            # By reference, except a bytearray: its owner may change it.
             view = memoryview(bytes(data) if isinstance(data, bytearray) else data)
             if view.nbytes:
                 self._waiting.append(view.cast("B"))
@@ -107,7 +107,7 @@ class PipeTransport(asyncio.Transport):
         return self._is_closing
 
     def close(self) -> None:
-        """What was written still goes out; nothing more comes in."""
+        """Stop reading, and close once the far end has taken all written bytes."""
         if not self._is_closing:
             self._is_closing = self._is_ended = True
             self.expect_delivery()
@@ -115,7 +115,7 @@ class PipeTransport(asyncio.Transport):
                 self._lose(None)
 
     def abort(self) -> None:
-        """At once: what was written and not taken yet is lost."""
+        """Close at once; written bytes that the far end has not taken are lost."""
         self._give_up(None)
         self._far.reset()
 
@@ -125,19 +125,19 @@ class PipeTransport(asyncio.Transport):
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self._protocol
 
-    # --- What the other end calls ---
+    # --- Calls from the far end ---
 
     def join(self, far: PipeTransport) -> None:
         self._far = far
 
     def expect_delivery(self) -> None:
-        """Whatever can be handed over is, in the next turn of the loop."""
+        """Deliver written bytes in the next turn of the loop."""
         if not self._is_delivery_expected:
             self._is_delivery_expected = True
             self._loop.call_soon(self._deliver)
 
     def receive(self, source: deque[memoryview], bytes_max: int) -> int:
-        """Let the protocol take some bytes of the source; returns how many."""
+        """Give the protocol bytes of the source; returns how many it took."""
         protocol = self._protocol
         try:
             if isinstance(protocol, asyncio.BufferedProtocol):
@@ -149,10 +149,10 @@ class PipeTransport(asyncio.Transport):
             taken = _move(source, memoryview(data))
             protocol.data_received(bytes(data))  # type: ignore[attr-defined]
             return taken
-        except Exception as error:  # noqa: BLE001 - as with a socket: its protocol failed, it ends
+        except Exception as error:  # noqa: BLE001 - a socket's transport also ends if its protocol fails
             self._loop.call_exception_handler(
                 {
-                    "message": "a protocol failed to take what came through a pipe",
+                    "message": "a protocol failed to process data from a pipe",
                     "exception": error,
                     "transport": self,
                     "protocol": protocol,
@@ -162,22 +162,22 @@ class PipeTransport(asyncio.Transport):
             return 0
 
     def receive_end(self) -> None:
-        """The other end has said everything."""
+        """The far end has written everything."""
         if not self._is_closing and not self._protocol.eof_received():  # type: ignore[attr-defined]
             self.close()
 
     def reset(self) -> None:
-        """The other end is gone, without having taken everything."""
+        """The far end is gone without having taken everything."""
         self._give_up(ConnectionResetError("the other end of the pipe was closed"))
 
-    # --- From here to the other end ---
+    # --- Delivery to the far end ---
 
     def _deliver(self) -> None:
-        """Hand over as much as a socket's reader would get at once; the rest in the next turn."""
+        """Deliver as much as a socket's reader would get at once; the rest in the next turn."""
         self._is_delivery_expected = False
         far = self._far
         if self._waiting and far.is_closing():
-            self.reset()  # as a socket, of which the other end was closed with bytes unread
+            self.reset()  # like a socket whose far end was closed with bytes unread
             return
         left = _TURN_BYTES_MAX
         while left and self._waiting and far.is_reading():
@@ -190,8 +190,8 @@ class PipeTransport(asyncio.Transport):
         if self._waiting:
             if far.is_reading():
                 self.expect_delivery()
-        elif self._is_ended and not self._is_end_told:
-            self._is_end_told = True
+        elif self._is_ended and not self._is_end_delivered:
+            self._is_end_delivered = True
             far.receive_end()
             if self._is_closing:
                 self._lose(None)
@@ -210,7 +210,7 @@ class PipeTransport(asyncio.Transport):
 
 
 def _move(source: deque[memoryview], buffer: memoryview) -> int:
-    """Fill the buffer from the beginning of the source, as far as it goes; returns how far that was."""
+    """Move bytes from the beginning of the source into the buffer; returns how many."""
     filled = 0
     while source and filled < len(buffer):
         view = source.popleft()

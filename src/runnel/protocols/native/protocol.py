@@ -1,4 +1,4 @@
-"""One connection's bytes: frames in, one or two writes per wake-up out; and what becomes of the silent and the slow."""
+"""The bytes of one connection: cuts frames, writes once or twice per wake-up, closes silent and slow connections."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from runnel.formats.frames import Frame, FrameReader
 from runnel.platform.tasks import OwnedTasks
 from runnel.protocols.native.greeting import answer_to_http
 from runnel.protocols.native.output import Buffer
+from runnel.protocols.native.request_quota import RequestQuota
 from runnel.protocols.native.session import Session
-from runnel.protocols.native.turns import Turns
 from runnel.protocols.native.wake_up import WakeUp
 from runnel.security.authenticator import Authenticator
 
 RECEIVE_BYTES: Final = 256 * 1024
 HELLO_BYTES_MAX: Final = 8 * 1024
-"""The largest first frame. More is not kept of a client before it is admitted."""
+"""The largest first frame. The broker buffers no more of a client before it is admitted."""
 
-# What is queued is written at once when there is so much, not only at the end of the turn.
+# Queued frames of this size are written at once, not only at the end of the turn.
 _FLUSH_BYTES: Final = 256 * 1024
-# So little is joined into one buffer: copying it costs less than handing over many.
+# Up to this size, buffers are joined into one: copying costs less than handing over many.
 _JOIN_BYTES: Final = 16 * 1024
-# Where the transport holds more than the first, subscriptions wait until it holds less than the second.
+# When the transport buffers more than the first, subscriptions wait until it buffers less than the second.
 _WRITE_BYTES_HIGH: Final = 1024 * 1024
 _WRITE_BYTES_LOW: Final = 256 * 1024
-# A connection that has been told everything may take so long to read it and to close its side.
+# How long a client may take to read the last frames and to close its side.
 _LINGER_NS: Final = 2_000_000_000
 
 
-class Host(Protocol):
-    """What a connection needs of the listener it comes through."""
+class ConnectionHost(Protocol):
+    """The part of the native server that a connection uses."""
 
     broker: Broker
     settings: Settings
     tasks: OwnedTasks
-    turns: Turns
+    request_quota: RequestQuota
     wake_up: WakeUp
 
     def enter(self, connection: NativeConnection) -> None:
-        """It has been made: let it in, or turn it away."""
+        """A connection was made: accept or refuse it."""
 
     def leave(self, connection: NativeConnection) -> None:
-        """It is gone."""
+        """A connection is gone."""
 
 
 class NativeConnection(asyncio.BufferedProtocol):
-    """Between a transport and a `Session`, whose `Output` it is."""
+    """Connects a transport with a `Session`; it is the session's `Output`."""
 
     __slots__ = (
         "_buffer",
@@ -60,10 +60,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         "_connected_ns",
         "_is_admitted",
         "_is_closed",
-        "_is_held_by_session",
-        "_is_held_for_turn",
         "_is_input_over",
         "_is_input_own",
+        "_is_paused_by_session",
+        "_is_paused_for_turn",
         "_is_write_wanted",
         "_offered_bytes",
         "_own_buffer_bytes",
@@ -82,18 +82,18 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        server: Host,
+        server: ConnectionHost,
         buffer: memoryview,
         *,
         authenticator: Authenticator | None,
         times_out: bool,
         own_buffer_bytes: int = 0,
     ) -> None:
-        """`buffer` may be shared with others: nothing stays in it when `buffer_updated` returns.
+        """Connections may share `buffer`: nothing stays in it when `buffer_updated` returns.
 
-        With `own_buffer_bytes` a buffer of that size takes its place once the client is admitted.
+        With `own_buffer_bytes` a buffer of that size replaces it once the client is admitted.
 
-        Without a authenticator the client may do everything: it is in this process.
+        Without an authenticator the client may do everything: it is in this process.
         """
         self._server = server
         self._buffer = buffer
@@ -102,14 +102,14 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._is_admitted = False
         self._reader = FrameReader(HELLO_BYTES_MAX)
         self._offered_bytes = 0
-        self._is_input_own = False  # the reader's own room was offered, not the buffer
+        self._is_input_own = False  # `get_buffer` returned the reader's own room, not the buffer
         self._is_input_over = False  # the client will send no more
-        self._is_held_by_session = False
-        self._is_held_for_turn = False
+        self._is_paused_by_session = False
+        self._is_paused_for_turn = False
         self._pending: list[Buffer] = []
         self._pending_bytes = 0
         self._is_write_wanted = False  # at the end of this turn
-        self._is_closed = False  # nothing more is said; the rest of the input is ignored
+        self._is_closed = False  # no more output; further input is ignored
         self._was_heard = False
         self.connection_id = 0
         self.peer = "?"
@@ -122,10 +122,10 @@ class NativeConnection(asyncio.BufferedProtocol):
             self,
             authenticator=authenticator,
             tasks=server.tasks,
-            turns=server.turns,
+            request_quota=server.request_quota,
         )
 
-    # --- What the transport tells ---
+    # --- Calls from the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -133,7 +133,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.peer = _peer_name(transport.get_extra_info("peername"))
         self._server.enter(self)
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - we know better
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffers have sizes of their own
         room = None if self._is_closed else self._reader.room()
         self._is_input_own = room is not None
         buffer = self._buffer if room is None else room
@@ -146,8 +146,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._was_heard = True
         self._bytes_in += nbytes
         if nbytes == self._offered_bytes:
-            # There is probably more, and the loop would read on and on: others have their turn first.
-            self._is_held_for_turn = True
+            # More has probably arrived, and the loop would keep reading. Other connections have their turn first.
+            self._is_paused_for_turn = True
             self._transport.pause_reading()
             self._server.wake_up.read_later(self)
         try:
@@ -156,7 +156,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             elif self._is_admitted:
                 frames = self._reader.feed(self._buffer[:nbytes])
             else:
-                frames = self._hear_hello(self._buffer[:nbytes])
+                frames = self._read_hello(self._buffer[:nbytes])
         except RunnelError as error:
             self._server.broker.metrics.counters.protocol_errors += 1
             is_beginning = self._bytes_in == nbytes
@@ -172,8 +172,8 @@ class NativeConnection(asyncio.BufferedProtocol):
                     self._server.wake_up.is_crowded = True
                 self.session.receive(frames)
 
-    def _hear_hello(self, chunk: memoryview) -> list[Frame]:
-        """Takes the first frame alone. What follows it is not looked at unless it has made the client welcome."""
+    def _read_hello(self, chunk: memoryview) -> list[Frame]:
+        """Read the first frame alone. Frames behind it are read only if it admits the client."""
         begin = 0
         while begin < len(chunk) and not self.session.has_greeted:
             end = begin + self._reader.missing_bytes
@@ -191,7 +191,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         return frames
 
     def eof_received(self) -> bool:
-        """The client has said everything. It still gets its answers, where the transport can do that."""
+        """The client sends no more. It still gets its answers if the transport can close one direction alone."""
         self._is_input_over = True
         if self._is_closed or not self._transport.can_write_eof():
             return False
@@ -204,16 +204,16 @@ class NativeConnection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self.session.resume_output()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is lost, why ever
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the reason makes no difference
         self._is_closed = True
         self._pending.clear()
-        # At once: session and connection know each other, and so stay until the garbage collector comes.
+        # Free the buffers now: session and connection refer to each other, so both wait for the garbage collector.
         self._reader = FrameReader(HELLO_BYTES_MAX)
         self._buffer = memoryview(b"")
         self.session.lost()
         self._server.leave(self)
 
-    # --- What the session tells (session.Output) ---
+    # --- Calls from the session (`Output`) ---
 
     def queue(self, head: bytes, tail: Sequence[Buffer] = (), tail_bytes: int = 0) -> None:
         if self._is_closed:
@@ -235,17 +235,17 @@ class NativeConnection(asyncio.BufferedProtocol):
         if waits or tail_bytes > _JOIN_BYTES:
             self.queue(head, tail, tail_bytes)
             return
-        self._is_write_wanted = True  # what follows in this turn leaves at its end
+        self._is_write_wanted = True  # later frames of this turn leave at its end
         wake_up.write_later(self)
         if not self._transport.is_closing():
             self._bytes_out += len(head) + tail_bytes
             self._transport.write(b"".join((head, *tail)))
 
     def close(self) -> None:
-        """Write what is queued, then close our side, and wait a moment for the client's.
+        """Write all queued frames, close our side, and wait a moment for the client to close its side.
 
-        A socket that is closed with bytes unread resets the connection, and the client may lose what it was told last.
-        So what still comes is read, and ignored, until the client has closed its side or time is up.
+        Closing a socket with unread bytes resets the connection, and the client may lose the last frames. So the
+        connection reads and ignores further input until the client has closed its side or time is up.
         """
         if self._is_closed:
             return
@@ -261,18 +261,18 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def pause_input(self) -> None:
-        self._is_held_by_session = True
-        if not self._is_held_for_turn and not self._transport.is_closing():
+        self._is_paused_by_session = True
+        if not self._is_paused_for_turn and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_input(self) -> None:
-        self._is_held_by_session = False
-        self._read_on()
+        self._is_paused_by_session = False
+        self._resume_reading()
 
-    # --- What the listener tells ---
+    # --- Calls from the server ---
 
     def flush(self) -> None:
-        """One write for everything that is queued."""
+        """Write all queued frames at once."""
         self._is_write_wanted = False
         pending = self._pending
         if not pending or self._transport.is_closing():
@@ -287,18 +287,18 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._transport.writelines(pending)
 
     def begin_turn(self) -> None:
-        self._is_held_for_turn = False
-        self._read_on()
+        self._is_paused_for_turn = False
+        self._resume_reading()
 
     def refuse(self, error: RunnelError, *, lingers: bool) -> None:
-        """Tell why this connection cannot be, and close it."""
+        """Tell the client why its connection is refused, and close it."""
         self.session.fail(error)
         if not lingers:
             self._transport.close()
 
     @property
-    def is_stranger(self) -> bool:
-        """Whether it has yet to be admitted, and came from outside."""
+    def awaits_admission(self) -> bool:
+        """Whether the client comes from outside the process and is not admitted yet."""
         return self._times_out and not self._is_admitted
 
     def abort(self) -> None:
@@ -306,7 +306,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def row(self) -> ConnectionStats:
-        """As the metrics show it."""
+        """The connection as the metrics show it."""
         session = self.session
         return ConnectionStats(
             self.connection_id,
@@ -326,7 +326,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         )
 
     def check_times(self, now_ns: int) -> None:
-        """Now and then: has it been silent for too long?"""
+        """Close the connection if it has been silent for too long. The server calls this at intervals."""
         native = self._server.settings.native
         silent_ns = now_ns - self._since_ns
         if self._is_closed:
@@ -348,10 +348,10 @@ class NativeConnection(asyncio.BufferedProtocol):
                 TimeoutExpiredError(f"nothing was heard for {silence}; ping more often")
             )
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         if not (
-            self._is_held_by_session
-            or self._is_held_for_turn
+            self._is_paused_by_session
+            or self._is_paused_for_turn
             or self._is_input_over
             or self._transport.is_closing()
         ):

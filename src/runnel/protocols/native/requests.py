@@ -1,4 +1,4 @@
-"""What a request must look like beyond its head, and the values that are made of it."""
+"""Checks what a request's type does not say, and converts requests to the values that the broker takes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from runnel.formats.work_heads import (
     Window,
 )
 
-# Deliveries, parts of them, or dead letters that one frame may name.
+# Deliveries, parts of deliveries, or dead letters that one frame may name.
 PARTS_MAX: Final = 100_000
 
 
 def id_of(request: wire.Request) -> int:
-    """The id to answer to; 0, the connection's, for a request that has none."""
+    """The id to answer to; 0, the connection's own id, for a request without one."""
     return 0 if isinstance(request, wire.Credit | Window | Nack | Renew | Recalled) else request.id
 
 
@@ -39,7 +39,7 @@ def check_no_tail(request: wire.Request, tail: memoryview) -> None:
 
 
 def check_count(request: wire.Request, count: int) -> None:
-    """Of what a request names: taking it must not hold up everybody else for long."""
+    """Limit how many things a request names: handling it must not block other connections for long."""
     if count > PARTS_MAX:
         raise LimitExceededError(
             f"{name_of(request)} names {count:,} things; at most {PARTS_MAX:,} fit into one frame"
@@ -47,7 +47,7 @@ def check_count(request: wire.Request, count: int) -> None:
 
 
 def only_batch(tail: memoryview) -> Batch:
-    """The one block that a publish carries. Whether it is too large is for the broker to say."""
+    """The single block of a publish. The broker checks its size."""
     if not tail:
         raise MalformedError("publish tail", "is empty; a block with the batch is needed")
     envelope, body, block_bytes = block.unpack(tail)
@@ -73,7 +73,7 @@ def message_of(request: wire.Send) -> Message:
 
 
 def check_picked(picked: Sequence[Picked]) -> None:
-    """No delivery spans more messages than so many bits can name."""
+    """Limit the bits for a delivery: no delivery spans more messages than `PICKED_BYTES_MAX` can name."""
     for part in picked:
         if len(part.bits) > PICKED_BYTES_MAX:
             raise LimitExceededError(

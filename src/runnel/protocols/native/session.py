@@ -1,9 +1,9 @@
-"""What is said on one connection: requests become the broker's verbs, its answers become frames.
+"""The session of one connection: turns requests into the broker's verbs, and their results into frames.
 
-A session knows neither sockets nor TLS. Frames are handed to it, it hands bytes to an `Output`, and it may ask for no
-more input: while a publish waits for room, while too many requests are unanswered, and while the client does not read.
-Requests are begun in the order in which they came and answered as they are done; the verbs they become are those of an
-`Access`, which has the rights of the token that the client showed in its hello.
+A session knows neither sockets nor TLS. It takes frames, and hands bytes to an `Output`. It pauses the input while a
+publish waits for room, while too many requests are unanswered, and while the client does not read. It begins requests
+in the order of their arrival, and answers each when it is done. The verbs are those of an `Access`, which has the
+rights of the token in the client's hello.
 """
 
 from __future__ import annotations
@@ -37,39 +37,41 @@ from runnel.protocols.native.consumers import Consumers
 from runnel.protocols.native.greeting import checked_hello, welcome_to
 from runnel.protocols.native.large_answers import LargeAnswer, LargeAnswers
 from runnel.protocols.native.output import Output, say
+from runnel.protocols.native.request_quota import RequestQuota
 from runnel.protocols.native.requests import check_no_tail, id_of, message_of, only_batch
 from runnel.protocols.native.subscriptions import Subscriptions
-from runnel.protocols.native.turns import Turns
 from runnel.security.authenticator import AuthenticatedClient, Authenticator
 from runnel.security.rights import Rights
 
 logger = get_logger("runnel.native")
 
-# Fetches and lists of one connection that are being read, or wait for the transport to take them.
+# Fetches and lists of one connection that are being read, or wait until the transport takes them.
 LARGE_ANSWERS_MAX: Final = 8
-# Several deliveries of work share a frame up to so much; a client is told what frames to expect.
+# Several deliveries of work share a frame up to this size. The welcome tells the client the largest frame.
 _WORK_BYTES_MAX: Final = 4 * 2**20
 
-# Why no further request is begun at the moment: bits of `_holds`, which is looked at for every frame.
+# Why the session begins no further request: bits of `_blocked_by`, read for every frame.
 _ROOM: Final = 1  # the log's queue is full
 _ANSWERS: Final = 2  # too many requests are unanswered
-_OUTPUT: Final = 4  # the client does not read what it is sent
-_TURN: Final = 8  # others have their turn
-_PENALTY: Final = 16  # it was not let in, and may have to wait before it is told so
+_OUTPUT: Final = 4  # the client does not read its answers
+_TURN: Final = 8  # other connections have their turn
+_PENALTY: Final = 16  # authentication failed, and the answer may have to wait
 
-# Before anybody has come in, whatever is tried is refused.
-_NOBODY: Final = Rights("", ())
+# Until authentication, everything is refused.
+_NO_RIGHTS: Final = Rights("", ())
 
 
 class _Stage(enum.Enum):
+    """The stages of a session, in their order."""
+
     GREETING = "waits for hello"
-    REFUSING = "is about to be turned away"
+    REFUSING = "about to be refused"
     OPEN = "open"
-    DRAINING = "finishes what was accepted"
+    DRAINING = "finishes accepted requests"
     CLOSED = "closed"
 
 
-# Those that every frame is asked about: an enum's member takes several times as long to look up.
+# Members that every frame is compared with. Looking them up in their enum takes several times as long.
 _GREETING: Final = _Stage.GREETING
 _DRAINING: Final = _Stage.DRAINING
 _CLOSED: Final = _Stage.CLOSED
@@ -77,26 +79,26 @@ _NONE: Final = Level.NONE
 
 
 class Session:
-    """One connection's side of the conversation."""
+    """The broker's side of one connection: its requests, their answers, its subscriptions and consumers."""
 
     __slots__ = (
         "_access",
         "_appending",
+        "_authenticated",
         "_authenticator",
+        "_blocked_by",
         "_broker",
         "_ends_when_idle",
         "_frames",
-        "_holds",
         "_idle",
         "_is_input_paused",
         "_large_answers",
         "_messages_fetched",
         "_output",
-        "_pass",
+        "_request_quota",
         "_settings",
         "_stage",
         "_tasks",
-        "_turns",
         "_unanswered",
         "_waiting_fetches",
         "client",
@@ -113,26 +115,26 @@ class Session:
         *,
         authenticator: Authenticator | None,
         tasks: OwnedTasks | None = None,
-        turns: Turns | None = None,
+        request_quota: RequestQuota | None = None,
     ) -> None:
-        """Without a authenticator nobody is asked for a token, whatever the settings say."""
+        """Without an authenticator the client needs no token, whatever the settings say."""
         self._broker = broker
         self._authenticator = authenticator
-        self._access = Access(broker, _NOBODY)
-        self._pass: AuthenticatedClient | None = None
+        self._access = Access(broker, _NO_RIGHTS)
+        self._authenticated: AuthenticatedClient | None = None
         self._appending: asyncio.Task[None] | None = None  # the publish that waits for room
         self._settings = settings
         self._output = output
         self._tasks = OwnedTasks("a session") if tasks is None else tasks
-        self._turns = Turns() if turns is None else turns
+        self._request_quota = RequestQuota() if request_quota is None else request_quota
         self.subscriptions = Subscriptions(output)
         tail_bytes_max = min(settings.native.frame_bytes_max // 2, _WORK_BYTES_MAX)
         self.consumers = Consumers(output, tail_bytes_max=tail_bytes_max)
-        self.client = ""  # what it calls itself
+        self.client = ""  # the name that the client gives itself
         self.messages_in = self._messages_fetched = 0
         self._stage = _Stage.GREETING
-        self._frames: deque[Frame] = deque()  # that have come and are not begun
-        self._holds = 0
+        self._frames: deque[Frame] = deque()  # received, not begun
+        self._blocked_by = 0
         self._is_input_paused = False
         self._unanswered = 0
         self._large_answers = LargeAnswers(LARGE_ANSWERS_MAX)
@@ -147,45 +149,45 @@ class Session:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether the client has said hello and was let in."""
+        """Whether the client has said hello and was admitted."""
         return self._stage in (_Stage.OPEN, _Stage.DRAINING)
 
     @property
     def token_name(self) -> str:
-        """That of the token it showed; empty where none was asked for."""
-        return "" if self._pass is None else self._pass.name
+        """The name of the client's token; empty if it needed none."""
+        return "" if self._authenticated is None else self._authenticated.name
 
     @property
     def is_held_back(self) -> bool:
-        """Whether the client has to wait for the broker, so that its silence means nothing."""
-        return bool(self._holds & ~_OUTPUT)
+        """Whether the client waits for the broker: then its silence is no reason to close the connection."""
+        return bool(self._blocked_by & ~_OUTPUT)
 
     @property
     def messages_out(self) -> int:
-        """However they were read."""
+        """Messages sent to the client: fetched, live and as work."""
         return (
             self._messages_fetched + self.subscriptions.messages_out + self.consumers.messages_out
         )
 
-    # --- What the connection says ---
+    # --- Events of the connection ---
 
     def receive(self, frames: Sequence[Frame]) -> None:
-        """Frames in the order in which they came."""
+        """Take frames, in the order of their arrival."""
         if self._stage is _CLOSED:
             return
-        if len(frames) == 1 and not self._holds and not self._frames:
-            self._begin(frames[0])  # a single one takes nobody's turn
+        if len(frames) == 1 and not self._blocked_by and not self._frames:
+            self._begin(frames[0])  # a single frame needs no turn
             if self._ends_when_idle or self._idle is not None:
                 self._check_idle()
             return
         self._frames.extend(frames)
-        if not self._holds:
+        if not self._blocked_by:
             self._proceed()
 
     def end_input(self) -> None:
-        """The client will say no more: it still gets its answers, unless its token's rate holds them back.
+        """The client sends no more. It still gets its answers, unless its token's quota delays them.
 
-        Most such clients are gone altogether, which shows only once something is written to them.
+        Most such clients are gone, which shows only once something is written to them.
         """
         self._ends_when_idle = True
         if self._access.has_slowed_reads:
@@ -196,66 +198,66 @@ class Session:
         self.fail(BusyError("the token reads faster than it may, and the client ended its input"))
 
     def pause_output(self) -> None:
-        """The client does not read as fast as it is told."""
-        self._hold(_OUTPUT)
+        """The client reads more slowly than the broker writes."""
+        self._block(_OUTPUT)
         self._large_answers.pause()
         self.subscriptions.pause()
         self.consumers.pause()
 
     def resume_output(self) -> None:
-        self._holds &= ~_OUTPUT
+        self._blocked_by &= ~_OUTPUT
         self._large_answers.resume()
-        self.subscriptions.resume()  # which may fill it again
-        if not self._holds & _OUTPUT and self._stage is _Stage.OPEN:
+        self.subscriptions.resume()  # this may pause the output again
+        if not self._blocked_by & _OUTPUT and self._stage is _Stage.OPEN:
             self.consumers.resume()
-        self._go_on()
+        self._proceed_if_unblocked()
 
     def drain(self, within_ms: int) -> None:
-        """Begin nothing more that reads or writes messages; finish what was begun."""
+        """Begin no more requests that read or write messages; finish those that were begun."""
         if self._stage in (_Stage.GREETING, _Stage.REFUSING):
             self.fail(_shutting_down())
         elif self._stage is _Stage.OPEN:
             self._stage = _Stage.DRAINING
             closing = wire.Closing("the broker is shutting down; connect again later", within_ms)
             say(self._output, closing)
-            self.consumers.pause()  # what they would begin now, they could hardly acknowledge
+            self.consumers.pause()  # they could hardly acknowledge work that they begin now
             if self._appending is not None and self._access.is_slowed:
-                self._appending.cancel()  # its quota may keep it for longer than a drain lasts
+                self._appending.cancel()  # its quota may delay it for longer than a drain lasts
             self._access.give_up_slowed_reads()
             for task in self._waiting_fetches:
                 task.cancel()
 
     async def wait_idle(self) -> None:
-        """Until everything that was asked has been answered, or nobody is there to be told."""
+        """Wait until all requests are answered, or the session is closed."""
         if (self._frames or self._unanswered) and self._stage is not _Stage.CLOSED:
             if self._idle is None:
                 self._idle = asyncio.Event()
             await self._idle.wait()
 
     def fail(self, error: RunnelError) -> None:
-        """The connection cannot go on: tell the client why, then close."""
+        """Tell the client why the connection cannot continue, then close it."""
         self._say_error(0, error)
         self.close()
 
     def close(self) -> None:
-        """Let go of everything, and close the connection once what was said has been written."""
+        """Release everything, and close the connection once all queued frames are written."""
         if self._stage is not _Stage.CLOSED:
             self.lost()
             self._output.close()
 
     def lost(self) -> None:
-        """The connection is gone. What it changes is finished; what it waited for is not."""
+        """The connection is gone. Requests that change something finish; requests that only wait are cancelled."""
         self._close_consumers()
         self._stage = _Stage.CLOSED
-        if self._pass is not None:
-            self._pass.leave()
+        if self._authenticated is not None:
+            self._authenticated.leave()
         self._frames.clear()
         self.subscriptions.close()
         self._drop_checkpoint()
         if self._appending is not None:
             self._appending.cancel()
         self._access.give_up_slowed_reads()
-        self._large_answers.resume()  # those that wait for their turn find that nobody waits for them
+        self._large_answers.resume()  # those that wait find the session closed, and end
         for task in self._waiting_fetches:
             task.cancel()
         if self._idle is not None:
@@ -266,44 +268,44 @@ class Session:
             self._tasks.start(self._access.drop_checkpoint())
 
     def _close_consumers(self) -> None:
-        # Of a broker that goes, what was being worked on comes back without counting as failed.
+        # When the broker shuts down, unfinished work is delivered again without counting as failed.
         self.consumers.close(is_clean=self._stage is _Stage.DRAINING)
 
     # --- Frames become requests ---
 
     def _proceed(self) -> None:
-        """Begin requests, in order, until there are none, something holds them up, or the turn is over."""
+        """Begin requests, in order, until none are left, something blocks them, or the turn is over."""
         frames = self._frames
-        left_this_turn = self._turns.requests()
-        while frames and not self._holds:
+        left_this_turn = self._request_quota.requests()
+        while frames and not self._blocked_by:
             if not left_this_turn:
-                self._hold(_TURN)
-                self._turns.waiting += 1
+                self._block(_TURN)
+                self._request_quota.waiting += 1
                 asyncio.get_running_loop().call_soon(self._begin_turn)
                 return
             left_this_turn -= 1
             self._begin(frames.popleft())
-        if self._is_input_paused and not self._holds and self._stage is not _Stage.CLOSED:
+        if self._is_input_paused and not self._blocked_by and self._stage is not _Stage.CLOSED:
             self._is_input_paused = False
             self._output.resume_input()
         self._check_idle()
 
     def _begin_turn(self) -> None:
-        self._turns.waiting -= 1
-        self._release(_TURN)
+        self._request_quota.waiting -= 1
+        self._unblock(_TURN)
 
-    def _hold(self, reason: int) -> None:
-        self._holds |= reason
+    def _block(self, reason: int) -> None:
+        self._blocked_by |= reason
         if not self._is_input_paused and self._stage is not _Stage.CLOSED:
             self._is_input_paused = True
             self._output.pause_input()
 
-    def _release(self, reason: int) -> None:
-        self._holds &= ~reason
-        self._go_on()
+    def _unblock(self, reason: int) -> None:
+        self._blocked_by &= ~reason
+        self._proceed_if_unblocked()
 
-    def _go_on(self) -> None:
-        if not self._holds and self._stage is not _Stage.CLOSED:
+    def _proceed_if_unblocked(self) -> None:
+        if not self._blocked_by and self._stage is not _Stage.CLOSED:
             self._proceed()
 
     def _begin(self, frame: Frame) -> None:
@@ -318,25 +320,25 @@ class Session:
             if self._stage is _GREETING:
                 self._greet(request, frame.tail)
             else:
-                self._obey(request, frame.tail)
+                self._dispatch(request, frame.tail)
         except RunnelError as error:
             if request_id := id_of(request):
                 self._say_error(request_id, error)
             else:
-                self.fail(error)  # there is no request to answer: it is the connection that is told
+                self.fail(error)  # the frame has no id to answer to
         except Exception as error:  # noqa: BLE001 - the boundary: a bug costs one connection
             self._break_down(id_of(request), error)
 
-    # --- Who it is ---
+    # --- Authentication ---
 
     def _greet(self, request: wire.Request, tail: memoryview) -> None:
-        """Let the client in, or tell it why not and close: there is no second try on the same connection."""
+        """Admit the client, or tell it why not and close: a connection has a single attempt."""
         request_id = id_of(request)
         try:
             self._admit(checked_hello(request, tail))
         except UnauthenticatedError as error:
             self._stage = _Stage.REFUSING
-            self._hold(_PENALTY)  # what it has sent already is not even looked at
+            self._block(_PENALTY)  # frames that it has sent already are not read
             self._start(request_id, partial(self._refuse_later, request_id, error))
         except RunnelError as error:
             self._refuse(request_id, error)
@@ -344,9 +346,9 @@ class Session:
     def _admit(self, hello: wire.Hello) -> None:
         rights: Rights | None = None
         if self._authenticator is not None:
-            self._pass = self._authenticator.admit(hello.token)
-            self._pass.on_revoked(self._end_revoked)
-            rights = self._pass.rights
+            self._authenticated = self._authenticator.admit(hello.token)
+            self._authenticated.on_revoked(self._end_revoked)
+            rights = self._authenticated.rights
         self._access = Access(self._broker, rights, self._output.peer)
         self._stage = _Stage.OPEN
         self.client = hello.client
@@ -364,12 +366,12 @@ class Session:
         self.close()
 
     def _end_revoked(self, error: RunnelError) -> None:
-        self.consumers.close(is_clean=True)  # it is not their work that has failed
+        self.consumers.close(is_clean=True)  # their work has not failed
         self.fail(error)
 
     # --- Requests become verbs ---
 
-    def _obey(self, request: wire.Request, tail: memoryview) -> None:
+    def _dispatch(self, request: wire.Request, tail: memoryview) -> None:
         if isinstance(request, wire.Publish):
             self._publish(request, tail)
             return
@@ -378,11 +380,11 @@ class Session:
             case wire.Credit():
                 self.subscriptions.grant(request.subscription, request.credit_bytes)
             case work.Ack() | work.AckUpTo():
-                answering = self.consumers.ack(request)
-                if answering is not None:
-                    self._start(request.id, answering)
+                answer = self.consumers.ack(request)
+                if answer is not None:
+                    self._start(request.id, answer)
             case work.Nack() | work.Renew() | work.Recalled() | work.Window() | work.Leave():
-                self.consumers.hear(request)
+                self.consumers.handle(request)
             case wire.Send():
                 self._send(request)
             case wire.Subscribe():
@@ -398,10 +400,10 @@ class Session:
                 self._start(request.id, partial(self.consumers.open, self._access, request))
             case wire.FetchShard():
                 self._check_open()
-                self._start(request.id, partial(self._reply_at_length, request))
+                self._start(request.id, partial(self._reply_large, request))
             case wire.Fetch():
                 self._check_open()
-                task = self._start(request.id, partial(self._reply_at_length, request))
+                task = self._start(request.id, partial(self._reply_large, request))
                 if request.wait_ms:
                     self._waiting_fetches.add(task)
                     task.add_done_callback(self._waiting_fetches.discard)
@@ -417,7 +419,7 @@ class Session:
             reply = verbs.reply_to(self._access, request)
             say(self._output, reply.head, reply.tail)
         elif isinstance(request, verbs.ListRequest):
-            self._start(request.id, partial(self._reply_at_length, request))
+            self._start(request.id, partial(self._reply_large, request))
         else:
             self._start(request.id, partial(self._reply_later, request))
 
@@ -453,17 +455,17 @@ class Session:
         try:
             published = append()
         except BusyError:
-            # What came behind it waits too: the order of a connection's publishes is a promise.
-            self._hold(_ROOM)
+            # Later frames wait too: the order of a connection's publishes is a promise.
+            self._block(_ROOM)
             waiting = partial(self._append_later, request_id, level, topic, append)
             self._appending = self._start(request_id, waiting)
             self._appending.add_done_callback(self._on_appended)
         else:
-            self._expect(request_id, level, published)
+            self._answer_when_published(request_id, level, published)
 
     def _on_appended(self, _: asyncio.Task[None]) -> None:
         self._appending = None
-        self._release(_ROOM)
+        self._unblock(_ROOM)
 
     async def _append_later(
         self,
@@ -472,7 +474,7 @@ class Session:
         topic: str,
         append: Callable[[], asyncio.Future[Published]],
     ) -> None:
-        """A publish that met a full queue: tried again whenever there is room, until it is in."""
+        """Retry a publish that met a full queue, whenever there is room, until it succeeds."""
         while True:
             await self._access.wait_room(topic)
             if self._stage is _Stage.CLOSED:
@@ -481,13 +483,13 @@ class Session:
                 published = append()
             except BusyError:
                 continue
-            self._expect(request_id, level, published)
+            self._answer_when_published(request_id, level, published)
             return
 
-    def _expect(
+    def _answer_when_published(
         self, request_id: int, level: Level | None, published: asyncio.Future[Published]
     ) -> None:
-        """Answer when it is published: no task for each, only a callback."""
+        """Answer when the message is published: a callback, which is cheaper than a task."""
         if published.done():
             self._say_published(request_id, level, published)
         else:
@@ -498,7 +500,7 @@ class Session:
         self, request_id: int, level: Level | None, published: asyncio.Future[Published]
     ) -> None:
         self._say_published(request_id, level, published)
-        self._settle()
+        self._count_answered()
 
     def _say_published(
         self, request_id: int, level: Level | None, published: asyncio.Future[Published]
@@ -531,36 +533,36 @@ class Session:
             self._break_down(request_id, error)
 
     def _on_ended(self, request_id: int, task: asyncio.Task[None]) -> None:
-        # Here and not in the task: one that is cancelled early has not even begun.
+        # Here and not in the task: a task that is cancelled early never begins.
         if task.cancelled():
             self._say_error(request_id, _shutting_down())
-        self._settle()
+        self._count_answered()
 
     async def _reply_later(self, request: verbs.SmallRequest) -> None:
         reply = await verbs.wait_reply_to(self._access, request)
         if self._stage is _Stage.CLOSED:
-            self._drop_checkpoint()  # it was made for somebody who is gone
+            self._drop_checkpoint()  # the client that it was made for is gone
         say(self._output, reply.head, reply.tail)
 
-    async def _reply_at_length(self, request: verbs.WaitingRequest) -> None:
-        async with LargeAnswer(self._large_answers) as turn:
+    async def _reply_large(self, request: verbs.WaitingRequest) -> None:
+        async with LargeAnswer(self._large_answers) as answer:
             if self._ends_when_idle and self._access.is_slowed_out:
                 self._fail_slowed()
             if self._stage is not _Stage.CLOSED:
-                reply = await verbs.wait_reply_to(self._access, request, turn.aside)
+                reply = await verbs.wait_reply_to(self._access, request, answer.suspended)
                 self._messages_fetched += reply.messages
                 say(self._output, reply.head, reply.tail)
 
     def _count_unanswered(self) -> None:
         self._unanswered += 1
         if self._unanswered >= self._settings.native.requests_max:
-            self._hold(_ANSWERS)
+            self._block(_ANSWERS)
 
-    def _settle(self) -> None:
-        """One request fewer is unanswered."""
+    def _count_answered(self) -> None:
+        """A request was answered."""
         self._unanswered -= 1
-        if self._holds & _ANSWERS:
-            self._release(_ANSWERS)
+        if self._blocked_by & _ANSWERS:
+            self._unblock(_ANSWERS)
         else:
             self._check_idle()
 
@@ -568,7 +570,7 @@ class Session:
         if self._frames:
             return
         if self._ends_when_idle:
-            self._close_consumers()  # they can say no more, whatever answers are still to come
+            self._close_consumers()  # they cannot acknowledge any more, even if answers are outstanding
         if self._unanswered:
             return
         if self._idle is not None:
@@ -590,7 +592,7 @@ class Session:
             self.close()
 
     def _break_down(self, request_id: int, error: BaseException) -> None:
-        """A bug of ours: it costs this connection, and nobody else anything."""
+        """Close this connection after a bug of ours. Other connections continue."""
         logger.error("a session failed", peer=self._output.peer, exc_info=error)
         if self._stage is not _Stage.CLOSED:
             self._broker.metrics.counters.requests_failed += 1

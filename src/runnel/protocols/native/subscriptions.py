@@ -1,4 +1,4 @@
-"""The live subscriptions of one connection: opened, granted credit, paused together, and told to the client."""
+"""The live subscriptions of one connection: opens them, grants credit, and sends their messages to the client."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from runnel.protocols.native.output import Output, say
 
 
 class _OpeningSubscription(msgspec.Struct):
-    """A subscription that the broker is still preparing, and what the client has said of it meanwhile."""
+    """A subscription that the broker is still preparing, and the requests that came for it meanwhile."""
 
     credit_bytes: int = 0
     unsubscribe_ids: list[int] = msgspec.field(default_factory=list)
 
 
 class Subscriptions:
-    """By the client's numbers. It is the `Sink` of all of them."""
+    """All live subscriptions of one connection, by the client's numbers; the `Sink` of each."""
 
     __slots__ = ("_by_number", "_is_closed", "_is_paused", "_output", "messages_out")
 
@@ -35,10 +35,10 @@ class Subscriptions:
     def __len__(self) -> int:
         return len(self._by_number)
 
-    # --- What the client says ---
+    # --- Requests of the client ---
 
     def prepare(self, number: int, count_max: int) -> None:
-        """Take the number for a subscription that is about to be opened."""
+        """Reserve the number for a subscription that is about to be opened."""
         if number in self._by_number:
             raise ClientFault(f"this connection has a subscription {number}; choose another number")
         if len(self._by_number) >= count_max:
@@ -49,11 +49,11 @@ class Subscriptions:
         self._by_number[number] = _OpeningSubscription()
 
     async def open(self, access: Access, request: wire.Subscribe) -> None:
-        """Open what was prepared, and tell the client."""
+        """Open the prepared subscription, and answer the client."""
         number = request.subscription
         opening = self._by_number.get(number)
         if not isinstance(opening, _OpeningSubscription):
-            return  # the connection was lost before its turn came
+            return  # the connection was lost before this task began
         try:
             subscription = await access.subscribe(
                 SubscribeRequest(
@@ -84,10 +84,10 @@ class Subscriptions:
             subscription.grant(opening.credit_bytes)
         if self._is_paused:
             subscription.pause()
-        subscription.start()  # not before the client knows of it
+        subscription.start()  # only now: the client has to know the subscription before its messages
 
     def grant(self, number: int, credit_bytes: int) -> None:
-        """Credit for a subscription that has just ended crosses the notice of its end: no error."""
+        """Add credit. No error for an unknown subscription: the request may have crossed the notice of its end."""
         subscription = self._by_number.get(number)
         if isinstance(subscription, _OpeningSubscription):
             subscription.credit_bytes += credit_bytes
@@ -95,11 +95,11 @@ class Subscriptions:
             subscription.grant(credit_bytes)
 
     def unsubscribe(self, request: wire.Unsubscribe) -> None:
-        """Done, too, where there is none any more: the broker may just have ended it by itself."""
+        """End a subscription. Also answers `done` if it is unknown: the broker may just have ended it."""
         number = request.subscription
         subscription = self._by_number.get(number)
         if isinstance(subscription, _OpeningSubscription):
-            subscription.unsubscribe_ids.append(request.id)  # once it is open
+            subscription.unsubscribe_ids.append(request.id)  # answered once it is open
             return
         if subscription is not None:
             del self._by_number[number]
@@ -111,10 +111,10 @@ class Subscriptions:
         for request_id in opening.unsubscribe_ids:
             say(self._output, wire.Done(request_id))
 
-    # --- What the connection says ---
+    # --- Events of the connection ---
 
     def pause(self) -> None:
-        """The client does not read as fast as it is told."""
+        """The client reads more slowly than the broker writes."""
         self._is_paused = True
         for subscription in self._by_number.values():
             if not isinstance(subscription, _OpeningSubscription):
@@ -124,7 +124,7 @@ class Subscriptions:
         self._is_paused = False
         for subscription in list(self._by_number.values()):
             if self._is_paused:
-                return  # what the first of them had to say has filled the way again
+                return  # messages of the subscriptions before have filled the output again
             if not isinstance(subscription, _OpeningSubscription):
                 subscription.resume()
 
@@ -135,7 +135,7 @@ class Subscriptions:
                 subscription.close()
         self._by_number.clear()
 
-    # --- What the broker says (Sink) ---
+    # --- Calls from the broker (Sink) ---
 
     @property
     def connection_id(self) -> int:
@@ -146,7 +146,7 @@ class Subscriptions:
         return self._output.peer
 
     def deliver(self, subscription: int, delivery: LiveDelivery) -> None:
-        """Hot: once for every batch and subscriber."""
+        """Hot: called once for every batch and subscriber."""
         shard = delivery.shard
         head = wire.Deliver(
             subscription, shard.journal, shard.shard, delivery.epoch, delivery.next_entry

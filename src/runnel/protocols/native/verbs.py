@@ -1,6 +1,6 @@
-"""Requests that are answered by one verb of the broker: what is asked of it, and what is said to the client.
+"""Calls the broker's verb for each request that a single verb answers, and makes the reply.
 
-Publishing and subscribing are not here: order and credit make them the session's own business.
+Publishing and subscribing are in the session, which takes care of order and credit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import msgspec
 
 from runnel.broker.access import Access
 from runnel.broker.broker import ShardId
-from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
-from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
+from runnel.broker.consumer_groups import SettleRequest, SubscriptionRequest
 from runnel.broker.fetcher import FetchRequest
 from runnel.broker.shard_fetcher import ShardFetchRequest
 from runnel.formats import block, wire
@@ -27,7 +26,7 @@ from runnel.protocols.native.requests import check_count
 WhileWaiting: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
 
 PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Producer | wire.Statistics
-# Their answers may be large: the session lets few of them be prepared at a time.
+# Their answers may be large: the session prepares few of them at a time.
 ListRequest: TypeAlias = (
     wire.Topics | wire.Shards | wire.Cursors | work.ListSubscriptions | work.DeadLettersHead
 )
@@ -64,7 +63,7 @@ _json = msgspec.json.Encoder()
 
 
 class Reply(NamedTuple):
-    """A head, what belongs behind it, and how many messages those are."""
+    """The head of an answer, its tail, and the number of messages in the tail."""
 
     head: wire.Head
     tail: Sequence[Buffer] = ()
@@ -88,7 +87,7 @@ def reply_to(access: Access, request: PromptRequest) -> Reply:
 async def wait_reply_to(
     access: Access, request: WaitingRequest, while_waiting: WhileWaiting = nullcontext
 ) -> Reply:
-    """The answer to a request that may wait for a device, or within `while_waiting` for a message."""
+    """The answer to a request that may wait: for a device, or (within `while_waiting`) for a message."""
     match request:
         case wire.Fetch():
             return await _wait_fetched(access, request, while_waiting)
@@ -126,7 +125,7 @@ async def wait_reply_to(
 
 
 async def _wait_work_reply(access: Access, request: _WorkRequest) -> Reply:
-    """Of subscriptions and their dead letters."""
+    """The answer to a request about subscriptions or their dead letters."""
     match request:
         case work.ListSubscriptions():
             if request.name is not None:
@@ -211,5 +210,5 @@ async def _wait_shard_fetched(access: Access, request: wire.FetchShard) -> Reply
 
 
 def _block_of(batch: Batch) -> tuple[Buffer, ...]:
-    """The batch's block in parts, its body by reference."""
+    """The parts of the batch's block; the body is not copied."""
     return block.pack(envelopes.encode(batch.envelope), batch.body)

@@ -1,7 +1,7 @@
-"""Payloads that are JSON, told apart from those that are not: rows to work with, and dead letters. No row is lost.
+"""Separates messages with JSON payloads from all others: rows to work with, and dead letters. No row is lost.
 
-Nothing here makes Spark look at the data, or even at its columns, so it can be used where that is not allowed: in the
-functions of Declarative Pipelines.
+Nothing here makes Spark read the data, or even its columns, so it also works in the functions of Declarative Pipelines,
+where that is not allowed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from runnel.formats.dead_letters import ERROR_TAG, FROM_TAG, TOPIC_TAG
 
 VALUE: Final = "value"
-_UNPARSED: Final = "__unparsed"  # has the text of what did not parse, and is null otherwise
+_UNPARSED: Final = "__unparsed"  # the text of a payload that did not parse; null otherwise
 _OPTIONS: Final = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _UNPARSED}
 
 
 class Parsed(NamedTuple):
-    """Messages whose payload parsed, with a struct `value` beside their own columns; and dead letters of the others."""
+    """Messages whose payload parsed, with a struct `value` beside their own columns; and dead letters for the rest."""
 
     rows: DataFrame
     letters: DataFrame
@@ -29,11 +29,11 @@ class Parsed(NamedTuple):
 def parsed(
     messages: DataFrame, schema: StructType | str, *, dead_letter_topic: str | None = None
 ) -> Parsed:
-    """Messages as Spark has read them, by whether their payload is a JSON object of this schema (also as DDL text).
+    """Separate messages by whether their payload is a JSON object of this schema, which may be given as DDL text.
 
-    Fields that are missing are null; one of another type makes the payload one that does not parse. The letters have
-    the columns that `format("runnel")` writes, the message's payload, key, tags and event time, and tags that say what
-    was wrong and which message it was. They go to `dead_letter_topic`, if it is given.
+    Missing fields are null. A payload with a field of another type does not parse. The letters have the columns that
+    `format("runnel")` writes: the message's payload, key, tags and event time, and tags that name the error and the
+    message. They go to `dead_letter_topic`, if it is given.
     """
     text = f.col("payload").cast("string")
     value = f.from_json(text, _with_unparsed(schema), _OPTIONS)
@@ -57,12 +57,12 @@ def _with_unparsed(schema: StructType | str) -> StructType | str:
 
 
 def _letter_tags(text: Column, schema: StructType | str) -> Column:
-    told = schema if isinstance(schema, str) else schema.simpleString()
+    expected = schema if isinstance(schema, str) else schema.simpleString()
     error = (
         f.when(~f.is_valid_utf8(text), "the payload is not JSON: it is not UTF-8")
         .when(f.trim(text) == "", "the payload is empty, not JSON")
         .when(f.try_parse_json(text).isNull(), "the payload is not JSON")
-        .otherwise(f"the payload is JSON, but not an object of {told}")
+        .otherwise(f"the payload is JSON, but not an object of {expected}")
     )
     place = f.format_string("%s[%d] offset %d", f.col("topic"), f.col("partition"), f.col("offset"))
     about = {ERROR_TAG: error, TOPIC_TAG: f.col("topic"), FROM_TAG: place}
@@ -70,5 +70,5 @@ def _letter_tags(text: Column, schema: StructType | str) -> Column:
         f.coalesce(f.col("tags"), f.create_map().cast("map<string,string>")),
         lambda name, _: ~name.isin(*about),
     )
-    pairs = [part for tag, said in about.items() for part in (f.lit(tag), said)]
+    pairs = [part for tag, value in about.items() for part in (f.lit(tag), value)]
     return f.map_concat(own, f.create_map(*pairs))

@@ -1,7 +1,7 @@
-"""The user's own Declarative Pipelines: a project to begin with, and running one with the settings that it needs.
+"""Creates and runs projects of Declarative Pipelines.
 
-Declarative Pipelines are run through Spark Connect, by a process that loads the project's files. Spark is started here,
-with a Connect server in it that listens on loopback and asks for a token; or it is a server that runs elsewhere.
+A separate process loads the project's files and runs them through Spark Connect. This module starts Spark with a
+Connect server that listens on loopback and requires a token, or uses a server that runs elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 from pyspark.sql import SparkSession
 
 from runnel.errors import ClientFault
-from runnel.spark.connections import usual_url
+from runnel.spark.connections import default_url
 from runnel.spark.pipelines import project_process
 from runnel.spark.pipelines.project_process import (
     ProjectOutput,
@@ -58,14 +58,14 @@ OnEvent: TypeAlias = Callable[[str], object]
 
 
 def init_project(directory: Path | str) -> list[Path]:
-    """Make a project that runs as it is, in a directory that is not there yet. Its files are returned."""
+    """Create a project that runs as it is, in a directory that does not exist yet; returns its files."""
     root = Path(directory)
     name = root.absolute().name
     if not _NAME.fullmatch(name):
         raise ClientFault(
             f"project name {name!r}: it must be of letters, digits, _, - and ., and begin with a letter or digit"
         )
-    check_label(Label.SUBSCRIPTION, name)  # its dead letters are called after it
+    check_label(Label.SUBSCRIPTION, name)  # its dead-letter topic is named after it
     if root.exists():
         raise ClientFault(f"{root} is there already: choose another name")
     words = {
@@ -90,7 +90,7 @@ def _fill(template: Traversable, directory: Path, words: Mapping[str, str]) -> l
     return made
 
 
-# --- Running one ---
+# --- Running a project ---
 
 
 def run_project(
@@ -104,17 +104,18 @@ def run_project(
     dry_run: bool = False,
     on_event: OnEvent | None = None,
 ) -> None:
-    """Run a project once: everything that came since the last run, and then it ends.
+    """Run a project once: process everything that came since the last run, and end.
 
-    `master`: any of Spark's, or sc://HOST:PORT of a Connect server. `url`: the broker, which the project finds in the
-    environment as RUNNEL_URL. `conf`: settings of Spark's. `tables`: only these. `full_refresh`: forget what was done,
-    and begin anew. `dry_run`: only check. `on_event` hears what happens. PipelineFailedError says what went wrong.
+    `master`: a master of Spark, or sc://HOST:PORT of a Connect server. `url`: the broker, which the project finds in
+    the variable RUNNEL_URL. `conf`: settings of Spark. `tables`: run only these. `full_refresh`: discard earlier
+    results and begin again. `dry_run`: only check. `on_event` is called with each event's text. PipelineFailedError
+    says what went wrong.
     """
     spec = find_spec(Path(directory))
     request = ProjectRequest(
         spec=str(spec), tables=tuple(tables), full_refresh=full_refresh, dry_run=dry_run
     )
-    environment = {_URL_VARIABLE: url or usual_url()}
+    environment = {_URL_VARIABLE: url or default_url()}
     if master.startswith(_CONNECT):
         _run(request, environment | {"SPARK_REMOTE": master}, on_event)
         return
@@ -138,7 +139,7 @@ def run_project(
 
 
 def find_spec(directory: Path) -> Path:
-    """The file that makes a directory a project."""
+    """The specification file of a project."""
     found = [directory / name for name in SPEC_NAMES if (directory / name).is_file()]
     if not found:
         raise ClientFault(
@@ -148,7 +149,7 @@ def find_spec(directory: Path) -> Path:
 
 
 def catalogue_settings(project: Path) -> dict[str, str]:
-    """So that tables of one run are there for the next: Spark forgets its own catalogue when it ends."""
+    """Settings that keep the tables for the next run: Spark's own catalogue is lost when Spark ends."""
     storage = project.absolute() / _STORAGE
     return {
         "spark.sql.catalogImplementation": "hive",
@@ -159,7 +160,7 @@ def catalogue_settings(project: Path) -> dict[str, str]:
 
 @contextmanager
 def _without_derby_log() -> Iterator[None]:
-    """The catalogue's database would write one into the current directory. Its Java is told before it starts."""
+    """Prevent the catalogue's database from writing derby.log into the current directory. Set before Java starts."""
     before = os.environ.get(_JAVA_OPTIONS)
     os.environ[_JAVA_OPTIONS] = f"{before or ''} -Dderby.stream.error.file={os.devnull}".strip()
     try:
@@ -172,7 +173,7 @@ def _without_derby_log() -> Iterator[None]:
 
 
 def server_settings(port: int, token: str) -> dict[str, str]:
-    """A session with these is a Connect server too, for those on this machine who know the token."""
+    """Settings that make a session a Connect server too, for clients on this machine that have the token."""
     return {
         "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
         "spark.connect.grpc.binding.address": _LOOPBACK,
@@ -189,7 +190,7 @@ def _free_port() -> int:
 
 
 def _run(request: ProjectRequest, environment: Mapping[str, str], on_event: OnEvent | None) -> None:
-    """The project's files are loaded by a process of their own, which is nothing but a client of Spark Connect."""
+    """Run the process that loads the project's files, which is a client of Spark Connect."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", project_process.__name__, request.encode()],
@@ -223,14 +224,14 @@ def _run(request: ProjectRequest, environment: Mapping[str, str], on_event: OnEv
 
 
 def _without_gateway(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a session of this process has left there would make the client one of its JVM."""
+    """Remove variables of this process's own session, which would connect the client to its JVM."""
     return {
         name: value for name, value in environment.items() if not name.startswith("PYSPARK_GATEWAY")
     }
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ctrl-C reaches it too, and it ends by itself; unless it does not."""
+    """End the process: it gets an interrupt, as by Ctrl-C, and is killed if it does not end in time."""
     assert process.stdout is not None
     process.stdout.close()
     if process.poll() is None:

@@ -1,7 +1,7 @@
 """The process that loads a project's files and runs them through Spark Connect, as `spark-pipelines` does.
 
-Usage: python -m runnel.spark.pipelines.project_process REQUEST. What happens goes to standard output, a JSON object a
-line: {"said": …} for what Spark and the project tell, {"problem": …} for why it failed.
+Usage: python -m runnel.spark.pipelines.project_process REQUEST. It writes one JSON object per line to standard output:
+{"said": …} for output of Spark and the project, {"problem": …} for the reason of a failure.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Final, TextIO
 import msgspec
 
 _TIME: Final = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d: ")
-# Behind it, Spark advises to read what was told before.
+# From here on, Spark's message only advises to read the earlier output.
 _SEE_ABOVE: Final = "\n\nTo view the exceptions"
 _EXIT_FAILED: Final = 1
 
 
 class ProjectRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run."""
+    """A request to run a project."""
 
     spec: str
     tables: tuple[str, ...] = ()
@@ -35,20 +35,26 @@ class ProjectRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProjectOutput(msgspec.Struct, frozen=True):
+    """A line of output of Spark or the project."""
+
     text: str
 
 
 class ProjectProblem(msgspec.Struct, frozen=True):
+    """The reason why a project failed."""
+
     text: str
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
+    """A line of the process's standard output, as JSON."""
+
     said: str | None = None
     problem: str | None = None
 
 
 def parse_line(line: str) -> ProjectOutput | ProjectProblem:
-    """A line of the process; anything that is not one of ours is something that somebody printed."""
+    """Parse a line of the process. A line that is not in this format was printed by other code."""
     try:
         found = msgspec.json.decode(line, type=_Line)
     except msgspec.MsgspecError:
@@ -59,7 +65,7 @@ def parse_line(line: str) -> ProjectOutput | ProjectProblem:
 
 
 def condensed(text: str) -> str:
-    """What Spark says of an event: one line, and of an error its reason, without plans and traces."""
+    """Spark's text for an event in one line; for an error, only its reason, without plans and traces."""
     from runnel.spark.pipelines.statement import explained
     from runnel.spark.pipelines.streaming_query import reason_in
 
@@ -69,17 +75,17 @@ def condensed(text: str) -> str:
 
 
 class _Lines(TextIOBase):
-    """Standard output of the project: each thing that is printed becomes a line."""
+    """The project's standard output. Each printed text becomes a line."""
 
     def __init__(self, to: TextIO) -> None:
         self._to = to
 
     def write(self, text: str) -> int:
         if text.strip():
-            self.tell_of(_Line(said=condensed(text)))
+            self.write_line(_Line(said=condensed(text)))
         return len(text)
 
-    def tell_of(self, line: _Line) -> None:
+    def write_line(self, line: _Line) -> None:
         self._to.write(f"{msgspec.json.encode(line).decode()}\n")
         self._to.flush()
 
@@ -87,7 +93,7 @@ class _Lines(TextIOBase):
 def main() -> int:
     request = msgspec.json.decode(sys.argv[1], type=ProjectRequest)
     lines = _Lines(sys.stdout)
-    sys.stdout = lines  # all that print needs of it is there
+    sys.stdout = lines  # it has all that print needs
     warnings.simplefilter("ignore")
     from pyspark.errors import PySparkException
     from pyspark.pipelines import cli
@@ -105,19 +111,19 @@ def main() -> int:
         )
     except PySparkException as error:
         reason = reason_of(error).partition(_SEE_ABOVE)[0].strip()
-        lines.tell_of(_Line(problem=_placed(error, reason, request)))
+        lines.write_line(_Line(problem=_placed(error, reason, request)))
         return _EXIT_FAILED
     except KeyboardInterrupt:
         return _EXIT_FAILED
     except Exception as error:  # noqa: BLE001 - the project's own code: whatever it raises
-        told = "".join(traceback.format_exception_only(error)).strip()
-        lines.tell_of(_Line(problem=_placed(error, told, request)))
+        text = "".join(traceback.format_exception_only(error)).strip()
+        lines.write_line(_Line(problem=_placed(error, text, request)))
         return _EXIT_FAILED
     return 0
 
 
-def _placed(error: BaseException, told: str, request: ProjectRequest) -> str:
-    """With the line of the project that it came from, if it came from one."""
+def _placed(error: BaseException, text: str, request: ProjectRequest) -> str:
+    """The text with the project's file and line that raised the error, if one did."""
     root = Path(request.spec).parent
     frames = [
         frame
@@ -125,8 +131,8 @@ def _placed(error: BaseException, told: str, request: ProjectRequest) -> str:
         if Path(frame.filename).is_relative_to(root)
     ]
     if not frames:
-        return told
-    return f"{Path(frames[-1].filename).relative_to(root)}, line {frames[-1].lineno}: {told}"
+        return text
+    return f"{Path(frames[-1].filename).relative_to(root)}, line {frames[-1].lineno}: {text}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The rows of a query as messages: which column becomes what."""
+"""Converts the rows of a query to messages, by the names of their columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAYLOAD: Final = "payload"
 _TOPIC: Final = "topic"
 _EVENT_TIME: Final = "event_time"
 _EVENT_TIME_NS: Final = "event_time_ns"
-# What a query may give its messages beside the payload, and how.
+# The columns that a query may set beside the payload, with their types.
 _BYTES: Final = (StringType, BinaryType)
 _OWN: Final[Mapping[str, tuple[tuple[type[DataType], ...], str]]] = {
     "key": (_BYTES, "string or binary"),
@@ -34,7 +34,7 @@ _OWN: Final[Mapping[str, tuple[tuple[type[DataType], ...], str]]] = {
     _EVENT_TIME_NS: ((LongType,), "bigint"),
     "uid": ((BinaryType,), "binary"),
 }
-# Columns of a message that was read, which the broker gives to each anew.
+# Columns of a message that was read. The broker sets them again for each message.
 _OF_BROKER: Final = frozenset(
     (
         "partition",
@@ -51,9 +51,9 @@ _OF_BROKER: Final = frozenset(
 def messages(rows: DataFrame, *, has_topic: bool) -> DataFrame:
     """The rows with the columns that format `runnel` writes.
 
-    With a column payload, the rows are messages already. Without one, the payload is a JSON object of all columns but
-    those that a message has itself: key, partition_key, tags, event_time (or event_time_ns) and uid. `has_topic`: all
-    rows go to one topic, so that a column topic is nothing special; without it, there must be one.
+    Rows with a column payload are messages already. Otherwise the payload becomes a JSON object of all columns except
+    those of a message itself: key, partition_key, tags, event_time (or event_time_ns) and uid. `has_topic`: all rows go
+    to one topic, and a column topic is an ordinary column; otherwise the rows must have a column topic.
     """
     schema = rows.schema
     names = schema.fieldNames()
@@ -64,7 +64,7 @@ def messages(rows: DataFrame, *, has_topic: bool) -> DataFrame:
         )
     own = [name for name in _OWN if name in names]
     if _EVENT_TIME in own and _EVENT_TIME_NS in own:
-        own.remove(_EVENT_TIME)  # it says less
+        own.remove(_EVENT_TIME)  # event_time_ns is more precise
     columns = [_own(schema, name) for name in own]
     if not has_topic:
         columns.append(f.col(_TOPIC).cast("string").alias(_TOPIC))
@@ -88,7 +88,7 @@ def _check_once(names: list[str]) -> None:
 def _own(schema: StructType, name: str) -> Column:
     kind = schema[name].dataType
     kinds, right = _OWN[name]
-    if kinds is _BYTES:  # whatever else it is, a number or a date, has a text
+    if kinds is _BYTES:  # other types, as numbers and dates, become text
         own = f.col(name) if isinstance(kind, kinds) else f.col(name).cast("string")
         return own.cast("binary").alias(name)
     if not isinstance(kind, kinds):
@@ -113,7 +113,7 @@ def _whole_payload(schema: StructType, rest: list[str]) -> Column:
 
 
 def _json_payload(names: list[str]) -> Column:
-    # Fields that are null are there too: whoever reads it finds the same fields in every message.
+    # Null fields are included, so that every message has the same fields.
     whole = f.to_json(
         f.struct(*[f.col(quoted(name)) for name in names]), {"ignoreNullFields": "false"}
     )

@@ -1,4 +1,4 @@
-"""The names in a statement that are topics: made into views for as long as the statement needs them."""
+"""Makes views for the topics that a statement names, for as long as the statement needs them."""
 
 from __future__ import annotations
 
@@ -37,16 +37,14 @@ _views_lock = threading.Lock()
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How topics are read."""
+    """How the topics of a statement are read."""
 
     url: str
     token: str | None = None
     patterns: Mapping[str, str] = {}  # by name in the statement
     schemas: Mapping[str, str] = {}  # of JSON payloads, by name in the statement
     start: str = "earliest"
-    cursor: str | None = (
-        None  # what the positions of streams are called on the broker; None: they have none
-    )
+    cursor: str | None = None  # prefix of the cursors of streams on the broker; None: no cursors
     dead_letter_topic: str | None = None
     options: Mapping[str, str] = {}
 
@@ -59,10 +57,10 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResolvedStatement(msgspec.Struct, frozen=True):
-    """A statement that Spark has understood."""
+    """A statement that Spark has resolved."""
 
     rows: DataFrame
-    letters: DataFrame | None  # dead letters: messages whose payload did not parse
+    letters: DataFrame | None  # dead letters for messages whose payload did not parse
     is_stream: bool
     streamed_patterns: tuple[str, ...]
 
@@ -71,7 +69,7 @@ class ResolvedStatement(msgspec.Struct, frozen=True):
 def resolved_statement(
     spark: SparkSession, statement: str, reading: SourceOptions
 ) -> Iterator[ResolvedStatement]:
-    """What a statement gives. Its views are there until the `with` ends: a Connect server looks at them again then."""
+    """The result of a statement. Its views exist until the `with` ends: a Connect server resolves them again."""
     reading.check()
     views = _Views(spark, statement, reading)
     with _views_lock:
@@ -82,12 +80,14 @@ def resolved_statement(
 
 
 class _Views:
+    """The temporary views of one statement."""
+
     def __init__(self, spark: SparkSession, statement: str, reading: SourceOptions) -> None:
         self._spark = spark
         self._statement = statement
         self._reading = reading
         self._streamed = streamed_names(statement)
-        self._made: dict[str, str] = {}  # the pattern of each
+        self._made: dict[str, str] = {}  # the pattern of each view
         self._letters: list[DataFrame] = []
 
     def understand(self) -> ResolvedStatement:
@@ -107,7 +107,7 @@ class _Views:
         return ResolvedStatement(rows, letters, is_stream, patterns)
 
     def _resolved(self) -> tuple[DataFrame, bool]:
-        """The statement's rows. Names that Spark does not know are topics, until it knows them all."""
+        """The statement's rows. Makes a view for each name that Spark does not know, until Spark knows all."""
         while True:
             try:
                 rows = self._spark.sql(self._statement)
@@ -153,7 +153,7 @@ class _Views:
         self._made[name] = pattern
 
     def _pattern_of_topic(self, name: str) -> str:
-        """The statement names a topic directly: it has to be there, or nobody would notice a slip of the pen."""
+        """The pattern of a topic that the statement names directly. It must exist, so that a typo is noticed."""
         reading = self._reading
         with connect_blocking(reading.url, token=reading.token) as bus:
             topics = [topic.name for topic in bus.topics()]
@@ -161,10 +161,10 @@ class _Views:
             return literal(name)
         near = difflib.get_close_matches(name, topics, 3) or topics[:_NAMES_TOLD_MAX]
         known = [*reading.patterns, *near]
-        told = f"there are {', '.join(known)}" if known else "there are no topics yet"
+        available = f"there are {', '.join(known)}" if known else "there are no topics yet"
         raise ClientFault(
-            f"{name} is neither a topic nor a name that was given: {told}. To read topics under this name, say which: "
-            f"--from {name}=PATTERN, or sources={{{name!r}: 'PATTERN'}}"
+            f"{name} is neither a topic nor a name that was given: {available}. To read topics under this name, "
+            f"say which: --from {name}=PATTERN, or sources={{{name!r}: 'PATTERN'}}"
         )
 
     def _read(self, name: str, pattern: str) -> DataFrame:
@@ -179,7 +179,7 @@ class _Views:
         return self._spark.readStream.format("runnel").options(**options, **reading.options).load()
 
     def _counted(self, name: str, rows: DataFrame) -> DataFrame:
-        """Messages that are parsed are read twice, once for dead letters: so Spark's own count would be wrong."""
+        """Count the messages of a stream. Spark's own count is wrong: parsed messages are read twice."""
         if name not in self._streamed:
             return rows
         return rows.observe(f"{OBSERVATION}/{name}", f.count(f.lit(1)).alias("rows"))

@@ -1,7 +1,7 @@
 """One SQL statement from topics into a topic or a table: `runnel pipeline sql`.
 
-A statement with STREAM is a streaming query; one without reads what is stored and ends. Messages that do not parse and
-rows that cannot be published go to a dead-letter topic, in the same query: they are part of its exactly-once.
+A statement with STREAM is a streaming query; a statement without it reads what is stored and ends. Messages that do not
+parse and rows that cannot be published go to a dead-letter topic in the same query, also exactly once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from runnel.errors import ClientFault
-from runnel.spark.connections import usual_url
+from runnel.spark.connections import default_url
 from runnel.spark.pipelines import results
 from runnel.spark.pipelines.sources import ResolvedStatement, SourceOptions, resolved_statement
 from runnel.spark.pipelines.statement import check_query, explained
@@ -42,9 +42,9 @@ from runnel.topics.patterns import Pattern
 
 Mode: TypeAlias = Literal["append", "update", "complete"]
 
-# Of a plan as Spark shows it. One that broadcasts keeps the order of rows; all others do not.
+# In a plan as Spark prints it. A broadcast exchange keeps the order of rows; all other exchanges do not.
 _SHUFFLE: Final = re.compile(r"(?<!Broadcast)Exchange ")
-# Where PySpark writes each mistake in a statement, as JSON, before anybody could have caught it.
+# PySpark logs each error in a statement here, as JSON, before the caller can catch it.
 _LOGGERS_OF_SPARK: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
@@ -67,24 +67,24 @@ def sql(
     options: Mapping[str, str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> PipelineProgress:
-    """Run a statement until it ends, or until its query is stopped; what it did by then is returned.
+    """Run a statement until it ends, or until its query is stopped; returns its final progress.
 
-    `into`: topic:NAME; topic, if the rows have a column topic; or table:PATH, a Delta table. `sources`: which topics a
-    name in the statement stands for, as a pattern; a name without one is that of a topic. `schemas`: the fields of JSON
-    payloads, by name in the statement, as DDL. `once`: what is there now, and no more. `start`: where a stream begins
-    that has no checkpoint yet. `mode`: Spark's output mode. `dead_letters`: the topic for rows that fail, by default
-    `!dead/<name>`; "" for none, and then they end the query. `options`: of reading, as maxRowsPerTrigger.
+    `into`: topic:NAME; topic, if the rows have a column topic; or table:PATH, a Delta table. `sources`: the pattern of
+    the topics that a name in the statement stands for; a name without a pattern is the name of a topic. `schemas`: the
+    fields of JSON payloads as DDL, by name in the statement. `once`: process what is stored now, and end. `start`:
+    where a stream without a checkpoint begins. `mode`: Spark's output mode. `dead_letters`: the topic for rows that
+    fail, by default `!dead/<name>`; "": no such topic, and such a row ends the query. `options`: options of reading, as
+    maxRowsPerTrigger.
     """
     check_query(statement)
     target = QueryTarget.parse(into)
     if mode not in get_args(Mode):
         raise ClientFault(f"mode {mode!r}: it must be one of {', '.join(get_args(Mode))}")
     name = target.short_name if name is None else name
-    check_label(
-        Label.SUBSCRIPTION, name
-    )  # its dead letters are called after it, as those of a subscription
+    # Its dead-letter topic is named after it, as that of a subscription.
+    check_label(Label.SUBSCRIPTION, name)
     reading = SourceOptions(
-        url=url or usual_url(),
+        url=url or default_url(),
         token=token,
         patterns=dict(sources or {}),
         schemas=dict(schemas or {}),
@@ -123,7 +123,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Job:
-    """A statement that was understood, on its way to its target."""
+    """Writes the rows of a resolved statement to its target."""
 
     def __init__(
         self,
@@ -181,9 +181,8 @@ class _Job:
         else:
             writer = rows.write.format("runnel").mode("append")
         options = self._options()
-        options.pop(
-            "producer"
-        )  # a name is for rows that are the same whenever it runs: these need not be
+        # A producer's name requires the same rows each time. A batch query may give others.
+        options.pop("producer")
         try:
             writer.options(**options).save()
         except PySparkException as error:
@@ -199,7 +198,7 @@ class _Job:
         )
 
     def _rows(self, found: ResolvedStatement) -> DataFrame:
-        """The result as the sink takes it, and dead letters among it."""
+        """The rows in the form that the sink takes, including dead letters."""
         if self._target.kind is TargetKind.TABLE:
             self._spark.dataSource.register(TableSink)
             if found.letters is None:
@@ -216,7 +215,7 @@ class _Job:
         return rows.unionByName(letters, allowMissingColumns=True)
 
     def _options(self) -> dict[str, str]:
-        """Of format `runnel`; a table needs them for dead letters."""
+        """The options of format `runnel`. A table needs them for dead letters."""
         options = {"url": self._reading.url, "producer": self._name}
         if self._reading.token is not None:
             options["token"] = self._reading.token
@@ -229,7 +228,7 @@ class _Job:
 
 
 def _shuffles(rows: DataFrame) -> bool:
-    """Whether rows may come in another order when the same micro-batch runs again."""
+    """Whether rows may have another order when the same micro-batch runs again."""
     plan = StringIO()
     with redirect_stdout(plan):
         rows.explain()

@@ -1,6 +1,6 @@
-"""An SQL statement as text: what kind it is, which names it streams, where a mistake in it is. Pure.
+"""Inspects the text of an SQL statement: its kind, its streamed names, and the place of an error. Pure.
 
-Spark parses statements; this only looks for the few words that Runnel has to know before Spark does.
+Spark parses statements. This module only finds the few words that Runnel has to know before that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from runnel.errors import ClientFault
 
-# In this order: what is inside a comment or a text is neither word nor name.
+# The order matters: a match inside a comment or a text is neither word nor name.
 _TOKEN: Final = re.compile(
     r"""
       --[^\n]*                                  # a comment to the end of its line
@@ -39,7 +39,7 @@ def _tokens(statement: str) -> Iterator[str]:
 
 
 def check_query(statement: str) -> None:
-    """Refuse what is no query: Spark would run it at once, whatever it is."""
+    """Refuse a statement that is not a query, because Spark would run it at once."""
     first = next(_tokens(statement), None)
     if first is None:
         raise ClientFault("the statement is empty: SELECT … FROM STREAM name")
@@ -50,7 +50,7 @@ def check_query(statement: str) -> None:
 
 
 def streamed_names(statement: str) -> frozenset[str]:
-    """The names behind the word STREAM, as `FROM STREAM a JOIN STREAM(b)` has a and b."""
+    """The names that follow the word STREAM: a and b in `FROM STREAM a JOIN STREAM(b)`."""
     tokens = list(_tokens(statement))
     found = set()
     for place, token in enumerate(tokens[:-1]):
@@ -77,11 +77,11 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def explained(statement: str, said: str) -> str:
-    """Spark's error about a statement: its sentence, and the place in the statement; neither plans nor Java."""
-    sentence = said.strip().partition("\n\n== SQL ==")[0].partition("\nJVM stacktrace")[0]
+def explained(statement: str, error: str) -> str:
+    """Spark's error about a statement: its sentence and the place in the statement, without plans and Java traces."""
+    sentence = error.strip().partition("\n\n== SQL ==")[0].partition("\nJVM stacktrace")[0]
     position = _POSITION.search(sentence)
-    # Behind the position comes the plan, line by line.
+    # The plan follows the position, line by line.
     sentence = sentence[: position.start()] if position else sentence.partition(";\n'")[0]
     sentence = _STATE.sub("", _CONDITION.sub("", sentence)).rstrip(" ;\n")
     if position is None:

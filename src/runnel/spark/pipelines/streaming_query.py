@@ -1,4 +1,4 @@
-"""A streaming query from its start to its end: how far it is, how it is stopped, and why it failed."""
+"""Runs a streaming query to its end: reports progress, stops it, and explains its failure."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from runnel import errors
 from runnel.errors import ClientFault, RunnelError, Unavailable
 from runnel.spark.read import stream_offset
 
-# Queries whose rows are not messages, or that read messages twice, observe how many `rows` they stand for: under this
-# name, or under several that begin with it and a slash.
+# Queries whose rows are not messages, or that read messages twice, observe the number of messages as `rows`: under this
+# name, or under several names that begin with it and a slash.
 OBSERVATION: Final = "runnel"
-# Queries that write other rows than they read observe how many `rows` they write under this name.
+# Queries that write other rows than they read observe the number of written `rows` under this name.
 WRITTEN: Final = "written"
 
 _LOOK_EVERY_S: Final = 1
 _STREAM_FAILED: Final = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 _CONCURRENT: Final = "[CONCURRENT_STREAM_LOG_UPDATE]"
 _PLAN_OR_TRACE: Final = re.compile(r"\n=== Streaming Query ===|\nJVM stacktrace")
-# The last line of a Python worker's traceback, which Spark wraps in its own words and those of the JVM.
-# Of a user's mistake there is no traceback: the line follows Spark's own words.
+# The last line of a Python worker's traceback, which Spark wraps in its own text and that of the JVM.
+# A user's mistake has no traceback: the line follows Spark's own text.
 _OUR_ERROR: Final = re.compile(
     r"(?:^(?:\w+\.)*|: runnel\.errors\.)(\w+(?:Error|Fault)|Unavailable): (.+)$", re.MULTILINE
 )
 
 
 class PipelineProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a pipeline is."""
+    """The progress of a pipeline."""
 
-    batches: int  # micro-batches since it began
-    rows: int  # messages that it has read; of a batch query, the same as `written`
-    rows_per_second: float  # of the last one
-    entries_behind: int | None  # in all shards together; None if the query does not say
-    # What came too late for a watermark, as Spark counts it: behind its partial aggregation, so perhaps more messages.
+    batches: int  # micro-batches since its start
+    rows: int  # messages read; for a batch query, the same as `written`
+    rows_per_second: float  # of the last micro-batch
+    entries_behind: int | None  # in all shards together; None if unknown
+    # Rows too late for the watermark. Spark counts them after its partial aggregation, so it may be more messages.
     dropped: int = 0
-    # Rows that it gave its target, those among them that become dead letters there included; None if it does not say.
+    # Rows passed to the target, including rows that become dead letters there; None if unknown.
     written: int | None = None
     is_stream: bool = True
 
@@ -54,31 +54,31 @@ OnProgress: TypeAlias = Callable[[PipelineProgress], object]
 
 
 class PipelineFailedError(RunnelError):
-    """A pipeline ended with an error: what went wrong, as far as Spark tells."""
+    """A pipeline ended with an error. The text says what went wrong, as far as Spark reports it."""
 
     code = "pipeline_failed"
 
 
 class PipelineRefusedError(PipelineFailedError, ClientFault):
-    """What was asked of it cannot be: the same would fail again."""
+    """The pipeline cannot do what was asked; the same call would fail again."""
 
 
 class PipelineUnavailableError(PipelineFailedError, Unavailable):
-    """Something that it needs is away, as the broker: the same may work later."""
+    """Something that the pipeline needs is unavailable, as the broker; the same call may work later."""
 
     code = "pipeline_failed"
 
 
 def run_query(query: StreamingQuery, on_progress: OnProgress | None = None) -> PipelineProgress:
-    """Wait until a query has ended, by itself or because someone stopped it; Ctrl-C stops it and goes on up.
+    """Wait until a query has ended or was stopped; returns its final progress.
 
-    What it had done by the end is returned. PipelineFailedError if the query failed.
+    Ctrl-C stops the query and raises KeyboardInterrupt. PipelineFailedError if the query failed.
     """
     tally = _ProgressTally()
     with _interrupt_noted() as interrupt:
         try:
             while not query.awaitTermination(_LOOK_EVERY_S):
-                if tally.look(query) and on_progress is not None:
+                if tally.update(query) and on_progress is not None:
                     on_progress(tally.progress)
                 if interrupt.is_set():
                     raise KeyboardInterrupt
@@ -87,14 +87,14 @@ def run_query(query: StreamingQuery, on_progress: OnProgress | None = None) -> P
         finally:
             if query.isActive:
                 query.stop()
-    if tally.look(query) and on_progress is not None:
+    if tally.update(query) and on_progress is not None:
         on_progress(tally.progress)
     return tally.progress
 
 
 @contextmanager
 def _interrupt_noted() -> Iterator[threading.Event]:
-    """Ctrl-C is looked at between calls to Java, for in the middle of one it would break the next; a second is not."""
+    """Note Ctrl-C for between two calls to Java, because inside a call it would break the next. A second one raises."""
     noted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield noted
@@ -113,7 +113,7 @@ def _interrupt_noted() -> Iterator[threading.Event]:
 
 
 def failure_of(error: PySparkException) -> PipelineFailedError:
-    """What became of a pipeline that Spark ended, by whose fault it was."""
+    """The error for a pipeline that Spark ended. Its class says whose fault it was."""
     name, sentence = _cause_in(str(error), _trace_of(error))
     kind = getattr(errors, name, RunnelError)
     if issubclass(kind, ClientFault):
@@ -124,22 +124,22 @@ def failure_of(error: PySparkException) -> PipelineFailedError:
 
 
 def reason_of(error: PySparkException) -> str:
-    """The sentence that matters among Spark's: ours, if one of ours was the cause."""
+    """The relevant sentence of Spark's error: Runnel's own, if a Runnel error was the cause."""
     return reason_in(str(error), _trace_of(error))
 
 
 def reason_in(text: str, trace: str = "") -> str:
-    """The same of an error that Spark only tells of."""
+    """The relevant sentence of an error that Spark reports as text."""
     return _cause_in(text, trace)[1]
 
 
 def _trace_of(error: PySparkException) -> str:
-    """Of a commit that failed Spark says no more than that; why is in Java's trace (of Connect, in another one)."""
+    """Java's trace, which has the reason of a failed commit. Spark Connect has it in another attribute."""
     return getattr(error, "_stackTrace", None) or getattr(error, "_stacktrace", None) or ""
 
 
 def _cause_in(text: str, trace: str) -> tuple[str, str]:
-    """The name of the error's class, if it is one of Python's, and the sentence."""
+    """The name of the error's class, if it is a Python error, and the sentence."""
     if _CONCURRENT in text:
         return errors.LockedError.__name__, "another query runs with this checkpoint: one at a time"
     if found := _OUR_ERROR.findall(text) or _OUR_ERROR.findall(trace):
@@ -149,7 +149,7 @@ def _cause_in(text: str, trace: str) -> tuple[str, str]:
 
 
 class _ProgressTally:
-    """Adds up a query's progress; Spark keeps the last hundred reports."""
+    """Adds up the progress reports of a query. Spark keeps only the last hundred."""
 
     def __init__(self) -> None:
         self.progress = PipelineProgress(
@@ -157,13 +157,13 @@ class _ProgressTally:
         )
         self._batch_id = -1
 
-    def look(self, query: StreamingQuery) -> bool:
-        """Whether there is something new."""
-        # Idle triggers report the batch that would be next, without rows: it is counted once it has some.
+    def update(self, query: StreamingQuery) -> bool:
+        """Add the new reports; returns whether there were any."""
+        # An idle trigger reports the next batch without rows. It counts once it has rows.
         fresh = [
             report
             for report in query.recentProgress
-            # A micro-batch without messages may write what a watermark has let go.
+            # A micro-batch without messages may write rows that the watermark has released.
             if report["batchId"] > self._batch_id and (report.numInputRows or _written(report))
         ]
         if not fresh:
@@ -182,29 +182,29 @@ class _ProgressTally:
         return True
 
     def _written_with(self, fresh: list[StreamingQueryProgress]) -> int | None:
-        told = [written for report in fresh if (written := _written(report)) is not None]
-        if not told:
+        counts = [written for report in fresh if (written := _written(report)) is not None]
+        if not counts:
             return self.progress.written
-        return (self.progress.written or 0) + sum(told)
+        return (self.progress.written or 0) + sum(counts)
 
 
 def _rows(report: StreamingQueryProgress) -> int:
     observed = [
-        _observed_rows(said)
-        for name, said in report["observedMetrics"].items()
+        _observed_rows(metric)
+        for name, metric in report["observedMetrics"].items()
         if name == OBSERVATION or name.startswith(f"{OBSERVATION}/")
     ]
     return sum(observed) if observed else report.numInputRows
 
 
 def _written(report: StreamingQueryProgress) -> int | None:
-    said = report["observedMetrics"].get(WRITTEN)
-    return None if said is None else _observed_rows(said)
+    metric = report["observedMetrics"].get(WRITTEN)
+    return None if metric is None else _observed_rows(metric)
 
 
-def _observed_rows(said: Row) -> int:
-    """The one number that is observed. Through Connect, the row that has it is told of as JSON has it."""
-    rows = said["values"][0] if "values" in said else said["rows"]
+def _observed_rows(metric: Row) -> int:
+    """The observed number. Spark Connect represents its row as JSON."""
+    rows = metric["values"][0] if "values" in metric else metric["rows"]
     return int(rows or 0)
 
 
@@ -216,7 +216,7 @@ def _entries_behind(sources: list[dict[str, object]]) -> int | None:
     behind = 0
     for source in sources:
         ends = [source[name] for name in ("endOffset", "latestOffset")]
-        # A micro-batch that is run again begins without asking how far the source is.
+        # A repeated micro-batch begins without asking the source for its latest offset.
         if not all(isinstance(end, str) and end != "null" for end in ends):
             return None
         end, latest = (

@@ -1,8 +1,8 @@
-"""Rows of a query into a Delta table, each micro-batch once; dead letters on their way beside them.
+"""Writes the rows of a query to a Delta table, each micro-batch once, and publishes dead letters beside them.
 
-Tasks write Parquet files under names that nobody else uses; the driver makes them part of the table in one transaction
-that carries the query and its micro-batch. What runs again writes files anew, and a transaction that the table has
-already is not made again: files of the attempt that lost stay unused until the table is vacuumed.
+Tasks write Parquet files with unique names. The driver adds them to the table in one transaction that names the query
+and its micro-batch. A repeated micro-batch writes new files, but the driver skips a transaction that the table already
+has; the files of the other attempt stay unused until the table is vacuumed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "runnel_table"
 LETTER: Final = (
-    "__dead_letter"  # a struct of what format `runnel` writes; null in rows of the table
+    "__dead_letter"  # a struct of the columns of format `runnel`; null in rows of the table
 )
 _PATH: Final = "path"
 _FILE_BYTES_MAX: Final = 128 * 2**20
@@ -53,7 +53,7 @@ class TableFile(msgspec.Struct, frozen=True):
 
 
 class WrittenFiles(WriterCommitMessage):
-    """What a task tells when it is done."""
+    """The commit message of a task."""
 
     def __init__(self, query_id: str | None, files: Sequence[TableFile]) -> None:
         self.query_id = query_id
@@ -61,7 +61,7 @@ class WrittenFiles(WriterCommitMessage):
 
 
 class TableSink(DataSource):
-    """`format("runnel_table")`, registered where it is used. Options: `path`, and for letters those of `runnel`."""
+    """`format("runnel_table")`, registered where it is used. Options: `path`, and those of `runnel` for letters."""
 
     @classmethod
     def name(cls) -> str:
@@ -79,6 +79,8 @@ class TableSink(DataSource):
 
 
 class _BatchTableWriter(DataSourceArrowWriter):
+    """Writes the rows of a batch query."""
+
     def __init__(self, work: _TableWrite, *, overwrite: bool) -> None:
         self._work = work
         self._overwrite = overwrite
@@ -93,10 +95,12 @@ class _BatchTableWriter(DataSourceArrowWriter):
         self._work.commit(_files(messages), transaction=None, overwrite=self._overwrite)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Files that no transaction names are not part of the table."""
+        """Does nothing: files that no transaction names are not part of the table."""
 
 
 class _StreamTableWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a streaming query."""
+
     def __init__(self, work: _TableWrite, *, overwrite: bool) -> None:
         self._work = work
         self._overwrite = overwrite
@@ -108,15 +112,17 @@ class _StreamTableWriter(DataSourceStreamArrowWriter):
         return WrittenFiles(query_id, self._work.do(iterator, identity))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        told = [message for message in messages if isinstance(message, WrittenFiles)]
-        if told:
-            assert told[0].query_id is not None
+        written = [message for message in messages if isinstance(message, WrittenFiles)]
+        if written:
+            assert written[0].query_id is not None
             self._work.commit(
-                _files(messages), transaction=(told[0].query_id, batchId), overwrite=self._overwrite
+                _files(messages),
+                transaction=(written[0].query_id, batchId),
+                overwrite=self._overwrite,
             )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """The micro-batch comes again; its transaction may have been made all the same."""
+        """Does nothing: the micro-batch is repeated, and its transaction may have succeeded."""
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[TableFile]:
@@ -126,7 +132,7 @@ def _files(messages: Sequence[WriterCommitMessage | None]) -> list[TableFile]:
 
 
 class _TableWrite:
-    """What tasks and driver do, of a stream and of a batch alike."""
+    """The work of tasks and driver, for streams and batches alike."""
 
     def __init__(self, path: str, columns: pa.Schema, letters: WriteOptions | None) -> None:
         self._path = path
@@ -161,7 +167,7 @@ class _TableWrite:
     def _sort_out(
         self, iterator: Iterator[pa.RecordBatch], writer: _FileWriter
     ) -> Iterator[pa.RecordBatch]:
-        """Rows of the table go into its files, and dead letters come out."""
+        """Write the table's rows to its files, and yield the dead letters."""
         import pyarrow as pa
 
         for rows in iterator:
@@ -211,7 +217,7 @@ class _TableWrite:
 
 
 def _prepare(path: str, columns: pa.Schema) -> None:
-    """Make the table if it is not there; refuse rows that it has no place for, before any is read."""
+    """Create the table if it does not exist. Refuse columns that it does not have, before any row is read."""
     import pyarrow as pa
     from deltalake import DeltaTable, Schema
     from deltalake.exceptions import DeltaError
@@ -224,24 +230,24 @@ def _prepare(path: str, columns: pa.Schema) -> None:
         try:
             DeltaTable.create(path, Schema.from_arrow(columns), mode="ignore")
         except (DeltaError, OSError) as error:
-            said = " ".join(str(error).split())
-            raise ClientFault(f"the table {path} cannot be made: {said}") from None
+            reason = " ".join(str(error).split())
+            raise ClientFault(f"the table {path} cannot be made: {reason}") from None
     stored = pa.schema(DeltaTable(path).schema().to_arrow())
-    there = {field.name: field.type for field in stored}
-    here = {field.name: field.type for field in columns}
-    if there != here:
+    existing = {field.name: field.type for field in stored}
+    given = {field.name: field.type for field in columns}
+    if existing != given:
         raise ClientFault(
-            f"table {path} has the columns {_told(there)}, the query gives {_told(here)}: select the same columns, "
-            "with CAST where types differ, or choose another table"
+            f"table {path} has the columns {_listed(existing)}, the query gives {_listed(given)}: select the same "
+            "columns, with CAST where types differ, or choose another table"
         )
 
 
-def _told(columns: Mapping[str, pa.DataType]) -> str:
+def _listed(columns: Mapping[str, pa.DataType]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
 class _FileWriter:
-    """A task's files, each begun when there is something for it, under a name of its own."""
+    """Writes a task's files. Each is opened when its first rows come, and has a unique name."""
 
     def __init__(self, path: str, columns: pa.Schema) -> None:
         from pyarrow import fs

@@ -1,4 +1,4 @@
-"""Where the rows of a query go, as it is said on a command line: `topic:NAME`, `topic` or `table:PATH`. Pure."""
+"""The target of a query's rows, as on the command line: `topic:NAME`, `topic` or `table:PATH`. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ _RIGHT: Final = "it must be topic:NAME; topic alone, if the rows have a column t
 
 
 class TargetKind(enum.Enum):
+    """What kind of target it is."""
+
     TOPIC = "topic"
     TABLE = "table"
 
 
 class QueryTarget(msgspec.Struct, frozen=True):
-    """`name`: of the topic, None where each row says its own; or the path of the table."""
+    """A target. `name` is the topic, None if each row names its own; or the path of the table."""
 
     kind: TargetKind
     name: str | None
@@ -39,7 +41,7 @@ class QueryTarget(msgspec.Struct, frozen=True):
 
     @property
     def short_name(self) -> str:
-        """What a pipeline into it is called unless it has a name of its own."""
+        """The default name of a pipeline into this target."""
         if self.name is None:
             return "sql"
         if self.kind is TargetKind.TOPIC:

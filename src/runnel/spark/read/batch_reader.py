@@ -1,4 +1,4 @@
-"""Batch reads: what there is to read is settled once, in planning; tasks then read exact ranges."""
+"""Batch reads: planning determines once what to read, and tasks then read exact ranges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from runnel.spark.read.pushdown import Narrowing, narrowed
 from runnel.spark.read.ranges import Range, ReadPartition, TopicRange, read
 
 _REQUESTS_AT_ONCE: Final = 32
-# Of ranges with fewer messages, nobody asks how large they are.
+# Ranges with fewer messages are not sampled for their size.
 _SAMPLED_FROM_MESSAGES: Final = 10_000
 _SAMPLE_BYTES: Final = 64 * 1024
 _NOT_KEPT: Final = "none"
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class BatchReader(DataSourceReader):
-    """For sessions that do not push filters down."""
+    """Reads topics, or a data directory, in sessions that do not push filters down."""
 
     def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
         self._options = options
@@ -56,7 +56,7 @@ class BatchReader(DataSourceReader):
             bus = connection(address)
             ranges = bus.run(_Plan(bus.bus, address, options, self._narrowing).ranges())
             tasks = pack(ranges, options.bytes_per_partition)
-        # Spark makes a partition of its own if there are none: better one that can be read.
+        # Without any, Spark would make a partition of its own, which `read` cannot read.
         return [ReadPartition(task) for task in tasks] or [ReadPartition(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -65,7 +65,7 @@ class BatchReader(DataSourceReader):
 
 
 class PushdownBatchReader(BatchReader):
-    """For sessions with `spark.sql.python.filterPushdown.enabled`: elsewhere Spark refuses a reader that can."""
+    """Applies pushed-down filters. Without `spark.sql.python.filterPushdown.enabled` Spark refuses such a reader."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         for pushed in filters:
@@ -77,7 +77,7 @@ class PushdownBatchReader(BatchReader):
 
 
 class _Plan:
-    """One read of a broker's topics, planned. Requests are on their way a few at a time."""
+    """Plans one read of a broker's topics, with a limited number of requests at a time."""
 
     def __init__(
         self, bus: Bus, address: BrokerLogin, options: ReadOptions, narrowing: Narrowing
@@ -89,7 +89,7 @@ class _Plan:
         self._room = asyncio.Semaphore(_REQUESTS_AT_ONCE)
 
     async def ranges(self) -> list[tuple[TopicRange, int]]:
-        """What to read, in order, and how many bytes that is, nearly."""
+        """The ranges to read, in order, and their approximate size in bytes."""
         topics = await self._topics()
         counts = {topic.name: topic.partition_count for topic in topics}
         for places in (self._options.starting, self._options.ending):
@@ -112,7 +112,7 @@ class _Plan:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(coroutine)) for coroutine in work]
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # one is enough to say what is wrong
+            raise errors.exceptions[0] from None  # one error is enough to say what is wrong
         return [task.result() for task in tasks]
 
     async def _topics(self) -> list[TopicState]:
@@ -138,7 +138,7 @@ class _Plan:
         return topics
 
     async def _described(self, name: str) -> TopicState | None:
-        """None for one that was deleted since it was found by a pattern."""
+        """The topic's state; None if it was deleted after a pattern found it."""
         try:
             return await self._bus.topic(name)
         except UnknownTopicError:
@@ -147,21 +147,21 @@ class _Plan:
             return None
 
     async def _hint(self) -> str:
-        """What could have been meant by a topic that is not there."""
-        there = [topic.name for topic in await self._bus.topics()]
-        missing = [name for name in self._options.topics if name not in there]
-        near = [match for name in missing for match in difflib.get_close_matches(name, there, 3)]
+        """The topics that an unknown topic may have meant."""
+        known = [topic.name for topic in await self._bus.topics()]
+        missing = [name for name in self._options.topics if name not in known]
+        near = [match for name in missing for match in difflib.get_close_matches(name, known, 3)]
         if near:
             return f"; did you mean {' or '.join(near)}?"
-        shown = ", ".join(there[:5])
-        return f"; there are {len(there)} topics{': ' if there else ''}{shown}{', …' if there[5:] else ''}"
+        shown = ", ".join(known[:5])
+        return f"; there are {len(known)} topics{': ' if known else ''}{shown}{', …' if known[5:] else ''}"
 
     async def _partition(
-        self, topic: str, partition: int, there: StoredOffsets
+        self, topic: str, partition: int, stored: StoredOffsets
     ) -> list[tuple[TopicRange, int]]:
         options, narrowing = self._options, self._narrowing
-        begin = await self._offset(options.starting, topic, partition, there)
-        end = await self._offset(options.ending, topic, partition, there)
+        begin = await self._offset(options.starting, topic, partition, stored)
+        end = await self._offset(options.ending, topic, partition, stored)
         offsets, times = narrowing.offset, narrowing.receive_ns
         if offsets.low is not None:
             begin = max(begin, offsets.low)
@@ -192,23 +192,23 @@ class _Plan:
         ]
 
     async def _offset(
-        self, places: ReadBounds, topic: str, partition: int, there: StoredOffsets
+        self, places: ReadBounds, topic: str, partition: int, stored: StoredOffsets
     ) -> int:
         place: ReadBound = places.of(topic, partition)
         if place.kind is BoundKind.TIME:
-            # Not beyond what was there when the topic was described: all ends are of one moment.
-            return min(await self._offset_at(topic, partition, place.value), there.next)
+            # Not beyond the end when the topic was described, so that all ends are of one moment.
+            return min(await self._offset_at(topic, partition, place.value), stored.next)
         return resolve(
             places,
             place,
             topic,
             partition,
-            there,
+            stored,
             is_strict=self._options.fails_on_data_loss,
         )
 
     async def _offset_at(self, topic: str, partition: int, time_ns: int) -> int:
-        """The first offset that was received at a time or later."""
+        """The first offset whose message was received at this time or later."""
         page = await self._bus.fetch(
             topic, partition=partition, time=time_ns, messages_max=1, bytes_max=1
         )
@@ -217,12 +217,14 @@ class _Plan:
         return min(firsts, default=page.next_offset)
 
     async def _message_bytes(self, topic: str, partition: int, begin: int, end: int) -> int:
-        """The size of a message, by a sample."""
+        """The average size of a message, estimated from a sample."""
         if end - begin < _SAMPLED_FROM_MESSAGES:
             return max(1, RANGE_BYTES // (end - begin))
         try:
             page = await self._bus.fetch(topic, begin, partition=partition, bytes_max=_SAMPLE_BYTES)
-        except OffsetGoneError:  # since the topic was described: the task that reads it tells
+        except (
+            OffsetGoneError
+        ):  # removed since the topic was described; the task that reads the range reports it
             return max(1, RANGE_BYTES // (end - begin))
         size = sum(batch.envelope.body_bytes for batch in page.batches)
         return max(1, size // max(1, len(page)))

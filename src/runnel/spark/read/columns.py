@@ -1,7 +1,7 @@
-"""The columns of stored batches as Spark wants them: each is made by itself, and only if it is asked for.
+"""Makes Spark's columns from stored batches: each column separately, and only if the query needs it.
 
-Most batches hold one topic and partition. Their columns are joined here, in half the time that a table of everything
-takes (bench/spark.py, "read"); what is rarer comes from that table.
+Most batches hold one topic-partition. Their columns are joined directly, in half the time that a table of all columns
+takes (bench/spark.py, "read"). Rarer cases use that table.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from runnel.formats.table import Binary
 from runnel.spark.read.tag_columns import TagRows
 
 _NS_PER_US: Final = 1000
-# Columns of one value are made once, this long, and cut to length.
+# Columns of one value are made once with this length, and sliced.
 _KEPT_ROWS: Final = 20_000
-# Payloads of batches with less than this, on average, take less time to join than to refer to.
+# If batches have fewer payload bytes on average, joining them takes less time than referring to them.
 _CHUNK_BYTES_MIN: Final = 64 * 1024
 _INT32: Final = pa.int32()
 _INT64: Final = pa.int64()
@@ -32,7 +32,7 @@ _BINARY: Final = pa.binary()
 
 
 class _ContiguousRun(NamedTuple):
-    """All messages, where they are of one partition and follow each other."""
+    """The common run of all batches, if they are of one topic-partition and their offsets follow each other."""
 
     topic: str
     partition: int
@@ -40,7 +40,7 @@ class _ContiguousRun(NamedTuple):
 
 
 class _TimeColumn(NamedTuple):
-    """Times in nanoseconds: one a row, or one for so many rows each."""
+    """Times in nanoseconds: one for each row, or one for each group of `counts` rows."""
 
     values: NDArray[np.int64]
     counts: Sequence[int] | None
@@ -49,7 +49,7 @@ class _TimeColumn(NamedTuple):
         return self._spread(self.values, _INT64)
 
     def us(self) -> pa.Array:
-        """Rounded down: also before 1970, where division would round up."""
+        """In microseconds, rounded down. Before 1970 a division would round up."""
         return self._spread(np.floor_divide(self.values, _NS_PER_US), _TIME)
 
     def _spread(self, values: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
@@ -57,7 +57,7 @@ class _TimeColumn(NamedTuple):
 
 
 def grouped(batches: Iterable[Batch], rows_min: int, bytes_min: int) -> Iterator[list[Batch]]:
-    """The same batches in their order, together until they have so many rows or so many bytes."""
+    """Group batches in their order until each group has at least this many rows or bytes."""
     group: list[Batch] = []
     count = size = 0
     for batch in batches:
@@ -72,7 +72,7 @@ def grouped(batches: Iterable[Batch], rows_min: int, bytes_min: int) -> Iterator
 
 
 class Stack:
-    """Batches, one on top of the other, and what `COLUMNS` names of them: arrays over all their rows."""
+    """Stacked batches. A method for each name in `COLUMNS` makes an array over all their rows."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self._batches = batches
@@ -81,7 +81,7 @@ class Stack:
         self._counts = [part.count for part in self._parts]
         self._count = sum(self._counts)
 
-    # --- What is per run ---
+    # --- Columns that are constant in a run ---
 
     @cached_property
     def _run(self) -> _ContiguousRun | None:
@@ -102,7 +102,7 @@ class Stack:
         return _repeated(self._run.topic, _STRING, self._count)
 
     def coded_topic(self) -> pa.Array:
-        """The same, as a dictionary."""
+        """The topic as a dictionary array."""
         if self._run is None:
             return self._stored("topic")
         name = pa.array([self._run.topic], _STRING)
@@ -172,7 +172,7 @@ class Stack:
         return self._joined([part.payloads for part in self._parts], self._payload_offsets)
 
     def payload_chunks(self) -> pa.Array | pa.ChunkedArray:
-        """Where they lie, if that takes less time than to join them."""
+        """The payloads without copying, if that takes less time than joining them."""
         size = sum([len(part.payloads.data) for part in self._parts])
         if size < _CHUNK_BYTES_MIN * len(self._parts):
             return self.payload()
@@ -186,7 +186,7 @@ class Stack:
 
     @cached_property
     def _width(self) -> int:
-        """The length of every payload, if it is known to be one; else 0."""
+        """The length of every payload if all are known to have the same length; else 0."""
         widths = {part.payloads.width for part in self._parts}
         return widths.pop() if len(widths) == 1 else 0
 
@@ -209,7 +209,7 @@ class Stack:
         )
         return pa.py_buffer(offsets)
 
-    # --- What most messages do not have ---
+    # --- Columns that most messages do not have ---
 
     def key(self) -> pa.Array:
         keys = [part.keys for part in self._parts]
@@ -228,7 +228,7 @@ class Stack:
         return self._tag_rows.maps() if self._has_tags else _no_tags(self._count)
 
     def coded_tags(self) -> pa.Array:
-        """The same, with names and values as dictionaries."""
+        """The tags with names and values as dictionary arrays."""
         return self._tag_rows.coded_maps()
 
     @property
@@ -239,7 +239,7 @@ class Stack:
     def _tag_rows(self) -> TagRows:
         return TagRows.of(self._parts)
 
-    # --- All there is ---
+    # --- The table of all columns ---
 
     @cached_property
     def _table(self) -> pa.Table:
@@ -269,7 +269,7 @@ COLUMNS: Final[Mapping[str, Callable[[Stack], pa.Array]]] = {
 
 
 def _binary(column: Binary, count: int) -> pa.Array:
-    """Over the same memory."""
+    """An Arrow array over the same memory."""
     if not column.offsets:
         return _repeated(None, _BINARY, count)
     validity = pa.py_buffer(column.validity) if column.validity else None
@@ -282,7 +282,7 @@ def _primitive(values: NDArray[np.int32] | NDArray[np.int64], kind: pa.DataType)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-# --- Columns that are the same in batch after batch ---
+# --- Columns that many batches share ---
 
 
 def _repeated(value: str | int | None, kind: pa.DataType, count: int) -> pa.Array:
@@ -306,5 +306,5 @@ def _no_tags(count: int) -> pa.Array:
 
 @lru_cache(maxsize=16)
 def _even_offsets(width: int, count: int) -> pa.Buffer:
-    """The offsets of rows of one length."""
+    """The offsets of `count` rows of equal length."""
     return pa.py_buffer(np.arange(0, (count + 1) * width, width, dtype=np.int32))

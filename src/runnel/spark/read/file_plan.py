@@ -1,4 +1,4 @@
-"""Batch reads of a data directory without its broker: its index says which blocks hold what is wanted."""
+"""Plans batch reads of a data directory without its broker, by the index of its files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from runnel.log.reading import OfflineLog, Selection, TopicInfo
 from runnel.spark.options import BoundKind, ReadBound, ReadBounds, ReadOptions
 from runnel.spark.read.plan import StoredOffsets, check_partitions, pack, resolve
 from runnel.spark.read.pushdown import Narrowing
-from runnel.spark.read.ranges import FileRange, lost
+from runnel.spark.read.ranges import FileRange, report_loss
 
 
 class _ReceiveTimes(NamedTuple):
-    """Receive times that a partition is read from and until; None: no bound."""
+    """The receive times between which a partition is read; None: no bound."""
 
     since_ns: int | None
     until_ns: int | None
 
 
 def plan_files(path: str, options: ReadOptions, narrowing: Narrowing) -> list[Sequence[FileRange]]:
-    """The tasks of a read, each with blocks of about as many bytes as were asked for."""
+    """The tasks of a read, each with blocks of about `bytes_per_partition` bytes."""
     log = OfflineLog(_checked(path))
     tasks: list[Sequence[FileRange]] = []
     for selection in _selections(log, options, narrowing):
@@ -40,14 +40,16 @@ def plan_files(path: str, options: ReadOptions, narrowing: Narrowing) -> list[Se
             for stretches in pack(sized, options.bytes_per_partition)
         ]
         report = log.report
-        if report.damage:  # tasks read what is there, and would not know what is missing beside it
+        if report.damage:  # tasks read undamaged blocks, and would not notice the damage
             whole = FileRange(
                 path=log.directory,
                 stretches=(),
                 selection=selection,
                 fails_on_data_loss=options.fails_on_data_loss,
             )
-            lost(whole, f"{report.damage_count} damaged places, the first {report.damage[0]}")
+            report_loss(
+                whole, f"{report.damage_count} damaged places, the first {report.damage[0]}"
+            )
     return tasks
 
 
@@ -64,7 +66,7 @@ def _checked(path: str) -> str:
 
 
 def _selections(log: OfflineLog, options: ReadOptions, narrowing: Narrowing) -> Iterator[Selection]:
-    """What is wanted, in as few selections as there are different times."""
+    """The messages to read: one selection for each distinct pair of receive times."""
     topics = log.topics(options.patterns)
     _check_topics(log, options, topics)
     by_times: dict[_ReceiveTimes, dict[tuple[str, int], tuple[int, int]]] = {}
@@ -75,9 +77,9 @@ def _selections(log: OfflineLog, options: ReadOptions, narrowing: Narrowing) -> 
             key = (topic.name, at.partition)
             if not narrowing.wants_partition(at.partition):
                 continue
-            there = StoredOffsets(at.first_offset, at.next_offset)
-            begin, since_ns = _place(options, options.starting, key, there, there.first)
-            end, until_ns = _place(options, options.ending, key, there, there.next)
+            stored = StoredOffsets(at.first_offset, at.next_offset)
+            begin, since_ns = _place(options, options.starting, key, stored, stored.first)
+            end, until_ns = _place(options, options.ending, key, stored, stored.next)
             begin = max(begin, begin if narrowing.offset.low is None else narrowing.offset.low)
             end = min(end, end if narrowing.offset.high is None else narrowing.offset.high)
             if begin < end:
@@ -96,10 +98,10 @@ def _check_topics(log: OfflineLog, options: ReadOptions, topics: Sequence[TopicI
     counts = {topic.name: len(topic.partitions) for topic in topics}
     for name in options.topics:
         if name not in counts:
-            there = [topic.name for topic in log.topics(("*",))]
-            shown = ", ".join(there[:5]) + (", …" if there[5:] else "")
+            known = [topic.name for topic in log.topics(("*",))]
+            shown = ", ".join(known[:5]) + (", …" if known[5:] else "")
             raise UnknownTopicError(
-                f"there is no topic {name!r} in {log.directory}; there are {len(there)} topics: {shown}"
+                f"there is no topic {name!r} in {log.directory}; there are {len(known)} topics: {shown}"
             )
     for places in (options.starting, options.ending):
         check_partitions(places, counts)
@@ -109,14 +111,14 @@ def _place(
     options: ReadOptions,
     places: ReadBounds,
     key: tuple[str, int],
-    there: StoredOffsets,
+    stored: StoredOffsets,
     otherwise: int,
 ) -> tuple[int, int | None]:
-    """An offset and a receive time that bound a partition; one of them says nothing."""
+    """The offset and the receive time that bound a partition; only one of the two limits it."""
     place: ReadBound = places.of(*key)
     if place.kind is BoundKind.TIME:
         return otherwise, place.value
-    offset = resolve(places, place, *key, there, is_strict=options.fails_on_data_loss)
+    offset = resolve(places, place, *key, stored, is_strict=options.fails_on_data_loss)
     return offset, None
 
 

@@ -1,9 +1,8 @@
-"""A line to a broker for pages of stored messages and nothing else: one blocking socket, and no event loop.
+"""A connection to a broker that only fetches pages of stored messages: one blocking socket, and no event loop.
 
-Tasks read nearly everything over it, for half of what a page costs through a client: no other thread has to be woken,
-and a page is received by one call (bench/spark.py, "read"). It knows no errors but its own. Whatever is out of the
-ordinary (TLS, a topic that moved, a refusal, a broker that was restarted) is left to a client, which asks again for the
-same page.
+Tasks read nearly everything over it, at half the cost of a page through a client: no other thread has to be woken, and
+one call receives a page (bench/spark.py, "read"). It raises only `PageConnectionError`. In unusual cases (TLS, a moved
+topic, a refusal, a restarted broker) the caller fetches the same page again through a client.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from runnel.spark.connections import BrokerLogin, ProcessCache
 
 _CLIENT_NAME: Final = "spark"
 _CONNECT_TIMEOUT_S: Final = 5.0
-# A broker that says nothing for so long is a matter for a client.
+# If the broker is silent for this long, a client takes over.
 _ANSWER_TIMEOUT_S: Final = 30
 _FRAME_BYTES_MAX: Final = 128 * 2**20
 _PREFIX: Final = struct.Struct("<II")
@@ -31,11 +30,11 @@ _TIMEVAL: Final = struct.Struct("ll")
 
 
 class PageConnectionError(Exception):
-    """The line is of no use, at least for this page: ask a client."""
+    """The connection cannot fetch this page. Use a client."""
 
 
 class PageConnection:
-    """Pages, one after the other: `ask`, then `take`. After an error it is closed."""
+    """Fetches one page after the other: `ask`, then `take`. An error closes the connection."""
 
     def __init__(self, address: BrokerLogin) -> None:
         home = parse_url(address.url)
@@ -48,7 +47,7 @@ class PageConnection:
         self._number = 0
         self._is_asked = False
         try:
-            # The kernel's own timeout leaves the socket blocking: only then is a page received by one call.
+            # A timeout in the kernel leaves the socket blocking. Only a blocking socket receives a page with one call.
             self._socket.settimeout(None)
             timeout = _TIMEVAL.pack(_ANSWER_TIMEOUT_S, 0)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
@@ -68,7 +67,7 @@ class PageConnection:
         self._socket.close()
 
     def is_idle(self) -> bool:
-        """Whether it can be asked. A broker that has something to say unasked says farewell."""
+        """Whether it can take a request. Unrequested data means that the broker says farewell."""
         if self._is_asked or self._socket.fileno() < 0:
             return False
         with contextlib.suppress(BlockingIOError):
@@ -77,12 +76,12 @@ class PageConnection:
         return True
 
     def next_number(self) -> int:
-        """For the next request."""
+        """The number of the next request."""
         self._number += 1
         return self._number
 
     def ask(self, request: wire.Head) -> None:
-        """Send a request with that number. Its answer has to be taken before the next."""
+        """Send a request with the latest number. Its answer has to be taken before the next request."""
         assert not self._is_asked
         try:
             self._socket.sendall(wire.encode(request))
@@ -92,7 +91,7 @@ class PageConnection:
         self._is_asked = True
 
     def take(self) -> tuple[wire.Answer, memoryview]:
-        """The answer, and what lies behind its head."""
+        """Receive the answer; returns its head and the bytes behind the head."""
         try:
             frame = self._receive_frame()
             answer = wire.decode_answer(frame)
@@ -127,7 +126,7 @@ _connections: Final[ProcessCache[BrokerLogin, PageConnection]] = ProcessCache()
 
 
 def page_connection(address: BrokerLogin) -> PageConnection:
-    """This process's line to a broker: the one it has, or a new one. LineDownError if there can be none."""
+    """This process's connection to a broker, opened if necessary. PageConnectionError if that fails."""
     kept = _connections.get(address)
     if kept is not None and kept.is_idle():
         return kept
@@ -138,13 +137,13 @@ def page_connection(address: BrokerLogin) -> PageConnection:
 
 
 def close_page_connection(address: BrokerLogin) -> None:
-    """For a reader that has asked for more than it takes."""
+    """Close a connection whose reader did not take all its answers."""
     kept = _connections.pop(address)
     if kept is not None:
         kept.close()
 
 
 def close_page_connections() -> None:
-    """Close those of this process."""
+    """Close all page connections of this process."""
     for kept in _connections.pop_all():
         kept.close()

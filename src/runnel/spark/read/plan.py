@@ -1,4 +1,4 @@
-"""How a read is cut into tasks: places become offsets, large ranges are split, small ones share a task. Pure."""
+"""Cuts a read into tasks: resolves bounds to offsets, splits large ranges, combines small ones. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final, NamedTuple, TypeVar
 from runnel.errors import ClientFault
 from runnel.spark.options import BoundKind, ReadBound, ReadBounds
 
-# What a range costs beside its bytes, as bytes: a request, or the opening of a file.
+# The fixed cost of a range in bytes: a request, or opening a file.
 RANGE_BYTES: Final = 64 * 1024
-# Each halves how much larger the largest task may be than it has to.
+# Each step halves the excess size that the largest task may have.
 _BALANCING_STEPS: Final = 6
 
 _Work = TypeVar("_Work")
 
 
 class StoredOffsets(NamedTuple):
-    """The offsets of a partition that are there."""
+    """The stored offsets of a partition, from `first` on and below `next`."""
 
     first: int
     next: int
@@ -29,32 +29,32 @@ def resolve(
     place: ReadBound,
     topic: str,
     partition: int,
-    there: StoredOffsets,
+    stored: StoredOffsets,
     *,
     is_strict: bool,
 ) -> int:
-    """The offset of a place that is no time. Not strict: one that is gone becomes the first there is."""
+    """The offset of a bound that is not a time. If not strict, a removed offset becomes the first stored one."""
     match place.kind:
         case BoundKind.EARLIEST:
-            return there.first
+            return stored.first
         case BoundKind.LATEST:
-            return there.next
+            return stored.next
         case _:
             offset = place.value
-    right = f"from {there.first} to {there.next}, the next message's, would be right"
-    if offset > there.next:
+    right = f"from {stored.first} to {stored.next}, the next message's, would be right"
+    if offset > stored.next:
         raise ClientFault(
             f"option {places.option}: {topic}[{partition}] has not reached offset {offset}: {right}"
         )
-    if offset < there.first and is_strict:
+    if offset < stored.first and is_strict:
         raise ClientFault(
             f"option {places.option}: offset {offset} of {topic}[{partition}] is gone: {right}, or failOnDataLoss=false"
         )
-    return max(offset, there.first)
+    return max(offset, stored.first)
 
 
 def check_partitions(places: ReadBounds, counts: dict[str, int]) -> None:
-    """Whether the topics and partitions that an option names exist."""
+    """Raise ClientFault unless the topics and partitions that an option names exist."""
     for topic, partition in places.chosen:
         count = counts.get(topic)
         if count is None:
@@ -66,7 +66,7 @@ def check_partitions(places: ReadBounds, counts: dict[str, int]) -> None:
 
 
 def split(begin: int, end: int, pieces: int) -> Iterator[tuple[int, int]]:
-    """A range in so many pieces of nearly one length, but none empty."""
+    """Split a range into at most this many pieces of nearly equal length, none empty."""
     count = end - begin
     pieces = max(1, min(pieces, count))
     edges = [begin + count * piece // pieces for piece in range(pieces + 1)]
@@ -74,7 +74,7 @@ def split(begin: int, end: int, pieces: int) -> Iterator[tuple[int, int]]:
 
 
 def pack(sized: Iterable[tuple[_Work, int]], bytes_max: int) -> list[Sequence[_Work]]:
-    """Neighbours together as long as they are small together: in as few tasks as that takes, of nearly one size."""
+    """Combine neighbours up to `bytes_max`, into as few tasks as possible, of nearly equal size."""
     works = list(sized)
     sizes = [size for _, size in works]
     edges = _edges(sizes, bytes_max)
@@ -90,7 +90,7 @@ def pack(sized: Iterable[tuple[_Work, int]], bytes_max: int) -> list[Sequence[_W
 
 
 def _edges(sizes: Sequence[int], bytes_max: int) -> list[int]:
-    """Where tasks begin, and where the last one ends."""
+    """The begin of each task, and the end of the last one."""
     edges = [0]
     total = 0
     for number, size in enumerate(sizes):

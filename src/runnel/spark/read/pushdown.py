@@ -1,6 +1,6 @@
-"""Filters of a query that the source applies itself: what they leave of topics, offsets and times.
+"""Applies pushed-down filters of a query to topics, partitions, offsets and times.
 
-Everything here is exact. A filter that cannot be applied exactly stays with Spark.
+Everything here is exact. Spark keeps the filters that cannot be applied exactly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NS_PER_US: Final = 1000
 
 
 class NumberRange(msgspec.Struct, frozen=True):
-    """Numbers from `low` on and below `high`; None: without a bound."""
+    """The numbers from `low` on and below `high`; None: no bound."""
 
     low: int | None = None
     high: int | None = None
@@ -62,7 +62,7 @@ class NumberRange(msgspec.Struct, frozen=True):
 
 
 class RowFilter(msgspec.Struct, frozen=True):
-    """Which rows are wanted, of those that only a look into the batch can tell: by tags and times of clients."""
+    """Selects rows by tags and client times, which only the batch itself contains."""
 
     tags: Mapping[str, str] = {}
     event_ns: NumberRange = NumberRange()
@@ -76,7 +76,7 @@ class RowFilter(msgspec.Struct, frozen=True):
         if not self:
             return batch
         columns = batch.columns
-        # A column of one value stands for all rows.
+        # A column may hold one value for all rows; numpy broadcasts it.
         wanted = np.ones(columns.count, np.bool_)
         if self.event_ns:
             wanted &= self.event_ns.mask(np.frombuffer(columns.event_times, np.int64))
@@ -90,7 +90,7 @@ class RowFilter(msgspec.Struct, frozen=True):
         return batch.take(rows) if len(rows) else None
 
     def _has_tags(self, columns: Columns) -> NDArray[np.bool_]:
-        """By tag sets, of which there are few, then by each row's number of its set."""
+        """Whether each row has the tags. Compares the tag sets, which are few, and looks up each row's set."""
         if not columns.tag_index:
             return np.zeros(1, np.bool_)
         wanted = self.tags.items()
@@ -99,7 +99,7 @@ class RowFilter(msgspec.Struct, frozen=True):
 
 
 class Narrowing(msgspec.Struct, frozen=True):
-    """What filters have left of everything. `topics` and `partitions` None: all of them."""
+    """What the pushed-down filters select. `topics` or `partitions` None: all of them."""
 
     topics: frozenset[str] | None = None
     prefixes: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class Narrowing(msgspec.Struct, frozen=True):
         return RowFilter(tags, self.event_ns, self.transmit_ns)
 
 
-# Columns of whole numbers, the field of `Narrowing` that bounds them, and how many of its units make one.
+# Columns of integers, with the field of `Narrowing` that bounds each, and the number of the field's units in one.
 _BOUNDED: Final[Mapping[str, tuple[str, int]]] = {
     "partition": ("partition", 1),
     "offset": ("offset", 1),
@@ -138,7 +138,7 @@ _NEVER_NULL: Final = frozenset((*_BOUNDED, "topic", "payload", "tags", "size"))
 
 
 def narrowed(narrowing: Narrowing, pushed: Filter) -> Narrowing | None:
-    """With one filter more; None if it cannot be applied here."""
+    """Add one more filter; None if it cannot be applied exactly."""
     match pushed:
         case IsNotNull((column,)) if column in _NEVER_NULL:
             return narrowing
@@ -179,7 +179,7 @@ def _with_set(narrowing: Narrowing, field: str, values: tuple[object, ...]) -> N
 
 
 def _number(value: object) -> int | None:
-    """Whole numbers as they are, times in microseconds."""
+    """An integer as it is, or a time in microseconds; None for other values."""
     if isinstance(value, datetime):
         moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         since = moment - _EPOCH
@@ -190,7 +190,7 @@ def _number(value: object) -> int | None:
 
 
 def _span(pushed: Filter, number: int, unit: int) -> NumberRange:
-    """What a comparison leaves. A time in microseconds stands for the thousand nanoseconds it was rounded from."""
+    """The numbers that a comparison selects. A time in microseconds stands for the 1000 ns that are rounded to it."""
     here, behind = number * unit, (number + 1) * unit
     match pushed:
         case GreaterThan():

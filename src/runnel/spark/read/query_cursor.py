@@ -1,8 +1,8 @@
-"""A query's position as a named cursor on the broker: it holds back retention, and shows how far the query is behind.
+"""A query's position as a named cursor on the broker. It holds back retention, and shows how far the query is behind.
 
-It stands where the query's last committed micro-batch ended, never further. A name given by the user is known where
-the query is planned, and moves there. Without one it is named after the query, which only tasks know: then the first
-task of each micro-batch moves it. Nobody but the user removes it.
+The cursor is at the end of the query's last committed micro-batch, never further. If the user gives a name, the
+planning process moves the cursor. Otherwise it is named after the query's id, which only tasks know, so the first task
+of each micro-batch moves it. Only the user removes it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from runnel.spark.read.stream_offset import Positions
 PREFIX: Final = "spark/"
 _QUERY_ID: Final = "sql.streaming.queryId"  # a local property of the query's jobs
 
-# Each move is a synced record of the broker's; a pin that follows within a second is as good.
+# The broker syncs a record for each move. A hold that follows within a second is good enough.
 _INTERVAL_S: Final = 1.0
 _ARRIVAL_S: Final = 5.0
 
-# When this process last moved each cursor: tasks of one query meet here again.
+# When this process last moved each cursor, for all tasks of a query that run in this process.
 _moved_at_s: dict[tuple[BrokerLogin, str], float] = {}
 
 
 class CursorStep(msgspec.Struct, frozen=True):
-    """A move that a task makes, because it knows the query's name."""
+    """A move of the cursor by a task, because only tasks know the query's id."""
 
     address: BrokerLogin
     places: tuple[CursorPlace, ...]
@@ -51,7 +51,7 @@ class CursorStep(msgspec.Struct, frozen=True):
 
 
 class StreamPartition(ReadPartition):
-    """What one task of a micro-batch reads, and perhaps a step of the cursor."""
+    """The ranges that one task of a micro-batch reads, and a cursor move if this task makes it."""
 
     def __init__(self, ranges: Sequence[Range], step: CursorStep | None) -> None:
         super().__init__(ranges)
@@ -59,7 +59,7 @@ class StreamPartition(ReadPartition):
 
 
 class QueryCursor:
-    """The cursor as the planning process moves it. `name` None: by tasks; "": there is none."""
+    """The cursor as the planning process moves it. `name` None: tasks move it; "": no cursor."""
 
     def __init__(self, address: BrokerLogin, patterns: tuple[str, ...], name: str | None) -> None:
         self._address = address
@@ -70,12 +70,12 @@ class QueryCursor:
         self._moving: Future[None] | None = None
 
     def move(self, committed: Positions) -> None:
-        """To where a plan starts; soon, and not more often than is of use."""
+        """Move to the start of a micro-batch, at most once per interval, without waiting."""
         if time.monotonic() - self._moved_at_s >= _INTERVAL_S:
             self._move(committed)
 
     def arrive(self, committed: Positions) -> None:
-        """The query has read all there is, and has time. It may end now, so the last move is waited for."""
+        """Move after the query has read everything. Waits for the move, because the query may end now."""
         self._move(committed)
         if self._moving is not None:
             wait((self._moving,), _ARRIVAL_S)
@@ -90,7 +90,7 @@ class QueryCursor:
             self._moving = _move(self._address, self._name, places)
 
     def step(self, committed: Positions) -> CursorStep | None:
-        """The move for a task to make."""
+        """The move that a task makes; None if the planning process moves the cursor."""
         if self._name is not None or not committed:
             return None
         return CursorStep(self._address, self._places(committed))
@@ -109,7 +109,7 @@ class QueryCursor:
 
 
 def _move(address: BrokerLogin, name: str, places: tuple[CursorPlace, ...]) -> Future[None]:
-    """Failing is told, and no more: a query does not stand still because its pin does."""
+    """Move the cursor. A failure is only logged: the query continues although its hold does not move."""
     bus = connection(address).bus
     moving = asyncio.run_coroutine_threadsafe(bus.set_cursor(name, places), bus.loop)
 

@@ -1,4 +1,4 @@
-"""Pieces of work that Spark sends to its workers, and how each is read: exact ranges, the same rows every time."""
+"""The ranges that Spark sends to its workers, and reading them: the same rows every time."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from runnel.spark.read.pushdown import RowFilter
 
 logger = logging.getLogger("runnel.spark")
 
-# Small at first, so that Spark has something to do soon.
+# Small, so that Spark can begin soon.
 _FIRST_PAGE_BYTES: Final = 512 * 1024
 _PAGE_BYTES: Final = 2 * 2**20
 
 
 class TopicRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Offsets of one partition, from `begin` on and below `end`."""
+    """The offsets of one topic-partition, from `begin` on and below `end`."""
 
     address: BrokerLogin
     topic: str
@@ -50,10 +50,10 @@ class TopicRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries of a shard, from `begin` on and below `end`, and the topics wanted of them.
+    """The entries of a shard, from `begin` on and below `end`, and the patterns of the topics to read.
 
-    Entries below `settled` were there before the query first looked: what is missing among them, it never had. A shard
-    that was made anew is read from its beginning by the piece that `is_first`, and by no other.
+    Entries below `settled` existed before the query began, so what retention removed of them is no loss. If a shard was
+    recreated, only the range with `is_first` reads it from its beginning.
     """
 
     address: BrokerLogin
@@ -73,7 +73,7 @@ class ShardRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks of a data directory's files, and what is wanted of them."""
+    """Blocks of a data directory's files, and the messages to read from them."""
 
     path: str
     stretches: tuple[Stretch, ...]
@@ -89,7 +89,7 @@ Range: TypeAlias = TopicRange | ShardRange | FileRange
 
 
 class ReadPartition(InputPartition):
-    """What one task reads, one range after the other."""
+    """The ranges that one task reads, one after the other."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         super().__init__(tuple(ranges))
@@ -101,9 +101,9 @@ class ReadPartition(InputPartition):
 
 
 def read(work: Range) -> Iterator[Batch]:
-    """The wanted rows, in order. What is gone is an error, or told and passed over, as the range says."""
+    """The rows of a range, in order. Lost data is an error, or logged and skipped, as the range says."""
     if TaskContext.get() is not None:
-        _settle_worker()
+        _freeze_worker_objects()
     if isinstance(work, TopicRange):
         batches = _read_topic(work)
     elif isinstance(work, ShardRange):
@@ -116,16 +116,16 @@ def read(work: Range) -> Iterator[Batch]:
 
 
 @lru_cache(maxsize=1)
-def _settle_worker() -> None:
-    """A Python worker of Spark's looks through all its objects for garbage after every task.
+def _freeze_worker_objects() -> None:
+    """Exclude the worker's current objects, which are modules and stay, from garbage collection.
 
-    What it has now is modules, and stays: without it each task takes tens of milliseconds less (bench/spark.py).
+    Spark's Python workers collect garbage after every task; this saves tens of milliseconds per task (bench/spark.py).
     """
     gc.freeze()
 
 
-def lost(work: Range, what: str) -> None:
-    """Data of a range is gone."""
+def report_loss(work: Range, what: str) -> None:
+    """Raise or log that data of a range is lost."""
     if work.fails_on_data_loss:
         raise ClientFault(
             f"{work}: data is gone: {what}. With option failOnDataLoss=false the query goes on without it"
@@ -137,48 +137,56 @@ def lost(work: Range, what: str) -> None:
 
 
 class _Page(NamedTuple):
+    """A page of a partition or shard; `next` is the offset or entry behind it."""
+
     batches: Sequence[Batch]
     next: int
     gaps: Sequence[Gap]
 
 
 class _Pages(Protocol):
-    """How the pages of a range are asked for, from an offset or entry on and so many bytes: in two ways."""
+    """Requests pages of a range, from an offset or entry on: over a page connection or through a client."""
 
     def head(self, number: int, begin: int, bytes_max: int) -> wire.Head:
-        """The request of this number, for a line."""
+        """The request with this number, for a page connection."""
 
     def page(self, answer: wire.Answer, tail: memoryview) -> _Page:
-        """What a line brought."""
+        """The page in the answer of a page connection."""
 
     async def fetch(self, bus: Bus, begin: int, bytes_max: int) -> _Page:
-        """Through a client."""
+        """Fetch a page through a client."""
 
 
 def _read_pages(address: BrokerLogin, pages: _Pages, begin: int, end: int) -> Iterator[_Page]:
-    """Page after page; the next is on its way while this one is used."""
+    """The pages of a range. The next page is requested before this one is processed."""
     try:
-        for page in _over_line(address, pages, begin, end):
+        for page in _over_page_connection(address, pages, begin, end):
             begin = page.next
             yield page
     except PageConnectionError as error:
-        logger.debug("a client goes on in the place of a line to %s: %s", address.url, error)
+        logger.debug(
+            "reading continues through a client instead of a page connection to %s: %s",
+            address.url,
+            error,
+        )
     if begin < end:
         yield from _through_client(address, pages, begin, end)
 
 
-def _over_line(address: BrokerLogin, pages: _Pages, begin: int, end: int) -> Iterator[_Page]:
-    line = page_connection(address)
-    line.ask(pages.head(line.next_number(), begin, _FIRST_PAGE_BYTES))
+def _over_page_connection(
+    address: BrokerLogin, pages: _Pages, begin: int, end: int
+) -> Iterator[_Page]:
+    pages_connection = page_connection(address)
+    pages_connection.ask(pages.head(pages_connection.next_number(), begin, _FIRST_PAGE_BYTES))
     try:
         while begin < end:
-            page = pages.page(*line.take())
+            page = pages.page(*pages_connection.take())
             begin = _advanced(page, begin, end)
             if begin < end:
-                line.ask(pages.head(line.next_number(), begin, _PAGE_BYTES))
+                pages_connection.ask(pages.head(pages_connection.next_number(), begin, _PAGE_BYTES))
             yield page
     finally:
-        if not line.is_idle():
+        if not pages_connection.is_idle():
             close_page_connection(address)
 
 
@@ -188,16 +196,16 @@ def _through_client(address: BrokerLogin, pages: _Pages, begin: int, end: int) -
     def ask(bytes_max: int) -> Future[_Page]:
         return asyncio.run_coroutine_threadsafe(pages.fetch(bus, begin, bytes_max), bus.loop)
 
-    on_its_way = ask(_FIRST_PAGE_BYTES)
+    requested = ask(_FIRST_PAGE_BYTES)
     try:
         while begin < end:
-            page = on_its_way.result()
+            page = requested.result()
             begin = _advanced(page, begin, end)
             if begin < end:
-                on_its_way = ask(_PAGE_BYTES)
+                requested = ask(_PAGE_BYTES)
             yield page
     finally:
-        on_its_way.cancel()
+        requested.cancel()
 
 
 def _advanced(page: _Page, begin: int, end: int) -> int:
@@ -207,6 +215,8 @@ def _advanced(page: _Page, begin: int, end: int) -> int:
 
 
 class _TopicPages:
+    """Requests pages of a topic-partition."""
+
     def __init__(self, work: TopicRange) -> None:
         self._topic = work.topic
         self._partition = work.partition
@@ -231,20 +241,20 @@ def _read_topic(work: TopicRange) -> Iterator[Batch]:
                 begin = page.next
                 for gap in page.gaps:
                     if gap.first_offset < work.end:
-                        lost(work, _told(gap))
+                        report_loss(work, _describe_gap(gap))
                 if page.next <= work.end:
                     yield from page.batches
                 else:
                     yield from filter(None, (_below(batch, work.end) for batch in page.batches))
             return
         except OffsetGoneError as gone:
-            lost(work, str(gone))
+            report_loss(work, str(gone))
             begin = gone.first_offset
         except OffsetAheadError as ahead:
-            lost(work, f"{ahead}: the topic was made anew, or the broker's data replaced")
+            report_loss(work, f"{ahead}: the topic was made anew, or the broker's data replaced")
             return
         except UnknownTopicError as unknown:  # deleted since the read was planned
-            lost(work, str(unknown))
+            report_loss(work, str(unknown))
             return
 
 
@@ -255,6 +265,8 @@ def _below(batch: Batch, end: int) -> Batch | None:
 
 
 class _ShardPages:
+    """Requests pages of a shard."""
+
     def __init__(self, work: ShardRange, epoch: int) -> None:
         self._work = work
         self._epoch = epoch
@@ -289,14 +301,14 @@ class _ShardPages:
         return _Page(page.batches, page.next_entry, page.gaps)
 
     def _end(self, begin: int) -> int:
-        """What is missing before and behind `settled` is judged differently, so no page has both."""
+        """The end of a page. No page crosses `settled`, because losses before and behind it are treated differently."""
         settled, end = self._work.settled, self._work.end
         return settled if begin < settled < end else end
 
 
 def _read_shard(work: ShardRange) -> Iterator[Batch]:
     begin, epoch = work.begin, work.epoch
-    # In another epoch the shard may have begun at 1 again, so that the end lies before the beginning: the broker tells.
+    # In another epoch the shard may have begun at 1 again, so that the end lies before the begin. The broker knows.
     is_checked = begin < work.end
     while begin < work.end or not is_checked:
         try:
@@ -308,21 +320,21 @@ def _read_shard(work: ShardRange) -> Iterator[Batch]:
             for page in _read_pages(work.address, _ShardPages(work, epoch), begin, work.end):
                 for gap in page.gaps:
                     if begin >= work.settled or gap.reason != "retention":
-                        lost(work, _told(gap))
+                        report_loss(work, _describe_gap(gap))
                 begin = page.next
                 yield from page.batches
             return
         except OffsetGoneError as gone:
-            lost(work, _entries_gone(gone))
+            report_loss(work, _entries_gone(gone))
             epoch = 0
             if gone.gap > 0 or work.is_first:
                 begin = gone.first_offset
         except OffsetAheadError as ahead:
-            lost(work, f"{ahead}: the broker's data was replaced")
+            report_loss(work, f"{ahead}: the broker's data was replaced")
             epoch = 0
             begin = 1 if work.is_first else work.end
         except UnknownTopicError as unknown:  # the last topic in it was deleted
-            lost(work, str(unknown))
+            report_loss(work, str(unknown))
             return
 
 
@@ -332,7 +344,7 @@ def _entries_gone(gone: OffsetGoneError) -> str:
     return f"the shard was made anew, and begins at entry {gone.first_offset}"
 
 
-def _told(gap: Gap) -> str:
+def _describe_gap(gap: Gap) -> str:
     where = f"{gap.topic}[{gap.partition}] offsets {gap.first_offset} to {gap.next_offset - 1}, "
     return f"{where if gap.topic else ''}{gap.reason}: {gap.text}"
 
@@ -341,12 +353,12 @@ def _told(gap: Gap) -> str:
 
 
 def _read_files(work: FileRange) -> Iterator[Batch]:
-    # Made anew for each task: what it remembers of the catalogue must not outlive the query.
+    # A new object for each task: what it caches of the catalogue must not outlive the query.
     log = OfflineLog(work.path)
     for stretch in work.stretches:
         yield from log.read(stretch, work.selection)
     report = log.report
     if report.damage:
-        lost(work, f"{report.damage_count} damaged places, the first {report.damage[0]}")
+        report_loss(work, f"{report.damage_count} damaged places, the first {report.damage[0]}")
     if report.gone:
-        lost(work, f"removed by retention before it was read: {', '.join(report.gone)}")
+        report_loss(work, f"removed by retention before it was read: {', '.join(report.gone)}")

@@ -1,4 +1,4 @@
-"""The columns of messages in Spark, and stored batches made into record batches of them.
+"""The columns of messages in Spark, and the conversion of stored batches to record batches.
 
 Columns stay columns: no value becomes a Python object on its way.
 """
@@ -26,7 +26,7 @@ from runnel.errors import ClientFault
 from runnel.formats.batch import Batch
 from runnel.spark.read.columns import COLUMNS, Stack, grouped
 
-# Spark is quickest with record batches near this; ten times as many rows of a kilobyte halve its speed.
+# Spark is fastest with record batches of about this size. Ten times as many rows of 1 KB halve its speed.
 ROWS_PER_RECORD_BATCH: Final = 10_000
 _BYTES_PER_RECORD_BATCH: Final = 16 * 2**20
 _KEPT_ROWS: Final = 2 * ROWS_PER_RECORD_BATCH
@@ -53,7 +53,7 @@ _TYPES: Final[Mapping[str, DataType]] = {field.name: field.dataType for field in
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What Spark expects of record batches with these columns. ClientFault if they are not ours."""
+    """The Arrow schema that Spark expects for these columns. ClientFault if a column is not one of the format's."""
     for field in schema:
         kind = _TYPES.get(field.name)
         if kind is None:
@@ -74,7 +74,7 @@ def _is_same(given: DataType, kind: DataType) -> bool:
 
 
 def rows(batches: Iterable[Batch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Stored batches as record batches with these columns, of near ten thousand rows each."""
+    """Convert stored batches to record batches with these columns, of about ten thousand rows each."""
     for group in grouped(batches, ROWS_PER_RECORD_BATCH, _BYTES_PER_RECORD_BATCH):
         yield from _record_batches(group, sum(map(len, group)), schema)
 

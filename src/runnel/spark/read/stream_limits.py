@@ -1,7 +1,7 @@
-"""How many entries a micro-batch may hold, where rows or bytes are limited.
+"""Limits the rows or bytes of a micro-batch, in whole entries.
 
-Only reading tells how much is in an entry. So the planning process reads ahead of the query, a page at a time, and
-keeps the sizes alone, until the query has passed them; each entry is then read twice, once here and once by its task.
+The size of an entry is known only after reading it. So the planning process reads ahead of the query, a page at a time,
+and keeps only the sizes until the query has passed them. Each entry is then read twice: once here and once by its task.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ _PAGE_BYTES: Final = 2**20
 
 
 class TriggerLimit(NamedTuple):
-    """At most, but at least one entry; None: no limit."""
+    """The limits of a micro-batch, which has at least one entry; None: no limit."""
 
     rows_max: int | None
     bytes_max: int | None
 
 
 class _Entry(NamedTuple):
+    """The size of one entry."""
+
     number: int
     rows: int
     bytes: int
 
 
 class _Room:
-    """What is left of a limit."""
+    """The part of a limit that is not used yet."""
 
     def __init__(self, limit: TriggerLimit) -> None:
         self.rows = limit.rows_max
@@ -58,8 +60,8 @@ class _Room:
             self.bytes -= entry.bytes
 
 
-class _Ahead:
-    """The entries of one shard that hold something wanted, from where the query stands, as far as they are known."""
+class _KnownEntries:
+    """The known entries of one shard with matching messages, from the query's position on, up to `known_to`."""
 
     def __init__(self, epoch: int, begin: int) -> None:
         self.epoch = epoch
@@ -72,20 +74,20 @@ class _Ahead:
 
 
 class Lookahead:
-    """Where the next micro-batch ends."""
+    """Decides where the next micro-batch ends in each shard."""
 
     def __init__(self, address: BrokerLogin, patterns: tuple[str, ...]) -> None:
         self._address = address
         self._patterns = patterns
-        self._ahead: dict[StreamShard, _Ahead] = {}
+        self._ahead: dict[StreamShard, _KnownEntries] = {}
         self._turn = 0
 
     def ends(
         self, places: Positions, backlog: Mapping[StreamShard, ShardState], limit: TriggerLimit
     ) -> dict[StreamShard, ShardReadPosition]:
-        """Of each shard with something to read: an equal share for all, then the rest for whoever has more.
+        """The end of the micro-batch in each shard of the backlog: an equal share for all, then the rest in turn.
 
-        Who comes first changes, so that none waits for ever behind others that are always full.
+        The first shard changes each time, so that no shard waits for ever behind others that are always full.
         """
         self._turn += 1
         keys = sorted(backlog)
@@ -112,14 +114,14 @@ class Lookahead:
     def _begin(self, key: StreamShard, place: ShardReadPosition, state: ShardState) -> None:
         ahead = self._ahead.get(key)
         begin = max(place.entry, state.first_entry)
-        if begin > state.next_entry:  # the shard begins anew
+        if begin > state.next_entry:  # the shard was recreated
             begin = state.first_entry
         if ahead is None or ahead.epoch != state.epoch or not begin <= ahead.known_to:
-            ahead = self._ahead[key] = _Ahead(state.epoch, begin)
+            ahead = self._ahead[key] = _KnownEntries(state.epoch, begin)
         ahead.forget_before(begin)
 
     def _entry(self, key: StreamShard, state: ShardState, number: int) -> _Entry | None:
-        """The entry behind so many others of a shard; None if there is no more of it."""
+        """The known entry with this index, reading ahead if necessary; None if the shard has no more."""
         ahead = self._ahead[key]
         while len(ahead.entries) <= number and ahead.known_to < state.next_entry:
             self._read(key, ahead, state)
@@ -128,7 +130,7 @@ class Lookahead:
         entry = ahead.entries[number]
         return entry if entry.number < state.next_entry else None
 
-    def _read(self, key: StreamShard, ahead: _Ahead, state: ShardState) -> None:
+    def _read(self, key: StreamShard, ahead: _KnownEntries, state: ShardState) -> None:
         try:
             page = connection(self._address).fetch_shard(
                 key.journal,
@@ -139,10 +141,13 @@ class Lookahead:
                 bytes_max=_PAGE_BYTES,
             )
         except OffsetGoneError as gone:
-            # Told by the task that reads it: here only the size of what is left matters.
+            # The task that reads it reports the loss; only the size of the rest matters here.
             ahead.known_to = min(gone.first_offset, state.next_entry)
             return
-        except (OffsetAheadError, UnknownTopicError):  # made anew, or its last topic deleted
+        except (
+            OffsetAheadError,
+            UnknownTopicError,
+        ):  # the shard was recreated, or its last topic was deleted
             ahead.known_to = state.next_entry
             return
         for batch in page.batches:
@@ -178,6 +183,6 @@ class Lookahead:
                 return
 
     def _end(self, key: StreamShard, state: ShardState, taken: int) -> int:
-        """Up to the first entry that was not taken: what lies between holds nothing wanted."""
+        """The number of the first entry that was not taken; entries between match no pattern."""
         entry = self._entry(key, state, taken)
         return state.next_entry if entry is None else entry.number

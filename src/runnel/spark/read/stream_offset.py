@@ -1,9 +1,10 @@
-"""How far a stream has come: a place in each shard, as the JSON that Spark keeps in a query's checkpoint.
+"""A stream's position in each shard, as the JSON that Spark keeps in a query's checkpoint.
 
     {"main/0": [3, 1042], "sensors/0": [3, 77, 120]}
 
-The shard's epoch and the next entry to read; behind them, while it is larger than the entry, the entry that was the
-shard's next when the query first saw it. Keys are in order, because Spark compares offsets as texts.
+The numbers are the shard's epoch and the next entry to read. The third, as long as it is larger than the second, is the
+shard's next entry at the time when the query first saw the shard. Keys are sorted, because Spark compares offsets as
+texts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ Offset: TypeAlias = dict[str, list[int]]
 
 
 class StreamShard(msgspec.Struct, frozen=True, order=True):
+    """A shard of a journal, as a key of the checkpoint."""
+
     journal: str
     shard: int
 
@@ -27,14 +30,14 @@ class StreamShard(msgspec.Struct, frozen=True, order=True):
 
 
 class ShardReadPosition(msgspec.Struct, frozen=True):
-    """The next entry to read. Entries below `settled` were there before the query."""
+    """The next entry to read of a shard. Entries below `settled` existed before the query."""
 
     epoch: int
     entry: int
     settled: int = 0
 
     def moved(self, epoch: int, entry: int) -> ShardReadPosition:
-        """Another entry of the same shard. In a new epoch nothing is older than the query."""
+        """The position at another entry of the shard. In a new epoch nothing is older than the query."""
         settled = self.settled if epoch == self.epoch and entry < self.settled else 0
         return ShardReadPosition(epoch, entry, settled)
 
@@ -54,7 +57,7 @@ def encode(places: Mapping[StreamShard, ShardReadPosition]) -> Offset:
 
 
 def decode(offset: Mapping[str, Iterable[int]]) -> Positions:
-    """ClientFault for a checkpoint of something else than a stream from Runnel."""
+    """Decode an offset. ClientFault if it is not of a stream from Runnel."""
     if not isinstance(offset, dict):
         raise _foreign(repr(offset))
     places: Positions = {}

@@ -1,7 +1,7 @@
-"""Streams: shards read entry by entry, in micro-batches that Spark plans and repeats.
+"""Streaming reads: shards are read entry by entry, in micro-batches that Spark plans and repeats.
 
-The planning half lives in one process for as long as the query runs; it asks the broker how far shards are, and says
-what the next micro-batch holds. Tasks read it elsewhere, by what the plan says and nothing else.
+One process plans for as long as the query runs: it asks the broker for the ends of the shards, and decides what the
+next micro-batch contains. Tasks in other processes read exactly what the plan says.
 """
 
 from __future__ import annotations
@@ -34,33 +34,35 @@ from runnel.spark.read.stream_limits import Lookahead, TriggerLimit
 from runnel.spark.read.stream_offset import Offset, Positions, ShardReadPosition, StreamShard
 from runnel.spark.runtime.fault_text import faults_without_trace
 
-# Asking which shards match takes the broker longer the more topics it has, and Spark asks a hundred times a second
-# while there is nothing new: at most this part of the time is spent on it.
-_ASKING_SHARE: Final = 0.2
-# What an entry is taken for as long as nobody has looked: small micro-batches are not worth a request.
+# Finding the shards that match takes the broker longer the more topics it has, and Spark asks a hundred times a second
+# while there is nothing new. At most this share of the time is spent on it.
+_REQUEST_SHARE: Final = 0.2
+# The assumed size of an entry without a sample: small micro-batches are not worth a request.
 _ENTRY_BYTES: Final = 16 * 1024
 _SAMPLED_FROM_ENTRIES: Final = 256
 _SAMPLE_BYTES: Final = 256 * 1024
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans and reads the micro-batches of one streaming query."""
+
     def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
         assert options.url is not None
         self._options = options
         self._columns = columns
         self._address = BrokerLogin(options.url, options.token)
         self._states: dict[StreamShard, ShardState] = {}
-        self._ask_again_at_s = 0.0
+        self._next_request_at_s = 0.0
         self._target: dict[StreamShard, ShardState] | None = None  # with the trigger availableNow
         self._lookahead = Lookahead(self._address, options.patterns)
         self._cursor = QueryCursor(self._address, options.patterns, options.cursor)
 
-    # --- How far: in the planning process ---
+    # --- Offsets: in the planning process ---
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         place = self._options.starting.default
         time_ns = place.value if place.kind is BoundKind.TIME else None
-        states = self._ask(time_ns)
+        states = self._fetch_states(time_ns)
         if not states:
             logger.warning("no topic matches %s yet: waiting", ", ".join(self._options.patterns))
         places: Positions = {}
@@ -78,20 +80,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         places = stream_offset.decode(start)
         self._cursor.move(places)
-        states = self._target if self._target is not None else self._ask()
+        states = self._target if self._target is not None else self._fetch_states()
         ends = dict(places)
         backlog: dict[StreamShard, ShardState] = {}
         for key, state in states.items():
             place = places.get(key)
             if place is None:
-                # Its messages come with the next micro-batch: then the checkpoint says where they begin.
+                # Its messages come with the next micro-batch, after the checkpoint has recorded where they begin.
                 ends[key] = ShardReadPosition(state.epoch, state.first_entry, state.next_entry)
             elif (state.epoch, state.next_entry) != (place.epoch, place.entry):
                 backlog[key] = state
         if ends == places and not backlog:
             self._cursor.arrive(places)
-            # What was just asked is old news by then, so it is waited for here and not remembered.
-            time.sleep(max(0.0, self._ask_again_at_s - time.monotonic()))
+            # Waits instead of caching the answer, which would be outdated by then.
+            time.sleep(max(0.0, self._next_request_at_s - time.monotonic()))
             return start
         allowed = self._limit(limit)
         if allowed is None:
@@ -104,7 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return stream_offset.encode(ends)
 
     def _limit(self, limit: ReadLimit) -> TriggerLimit | None:
-        """What a micro-batch may hold; None if Spark wants everything, whatever the options say."""
+        """The limit of a micro-batch; None if Spark wants everything, whatever the options say."""
         if isinstance(limit, ReadAllAvailable):
             return None
         rows_max, bytes_max = (
@@ -128,7 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
-        """What was known when a micro-batch was last looked for: Spark asks far too often to ask the broker."""
+        """The ends of shards at the last request. Spark calls this far too often to ask the broker each time."""
         if not self._states:
             return None
         return stream_offset.encode(
@@ -136,18 +138,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        self._target = self._ask()
+        self._target = self._fetch_states()
 
-    def _ask(self, time_ns: int | None = None) -> dict[StreamShard, ShardState]:
+    def _fetch_states(self, time_ns: int | None = None) -> dict[StreamShard, ShardState]:
         bus = connection(self._address)
         begin_s = time.monotonic()
         found = bus.shards(*self._options.patterns, time=time_ns)
         took_s = time.monotonic() - begin_s
-        self._ask_again_at_s = begin_s + took_s / _ASKING_SHARE
+        self._next_request_at_s = begin_s + took_s / _REQUEST_SHARE
         self._states = {StreamShard(state.journal, state.shard): state for state in found}
         return self._states
 
-    # --- What each task reads ---
+    # --- The ranges of each task ---
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         places, ends = stream_offset.decode(start), stream_offset.decode(end)
@@ -160,7 +162,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for piece in self._pieces(key, places[key], place)
         ]
         tasks = pack(sized, self._options.bytes_per_partition)
-        # One of the tasks is told where the query stands, if only tasks know which query it is.
+        # The first task moves the cursor, if only tasks know the query's id.
         steps = chain((self._cursor.step(places),), iter(lambda: None, 0))
         return [StreamPartition(task, step) for task, step in zip(tasks, steps, strict=False)]
 
@@ -191,7 +193,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _entry_bytes(self, key: StreamShard, begin: ShardReadPosition, count: int) -> int:
-        """The size of what is wanted of an entry, by a sample where there are many."""
+        """The average size of the matching messages of an entry, estimated from a sample if there are many entries."""
         if count < _SAMPLED_FROM_ENTRIES:
             return _ENTRY_BYTES
         state = self._states.get(key)
@@ -205,12 +207,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 bytes_max=_SAMPLE_BYTES,
             )
         except (OffsetGoneError, OffsetAheadError, UnknownTopicError):
-            return _ENTRY_BYTES  # the tasks that read it tell what is gone
+            return _ENTRY_BYTES  # the tasks that read it report the loss
         size = sum(batch.envelope.body_bytes for batch in page.batches)
         return max(1, size // max(1, page.next_entry - first_entry))
 
     def commit(self, end: Offset) -> None:
-        """Comes too late to be of use, and never for the last micro-batch: the cursor follows `start` instead."""
+        """Does nothing: Spark calls it too late, and not for the last micro-batch. The cursor follows `start`."""
 
     def stop(self) -> None:
         close_connections()

@@ -1,4 +1,4 @@
-"""The tags of several batches as one column: each set of tags is made once, and rows refer to it."""
+"""Makes one column from the tags of several batches. Each tag set is made once, and rows refer to it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _TagSet: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class TagRows(NamedTuple):
-    """The sets of tags that occur in some rows, and for each row which of them."""
+    """The tag sets that occur in some rows, and the number of each row's set."""
 
     sets: Sequence[_TagSet]
     numbers: NDArray[np.int32]
 
     @classmethod
     def of(cls, parts: Sequence[Columns]) -> TagRows:
-        """The rows of all parts, one after the other."""
+        """The tags of the rows of all parts, one part after the other."""
         known: dict[_TagSet, int] = {}
         by_part: list[NDArray[np.int32]] = []
         sets: tuple[Mapping[str, str], ...] | None = None
         numbers = np.empty(0, np.int32)
         for part in parts:
-            if part.tag_sets != sets:  # batches of one publisher mostly have the same
+            if part.tag_sets != sets:  # batches of one publisher mostly have the same sets
                 sets = part.tag_sets
                 numbers = np.array(
                     [
@@ -44,7 +44,7 @@ class TagRows(NamedTuple):
             index = np.frombuffer(part.tag_index, np.int32)
             if len(index) == part.count:
                 by_part.append(np.take(numbers, index))
-            else:  # one set for all rows, or none
+            else:  # one set for all rows, or no tags
                 by_part.append(numbers[:1].repeat(part.count))
         return cls(list(known), np.concatenate(by_part))
 
@@ -52,7 +52,7 @@ class TagRows(NamedTuple):
         return pa.array(self.sets, _TAGS).take(pa.array(self.numbers))
 
     def coded_maps(self) -> pa.Array:
-        """With names and values as dictionaries."""
+        """The maps with names and values as dictionary arrays."""
         names: dict[str, int] = {}
         values: dict[str, int] = {}
         pairs = [pair for tags in self.sets for pair in tags]
@@ -66,9 +66,9 @@ class TagRows(NamedTuple):
     def _even(
         self, lengths: NDArray[np.int32], *columns: Sequence[int]
     ) -> tuple[NDArray[np.int32], list[NDArray[np.int32]]]:
-        """Where each row's tags begin and end, and a column of all sets' tags spread over those of all rows.
+        """The offsets of each row's tags, and the columns of all sets' tags repeated for all rows.
 
-        If all sets are of one length: in a fifth of the time.
+        For sets of equal length, in a fifth of the time of `_uneven`.
         """
         length = int(lengths[0])
         offsets = np.arange(len(self.numbers) + 1, dtype=np.int32) * np.int32(length)
@@ -78,7 +78,7 @@ class TagRows(NamedTuple):
     def _uneven(
         self, lengths: NDArray[np.int32], *columns: Sequence[int]
     ) -> tuple[NDArray[np.int32], list[NDArray[np.int32]]]:
-        """The same, whatever their lengths are."""
+        """As `_even`, for sets of any lengths."""
         begins = np.cumsum(lengths, dtype=np.int32) - lengths
         counts = np.take(lengths, self.numbers)
         offsets = np.zeros(len(counts) + 1, np.int32)

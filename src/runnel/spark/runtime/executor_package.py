@@ -1,4 +1,4 @@
-"""Executors of a cluster whose Python has not got Runnel: it is sent to them, as Spark sends a user's own modules."""
+"""Sends Runnel to executors whose Python does not have it, as Spark sends a user's own modules."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pyspark.sql import SparkSession
 from runnel.errors import ClientFault
 
 _OURS: Final = ("runnel", "pyspark_runnel")
-# Where, below the directory of what was sent, the process looks for it that plans a stream.
+# The process that plans a stream looks in this subdirectory of the files that were sent.
 _OF_STREAMS: Final = "streaming_job"
-# Compiled code cannot be sent: it has to be there.
+# Compiled packages cannot be sent; they have to be installed.
 _OTHERS: Final = ("fastcrc", "lz4", "msgspec", "numpy", "pyarrow", "xxhash", "zstandard")
 
 
 def ship(spark: SparkSession) -> None:
-    """See what an executor has, and send it this Runnel if it has none, or another."""
+    """Send this Runnel to the executors if they have none, or another version."""
     version = metadata.version("runnel")
 
     def lacks(_: int) -> list[str]:
@@ -51,12 +51,12 @@ def ship(spark: SparkSession) -> None:
         for_streams = sent / _OF_STREAMS
         for_streams.mkdir(exist_ok=True)
         shutil.copy(packed, for_streams)
-        # A format that Spark finds by itself is looked for without what was sent.
+        # When Spark looks for a format by itself, it does not search the files that were sent.
         spark.dataSource.register(DefaultSource)
 
 
 def pack(directory: Path) -> Path:
-    """Runnel, as it is here, in a zip file that Python can import from."""
+    """Pack this Runnel into a zip file that Python can import from."""
     version = metadata.version("runnel")
     path = directory / f"runnel-{version}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -71,7 +71,7 @@ def pack(directory: Path) -> Path:
                     archive.write(file, inside)
                     if file.suffix == ".py":
                         archive.writestr(f"{inside}c", _compiled(file))
-        # So that it knows its own version there.
+        # Lets Runnel find its own version there.
         archive.writestr(
             f"runnel-{version}.dist-info/METADATA",
             f"Metadata-Version: 2.1\nName: runnel\nVersion: {version}\n",
@@ -80,9 +80,9 @@ def pack(directory: Path) -> Path:
 
 
 def _compiled(module: Path) -> bytes:
-    """What Python makes of a module: without it, every Python worker that starts would make it anew.
+    """The bytecode of a module. Without it, every new Python worker would compile the module again.
 
-    It is of the kind that is not compared with its source. Another version of Python passes it over.
+    It is marked as not to be compared with its source. Another version of Python ignores it.
     """
     code = SourceFileLoader(module.stem, str(module)).get_code(module.stem)
     is_by_hash_unchecked = (1).to_bytes(4, "little")

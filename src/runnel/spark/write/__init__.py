@@ -1,1 +1,3 @@
-"""Writing to topics from Spark."""
+"""Writes rows to topics from Spark, each once. Read `writer.py` first."""
+
+__all__ = ["chunks", "task_publisher", "writer"]

@@ -1,7 +1,7 @@
-"""Cutting a task's rows into batches of one shard each, the same ones whenever the same rows come again. Pure.
+"""Cuts a task's rows into batches of one shard each. The same rows always give the same batches. Pure.
 
-The broker tells batches apart by their numbers, so a task that is run again must cut where it cut before. Where that is
-depends on the rows and on nothing else: not on how Spark happened to group them, not on time, not on what was stored.
+The broker recognises batches by their numbers, so a task that runs again must cut where it cut before. The cuts depend
+only on the rows: not on how Spark grouped them, not on time, and not on what is stored.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from runnel.spark.write.row_columns import column, columns_of, plain, row_bytes
 from runnel.spark.write.row_faults import Fault, partition_faults, row_faults, topic_faults
 from runnel.topics.partitions import partitions_of_keys
 
-# To change one of these is to cut elsewhere: batches that were under way while Runnel was updated could not repeat.
-CHUNK_ROWS_MAX: Final = (
-    10_000  # what Spark hands over at once unless told otherwise: nothing is copied
-)
-CHUNK_BYTES_MAX: Final = 2 * 2**20  # half of what a broker takes unless told otherwise
+# Changing one of these moves the cuts: a task that runs again after an update of Runnel could not repeat its batches.
+# By default Spark passes this many rows at once, so that nothing is copied.
+CHUNK_ROWS_MAX: Final = 10_000
+CHUNK_BYTES_MAX: Final = 2 * 2**20  # half of a broker's default limit
 
 FindRoutes: TypeAlias = Callable[[Sequence[str]], Mapping[str, Route]]
 
 
 class BatchShard(NamedTuple):
-    """What a batch may not mix."""
+    """A shard and its storage. All rows of a batch belong to the same one."""
 
     keep: str
     journal: str
@@ -41,7 +40,7 @@ class BatchShard(NamedTuple):
 
 
 class _TopicRun(NamedTuple):
-    """A topic and partition that occur in a chunk, where they belong, and in how many rows."""
+    """A topic-partition that occurs in a chunk, its shard, and its number of rows."""
 
     topic: str
     partition: int
@@ -50,14 +49,14 @@ class _TopicRun(NamedTuple):
 
 
 class _RowsByTopic(NamedTuple):
-    """Rows, the topics that occur in them, and for each row which of these (-1: it names none)."""
+    """Rows, the topics that occur in them, and the index of each row's topic (-1: the row has no topic)."""
 
     rows: pa.RecordBatch
     topics: list[str]
     codes: NDArray[np.int32]
 
     def without(self, rows: Collection[int]) -> _RowsByTopic:
-        """The others, and their topics."""
+        """The rows except these, and their topics."""
         kept = np.delete(np.arange(len(self.codes)), list(rows))
         codes, places = np.unique(self.codes[kept], return_inverse=True)
         return _RowsByTopic(
@@ -68,7 +67,7 @@ class _RowsByTopic(NamedTuple):
 
 
 class Chunker:
-    """The rows of one task as numbered batches of its producer's term."""
+    """Makes the numbered batches of one task's rows, in its producer's term."""
 
     def __init__(
         self,
@@ -82,7 +81,7 @@ class Chunker:
         now_ns: Callable[[], int],
         dead_letters: RowDeadLetters | None = None,
     ) -> None:
-        """`topic`: of rows that name none. `turn`: where rows without a key begin their way through partitions.
+        """`topic`: for rows without one. `turn`: the partition with which rows without a key begin.
 
         Without `dead_letters`, a row that cannot be published fails the task.
         """
@@ -97,7 +96,7 @@ class Chunker:
         self._next_numbers: dict[BatchShard, int] = {}
 
     def batches(self, incoming: Iterable[pa.RecordBatch]) -> Iterator[Batch]:
-        """What to publish, in this order."""
+        """The batches to publish, in this order."""
         first_row = 0
         for turn, chunk in enumerate(chunks(incoming, self._bytes_max), start=self._turn):
             reasons: dict[int, str] = {}
@@ -107,9 +106,9 @@ class Chunker:
             first_row += chunk.num_rows
 
     def _split(self, chunk: _RowsByTopic, turn: int, reasons: dict[int, str]) -> Iterator[Batch]:
-        """A batch for each shard; rows of one topic and partition keep their order.
+        """One batch for each shard. Rows of one topic-partition keep their order.
 
-        Rows that cannot be published are left out, and `reasons` has why, by their place in the chunk.
+        Leaves out rows that cannot be published, and adds the reasons to `reasons`, by the row's index in the chunk.
         """
         limits = None if self._dead_letters is None else self._dead_letters.limits
         names_wrong = self._rejected(topic_faults(chunk.topics, chunk.codes), chunk)
@@ -138,7 +137,7 @@ class Chunker:
             begin += count
 
     def _rejected(self, faults: Iterable[Fault], chunk: _RowsByTopic) -> dict[int, str]:
-        """The rows that are to be dead letters, and why. The first fault is raised if there are to be none."""
+        """The rows that become dead letters, with reasons. Without dead letters, raises the first fault."""
         reasons: dict[int, str] = {}
         for fault in faults:
             if self._dead_letters is None:
@@ -150,7 +149,7 @@ class Chunker:
     def _dead_letter_batches(
         self, chunk: pa.RecordBatch, turn: int, reasons: Mapping[int, str], first_row: int
     ) -> Iterator[Batch]:
-        """Dead letters, in batches of their own: what they say may take more room than what they are about."""
+        """The dead letters, in separate batches: a letter may be larger than its row."""
         assert self._dead_letters is not None
         letters = self._dead_letters.letters(
             chunk, reasons, default_topic=self._topic, first_row=first_row
@@ -158,7 +157,7 @@ class Chunker:
         for part in chunks([letters], self._bytes_max):
             left: dict[int, str] = {}
             yield from self._split(self._by_topic(part), turn, left)
-            assert not left, left  # a letter is made to be publishable
+            assert not left, left  # every letter can be published
 
     def _batch(self, key: BatchShard, runs: Sequence[_TopicRun], table: Columns) -> Batch:
         number = self._next_numbers.get(key, 0)
@@ -191,7 +190,7 @@ class Chunker:
 
 
 def chunks(incoming: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """The rows in chunks that depend on the rows alone: each as many as there may be, and at least one."""
+    """Cut rows into chunks that depend only on the rows: as many rows as the limits allow, and at least one."""
     held: list[pa.RecordBatch] = []
     held_rows = held_bytes = 0
     for arrived in incoming:
@@ -201,7 +200,7 @@ def chunks(incoming: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.Re
         held_rows += rows.num_rows
         held_bytes += int(sizes.sum())
         if held_rows < CHUNK_ROWS_MAX and held_bytes <= bytes_max:
-            continue  # what comes next may belong to the same chunk
+            continue  # the next rows may belong to the same chunk
         if len(held) > 1:
             rows = pa.concat_batches(held)
             sizes = row_bytes(rows)
@@ -211,13 +210,13 @@ def chunks(incoming: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.Re
             begin = end
         held_rows = rows.num_rows - begin
         held_bytes = int(sizes[begin:].sum())
-        held = [rows.slice(begin)] if held_rows else []  # an empty one would be joined, by a copy
+        held = [rows.slice(begin)] if held_rows else []  # joining an empty batch would copy
     if held_rows:
         yield pa.concat_batches(held)
 
 
 def _full_ends(sizes: NDArray[np.int64], bytes_max: int) -> Iterator[int]:
-    """Where chunks end that cannot take the row behind them, or have all the rows they may have."""
+    """The ends of full chunks: the next row does not fit, or the chunk has CHUNK_ROWS_MAX rows."""
     totals = np.cumsum(sizes)
     begin, count = 0, len(sizes)
     while begin < count:
@@ -234,7 +233,7 @@ def _full_ends(sizes: NDArray[np.int64], bytes_max: int) -> Iterator[int]:
 
 
 def _partitions(chunk: _RowsByTopic, routes: Mapping[str, Route], turn: int) -> NDArray[np.int64]:
-    """The partition of each row: its own choice, by its partition key or key, or by turns."""
+    """The partition of each row: the one it names, or by its partition key or key, or by turns."""
     counts = np.array([len(routes[topic].owners) for topic in chunk.topics], np.int64)
     chosen = column(chunk.rows, "partition")
     if chosen is None and counts.max() == 1:
@@ -268,7 +267,7 @@ def _partition_keys(chunk: pa.RecordBatch) -> pa.Array | None:
 def _in_runs(
     chunk: _RowsByTopic, partitions: NDArray[np.int64], routes: Mapping[str, Route]
 ) -> tuple[pa.RecordBatch, list[_TopicRun]]:
-    """The rows, those of one topic and partition together, those of one shard together; and what these runs are."""
+    """The rows ordered by shard and, within it, by topic-partition; and the runs of this order."""
     rows = chunk.rows
 
     def run(topic: str, partition: int, count: int) -> _TopicRun:
@@ -288,7 +287,7 @@ def _in_runs(
         run(chunk.topics[place // several], place % several, count)
         for place, count in zip(places.tolist(), counts.tolist(), strict=True)
     ]
-    # Stable: else as they first appear.
+    # The sort is stable: within a shard, topics keep the order of their first appearance.
     order = sorted(range(len(runs)), key=lambda number: runs[number].key)
     rank = np.empty(len(runs), np.int64)
     rank[order] = np.arange(len(runs))

@@ -1,11 +1,10 @@
-"""Rows that cannot become messages, as messages that can: what fits of them, and tags that say why. Pure.
+"""Makes dead letters of rows that cannot be published: what fits of the row, and tags that give the reason. Pure.
 
-    dead.error    what was wrong with it
-    dead.topic    the topic it was meant for, if it named one
-    dead.from     where it came from
+    dead.error    what is wrong with the row
+    dead.topic    the row's topic, if it has one
+    dead.from     where the row came from
 
-The row's own tags stand beside these, if there is room. A payload that is too large is left out, and the error tells
-its size.
+A letter keeps the row's own tags if they fit. A payload that is too large is left out, and the error gives its size.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from runnel.spark.write.row_faults import Limits
 from runnel.topics.names import NAME_BYTES_MAX
 
 _ERROR_CHARACTERS_MAX: Final = 1000
-_TAG_BYTES_MAX: Final = 32 * 1024  # of the row's own
+_TAG_BYTES_MAX: Final = 32 * 1024  # of the row's own tags
 _KEY_BYTES_MAX: Final = 32 * 1024
 _NS_PER_US: Final = 1000
-# What a letter takes beside its payload, at most: key, tags, the row itself.
+# The most bytes of a letter beside its payload: keys, tags and the row itself.
 _BESIDE_BYTES: Final = 2 * _KEY_BYTES_MAX + _TAG_BYTES_MAX + 16 * 1024
 
 _SCHEMA: Final = pa.schema(
@@ -43,7 +42,7 @@ _SCHEMA: Final = pa.schema(
 
 
 class RowDeadLetters(msgspec.Struct, frozen=True):
-    """Where rows go that cannot be published, and who says so."""
+    """Makes dead letters for a topic. `origin` describes the task that writes them."""
 
     topic: str
     origin: str
@@ -57,7 +56,7 @@ class RowDeadLetters(msgspec.Struct, frozen=True):
         default_topic: str | None,
         first_row: int,
     ) -> pa.RecordBatch:
-        """A letter for each row that has a reason, in their order. `first_row`: the number of the first in its task."""
+        """A letter for each row with a reason, in order. `first_row`: the first row's number in its task."""
         rejected = sorted(reasons)
         return pa.RecordBatch.from_pylist(
             [
@@ -100,7 +99,7 @@ class RowDeadLetters(msgspec.Struct, frozen=True):
 
 
 def _kept_tags(pairs: list[tuple[str, str | None]] | None) -> dict[str, str]:
-    """The row's own, all or none."""
+    """The row's own tags if all fit, else none."""
     if pairs is None or len(pairs) > TAGS_MAX - len((ERROR_TAG, TOPIC_TAG, FROM_TAG)):
         return {}
     tags = {name: value for name, value in pairs if value is not None}

@@ -1,7 +1,7 @@
-"""Rows to publish: which columns a DataFrame may have, and Arrow's arrays as the columns of a batch. Pure.
+"""Checks the columns of a DataFrame to publish, and converts Arrow arrays to the columns of a batch. Pure.
 
-Nothing here is done once a row in Python: payloads, keys and times stay Arrow's buffers, and tags are numbered by
-hashing whole columns. Only tag sets that differ become dictionaries, one each.
+No Python code runs per row: payloads, keys and times stay in Arrow's buffers, and tag sets are numbered by hashing
+whole columns. Only distinct tag sets become dictionaries, one each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WHOLE: Final = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongT
 
 _Kinds: TypeAlias = tuple[type[spark.DataType], ...]
 
-# What each column may be, and how an error says it.
+# The allowed types of each column, and their names in errors.
 _COLUMNS: Final[Mapping[str, tuple[_Kinds, str]]] = {
     "payload": (_BYTES, "binary or string"),
     "topic": ((spark.StringType,), "string"),
@@ -40,12 +40,12 @@ _COLUMNS: Final[Mapping[str, tuple[_Kinds, str]]] = {
     "partition": (_WHOLE, "int"),
 }
 
-# What a row takes beside its bytes of variable length: times, offsets into columns, uid, index of tags.
+# The bytes of a row beside its bytes of variable length: times, offsets into columns, uid, index of tags.
 _ROW_OVERHEAD_BYTES: Final = 48
 
 
 def check_schema(schema: spark.StructType, *, has_topic: bool) -> None:
-    """Refuse rows that cannot be published, before any of them is; `has_topic`: an option gives one to all."""
+    """Refuse columns that cannot be published, before any row is. `has_topic`: an option gives the topic."""
     types = {field.name: field.dataType for field in schema.fields}
     if len(types) != len(schema.fields):
         names = schema.fieldNames()
@@ -57,9 +57,9 @@ def check_schema(schema: spark.StructType, *, has_topic: bool) -> None:
             "select or rename what it needs, for example to_json(struct(…)) AS payload"
         )
     for name, kind in types.items():
-        allowed, told = _COLUMNS[name]
+        allowed, expected = _COLUMNS[name]
         if not isinstance(kind, allowed) or (name == "tags" and not _is_text_map(kind)):
-            raise ClientFault(f"column {name} is {kind.simpleString()}: it must be {told}")
+            raise ClientFault(f"column {name} is {kind.simpleString()}: it must be {expected}")
     if "payload" not in types:
         raise ClientFault("there is no column payload: every message needs one, binary or string")
     if "topic" not in types and not has_topic:
@@ -80,15 +80,15 @@ def _listed(names: Any) -> str:
     return ", ".join(names)
 
 
-# --- Rows as they come ---
+# --- Rows from Spark ---
 
 
 def plain(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows with bytes as `binary`, names as `string`, whole numbers as `int64`: what all else here reads."""
+    """Cast bytes to `binary`, names to `string` and integers to `int64`, as the rest of this module expects."""
     arrays = []
     for name, array in zip(rows.schema.names, rows.columns, strict=True):
         if _COLUMNS[name][0] is _BYTES or name == "uid":
-            array = array.cast(pa.binary())  # from text: the same bytes
+            array = array.cast(pa.binary())  # text keeps its bytes
         elif name == "topic":
             array = array.cast(pa.string())
         elif name == "partition":
@@ -102,7 +102,7 @@ def plain(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def in_repeatable_order(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """All rows, in an order that depends on nothing but what is in them."""
+    """All rows, in an order that depends only on their content."""
     batches = list(map(plain, incoming))
     if not batches:
         return
@@ -117,7 +117,7 @@ def in_repeatable_order(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
 
 
 def row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:
-    """About what each row takes in a batch, never less."""
+    """The approximate bytes of each row in a batch, never too small."""
     sizes = np.full(rows.num_rows, _ROW_OVERHEAD_BYTES, np.int64)
     for name in ("payload", "key", "partition_key", "topic"):
         if name in rows.schema.names:
@@ -132,7 +132,7 @@ def row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:
 
 
 def list_offsets(array: pa.Array) -> NDArray[np.int32]:
-    """Where each row begins and ends, n + 1 numbers, whatever slice of a longer array this is."""
+    """The n + 1 offsets of the rows, also for a slice of a longer array."""
     buffer = array.buffers()[1]
     if len(array) == 0 or buffer is None:
         return np.zeros(len(array) + 1, np.int32)
@@ -140,18 +140,18 @@ def list_offsets(array: pa.Array) -> NDArray[np.int32]:
     return whole[array.offset : array.offset + len(array) + 1]
 
 
-# --- Rows as the columns of a batch ---
+# --- Columns of a batch ---
 
 
 def columns_of(rows: pa.RecordBatch, now_ns: int) -> Columns:
-    """Rows of one shard, in their order, as a batch holds them. Rows without an event time get `now_ns`.
+    """Convert rows of one shard, in their order, to the columns of a batch. Rows without an event time get `now_ns`.
 
-    Nothing may be wrong with them: `row_faults` finds what could be.
+    The rows must be free of faults, as `row_faults` finds them.
     """
     keys = column(rows, "key")
     partition_keys = column(rows, "partition_key")
     if partition_keys is not None and keys is not None:
-        partition_keys = pc.coalesce(partition_keys, keys)  # a row without one of its own
+        partition_keys = pc.coalesce(partition_keys, keys)  # for rows without a partition key
     tag_index, tag_sets = _tags(column(rows, "tags"))
     return Columns(
         count=rows.num_rows,
@@ -167,7 +167,7 @@ def columns_of(rows: pa.RecordBatch, now_ns: int) -> Columns:
 
 
 def column(rows: pa.RecordBatch, name: str) -> pa.Array | None:
-    """The column, unless it is not there or has nothing in it."""
+    """The column; None if it does not exist or has only nulls."""
     if name not in rows.schema.names:
         return None
     array = rows.column(name)
@@ -205,7 +205,7 @@ def _event_times(rows: pa.RecordBatch, now_ns: int) -> memoryview:
 
 
 def _transmit_times(rows: pa.RecordBatch, now_ns: int) -> memoryview:
-    """Now, unless the rows were sent once before and bring the time of that."""
+    """The current time, unless the rows are replayed and bring their own transmit time."""
     if (times := column(rows, "transmit_time_ns")) is None:
         return memoryview(now_ns.to_bytes(8, "little", signed=True))
     return np.ascontiguousarray(_numbers(times, fill=now_ns)).data.cast("B")
@@ -219,7 +219,7 @@ def _numbers(array: pa.Array, *, fill: int) -> NDArray[np.int64]:
 
 
 def _uids(array: pa.Array | None) -> memoryview:
-    """20 bytes a row, zeros for one without."""
+    """20 bytes for each row; zeros for a row without a uid."""
     if array is None:
         return EMPTY
     valid = validity(array).astype(np.bool_)
@@ -233,7 +233,7 @@ def _uids(array: pa.Array | None) -> memoryview:
 
 
 def _tags(array: pa.Array | None) -> tuple[memoryview, tuple[Mapping[str, str], ...]]:
-    """The number of each row's set, and the sets."""
+    """The number of each row's tag set, and the sets."""
     if array is None:
         return EMPTY, ()
     offsets = list_offsets(array)
@@ -259,7 +259,7 @@ def _tags(array: pa.Array | None) -> tuple[memoryview, tuple[Mapping[str, str], 
 
 
 def _pairs(names: pa.Array, values: pa.Array) -> NDArray[np.int64]:
-    """A number for each name with its value, the same for the same."""
+    """A number for each pair of name and value; equal pairs have equal numbers."""
     values = values.dictionary_encode()
     codes = _codes(names).astype(np.int64) * len(values.dictionary)
     codes += values.indices.to_numpy(zero_copy_only=False)
@@ -267,7 +267,7 @@ def _pairs(names: pa.Array, values: pa.Array) -> NDArray[np.int64]:
 
 
 def _codes(array: pa.Array) -> NDArray[np.int32]:
-    """Numbers for values, 0, 1, 2 … as they first appear."""
+    """A number for each value: 0, 1, 2 … in order of first appearance."""
     codes: NDArray[np.int32] = array.dictionary_encode().indices.to_numpy(zero_copy_only=False)
     return codes
 
@@ -275,8 +275,8 @@ def _codes(array: pa.Array) -> NDArray[np.int32]:
 def _numbered_sets(
     begins: NDArray[np.int32], counts: NDArray[np.int32], pairs: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """A number for each row's set of pairs: column by column, the pair joins what came before it in its row."""
-    pairs = _codes(pa.array(pairs)).astype(np.int64) + 1  # 0: the row has no more
+    """A number for each row's set of pairs. Each step combines the number so far with the row's next pair."""
+    pairs = _codes(pa.array(pairs)).astype(np.int64) + 1  # 0: the row has no more pairs
     several = int(pairs.max()) + 1
     numbers = np.zeros(len(begins), np.int64)
     for place in range(int(counts.max())):

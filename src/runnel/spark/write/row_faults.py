@@ -1,4 +1,4 @@
-"""What is wrong with rows that cannot become messages: found by column, told by row. Pure."""
+"""Finds rows that cannot be published, column by column, and the reason for each. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from runnel.formats.table import TAGS_MAX, UID_BYTES
 from runnel.spark.write.row_columns import TIME_US_MAX, column, list_offsets, row_bytes, validity
 from runnel.topics.names import check_topic
 
-# What a broker takes unless told otherwise; it does not say.
+# A broker's default limit. The broker does not announce its own.
 TAG_BYTES_MAX: Final = 64 * 1024
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a broker takes."""
+    """The limits of a broker."""
 
     message_bytes_max: int
     batch_bytes_max: int
@@ -42,7 +42,7 @@ class Fault(NamedTuple):
 
 
 def topic_faults(topics: Sequence[str], codes: NDArray[np.int32]) -> Iterator[Fault]:
-    """`codes`: which of the topics each row is for, -1 for a row that names none."""
+    """Faults of topics. `codes`: the index of each row's topic, -1 for a row without one."""
     without = np.flatnonzero(codes < 0)
     if len(without):
         yield Fault(
@@ -63,7 +63,7 @@ def partition_faults(
     counts: NDArray[np.int64],
     chosen: pa.Array | None,
 ) -> Iterator[Fault]:
-    """`counts`: how many partitions each of the topics has."""
+    """Faults of partitions that rows name. `counts`: the number of partitions of each topic."""
     if chosen is None:
         return
     numbers = chosen.fill_null(0).to_numpy(zero_copy_only=False)
@@ -77,7 +77,7 @@ def partition_faults(
 
 
 def row_faults(rows: pa.RecordBatch, limits: Limits | None) -> Iterator[Fault]:
-    """Of everything but topic and partition. Without `limits` the broker is left to say what is too large for it."""
+    """Faults of all other columns. Without `limits`, only the broker checks sizes."""
     yield from _payload_faults(rows, limits)
     yield from _uid_faults(column(rows, "uid"))
     yield from _time_faults(column(rows, "event_time"))
@@ -165,6 +165,6 @@ def _where(mask: pa.Array) -> NDArray[np.int64]:
 def _by_value(
     rows: NDArray[np.int64], values: NDArray[np.integer[Any]]
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """The rows that have the same value, and it."""
+    """Each distinct value with its rows."""
     for value in np.unique(values).tolist():
         yield rows[values == value], value

@@ -1,4 +1,4 @@
-"""Publishing a task's batches in order: several under way, and again whatever was not acknowledged.
+"""Publishes a task's batches in order, several at a time, and repeats batches that were not acknowledged.
 
 A Python worker of Spark runs one task after the other, so it keeps its connection from task to task.
 """
@@ -25,21 +25,23 @@ from runnel.errors import (
 )
 from runnel.formats.batch import Batch
 from runnel.formats.wire import Route, Welcome
-from runnel.spark.connections import Backoff, BrokerLogin, ProcessCache, connected
+from runnel.spark.connections import Backoff, BrokerLogin, ProcessCache, open_connection
 
-# Far fewer than the batches whose numbers a broker remembers; enough that no sync is waited for alone.
+# Far fewer than the batch numbers that a broker remembers; enough that batches share the wait for a sync.
 _IN_FLIGHT_MAX: Final = 8
 _CLIENT_NAME: Final = "spark writer"
 
 
 class _InFlight(NamedTuple):
+    """A batch that was sent and is not acknowledged yet."""
+
     batch: Batch
     begun_at: float
     answer: concurrent.futures.Future[BatchReceipt]
 
 
 class Tally(msgspec.Struct):
-    """What became of a task's rows. Repeated ones had been stored by an earlier attempt."""
+    """Counts a task's published rows. An earlier attempt had stored the repeated rows."""
 
     rows: int = 0
     batches: int = 0
@@ -53,11 +55,11 @@ class Tally(msgspec.Struct):
 
 
 class TaskPublisher:
-    """A connection that publishes. Everything it does is given up `deadline_s` after it last got anywhere."""
+    """A connection that publishes. It gives up `deadline_s` after its last progress."""
 
     def __init__(self, address: BrokerLogin, deadline_s: float) -> None:
         self._deadline_s = deadline_s
-        self._bus = connected(address, _CLIENT_NAME, deadline_s, Backoff(deadline_s))
+        self._bus = open_connection(address, _CLIENT_NAME, deadline_s, Backoff(deadline_s))
 
     @property
     def server(self) -> Welcome:
@@ -67,13 +69,13 @@ class TaskPublisher:
         self._bus.close(is_flushing=False)
 
     def find_routes(self, topics: Sequence[str]) -> Mapping[str, Route]:
-        """Where these topics' messages go. Brokers are asked once for each."""
+        """The routes of these topics. The connection asks the broker once for each topic."""
         return self._bus.routes(*topics)
 
     def publish(self, batches: Iterable[Batch], tally: Tally | None = None) -> Tally:
-        """All of them, in this order. Returns when the last is acknowledged.
+        """Publish batches in this order. Returns when the last is acknowledged.
 
-        They are counted in `tally` as they are acknowledged, so whoever makes them can see how far this is.
+        Each acknowledged batch is counted in `tally` at once, so that the caller can report progress.
         """
         tally = Tally() if tally is None else tally
         in_flight: deque[_InFlight] = deque()
@@ -94,7 +96,7 @@ class TaskPublisher:
         try:
             receipt = answer.result()
         except RunnelError as error:
-            # Those behind it may have failed for want of it: start over from here, one by one.
+            # The batches behind it may have failed because this one is missing: repeat them one by one.
             concurrent.futures.wait([each.answer for each in in_flight])
             again = [each.batch for each in in_flight]
             in_flight.clear()
@@ -109,12 +111,12 @@ class TaskPublisher:
             tally.count(batch, receipt)
 
     def _begin(self, batch: Batch) -> concurrent.futures.Future[BatchReceipt]:
-        # The loop begins what it is given in order, and a frame is written before the first wait.
+        # The loop starts coroutines in order, and each writes its frame before its first wait.
         bus = self._bus.bus
         return asyncio.run_coroutine_threadsafe(bus.publish_batch(batch), bus.loop)
 
     def _publish_alone(self, batch: Batch, backoff: Backoff) -> BatchReceipt:
-        """With nothing else under way: what is refused now is refused for good."""
+        """Publish with no other batch in flight: a refusal is final."""
         while True:
             try:
                 return self._begin(batch).result()
@@ -129,15 +131,15 @@ class TaskPublisher:
                 ) from fault
 
 
-# --- The one of this process ---
+# --- The publishers of this process ---
 
 _publishers: Final[ProcessCache[tuple[BrokerLogin, float], TaskPublisher]] = ProcessCache()
 
 
 @contextmanager
 def publisher_to(address: BrokerLogin, deadline_s: float) -> Iterator[TaskPublisher]:
-    """This process's connection, which stays for the next task unless this one fails."""
-    # Taken out of the cache while in use: should a process ever run two tasks at once, each has its own.
+    """This process's publisher, kept for the next task unless this one fails."""
+    # Removed from the cache while in use, so that two tasks at once would each have their own.
     key = (address, deadline_s)
     publisher = _publishers.pop(key) or TaskPublisher(address, deadline_s)
     try:
@@ -151,6 +153,6 @@ def publisher_to(address: BrokerLogin, deadline_s: float) -> Iterator[TaskPublis
 
 
 def close_publishers() -> None:
-    """Close those of this process."""
+    """Close all publishers of this process."""
     for publisher in _publishers.pop_all():
         publisher.close()

@@ -1,11 +1,11 @@
-"""Writing to topics from Spark, each row once: what `df.write` and `df.writeStream` with format `runnel` do.
+"""Writes rows to topics exactly once: `df.write` and `df.writeStream` with format `runnel`.
 
-A task names itself to the broker: its producer is the query (or the batch write) and the Spark partition, its term the
-micro-batch, and its batches are numbered. Whatever runs again, a task, a stage or after a crash the whole micro-batch,
-sends the same numbers, and the broker answers those it has with where they are. So there is nothing to commit, and
-nothing that an abort could undo. It holds for plans whose partitions come with the same rows in the same order again,
-and for topics that are kept: of others nobody remembers what came. With the option `sort` a task puts its rows in such
-an order itself, for which it has to hold all of them.
+A task identifies itself to the broker: its producer is the query (or the batch write) and the Spark partition, its term
+is the micro-batch, and its batches are numbered. A task, a stage or, after a crash, a micro-batch that runs again sends
+the same numbers, and for batches that the broker already has it answers with their offsets. So there is nothing to
+commit, and nothing that an abort could undo. This requires a plan whose partitions have the same rows in the same order
+each time, and topics that are kept: the broker remembers nothing of ephemeral topics. With the option `sort` a task
+sorts its rows itself, for which it has to hold all of them in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from runnel.client.connection import parse_url
 from runnel.errors import ClientFault
 from runnel.formats.wire import Welcome
-from runnel.spark.connections import BrokerLogin, usual_url
+from runnel.spark.connections import BrokerLogin, default_url
 from runnel.spark.write.chunks import Chunker
 from runnel.spark.write.dead_letters import RowDeadLetters
 from runnel.spark.write.row_columns import check_schema, in_repeatable_order
@@ -49,10 +49,10 @@ _OPTIONS: Final = (
     "deadlineSeconds",
     "level",
 )
-_OPTIONS_OF_SPARK: Final = ("checkpointlocation", "queryname")  # which it hands on
+_OPTIONS_OF_SPARK: Final = ("checkpointlocation", "queryname")  # which Spark passes on
 _DEFAULT_DEADLINE_S: Final = 120.0
 _DEFAULT_NAME: Final = "spark"
-_NAME_BYTES_MAX: Final = NAME_BYTES_MAX - 55  # the rest is for the query's id and the partition
+_NAME_BYTES_MAX: Final = NAME_BYTES_MAX - 55  # the rest holds the query's id and the partition
 
 # Local properties that Spark sets for the jobs of a streaming query, also within foreachBatch.
 _QUERY_ID: Final = "sql.streaming.queryId"
@@ -60,7 +60,7 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 
 
 class RowsWritten(WriterCommitMessage):
-    """What a task tells when it is done."""
+    """The commit message of a task."""
 
     def __init__(self, rows: int, rows_repeated: int) -> None:
         self.rows = rows
@@ -68,14 +68,14 @@ class RowsWritten(WriterCommitMessage):
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
-    """The options of a write. They are made where the query is, so that its environment counts, not the workers'."""
+    """The options of a write. The driver parses them, so its environment counts, not that of the workers."""
 
     address: BrokerLogin
     topic: str | None
     producer: str | None
     deadline_s: float
     dead_letter_topic: str | None = None
-    sorts: bool = False  # rows that come in another order whenever the plan runs
+    sorts: bool = False  # for rows whose order differs each time the plan runs
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -88,7 +88,7 @@ class WriteOptions(msgspec.Struct, frozen=True):
                 raise ClientFault(
                     f"option {name!r} is not one of writing: {hint}There are {', '.join(_OPTIONS)}"
                 )
-        url = given.get("url") or usual_url()
+        url = given.get("url") or default_url()
         parse_url(url)
         if (topic := given.get("topic")) is not None:
             check_topic(topic)
@@ -136,7 +136,7 @@ def _deadline_s(given: Mapping[str, str]) -> float:
 
 
 class TaskIdentity(NamedTuple):
-    """Which identity of which write a task does: what the broker knows its batches by."""
+    """The identity of a task's batches for the broker: the producer's name and term, and the Spark partition."""
 
     producer: str
     term: int
@@ -144,10 +144,10 @@ class TaskIdentity(NamedTuple):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """`df.write.format("runnel").mode("append")`: once however often its tasks run.
+    """`df.write.format("runnel").mode("append")`: writes each row once, however often its tasks run.
 
-    With the option `producer`, a name for exactly these rows, also however often the whole write is run. Within
-    foreachBatch that name, with the query and its batch, stands for the rows: then it need not change.
+    The option `producer` names exactly these rows; then each row is written once however often the whole write runs.
+    Within foreachBatch, the name together with the query and its batch identifies the rows, so it can stay the same.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
@@ -155,7 +155,7 @@ class BatchWriter(DataSourceArrowWriter):
             raise ClientFault('mode is "overwrite", but topics are only added to: mode("append")')
         self._options = WriteOptions.parse(options)
         check_schema(schema, has_topic=self._options.topic is not None)
-        self._write_id = uuid.uuid4().hex  # made once, and the same in all tasks
+        self._write_id = uuid.uuid4().hex  # the same in all tasks
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
         context = current_task()
@@ -170,14 +170,14 @@ class BatchWriter(DataSourceArrowWriter):
         return publish_rows(iterator, self._options, identity)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Every task's rows are stored: nothing is left to do."""
+        """Does nothing: every task's rows are stored."""
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Rows that are stored stay: readers may have seen them."""
+        """Does nothing: stored rows stay, because readers may have seen them."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("runnel")`: each micro-batch once, also after a restart from its checkpoint."""
+    """`df.writeStream.format("runnel")`: writes each micro-batch once, also after a restart from its checkpoint."""
 
     def __init__(
         self,
@@ -197,10 +197,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Every task's rows are stored: nothing is left to do."""
+        """Does nothing: every task's rows are stored."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Rows that are stored stay: readers may have seen them, and the batch comes again."""
+        """Does nothing: stored rows stay, because readers may have seen them, and the batch is repeated."""
 
 
 def current_task() -> TaskContext:
@@ -210,7 +210,7 @@ def current_task() -> TaskContext:
 
 
 def query_of(context: TaskContext) -> str:
-    """The streaming query that a task belongs to: its id, which its checkpoint keeps."""
+    """The id of the streaming query that a task belongs to. The checkpoint keeps this id."""
     query_id = context.getLocalProperty(_QUERY_ID)
     if query_id is None:
         raise ClientFault(f"Spark does not say which query this is: {_QUERY_ID} is not set")

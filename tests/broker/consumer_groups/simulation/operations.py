@@ -97,7 +97,7 @@ def see_rest(history: History) -> None:
                 state = consumer_group.group.partition_state(key)
                 if state is None:
                     recorder.violate(Violation(f"{subject.name} {group!r} does not cover {key}"))
-                floor, done = state.acked.standing()
+                floor, done = state.acked.snapshot()
                 in_flight = consumer_group.group.partition_in_flight(key)
                 stated = events.Stated(
                     recorder.now_ns, group, place=key, floor=floor, done=done, in_flight=in_flight

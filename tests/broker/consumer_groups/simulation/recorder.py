@@ -420,7 +420,7 @@ class Recorder:
         if state is None:
             state = PartitionAcks(AckSet(1), {})
         self.note_purged(subject, group, key)
-        floor, done = state.acked.standing()
+        floor, done = state.acked.snapshot()
         failed = failed_before(key, state.failures, self.from_wall)
         recovered = history.Recovered(
             self.now_ns, group, place=key, floor=floor, done=done, failed=failed

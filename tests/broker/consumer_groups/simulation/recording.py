@@ -190,12 +190,12 @@ class RecordingGroup(Group):
         super().add_partition(key, acked, failures, now_ns=now_ns)
 
     def remove_partition(self, key: TopicPartition) -> Effects:
-        if key not in self._works:
+        if key not in self._partitions:
             return super().remove_partition(key)
         return self._tell(super().remove_partition(key), history.Removed, place=key)
 
     def reset_partition(self, key: TopicPartition, floor: int) -> Effects:
-        if key not in self._works:
+        if key not in self._partitions:
             return super().reset_partition(key, floor)
         writer, self.writer = (
             self.writer,

@@ -73,7 +73,7 @@ class Writer:
     def taken_up(self, key: TopicPartition, acked: AckSet, failures: Mapping[int, Failure]) -> None:
         """A partition comes to the group, with what was written down of it."""
         recorder, subject = self._recorder, self.subject
-        floor, done = acked.standing()
+        floor, done = acked.snapshot()
         end = recorder.stock.end(key)
         if floor > end or any(stop > end for _, stop in done):
             self._recorder.violate(

@@ -109,12 +109,12 @@ def open_session(
     """
     settings = spark_settings(conf)
     with needs_spark():
-        from runnel.spark.runtime.session import said_elsewhere, session
+        from runnel.spark.runtime.session import settings_elsewhere, session
 
     if broker is not None and not master.startswith(_CONNECT):
         run_connected(broker, _nothing)
     quiet_failures()
-    if not master.startswith(_CONNECT) and _WAREHOUSE not in said_elsewhere():
+    if not master.startswith(_CONNECT) and _WAREHOUSE not in settings_elsewhere():
         # Spark creates this directory, by default in the current one, as soon as a table is named. Nothing is
         # written there.
         settings.setdefault(_WAREHOUSE, str(Path(tempfile.gettempdir()) / "runnel-spark-warehouse"))

@@ -1,1 +1,3 @@
-"""Messages, options and positions: from the .proto's form to the broker's, and back."""
+"""Converts messages, options and positions between the .proto's form and the broker's."""
+
+__all__ = ["fields", "messages", "options", "plain", "positions"]

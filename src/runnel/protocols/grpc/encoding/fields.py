@@ -1,10 +1,10 @@
-"""Protobuf's fields as bytes, where it is too slow to make an object of each: numbers, lengths, and what has one."""
+"""Reads and writes Protobuf fields as bytes, where an object for each message is too slow."""
 
 from __future__ import annotations
 
 
 def varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number, and where it ends. IndexError: the bytes end before, or it takes more than ten of them."""
+    """A number, and the position of its end. IndexError: the bytes end before, or it has more than ten of them."""
     byte = data[position]
     position += 1
     if byte < 0x80:
@@ -31,5 +31,5 @@ def field(tag: int, value: bytes) -> bytes:
 
 
 def field_bytes(length: int) -> int:
-    """How long the field of a value is that is so long."""
+    """The bytes of a field whose value has this length."""
     return 1 + max(1, (length.bit_length() + 6) // 7) + length

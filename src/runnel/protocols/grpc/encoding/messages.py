@@ -1,4 +1,4 @@
-"""Messages, blocks and gaps: from the .proto's form to the broker's, and back."""
+"""Translates messages, blocks and gaps between the .proto and the broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ P = TypeVar("P", bound=ProtoMessage)
 
 NATURAL_MAX: Final = 2**63 - 1
 REQUEST_BYTES_MAX: Final = 4 * 2**20
-"""Of everything but a publish: parsed, a request of many empty parts takes up to a hundred times as much."""
+"""The largest request, except a publish: parsed, a request of many empty parts takes up to a hundred times as much."""
 
 LEVELS: Final[Mapping[int, Level | None]] = {
     pb.LEVEL_UNSPECIFIED: None,
@@ -29,7 +29,7 @@ LEVELS: Final[Mapping[int, Level | None]] = {
     pb.LEVEL_RECEIVED: Level.RECEIVED,
     pb.LEVEL_STORED: Level.STORED,
 }
-_TOLD_LEVELS: Final = {
+_PROTO_LEVELS: Final = {
     Level.NONE: pb.LEVEL_NONE,
     Level.RECEIVED: pb.LEVEL_RECEIVED,
     Level.STORED: pb.LEVEL_STORED,
@@ -37,7 +37,7 @@ _TOLD_LEVELS: Final = {
 
 
 def parsed(request_type: type[P], data: bytes, *, bytes_max: int = REQUEST_BYTES_MAX) -> P:
-    """A request. MalformedError: these bytes are none."""
+    """The request in these bytes. MalformedError: they are not a message of this type."""
     if len(data) > bytes_max:
         raise LimitExceededError(
             f"a {request_type.DESCRIPTOR.name} of {len(data)} bytes; at most {bytes_max} are allowed"
@@ -50,7 +50,7 @@ def parsed(request_type: type[P], data: bytes, *, bytes_max: int = REQUEST_BYTES
 
 
 def natural(name: str, value: int) -> int:
-    """An offset, an entry or a size: the .proto allows twice as many as there are."""
+    """Check an offset, an entry or a size: the .proto has 64 bits for it, the broker 63."""
     if value > NATURAL_MAX:
         raise ClientFault(f"{name} = {value} is larger than {NATURAL_MAX}")
     return value
@@ -66,8 +66,8 @@ def level_of(level: pb.Level) -> Level | None:
         raise ClientFault(f"level {level} is unknown; 0 to 3 are defined") from None
 
 
-def told_level(level: Level) -> pb.Level:
-    return _TOLD_LEVELS[level]
+def proto_level(level: Level) -> pb.Level:
+    return _PROTO_LEVELS[level]
 
 
 def message_of(
@@ -79,7 +79,7 @@ def message_of(
     traceparent: str | None,
     tracestate: str | None,
 ) -> Message:
-    """A message to publish. Hot: once for each."""
+    """A message to publish. Hot: called for each message."""
     return Message(
         topic,
         message.payload,
@@ -98,7 +98,7 @@ def message_of(
 def tags_of(
     message: pb.Message, traceparent: str | None, tracestate: str | None
 ) -> Mapping[str, str]:
-    """Its own, and those of the trace that its call belongs to."""
+    """The message's own tags, and those of its call's trace."""
     given = message.tags
     tags: Mapping[str, str] | None = dict(given) if given else None
     if traceparent is not None:
@@ -107,7 +107,7 @@ def tags_of(
 
 
 def batch_of(data: bytes) -> Batch:
-    """The one block of a publish. Whether it is too large is for the broker to say."""
+    """The single block of a publish. The broker checks its size."""
     envelope, body, block_bytes = block.unpack(data)
     if block_bytes != len(data):
         raise MalformedError(
@@ -119,12 +119,12 @@ def batch_of(data: bytes) -> Batch:
 # --- Reading ---
 
 
-def told_messages(batch: Batch) -> list[pb.Message]:
-    return list(map(told_message, batch.messages()))
+def proto_messages(batch: Batch) -> list[pb.Message]:
+    return list(map(proto_message, batch.messages()))
 
 
-def told_message(message: Message) -> pb.Message:
-    """Hot: once for every message that is read."""
+def proto_message(message: Message) -> pb.Message:
+    """A message for a reader. Hot: called for each message."""
     key, partition_key = message.key, message.partition_key
     return pb.Message(
         topic=message.topic,
@@ -152,7 +152,7 @@ def block_of(batch: Batch) -> bytes:
 
 
 def blocks_in(data: bytes) -> list[bytes]:
-    """The same, one by one, unread. Mostly there is but one."""
+    """The blocks in these bytes, not decoded. Mostly there is one."""
     first = block.read_header(data).block_bytes if data else 0
     if first == len(data):
         return [data] if data else []
@@ -165,7 +165,7 @@ def blocks_in(data: bytes) -> list[bytes]:
     return blocks
 
 
-def told_gap(gap: wire.GapState) -> pb.Gap:
+def proto_gap(gap: wire.GapState) -> pb.Gap:
     return pb.Gap(
         reason=gap.reason,
         missed=gap.missed,
@@ -177,5 +177,5 @@ def told_gap(gap: wire.GapState) -> pb.Gap:
     )
 
 
-def told_gaps(gaps: Iterable[wire.GapState]) -> Sequence[pb.Gap]:
-    return [told_gap(gap) for gap in gaps]
+def proto_gaps(gaps: Iterable[wire.GapState]) -> Sequence[pb.Gap]:
+    return [proto_gap(gap) for gap in gaps]

@@ -1,4 +1,4 @@
-"""Starts, modes and options of subscriptions: from the .proto's form to the broker's, and back."""
+"""Translates starts, modes and options of subscriptions between the .proto and the broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODES: Final = {
     pb.MODE_KEY_SHARED: "key_shared",
     pb.MODE_MULTICAST: "multicast",
 }
-_TOLD_MODES: Final = {text: mode for mode, text in _MODES.items()}
+_PROTO_MODES: Final = {text: mode for mode, text in _MODES.items()}
 _OVERFLOWS: Final = {
     pb.SubscribeRequest.OVERFLOW_UNSPECIFIED: "drop_oldest",
     pb.SubscribeRequest.OVERFLOW_DROP_OLDEST: "drop_oldest",
@@ -41,7 +41,7 @@ _NUMBERS: Final = (
 
 
 def start_of(start: pb.Start) -> Start | None:
-    """None where nothing is said."""
+    """The start; None if the request has none."""
     if start.kind == pb.Start.KIND_UNSPECIFIED:
         if start.partitions or start.time_ns:
             raise ClientFault("start: a place or a time needs a kind, KIND_OFFSETS or KIND_TIME")
@@ -61,8 +61,8 @@ def mode_of(mode: pb.Mode) -> str:
     return _MODES[mode]
 
 
-def told_mode(mode: str) -> pb.Mode:
-    return _TOLD_MODES[mode]
+def proto_mode(mode: str) -> pb.Mode:
+    return _PROTO_MODES[mode]
 
 
 def overflow_of(overflow: pb.SubscribeRequest.Overflow) -> str:
@@ -72,7 +72,7 @@ def overflow_of(overflow: pb.SubscribeRequest.Overflow) -> str:
 
 
 def options_of(options: pb.WorkOptions) -> WorkOptions:
-    """What is not set is None: the broker's default."""
+    """The options. None stands for the broker's default."""
     numbers = {
         name: natural(f"options.{name}", getattr(options, name))
         for name in _NUMBERS
@@ -81,7 +81,7 @@ def options_of(options: pb.WorkOptions) -> WorkOptions:
     return WorkOptions(**numbers, backoff=options.backoff if options.HasField("backoff") else None)
 
 
-def told_options(options: WorkOptions) -> pb.WorkOptions:
+def proto_options(options: WorkOptions) -> pb.WorkOptions:
     return pb.WorkOptions(
         lease_ms=options.lease_ms,
         processing_ms_max=options.processing_ms_max,

@@ -1,7 +1,7 @@
-"""Requests to publish whose messages have payloads and nothing else: known by their bytes, and joined into one batch.
+"""Plain publish requests, whose messages have only payloads: recognizes them by their bytes, joins them to batches.
 
-To ask each message object for its payload takes longer than everything else that becomes of it, so none is made where
-payloads of one length show in the bytes; and many small batches take longer than a large one (bench/listeners.py).
+Reading the payload of each message object takes longer than all other handling of a message, so none are made if the
+bytes show payloads of one length. Many small batches take longer than a large one (bench/listeners.py).
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from runnel.broker.broker import Level, Published
-from runnel.formats.building import build, build_even
+from runnel.formats.column_builder import build, build_even
 from runnel.formats.columns import Columns
 from runnel.protocols.grpc.encoding.fields import field_bytes, varint
-from runnel.protocols.grpc.encoding.messages import LEVELS, told_level
+from runnel.protocols.grpc.encoding.messages import LEVELS, proto_level
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
 
-# What is joined into one batch at most, of requests that are smaller.
+# The largest batch that is joined from smaller requests.
 _JOINED_BYTES_MAX: Final = 2**18
 _JOINED_MESSAGES_MAX: Final = 4000
 
-# Tags: a field's number and how its value is written.
+# Protobuf tags: a field's number and the encoding of its value.
 _ID, _LEVEL, _MESSAGE, _TOPIC = 0x08, 0x10, 0x1A, 0x22  # of a request
 _PAYLOAD = 0x12  # of a message
 _UINT64_MAX: Final = 2**64 - 1
 
 
 class PlainRequest(NamedTuple):
-    """Its payloads are either `rows`, or of one `width` and one behind the other in `data`."""
+    """A request with only payloads. They are `rows`, or, all of one `width`, concatenated in `data`."""
 
     id: int
     level: Level | None
@@ -49,7 +49,7 @@ class PlainRequest(NamedTuple):
 
 
 class OtherRequest(NamedTuple):
-    """One that is not plain."""
+    """A request that is not plain."""
 
     parsed: pb.PublishRequest
     size: int
@@ -59,9 +59,9 @@ class OtherRequest(NamedTuple):
 
 
 def even_in(data: bytes) -> PlainRequest | None:
-    """Two or more payloads of one length, for the request's topic, in the order in which protobuf writes fields.
+    """A request of two or more payloads of one length, for its topic, in the order in which protobuf writes fields.
 
-    None: it is another request, or none at all. The parser knows.
+    None: the bytes are another request, or no request; the parser decides that.
 
         08 id  10 level  (1a size 12 width payload)…  22 length topic
                           ╰──── the same ────╯
@@ -113,20 +113,20 @@ def even_in(data: bytes) -> PlainRequest | None:
 
 
 def plain_of(request: pb.PublishRequest, size: int) -> PlainRequest | None:
-    """The same of a request that is parsed, whatever the lengths. None: it is another."""
+    """A parsed request as a plain one, with payloads of any lengths. None: it is not plain."""
     if len(request.messages) < 2 or request.batch or request.level not in LEVELS:
         return None
     payloads = [message.payload for message in request.messages]
-    if not _have_only(request, payloads):
+    if not _has_only_payloads(request, payloads):
         return None
     level = LEVELS[request.level]
     return PlainRequest(request.id, level, request.topic, size, len(payloads), rows=payloads)
 
 
-def _have_only(request: pb.PublishRequest, payloads: Sequence[bytes]) -> bool:
-    """Whether no message has anything but a payload: then the request has no byte more than these take.
+def _has_only_payloads(request: pb.PublishRequest, payloads: Sequence[bytes]) -> bool:
+    """Whether the messages have only payloads: then the request has no byte more than these take.
 
-    To ask each message for each of its fields would take six times as long as everything else.
+    Asking each message for each of its fields would take six times as long as all other steps.
     """
     head = pb.PublishRequest(id=request.id, level=request.level, topic=request.topic)
     lengths = list(map(len, payloads))
@@ -139,7 +139,7 @@ def _have_only(request: pb.PublishRequest, payloads: Sequence[bytes]) -> bool:
 
 
 def _head_bytes(length: int) -> int:
-    """What a message takes in a request beside its payload of so many bytes; the more, the longer it is."""
+    """The bytes of a message in a request besides its payload. They never decrease with the payload's length."""
     return field_bytes(field_bytes(length) if length else 0) - length
 
 
@@ -149,7 +149,7 @@ def _head_bytes(length: int) -> int:
 def joinable(
     requests: Iterable[PlainRequest | OtherRequest],
 ) -> Iterator[Sequence[PlainRequest] | OtherRequest]:
-    """Plain neighbours for one topic and level together, as many as make a batch of a good size; others as they are."""
+    """Group neighbouring plain requests of one topic and level, up to the size of a batch. Others stay alone."""
     together: list[PlainRequest] = []
     size = count = 0
     for request in requests:
@@ -177,7 +177,7 @@ def joinable(
 
 
 def columns_of(requests: Sequence[PlainRequest]) -> Columns:
-    """The payloads of all of them."""
+    """The payloads of all requests."""
     width = requests[0].width
     if width and all([request.width == width for request in requests]):  # noqa: C419 - quicker
         return build_even(b"".join([request.data for request in requests]), width)
@@ -191,13 +191,13 @@ def columns_of(requests: Sequence[PlainRequest]) -> Columns:
 def answers_to(
     requests: Sequence[PlainRequest], published: Published, partition: int
 ) -> list[bytes]:
-    """What became of requests that were joined: a `PublishResponse` each.
+    """An encoded `PublishResponse` for each of the joined requests.
 
-    Fields may be written one behind the other: what all of them have, and what is the same for all that have as many
-    messages, is written once.
+    Encoded fields may be concatenated. So the fields that all responses share are encoded once, and the partitions
+    once for each number of messages.
     """
     shared = pb.PublishResponse(
-        level=told_level(published.level),
+        level=proto_level(published.level),
         receive_time_ns=published.receive_time_ns,
         entry=published.entry,
         epoch=published.epoch,
@@ -206,7 +206,7 @@ def answers_to(
     base = published.base_offsets[0]
     answers = []
     for request in requests:
-        own = pb.PublishResponse(id=request.id, offsets=given_offsets(base, request.messages))
+        own = pb.PublishResponse(id=request.id, offsets=offsets_from(base, request.messages))
         answers.append(
             own.SerializeToString() + _partitions_field(request.messages, partition) + shared
         )
@@ -215,8 +215,8 @@ def answers_to(
     return answers
 
 
-def given_offsets(base: int, count: int) -> Sequence[int]:
-    """Of so many messages from this one on. 0: of a topic that nobody keeps or reads, where none has an offset."""
+def offsets_from(base: int, count: int) -> Sequence[int]:
+    """The offsets of `count` messages. Base 0: an ephemeral topic without readers, whose messages have no offsets."""
     return range(base, base + count) if base else (0,) * count
 
 

@@ -1,7 +1,7 @@
-"""Live reading: what a subscription is sent goes to the client as it takes it, with a position to come back to.
+"""The method Subscribe: sends a live subscription's messages to the client, with a position to resume from.
 
-The broker may send as much as there is credit for. Credit is granted again when a write is done, which gRPC lets it be
-only as fast as the client reads: so little waits here, whoever reads slowly.
+The broker sends as much as it has credit for. Credit is granted again when a write is done, and gRPC completes writes
+only as fast as the client reads. So little waits here for a slow client.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from runnel.protocols.grpc.encoding.messages import (
     block_of,
     blocks_in,
     is_blocks,
-    told_gap,
-    told_message,
+    proto_gap,
+    proto_message,
 )
 from runnel.protocols.grpc.encoding.options import overflow_of, start_of
 from runnel.protocols.grpc.encoding.positions import StreamPosition, read_position, start_at
@@ -29,11 +29,11 @@ from runnel.protocols.grpc.server.grpc_server import shutting_down
 from runnel.protocols.grpc.server.outbox import Outbox
 
 _CREDIT_BYTES: Final = 2**20
-# What one response has, about: a large batch is sent in several, and others get their turn in between.
+# The approximate size of a response. A large batch is sent in several, and other calls get their turn in between.
 _MESSAGES_MAX: Final = 500
 _BYTES_MAX: Final = 2**19
 
-# A reader of many topics has a long position, which would be most of what it is sent: it comes only so often.
+# A reader of many topics has a long position, which would be most of the traffic. It is sent at this interval.
 _POSITION_BYTES_MAX: Final = 2**12
 _POSITION_SECONDS: Final = 1.0
 
@@ -63,7 +63,7 @@ class GrpcLiveStream:
         self._position = StreamPosition(self._patterns, self._start, given)
         self._outbox: Outbox[_Event] = Outbox()
         self._queued_bytes = 0
-        self._long_position: asyncio.TimerHandle | None = None  # until it may come again
+        self._long_position: asyncio.TimerHandle | None = None  # set until it may be sent again
         self._is_position_owed = False
         self._end: RunnelError | None = None
         self._is_closing = False
@@ -78,7 +78,7 @@ class GrpcLiveStream:
         call.when_closing(self._close)
         try:
             self._position.begin(subscription)
-            await self._say_in_full(pb.SubscribeResponse(subscribed=pb.Subscribed()))
+            await self._respond_with_position(pb.SubscribeResponse(subscribed=pb.Subscribed()))
             subscription.start()
             await self._write(subscription)
         finally:
@@ -86,7 +86,7 @@ class GrpcLiveStream:
             if self._long_position is not None:
                 self._long_position.cancel()
 
-    # --- What the broker says (Sink) ---
+    # --- From the broker (Sink) ---
 
     @property
     def connection_id(self) -> int:
@@ -96,7 +96,7 @@ class GrpcLiveStream:
     def peer(self) -> str:
         return self._call.peer
 
-    def deliver(self, subscription: int, delivery: LiveDelivery) -> None:  # noqa: ARG002 - there is but one
+    def deliver(self, subscription: int, delivery: LiveDelivery) -> None:  # noqa: ARG002 - there is only one
         self._queued_bytes += delivery.size
         self._call.flow.messages_out += delivery.messages
         self._outbox.put(delivery)
@@ -112,7 +112,7 @@ class GrpcLiveStream:
         self._is_closing = True
         self._outbox.finish()
 
-    # --- What the client is told ---
+    # --- To the client ---
 
     async def _write(self, subscription: LiveSubscription) -> None:
         outbox = self._outbox
@@ -120,16 +120,16 @@ class GrpcLiveStream:
             event = outbox.items.popleft()
             if event is None:
                 if self._is_position_owed:
-                    await self._say_in_full(pb.SubscribeResponse(delivery=pb.Delivery()))
+                    await self._respond_with_position(pb.SubscribeResponse(delivery=pb.Delivery()))
             elif isinstance(event, GapState):
                 self._position.missed(event)
-                await self._say(pb.SubscribeResponse(gap=told_gap(event)))
+                await self._respond(pb.SubscribeResponse(gap=proto_gap(event)))
             elif event.ends_last_values:
                 self._position.last_values_sent()
-                await self._say_in_full(pb.SubscribeResponse(caught_up=pb.CaughtUp()))
+                await self._respond_with_position(pb.SubscribeResponse(caught_up=pb.CaughtUp()))
             elif not event.size:
                 self._position.delivered(event)
-                await self._say(pb.SubscribeResponse(delivery=pb.Delivery()))
+                await self._respond(pb.SubscribeResponse(delivery=pb.Delivery()))
             else:
                 size = await (self._write_blocks if self._is_blocks else self._write_messages)(
                     event
@@ -138,7 +138,7 @@ class GrpcLiveStream:
                 subscription.grant(size)
         if self._is_closing:
             notice = self._call.server.closing_notice()
-            await self._say_in_full(pb.SubscribeResponse(closing=notice))
+            await self._respond_with_position(pb.SubscribeResponse(closing=notice))
             raise shutting_down()
         if self._end is not None:
             raise self._end
@@ -154,11 +154,11 @@ class GrpcLiveStream:
             blocks = blocks_in(data)
             position.delivered(delivery)
         if blocks:
-            await self._say(pb.SubscribeResponse(delivery=pb.Delivery(blocks=blocks)))
+            await self._respond(pb.SubscribeResponse(delivery=pb.Delivery(blocks=blocks)))
         return delivery.size
 
     async def _write_messages(self, delivery: LiveDelivery) -> int:
-        """This one and those behind it, as far as they go into one response; a large one in several."""
+        """Write this delivery and the following ones that fit into the same response. A large one takes several."""
         items, position = self._outbox.items, self._position
         ready: list[pb.Message] = []
         ready_bytes = written = 0
@@ -167,11 +167,11 @@ class GrpcLiveStream:
             batches = self._unsent(b"".join(delivery.buffers))
             for batch in batches:
                 for row, message in enumerate(batch.messages(), 1):
-                    ready.append(told_message(message))
+                    ready.append(proto_message(message))
                     ready_bytes += len(message.payload)
                     if len(ready) >= _MESSAGES_MAX or ready_bytes >= _BYTES_MAX:
                         position.delivered_rows(batch, row)
-                        await self._say_messages(ready)
+                        await self._respond_messages(ready)
                         ready, ready_bytes = [], 0
                 if len(batches) > 1:
                     position.delivered_rows(batch, len(batch))
@@ -186,36 +186,36 @@ class GrpcLiveStream:
             delivery = following
             items.popleft()
         if ready:
-            await self._say_messages(ready)
+            await self._respond_messages(ready)
         return written
 
     def _unsent(self, data: bytes) -> list[Batch]:
         unsent = map(self._position.unsent, unpack_blocks(data))
         return [batch for batch in unsent if batch is not None]
 
-    async def _say_messages(self, messages: list[pb.Message]) -> None:
-        await self._say(pb.SubscribeResponse(delivery=pb.Delivery(messages=messages)))
+    async def _respond_messages(self, messages: list[pb.Message]) -> None:
+        await self._respond(pb.SubscribeResponse(delivery=pb.Delivery(messages=messages)))
 
-    async def _say(self, response: pb.SubscribeResponse) -> None:
+    async def _respond(self, response: pb.SubscribeResponse) -> None:
         if self._long_position is None:
-            await self._say_in_full(response)
+            await self._respond_with_position(response)
         else:
             self._is_position_owed = True
             await self._send(response)
 
-    async def _say_in_full(self, response: pb.SubscribeResponse) -> None:
-        """With the position, however long it is."""
+    async def _respond_with_position(self, response: pb.SubscribeResponse) -> None:
+        """Send a response with the position, however long it is."""
         response.position = self._position.pack()
         self._is_position_owed = False
         if len(response.position) > _POSITION_BYTES_MAX:
             if self._long_position is not None:
                 self._long_position.cancel()
             loop = asyncio.get_running_loop()
-            self._long_position = loop.call_later(_POSITION_SECONDS, self._may_tell_position)
+            self._long_position = loop.call_later(_POSITION_SECONDS, self._release_position)
         await self._send(response)
 
-    def _may_tell_position(self) -> None:
-        """Tell it with the next response, or without one if none has come since."""
+    def _release_position(self) -> None:
+        """Let the next response have the position. If responses went without it, send it by itself."""
         self._long_position = None
         if self._is_position_owed:
             self._outbox.put(None)

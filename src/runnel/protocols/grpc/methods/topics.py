@@ -1,4 +1,4 @@
-"""Verbs of topics and cursors, and what the broker tells of itself."""
+"""The methods of topics and cursors, and of the broker's statistics."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ async def list_topics(call: GrpcCall, request: pb.ListTopicsRequest) -> pb.ListT
         after=request.after,
         limit=request.limit or PAGE_MAX,
     )
-    return pb.ListTopicsResponse(topics=map(_told_topic, topics), is_complete=is_complete)
+    return pb.ListTopicsResponse(topics=map(_proto_topic, topics), is_complete=is_complete)
 
 
 async def describe_topic(
     call: GrpcCall, request: pb.DescribeTopicRequest
 ) -> pb.DescribeTopicResponse:
     topic = await call.access.describe_topic(request.name)
-    return pb.DescribeTopicResponse(topic=_told_topic(topic))
+    return pb.DescribeTopicResponse(topic=_proto_topic(topic))
 
 
 async def delete_topic(call: GrpcCall, request: pb.DeleteTopicRequest) -> pb.DeleteTopicResponse:
@@ -52,7 +52,7 @@ async def list_routes(call: GrpcCall, request: pb.ListRoutesRequest) -> pb.ListR
         pb.Route(
             topic=route.topic,
             keep=route.keep,
-            owners=map(_told_owner, route.owners),
+            owners=map(_proto_owner, route.owners),
             exists=route.exists,
         )
         for route in call.access.routes(request.topics)
@@ -60,12 +60,12 @@ async def list_routes(call: GrpcCall, request: pb.ListRoutesRequest) -> pb.ListR
     return pb.ListRoutesResponse(routes=routes)
 
 
-def _told_topic(topic: wire.TopicState) -> pb.Topic:
+def _proto_topic(topic: wire.TopicState) -> pb.Topic:
     partitions = [
         pb.Partition(
             first_offset=partition.first_offset,
             next_offset=partition.next_offset,
-            owner=_told_owner(partition.owner),
+            owner=_proto_owner(partition.owner),
         )
         for partition in topic.partitions
     ]
@@ -83,7 +83,7 @@ def _told_topic(topic: wire.TopicState) -> pb.Topic:
     )
 
 
-def _told_owner(owner: wire.Owner) -> pb.Owner:
+def _proto_owner(owner: wire.Owner) -> pb.Owner:
     return pb.Owner(
         journal=owner.journal, shard=owner.shard, epoch=owner.epoch, address=owner.address
     )
@@ -101,15 +101,15 @@ async def set_cursor(call: GrpcCall, request: pb.SetCursorRequest) -> pb.SetCurs
 async def list_cursors(call: GrpcCall, request: pb.ListCursorsRequest) -> pb.ListCursorsResponse:
     if request.name:
         one = await call.access.cursor(request.name)
-        return pb.ListCursorsResponse(cursors=map(_told_cursor, one))
+        return pb.ListCursorsResponse(cursors=map(_proto_cursor, one))
     cursors, is_complete = await call.access.cursors(after=request.after, limit=request.limit)
-    return pb.ListCursorsResponse(cursors=map(_told_cursor, cursors), has_more=not is_complete)
+    return pb.ListCursorsResponse(cursors=map(_proto_cursor, cursors), has_more=not is_complete)
 
 
-def _told_cursor(cursor: wire.CursorState) -> pb.Cursor:
+def _proto_cursor(cursor: wire.CursorState) -> pb.Cursor:
     return pb.Cursor(
         name=cursor.name,
-        places=map(_told_place, cursor.places),
+        places=map(_proto_place, cursor.places),
         updated_ns=cursor.updated_ns,
     )
 
@@ -135,7 +135,7 @@ def _place_of(place: pb.CursorPlace) -> wire.CursorPlace:
     )
 
 
-def _told_place(place: wire.CursorPlace) -> pb.CursorPlace:
+def _proto_place(place: wire.CursorPlace) -> pb.CursorPlace:
     return pb.CursorPlace(
         topic=place.topic,
         partition=place.partition,
@@ -155,14 +155,14 @@ def _told_place(place: wire.CursorPlace) -> pb.CursorPlace:
 
 async def get_statistics(
     call: GrpcCall,
-    request: pb.GetStatisticsRequest,  # noqa: ARG001 - it says nothing
+    request: pb.GetStatisticsRequest,  # noqa: ARG001 - it is empty
 ) -> pb.GetStatisticsResponse:
     return pb.GetStatisticsResponse(json=_json.encode(call.access.statistics()).decode())
 
 
 async def ping(
     call: GrpcCall,
-    request: pb.PingRequest,  # noqa: ARG001 - it says nothing
+    request: pb.PingRequest,  # noqa: ARG001 - it is empty
 ) -> pb.PingResponse:
     settings = call.server.settings
     return pb.PingResponse(

@@ -1,26 +1,25 @@
-"""Verbs of acknowledged subscriptions and their dead letters; taking part in one is `consuming`'s."""
+"""The methods of acknowledged subscriptions and their dead letters, except Consume (`consume_stream`)."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
-from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
+from runnel.broker.consumer_groups import SettleRequest, SubscriptionRequest
 from runnel.errors import ClientFault, LimitExceededError, UnknownSubscriptionError
 from runnel.formats import work_heads as heads
-from runnel.protocols.grpc.encoding.messages import block_of, is_blocks, natural, told_messages
+from runnel.protocols.grpc.encoding.messages import block_of, is_blocks, natural, proto_messages
 from runnel.protocols.grpc.encoding.options import (
     mode_of,
     options_of,
+    proto_mode,
+    proto_options,
     start_of,
-    told_mode,
-    told_options,
 )
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from runnel.protocols.grpc.server.calls import GrpcCall
 
 _DEAD_LISTED: Final = 100
-# Dead letters that one call may name.
+# How many dead letters one call may name.
 _OFFSETS_MAX: Final = 100_000
 
 
@@ -40,7 +39,7 @@ async def make_subscription(
 
 
 async def _mode_of_existing(call: GrpcCall, name: str) -> str:
-    """What is meant if nothing is said: nobody guesses the mode of a subscription that is to be made."""
+    """The mode if the request has none. There is no default for a new subscription."""
     try:
         known = await call.access.subscription(name)
     except UnknownSubscriptionError:
@@ -56,10 +55,10 @@ async def list_subscriptions(
 ) -> pb.ListSubscriptionsResponse:
     if request.name:
         one = await call.access.subscription(request.name)
-        return pb.ListSubscriptionsResponse(subscriptions=[_told_subscription(one)])
+        return pb.ListSubscriptionsResponse(subscriptions=[_proto_subscription(one)])
     known, is_complete = await call.access.subscriptions(after=request.after, limit=request.limit)
     return pb.ListSubscriptionsResponse(
-        subscriptions=map(_told_subscription, known), has_more=not is_complete
+        subscriptions=map(_proto_subscription, known), has_more=not is_complete
     )
 
 
@@ -105,7 +104,7 @@ async def list_dead_letters(
     )
     if as_blocks:
         return pb.ListDeadLettersResponse(blocks=map(block_of, batches), next_offset=next_offset)
-    messages = [message for batch in batches for message in told_messages(batch)]
+    messages = [message for batch in batches for message in proto_messages(batch)]
     return pb.ListDeadLettersResponse(messages=messages, next_offset=next_offset)
 
 
@@ -131,7 +130,7 @@ async def settle_dead_letters(
     return pb.SettleDeadLettersResponse(settled=settled)
 
 
-def _told_subscription(state: heads.SubscriptionState) -> pb.Subscription:
+def _proto_subscription(state: heads.SubscriptionState) -> pb.Subscription:
     members = [
         pb.Member(
             name=member.name,
@@ -158,11 +157,11 @@ def _told_subscription(state: heads.SubscriptionState) -> pb.Subscription:
     ]
     return pb.Subscription(
         name=state.name,
-        mode=told_mode(state.mode),
+        mode=proto_mode(state.mode),
         patterns=state.patterns,
         is_paused=state.is_paused,
         made_ns=state.made_ns,
-        options=told_options(state.options),
+        options=proto_options(state.options),
         members=members,
         redelivered=state.redelivered,
         dead=state.dead,

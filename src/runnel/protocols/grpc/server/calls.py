@@ -1,4 +1,4 @@
-"""One call: who calls and with which rights, and how it ends when the listener or the token says so."""
+"""One gRPC call: its client, its rights, its tasks, and its end when the listener closes or the token is revoked."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _CLIENT_CHARACTERS_MAX: Final = 200
 
 
 class GrpcCall:
-    """Made by the listener for every call that it lets in, within the call's own task."""
+    """One admitted call. It is made within the call's own task."""
 
     __slots__ = (
+        "_authenticated",
         "_beginning",
         "_is_over",
         "_on_closing",
-        "_pass",
         "_since_ns",
         "_task",
         "access",
@@ -56,13 +56,13 @@ class GrpcCall:
         context: Context,
         peer: str,
         call_id: int,
-        given: AuthenticatedClient,
+        authenticated: AuthenticatedClient,
     ) -> None:
         self.server: Final = server
         self.context: Final = context
         self.peer: Final = peer
         self.id: Final = call_id
-        self.access: Final = Access(server.broker, given.rights, peer)
+        self.access: Final = Access(server.broker, authenticated.rights, peer)
         metadata = dict(_text_metadata(context))
         self.client: Final = metadata.get("user-agent", "")[:_CLIENT_CHARACTERS_MAX]
         self.traceparent: Final = metadata.get(TRACEPARENT)
@@ -70,33 +70,33 @@ class GrpcCall:
         self.end: BaseException | None = None
         """Why the broker ends the call, once it does."""
         self._on_closing: Callable[[], object] | None = None
-        # What a stream tells of itself.
+        # The traffic of a stream, for the metrics.
         self.flow: Final = Flow()
         self.subscriptions = 0
         self.queued_bytes: Callable[[], int] | None = None
         self._since_ns = server.broker.clock.time_ns()
         self._beginning: asyncio.Task[None] | None = None
         self._is_over = False
-        self._pass = given
+        self._authenticated = authenticated
         task = asyncio.current_task()
         assert task is not None
         self._task: Final = task
-        given.on_revoked(self.finish_with)
+        authenticated.on_revoked(self.finish_with)
 
     @property
     def is_stream(self) -> bool:
         return self.queued_bytes is not None
 
     def finish_with(self, error: BaseException) -> None:
-        """End it, wherever it is: its task is cancelled, and the client is told this error."""
+        """End the call at once: its task is cancelled, and the client gets this error."""
         if self.end is None and not self._is_over:
             self.end = error
             self._task.cancel()
 
     async def begin_stream(self) -> None:
-        """Say that the call has begun, before anything else is said.
+        """Send the initial metadata before any response.
 
-        grpcio would do so with the first write; but one that is cancelled in the midst of it could not be refused.
+        grpcio would send it with the first write, but a call that is cancelled during that write cannot be refused.
         """
         self._beginning = self.server.tasks.start_awaited(_begin(self.context))
         await self.uninterrupted(self._beginning)
@@ -106,33 +106,33 @@ class GrpcCall:
             await asyncio.wait({self._beginning})
 
     def uncancel(self) -> None:
-        """Its end has been seen to: what is left to do may wait again."""
+        """Clear the cancellation once the call's end is handled, so that its task may wait again."""
         self._task.uncancel()
 
     def when_closing(self, react: Callable[[], object]) -> None:
-        """GrpcCall this, once, when the broker begins to go. A call that reacts to nothing may finish."""
+        """Call `react`, once, when the broker begins to shut down. A call without a reaction may finish."""
         self._on_closing = react
         if self.server.is_closing:
             self.closing()
 
     def closing(self) -> None:
-        """The broker is about to go."""
+        """React to the broker's shutdown."""
         react, self._on_closing = self._on_closing, None
         if react is not None:
             react()
 
-    def broken(self, error: BaseException) -> None:
-        """A bug of ours: it costs this call, and nobody else anything."""
+    def log_bug(self, error: BaseException) -> None:
+        """Log a bug of the broker. It ends only this call."""
         logger.error("a call failed", peer=self.peer, exc_info=error)
 
     def leave(self) -> None:
         self._is_over = True
         self._on_closing = None
-        self._pass.leave()
+        self._authenticated.leave()
         self.server.remove(self)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task of this call's. What it fails with ends the call."""
+        """Start a task of this call. If it fails, the call ends with its error."""
         task = self.server.tasks.start_awaited(work)
         task.add_done_callback(self._on_ended)
         return task
@@ -142,25 +142,25 @@ class GrpcCall:
             self.finish_with(error)
 
     async def complete(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do what changes something: to its end, also if the caller is gone meanwhile."""
+        """Do work that changes something, to its end, even if the client leaves meanwhile."""
         return await self.uninterrupted(self.server.tasks.start_awaited(work))
 
     async def uninterrupted(self, future: asyncio.Future[T]) -> T:
-        """Wait for it; whoever leaves does not end it."""
+        """Wait for a future without cancelling it when the client leaves."""
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            future.add_done_callback(self._on_left_alone)
+            future.add_done_callback(self._on_abandoned)
             raise
 
-    def _on_left_alone(self, future: asyncio.Future[Any]) -> None:
-        """Nobody waits for it any more: only a bug is still of interest."""
+    def _on_abandoned(self, future: asyncio.Future[Any]) -> None:
+        """Log a bug in work whose client has left. All other outcomes are of no interest."""
         error = None if future.cancelled() else future.exception()
         if error is not None and not isinstance(error, RunnelError | grpc.aio.InternalError):
-            self.broken(error)
+            self.log_bug(error)
 
     def row(self) -> ConnectionStats:
-        """As the metrics show it."""
+        """The call as the metrics show it."""
         return ConnectionStats(
             self.id,
             "grpc",
@@ -170,7 +170,7 @@ class GrpcCall:
             self.subscriptions,
             0 if self.queued_bytes is None else self.queued_bytes(),
             self.flow,
-            self._pass.name,
+            self._authenticated.name,
         )
 
 
@@ -179,7 +179,7 @@ async def _begin(context: Context) -> None:
 
 
 async def single_request(context: Context, *, seconds_max: float) -> Any:
-    """What the caller of a method says that takes one request."""
+    """The request of a method that takes one request."""
     try:
         async with asyncio.timeout(seconds_max):
             request = await context.read()
@@ -193,7 +193,7 @@ async def single_request(context: Context, *, seconds_max: float) -> Any:
 
 
 def token_of(context: Context) -> str | None:
-    """What stands behind `Bearer` in the metadata `authorization`."""
+    """The text after `Bearer` in the metadata `authorization`."""
     for name, value in _text_metadata(context):
         if name == "authorization":
             scheme, _, token = value.partition(" ")
@@ -208,7 +208,7 @@ def peer_of(context: Context) -> str:
 
 
 def _text_metadata(context: Context) -> Iterator[tuple[str, str]]:
-    """Names that end in -bin have bytes, which nobody here asks for."""
+    """The metadata whose values are text. Names that end in -bin have bytes, which are not used here."""
     for name, value in context.invocation_metadata() or ():
         if isinstance(value, str):
             yield name, value

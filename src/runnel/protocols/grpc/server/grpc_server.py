@@ -1,4 +1,4 @@
-"""All calls of the gRPC listener that are under way, what they share, and how they end when the broker goes."""
+"""The active calls of the gRPC listener, their shared state, and their end when the broker shuts down."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _NS_PER_SECOND: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000
 
 
-class Underway(Protocol):
-    """A call, as the listener sees it."""
+class ActiveCall(Protocol):
+    """An admitted call that has not ended."""
 
     @property
     def id(self) -> int: ...
@@ -35,17 +35,15 @@ class Underway(Protocol):
 
 
 class GrpcServer:
-    """What calls share. Made within a running loop; `close` it before the broker."""
+    """The state that all calls share. Make it within a running loop; close it before the broker."""
 
     def __init__(self, broker: Broker, authenticator: Authenticator, settings: Settings) -> None:
         self.broker = broker
         self.authenticator = authenticator
         self.settings = settings
         self.tasks = OwnedTasks("the gRPC listener")
-        self.turns = (
-            itertools.count()
-        )  # of requests with messages that have no key, through partitions
-        self.calls: set[Underway] = set()
+        self.turns = itertools.count()  # partitions of requests without keys: one after the other
+        self.calls: set[ActiveCall] = set()
         self.punished = 0  # calls with a wrong token that wait for their answer
         self._unknown_methods = LogThrottle()
         self._refusal: RunnelError | None = None
@@ -63,39 +61,39 @@ class GrpcServer:
 
     @property
     def refusal(self) -> RunnelError | None:
-        """Why nobody is let in any more, once that is so."""
+        """The error that new calls get, once none are accepted."""
         return self._refusal
 
-    def add(self, call: Underway) -> None:
+    def add(self, call: ActiveCall) -> None:
         self.calls.add(call)
         self._empty.clear()
 
-    def remove(self, call: Underway) -> None:
+    def remove(self, call: ActiveCall) -> None:
         self.calls.discard(call)
         if not self.calls:
             self._empty.set()
 
     def on_unknown_method(self) -> None:
-        """A call named a method that does not exist, or a name that is no text."""
+        """Count and log a call of a method that does not exist, or whose name is not text."""
         self.broker.metrics.counters.protocol_errors += 1
         if times := self._unknown_methods.count(asyncio.get_running_loop().time()):
             logger.warning("a method was called that does not exist", times=times)
 
     def rows(self) -> ReadRows:
-        """The streams, by id: how to read each as the metrics show it."""
+        """For each stream, by id, a function that reads it as the metrics show it."""
         return {call.id: call.row for call in self.calls if call.is_stream}
 
     # --- The end ---
 
     def closing_notice(self) -> pb.Closing:
-        """What streams are told when the broker is about to go."""
+        """The notice that streams get before the broker shuts down."""
         within_ms = self.settings.grpc.drain_timeout_ns // _NS_PER_MS
         return pb.Closing(text=str(shutting_down()), within_ms=within_ms)
 
     async def drain(self) -> bool:
-        """Let nobody in any more, tell the streams, and let every call finish.
+        """Accept no more calls, notify the streams, and let the active calls finish.
 
-        False: time was up, or `hurry` was called, before all had. What is left, `close` cuts off.
+        False: some did not finish within the deadline or before `hurry` was called. `close` ends these.
         """
         self._refusal = shutting_down()
         for call in list(self.calls):
@@ -103,11 +101,11 @@ class GrpcServer:
         return await self._patience.lasts_for(self._empty.wait())
 
     def hurry(self) -> None:
-        """A drain under way waits no longer."""
+        """End the drain under way at once."""
         self._patience.hurry()
 
     async def close(self) -> None:
-        """End every call that is left, and wait until nothing of it is at work."""
+        """End the remaining calls, and wait for their tasks."""
         self._refusal = shutting_down()
         if self.rows in self.broker.connections.listeners:
             self.broker.connections.listeners.remove(self.rows)

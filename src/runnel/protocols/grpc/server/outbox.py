@@ -1,4 +1,4 @@
-"""What a stream is about to say: put by callbacks, which must not wait; taken by the one task that writes."""
+"""A queue between callbacks, which must not wait, and the one task that handles their items."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """Its owner sees to it that it stays small: by credits, windows, or by reading no further."""
+    """An unbounded queue with one reader. Its owner keeps it small by credits, by windows, or by reading no further."""
 
     __slots__ = ("_is_finished", "_waiter", "items")
 
@@ -32,12 +32,12 @@ class Outbox(Generic[T]):
         self._wake()
 
     def finish(self) -> None:
-        """Nothing more will be put."""
+        """Let `wait` return False once the queue is empty: no more items will come."""
         self._is_finished = True
         self._wake()
 
     async def wait(self) -> bool:
-        """Until there is something to take. False: there is nothing, and never will be."""
+        """Wait for an item. False: the queue is empty and no more items will come."""
         while not self.items and not self._is_finished:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

@@ -1,4 +1,4 @@
-"""What needs no token: health and reflection. Whoever asks, and however slowly, takes no place of a caller's."""
+"""The services that need no token: health and reflection. Their limits are apart from those of other calls."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from runnel.protocols.grpc.server.calls import Context, single_request
 from runnel.protocols.grpc.server.statuses import refused
 from runnel.protocols.grpc.server.sturdy_server import Services
 
-# Calls at a time. Beyond that they are refused at once.
+# Active calls of each method. Further calls are refused at once.
 _CHECKS_MAX: Final = 1024
 _WATCHES_MAX: Final = 64
 _REFLECTIONS_MAX: Final = 16
-# grpcio holds a request while it comes, and would one as large as a publisher's: few are read at a time, and fewer of
-# one connection, so that none keeps the others waiting.
+# grpcio holds a request in memory while it arrives, even one as large as a publisher's. So few are read at a time, and
+# fewer of one connection, so that no connection keeps the others waiting.
 _READ_MAX: Final = 32
 _CONNECTION_READ_MAX: Final = 4
-# For a request to come, once it is its turn.
+# How long a request may take to arrive, once it is being read.
 _REQUEST_SECONDS_MAX: Final = 5.0
 _REFLECTION_SECONDS_MAX: Final = 60.0
 _REQUEST_BYTES_MAX: Final = 4096
@@ -36,29 +36,29 @@ _REQUEST_BYTES_MAX: Final = 4096
 _Answering: TypeAlias = Callable[[Context], Awaitable[Any]]
 
 
-class Public:
-    """Made within a running loop; its `services` are the server's. Say `closing` once the broker goes."""
+class PublicServices:
+    """The health and reflection services. Make it within a running loop; call `closing` when the broker shuts down."""
 
     def __init__(self, service: str) -> None:
         self._service = service
         self._health = health.HealthServicer()
         names = (service, HEALTH, reflection.SERVICE_NAME)
         self._reflection = reflection.aio.ReflectionServicer(names)
-        self._under_way: Counter[str] = Counter()  # calls, by method
+        self._active: Counter[str] = Counter()  # calls, by method
         self._reading = asyncio.Semaphore(_READ_MAX)
         self._connections: dict[str, _Connection] = {}
 
     async def open(self) -> None:
-        """Say from now on that the broker serves."""
+        """Report SERVING from now on."""
         for name in (self._service, ""):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def closing(self) -> None:
-        """Say from now on that it does not."""
+        """Report NOT_SERVING from now on."""
         await self._health.enter_graceful_shutdown()
 
     def services(self) -> Services:
-        # Taken as streams, as everything is (service.py).
+        # Handlers take all requests as streams (service.py gives the reason).
         checked = grpc.stream_unary_rpc_method_handler(
             self._limited("Check", _CHECKS_MAX, self._check),
             health_pb2.HealthCheckRequest.FromString,
@@ -114,15 +114,15 @@ class Public:
 
     @contextmanager
     def _entered(self, method: str, calls_max: int) -> Iterator[None]:
-        if self._under_way[method] >= calls_max:
+        if self._active[method] >= calls_max:
             raise LimitExceededError(
                 f"{calls_max} calls of {method} are under way; no more are allowed"
             )
-        self._under_way[method] += 1
+        self._active[method] += 1
         try:
             yield
         finally:
-            self._under_way[method] -= 1
+            self._active[method] -= 1
 
     async def _request(self, context: Context) -> Any:
         async with self._turn(str(context.peer())):
@@ -130,7 +130,7 @@ class Public:
 
     @asynccontextmanager
     async def _turn(self, peer: str) -> AsyncIterator[None]:
-        """A turn to read, among those of the connection and then among all."""
+        """Wait for a turn to read: first among the calls of the connection, then among all."""
         connection = self._connections.setdefault(peer, _Connection())
         connection.wanted += 1
         try:
@@ -143,11 +143,11 @@ class Public:
 
 
 class _Connection:
-    """One that asks for something just now."""
+    """A connection with calls that read, or wait to read, their request."""
 
     def __init__(self) -> None:
         self.reading = asyncio.Semaphore(_CONNECTION_READ_MAX)
-        self.wanted = 0  # turns, those included that it has
+        self.wanted = 0  # turns, including its current ones
 
 
 def _checked(request: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What failures look like over gRPC: the one table from an error's code to a status, and the metadata beside it."""
+"""Translates errors to gRPC: the table from error codes to status codes, and the metadata of a status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CODE: Final = "runnel-code"
 RETRIABLE: Final = "runnel-retriable"
 DETAILS: Final = "runnel-details"
 
-# Some errors quote what they refuse. Text and details go into metadata, which clients limit to 8 KiB.
+# Some errors quote the value that they refuse. Text and details go into metadata, which clients limit to 8 KiB.
 _TEXT_CHARACTERS_MAX: Final = 500
 
 _INTERNAL_TEXT: Final = "an internal error of the broker; its diagnostics say more"
@@ -57,12 +57,12 @@ _STATUSES: Final = {
 }
 
 WITHOUT_CODE: Final = (StatusCode.CANCELLED, StatusCode.UNIMPLEMENTED, StatusCode.DEADLINE_EXCEEDED)
-"""What gRPC itself ends calls with, without metadata of ours: the client gave up the call or was cut off, named a
-method that does not exist, or set a deadline that has passed."""
+"""Statuses of gRPC itself, without our metadata: the client cancelled the call or was cut off, named a method
+that does not exist, or set a deadline that has passed."""
 
 
 class Status(NamedTuple):
-    """How a call ends."""
+    """The status that a call ends with."""
 
     code: StatusCode
     text: str
@@ -70,21 +70,21 @@ class Status(NamedTuple):
 
 
 def status_of(error: BaseException) -> Status:
-    """Whatever is no RunnelError is a mistake of ours, and its text none of the client's business."""
-    told = error_of(error)
+    """The status of an error. An error that is no RunnelError is a bug, and its text is not sent to the client."""
+    sent = error_of(error)
     return Status(
-        _STATUSES.get(told.code, StatusCode.INTERNAL),
-        told.text,
+        _STATUSES.get(sent.code, StatusCode.INTERNAL),
+        sent.text,
         (
-            (CODE, told.code),
-            (RETRIABLE, "true" if told.retriable else "false"),
-            (DETAILS, told.details or "{}"),
+            (CODE, sent.code),
+            (RETRIABLE, "true" if sent.retriable else "false"),
+            (DETAILS, sent.details or "{}"),
         ),
     )
 
 
 async def refused(context: grpc.aio.ServicerContext[Any, Any], failure: BaseException) -> NoReturn:
-    """End a call with it."""
+    """End a call with the status of a failure."""
     status = status_of(failure)
     try:
         await context.abort(status.code, status.text, status.metadata)
@@ -94,7 +94,7 @@ async def refused(context: grpc.aio.ServicerContext[Any, Any], failure: BaseExce
 
 
 def error_of(error: BaseException) -> pb.Error:
-    """The same within a stream that goes on."""
+    """The message for an error within a stream that continues."""
     if not isinstance(error, RunnelError):
         return pb.Error(code=RunnelError.code, text=_INTERNAL_TEXT)
     details = {name: _short(value) for name, value in details_of(error).items()}
@@ -111,6 +111,6 @@ def _short(value: str | int) -> str | int:
 
 
 def _shortened(text: str) -> str:
-    # Surrogates cannot be told in UTF-8; where a name with one is refused, its text has it.
+    # UTF-8 has no surrogates, but the text of an error that refuses a name with one contains it.
     text = text.encode("utf-8", "replace").decode("utf-8")
     return text if len(text) <= _TEXT_CHARACTERS_MAX else text[: _TEXT_CHARACTERS_MAX - 1] + "…"

@@ -1,11 +1,11 @@
-"""grpcio's server, made to outlive calls of methods whose name is no text.
+"""grpcio's server, made to survive calls of methods whose name is not UTF-8.
 
-grpcio decodes the name of a method in the loop that takes all calls, and that loop ends where the name is not UTF-8. It
-does not decode the names of registered methods: the core finds those by their bytes. So all methods are registered, and
-a call of any other is answered here, before grpcio has looked at its name.
+grpcio decodes the name of a method in the loop that accepts all calls, and that loop ends if the name is not UTF-8. It
+does not decode the names of registered methods: the core finds them by their bytes. So all methods are registered, and
+a call of any other method is answered here, before grpcio decodes its name.
 
-This reaches into grpcio's own parts. Where a version has other parts, its server is used as it is, and the listener
-puts another in its place whenever one has ended.
+This uses grpcio's internals. If a version lacks them, its server is used unchanged, and the listener replaces it
+whenever it has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpc._cython import cygrpc  # type: ignore[import-untyped,attr-defined,unus
 from grpc.aio import _server  # type: ignore[import-untyped,attr-defined,unused-ignore]
 
 Services: TypeAlias = Mapping[str, Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]]
-"""By the name of a service and of a method."""
+"""Handlers by the names of service and method."""
 
 _PARTS: Final = (
     (cygrpc.AioServer, "_request_call"),
@@ -31,7 +31,7 @@ _PARTS: Final = (
     (_server, "_augment_channel_arguments"),
 )
 IS_STURDY: Final = all(hasattr(owner, name) for owner, name in _PARTS)
-"""Whether this version of grpcio has the parts that are needed."""
+"""Whether this version of grpcio has the internals that `_SturdyServer` needs."""
 _FLAGS: Final = 0
 
 
@@ -41,7 +41,7 @@ def new_server(
     calls_max: int,
     on_unknown: Callable[[], object],
 ) -> grpc.aio.Server:
-    """A server with these services, whose port is still to be added. `on_unknown`: a call named no method of theirs."""
+    """A server with these services, without a port. `on_unknown` is called when a call names no method of theirs."""
     if IS_STURDY:
         sturdy = _SturdyServer(options, calls_max, on_unknown)
         for service, handlers in services.items():
@@ -58,13 +58,15 @@ def new_server(
 
 
 class _SturdyServer(_server.Server):  # type: ignore[misc,unused-ignore]
+    """grpcio's server over `_Calls`."""
+
     def __init__(
         self,
         options: Sequence[tuple[str, Any]],
         calls_max: int,
         on_unknown: Callable[[], object],
     ) -> None:
-        # What the constructor above it does, but for the class: one that is made and not used would leak.
+        # Repeats the base's constructor with another class of server: one that is made and not used would leak.
         self._loop = cygrpc.get_working_loop()
         options = _server._augment_channel_arguments(options, None)  # noqa: SLF001
         self._server = _Calls(self._loop, None, (), (), options, calls_max)
@@ -72,12 +74,12 @@ class _SturdyServer(_server.Server):  # type: ignore[misc,unused-ignore]
 
 
 class _Calls(cygrpc.AioServer):  # type: ignore[misc,unused-ignore]
-    """Takes calls of registered methods only."""
+    """grpcio's core server, which accepts calls of registered methods only."""
 
     on_unknown: Callable[[], object]
 
     async def _request_call(self) -> Any:
-        """grpcio awaits a call of a method that is not registered. It is never given one."""
+        """Answer calls of methods that are not registered. This never returns: grpcio gets none of them."""
         answering: set[asyncio.Task[None]] = set()
         while True:
             call = await super()._request_call()

@@ -1,4 +1,4 @@
-"""The ids by which clients acknowledge messages: opaque to users, and good for one delivery.
+"""The ids by which clients acknowledge messages: opaque to users, and valid for one delivery.
 
     consumer . delivery . offset
 
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from runnel.errors import ForbiddenError
-from runnel.protocols.http.consumers.acked import ACKED_MAX
 from runnel.protocols.http.consumers.polling_consumers import (
     Caller,
     OwnedConsumer,
     PollingConsumers,
 )
+from runnel.protocols.http.consumers.recent_acks import ACKED_MAX
 from runnel.protocols.http.encoding.problems import FieldFault
 
 _FORM: Final = re.compile(r"([A-Za-z0-9_-]{1,32})\.([0-9]{1,18})\.([0-9]{1,18})", re.ASCII)
@@ -29,7 +29,7 @@ class NamedMessages:
 
     def __init__(self) -> None:
         self.by_consumer: dict[str, tuple[OwnedConsumer, dict[int, list[int]]]] = {}
-        self.late: list[str] = []  # their consumer has ended
+        self.late: list[str] = []  # ids whose consumer has ended
         self.count = 0
 
 

@@ -1,7 +1,7 @@
-"""A consumer over HTTP: it has no connection that stays, but asks now and then.
+"""A consumer over HTTP: it has no lasting connection, but polls.
 
 The consumer group leases to it only what a request waits for: its window is open while a request waits, and closed
-otherwise. Whatever changes what it has leased closes the window first and wakes the waiting request, which opens it
+otherwise. Every change of its leases closes the window first and wakes the waiting request, which opens the window
 again as far as it needs. So an ack, or a lease that ends, makes no room for messages that no request wants.
 """
 
@@ -19,13 +19,13 @@ from runnel.errors import RunnelError
 from runnel.formats.message import Message
 from runnel.formats.work_heads import Attempt, DeliveryPart
 from runnel.platform.clock import Clock
-from runnel.protocols.http.consumers.acked import AckedLately, Offsets
+from runnel.protocols.http.consumers.recent_acks import Offsets, RecentAcks
 
 _WINDOW_BYTES_MAX: Final = 2**30
 
 
-class Wanted(msgspec.Struct, frozen=True, gc=False):
-    """What a request asks for. It gets at least one message, whatever the size of that message."""
+class TakeRequest(msgspec.Struct, frozen=True, gc=False):
+    """How much a request asks for. It gets at least one message, whatever the size of that message."""
 
     messages_max: int
     bytes_max: int
@@ -43,16 +43,16 @@ class _Arrival(msgspec.Struct):
         return self.delivery.messages - len(self.gone)
 
     def offsets(self) -> list[int]:
-        """Of the messages that no request has taken."""
+        """The offsets of the messages that no request has taken."""
         return [each.offset for each in self.delivery.each() if each.offset not in self.gone]
 
 
 class Leased(NamedTuple):
-    """A message for the client that asked."""
+    """A message that is leased to the client of a request."""
 
     delivery: int
     message: Message
-    before: Attempt | None  # how it fared, if it was delivered before
+    before: Attempt | None  # its earlier deliveries, if there were any
 
 
 class PollingConsumer:
@@ -80,8 +80,8 @@ class PollingConsumer:
         self._turn = asyncio.Lock()
         self._requests = 0
         self._arrived: deque[_Arrival] = deque()
-        self._acked_lately = AckedLately()
-        self._news: asyncio.Future[None] | None = None
+        self._recent_acks = RecentAcks()
+        self._wake_up: asyncio.Future[None] | None = None
         self._error: RunnelError | None = None
         self._is_closed = False
 
@@ -108,8 +108,8 @@ class PollingConsumer:
 
     # --- Taking ---
 
-    async def take(self, wanted: Wanted, *, may_wait: bool) -> list[Leased]:
-        """Messages for a request. `may_wait`: until there are any, or the request is cancelled."""
+    async def take(self, wanted: TakeRequest, *, may_wait: bool) -> list[Leased]:
+        """Messages for a request. `may_wait`: wait until there are any, or the request is cancelled."""
         self.used_ns = self._clock.monotonic_ns()
         if not may_wait and self._turn.locked():
             return []
@@ -126,7 +126,7 @@ class PollingConsumer:
                 self._give_back_unclaimed()
 
     def give_back(self, leased: Sequence[Leased]) -> None:
-        """Return messages whose client has gone before it got them: they go to another consumer, uncounted."""
+        """Return messages whose client disconnected before it got them: they go to another consumer, uncounted."""
         back: dict[int, list[int]] = {}
         for delivery, message, _ in leased:
             back.setdefault(delivery, []).append(message.offset)
@@ -144,7 +144,7 @@ class PollingConsumer:
             self._consumer.give_back(_parts(offsets))
             self._wake()
 
-    async def _take(self, wanted: Wanted, *, may_wait: bool) -> list[Leased]:
+    async def _take(self, wanted: TakeRequest, *, may_wait: bool) -> list[Leased]:
         try:
             while True:
                 if self._error is not None:
@@ -158,19 +158,19 @@ class PollingConsumer:
                     if found:
                         return found
                 elif may_wait:
-                    self._news = asyncio.get_running_loop().create_future()
-                    await self._news
+                    self._wake_up = asyncio.get_running_loop().create_future()
+                    await self._wake_up
                 else:
                     return []
         finally:
             self._close_window()
 
-    def _open_window(self, wanted: Wanted, had: int = 0, had_bytes: int = 0) -> None:
+    def _open_window(self, wanted: TakeRequest, had: int = 0, had_bytes: int = 0) -> None:
         """Make room for what is wanted. Messages that the broker has in memory arrive before this returns."""
         leased, leased_bytes = self._consumer.leased
         messages = wanted.messages_max - had
         if leased and not had:
-            # One fits whatever its size; the rest is asked for, within the bytes that are wanted, once that is there.
+            # One message fits whatever its size. The rest is requested once it has arrived, within the wanted bytes.
             self._consumer.resize(leased + 1, _WINDOW_BYTES_MAX)
         else:
             window_bytes = min(leased_bytes + wanted.bytes_max - had_bytes, _WINDOW_BYTES_MAX)
@@ -180,8 +180,8 @@ class PollingConsumer:
         if not self._is_closed:
             self._consumer.resize(0, 0)
 
-    def _taken(self, wanted: Wanted) -> list[Leased]:
-        """As much as is wanted, of the messages that have arrived and of those that arrive at once."""
+    def _taken(self, wanted: TakeRequest) -> list[Leased]:
+        """As many messages as are wanted, of those that have arrived and those that arrive at once."""
         arrived = size = 0
         for each in self._arrived:
             arrived += each.left
@@ -203,25 +203,25 @@ class PollingConsumer:
                     size += message.size
             if not arrival.left:
                 self._arrived.popleft()
-        # The lease begins when the messages leave, and may be another than the subscription's.
+        # The lease begins when the messages leave. The request may choose another length than the subscription's.
         deliveries = list(dict.fromkeys(each.delivery for each in found))
         self._consumer.renew(deliveries, lease_ns=wanted.lease_ns)
         return found
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._wake_up is not None and not self._wake_up.done():
+            self._wake_up.set_result(None)
 
-    # --- What clients say of messages ---
+    # --- Acknowledging ---
 
     def ack(self, offsets: Offsets) -> set[tuple[int, int]]:
-        """Those that came too late, by delivery and offset. A message acknowledged lately may be so again."""
+        """Returns the late ones, by delivery and offset. A message acknowledged recently may be acknowledged again."""
         self.forget_acked()
-        offsets = self._acked_lately.unknown(offsets)
+        offsets = self._recent_acks.unknown(offsets)
         self._begin_settling()
         late = _offsets(self._consumer.ack((), _parts(offsets)) if offsets else ())
         acked = {(number, offset) for number, named in offsets.items() for offset in named}
-        self._acked_lately.add(sorted(acked - late), self.used_ns)
+        self._recent_acks.add(sorted(acked - late), self.used_ns)
         self._wake()
         return late
 
@@ -232,7 +232,7 @@ class PollingConsumer:
         return _offsets(late)
 
     def extend(self, offsets: Offsets, lease_ns: int | None) -> set[tuple[int, int]]:
-        """Deliveries are leased whole: others that came together with these are extended as well."""
+        """Returns the late ones. A delivery has one lease, so its other messages are extended too."""
         self.used_ns = self._clock.monotonic_ns()
         late = _offsets(self._consumer.missing(_parts(offsets)))
         held = [
@@ -245,13 +245,13 @@ class PollingConsumer:
 
     def forget_acked(self) -> None:
         """Forget acks that are so old that no client repeats them."""
-        self._acked_lately.forget_old(self._clock.monotonic_ns())
+        self._recent_acks.forget_old(self._clock.monotonic_ns())
 
     def _begin_settling(self) -> None:
         self.used_ns = self._clock.monotonic_ns()
         self._close_window()
 
-    # --- What the broker says (WorkSink) ---
+    # --- Called by the broker (WorkSink) ---
 
     def deliver_work(self, consumer: int, deliveries: Sequence[WorkDelivery]) -> None:  # noqa: ARG002
         self._arrived.extend(_Arrival(delivery, set()) for delivery in deliveries)
@@ -274,11 +274,11 @@ class PollingConsumer:
                 back[number] = named
         if back:
             self._arrived = deque(each for each in self._arrived if each.left)
-            # The broker is in the middle of saying it: not at once.
+            # Later, because the broker is still in the middle of recalling.
             asyncio.get_running_loop().call_soon(self._consumer.recalled, _parts(back))
 
     def late(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
-        """The answer to the request that was late says so."""
+        """Nothing to do: the answer to the late request says so."""
 
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:  # noqa: ARG002
         """Messages of these deliveries are owed to any consumer again."""
@@ -294,10 +294,10 @@ class PollingConsumer:
         self._error = error
         self._end()
 
-    # --- The end ---
+    # --- Closing ---
 
     def close(self) -> None:
-        """Leave. Messages that are leased go back and do not count as failed."""
+        """Leave the consumer group. Leased messages go back and do not count as failed."""
         if not self._is_closed:
             self._consumer.close(is_clean=True)
             self._end()
@@ -315,7 +315,7 @@ def _offsets(parts: Iterable[DeliveryPart]) -> set[tuple[int, int]]:
 
 
 def _parts(offsets: Offsets) -> list[DeliveryPart]:
-    """Neighbours in one part."""
+    """Parts of deliveries; neighbouring offsets share a part."""
     parts: list[DeliveryPart] = []
     for delivery, named in offsets.items():
         for offset in sorted(named):

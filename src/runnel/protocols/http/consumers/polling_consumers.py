@@ -1,4 +1,4 @@
-"""All polling consumers of an HTTP listener: a request finds its consumer here, or makes it; idle ones end.
+"""All polling consumers of an HTTP listener: finds or makes the consumer of a request, and ends idle ones.
 
 A consumer belongs to one token (`Rights`): requests with another token cannot use it, nor acknowledge its messages.
 """
@@ -23,7 +23,7 @@ from runnel.security.rights import Right, Rights
 _IDLE_NS_MAX: Final = 60 * 1_000_000_000
 _SWEEP_SECONDS: Final = 1.0
 _ID_BYTES: Final = 9
-# One token may have this fraction of all consumers, so that some are left for others.
+# One token may have a quarter of all consumers, so that some are left for others.
 _TOKENS_SHARE: Final = 4
 
 
@@ -46,9 +46,8 @@ class OwnedConsumer(NamedTuple):
     subscription: str
     member: str
     name: str  # chosen by the client, or generated
-    owner: (
-        Rights | None
-    )  # a token that is changed has new rights; None: the broker asks for no token
+    owner: Rights | None
+    """A token that is changed has new rights. None: the broker asks for no tokens."""
 
     def check_rights(self, caller: Caller) -> None:
         """The caller's rights may have changed since the consumer was made."""
@@ -152,7 +151,7 @@ class PollingConsumers:
             polling.close()
 
     def _make_room(self, owner: Rights | None) -> None:
-        """If there are too many consumers, end the one that is idle for longest, the caller's own first."""
+        """If there are too many consumers, end the one that has been idle for longest, the caller's own first."""
         own = [each for each in self._by_id.values() if each.owner is owner]
         own_max = (
             self._consumers_max if owner is None else max(1, self._consumers_max // _TOKENS_SHARE)
@@ -182,7 +181,7 @@ class PollingConsumers:
         if self._shared.get((owned.subscription, owned.owner)) is owned:
             del self._shared[owned.subscription, owned.owner]
 
-    # --- Time ---
+    # --- Idle consumers ---
 
     async def _sweep(self) -> None:
         """End idle consumers, as long as there are any consumers."""
@@ -199,7 +198,7 @@ class PollingConsumers:
             if is_idle and not polling.is_closed and polling.is_free:
                 polling.close()
 
-    # --- The end ---
+    # --- Closing ---
 
     def begin_closing(self) -> None:
         """The listener drains: end the consumers that no client works with; others end with their last request."""
@@ -207,7 +206,7 @@ class PollingConsumers:
         self._end_idle()
 
     async def close(self) -> None:
-        """End all: after the listener has closed no client can acknowledge their messages."""
+        """End all consumers: after the listener has closed, no client can acknowledge their messages."""
         self._is_closing = True
         for each in list(self._by_id.values()):
             each.polling.close()

@@ -1,4 +1,4 @@
-"""What the broker delivers as blocks of bytes, turned into batches whose messages can be looked at."""
+"""Decodes the blocks of bytes that the broker delivers into batches and messages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
 
-# Messages are objects for as long as somebody may take to read them: a few at a time, of a block that may be large.
+# A block may be large, and a slow client keeps message objects alive: only a few are made at a time.
 _SLICE_ROWS_MAX: Final = 256
-_SLICE_BYTES: Final = 64 * 1024  # about: of messages as large as the others
+_SLICE_BYTES: Final = 64 * 1024  # approximate: assumes messages of the same size
 
 
 class Blocks:
-    """The blocks of one delivery, one after the other. It keeps nothing but a copy of their bytes."""
+    """The blocks of one delivery, one after the other. It keeps only a copy of their bytes."""
 
     def __init__(self, buffers: Sequence[bytes | memoryview]) -> None:
         self._data = memoryview(b"".join(buffers))
@@ -29,7 +29,7 @@ class Blocks:
         return self._position >= len(self._data)
 
     async def next(self) -> Batch:
-        """The next one, uncompressed. That takes a while where it is compressed: off the loop, then."""
+        """The next block, uncompressed. Decompressing takes a while, so it happens off the loop."""
         envelope, body, length = block.unpack(self._data, self._position)
         self._position += length
         if self.is_over:
@@ -41,7 +41,7 @@ class Blocks:
 
 
 def messages_of(batch: Batch) -> Iterator[Message]:
-    """The messages of a batch, of which only a few are objects at a time."""
+    """The messages of a batch. Only a few of them are objects at a time."""
     count = len(batch)
     rows = min(_SLICE_ROWS_MAX, count * _SLICE_BYTES // max(1, batch.envelope.body_bytes)) or 1
     return chain.from_iterable(

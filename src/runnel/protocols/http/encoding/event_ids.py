@@ -39,7 +39,9 @@ FIELD: Final = "last_event_id"
 _POSITIONS_MAX: Final = ID_CHARS_MAX * 3 // 4 // 5  # a position has five bytes or more
 _DIGEST_CHARS: Final = 11  # of DIGEST_BYTES in base64, without padding
 _NUMBER_MAX: Final = 2**63 - 1
-_FROM_URL: Final = str.maketrans("-_+/", "+/!!")  # the other alphabet is none of ours
+_FROM_URL: Final = str.maketrans(
+    "-_+/", "+/!!"
+)  # our ids have the URL alphabet only: `+` and `/` become invalid
 
 
 class _Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -90,7 +92,7 @@ class EventIds:
         self._position.awaits_last_values = False
 
     def current(self) -> str | None:
-        """The id of everything so far. None: it would be too long."""
+        """The id after all events so far. None: it would be too long."""
         return self._id(self._text())
 
     # --- Messages ---
@@ -104,7 +106,7 @@ class EventIds:
                 if digest in self._seen_before:
                     yield True, None
                     continue
-                # Without room to remember it there are no ids until all have come.
+                # Without room to remember it, events have no id until all last values have been sent.
                 yield False, self._id(text) if self._sent.add(digest) else None
 
     def ids(

@@ -1,4 +1,4 @@
-"""The registry as Prometheus reads it: names and units by its conventions, in its text format or as OpenMetrics.
+"""Writes the metrics for Prometheus: names and units by its conventions, in its text format or as OpenMetrics.
 
     in the registry                 exposed
     messages_in      counter        runnel_messages_in_total
@@ -6,8 +6,8 @@
     publish_time     histogram, ns  runnel_publish_time_seconds_bucket, …_sum, …_count
     process_cpu      counter, ns    process_cpu_seconds_total
 
-What every program tells of its process has the names that every dashboard knows, without our prefix. The writing and
-escaping is prometheus-client's; it is fed a family at a time, so that a long list holds up the loop at no point.
+Metrics of the process have their usual names, which every dashboard knows, without our prefix. prometheus-client does
+the writing and escaping. It gets one family at a time, so that a long list never blocks the loop.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _PREFIX: Final = "runnel_"
 _PROCESS: Final = "process_"
 _NS_PER_SECOND: Final = 1e9
 _OPENMETRICS: Final = "application/openmetrics-text"
-_END: Final = b"# EOF\n"  # of a text in OpenMetrics
+_END: Final = b"# EOF\n"  # ends a text in OpenMetrics
 
 
 def exposed_name(described: Description) -> str:
-    """Without the suffixes that belong to the kind: `_total`, `_bucket` and the like."""
+    """The metric's name for Prometheus, without suffixes of its kind such as `_total` and `_bucket`."""
     name = described.name
     if described.unit is MetricUnit.BYTES:
         words = [word for word in name.split("_") if word != "bytes"]
@@ -47,7 +47,7 @@ def exposed_name(described: Description) -> str:
 
 
 def metrics_of(registry: Metrics) -> Iterator[Metric]:
-    """Everything, one after the other; each is read when its turn comes."""
+    """All metrics. Each is read when the iteration reaches it."""
     for described, value in registry.readings():
         yield _labelled(Family(described, (), [((), value)]))
     for described, seen in registry.distributions():
@@ -81,10 +81,10 @@ def _histogram(described: Description, seen: HistogramSnapshot) -> Metric:
 
 
 class Exposition:
-    """The form that a client's `Accept` asks for: OpenMetrics if it is among what is accepted, else the plain text."""
+    """The format that a client's `Accept` asks for: OpenMetrics if the header lists it, otherwise plain text."""
 
     def __init__(self, accept: str) -> None:
-        # The library's own choice fails at a version that is no number, and repeats it in its answer.
+        # The library's own choice fails if a version is no number, and repeats that version in its answer.
         asked = {each.partition(";")[0].strip().lower() for each in accept.split(",")}
         self._is_open = _OPENMETRICS in asked
         self.content_type = (
@@ -92,19 +92,19 @@ class Exposition:
         )
 
     def encode(self, metric: Metric) -> bytes:
-        given = _Given((metric,))
+        collector = _FixedCollector((metric,))
         if self._is_open:
-            written: bytes = openmetrics.generate_latest(given)  # type: ignore[no-untyped-call]
+            written: bytes = openmetrics.generate_latest(collector)  # type: ignore[no-untyped-call]
             return written.removesuffix(_END)
-        return plain.generate_latest(given)
+        return plain.generate_latest(collector)
 
     @property
     def end(self) -> bytes:
         return _END if self._is_open else b""
 
 
-class _Given(Collector):
-    """What the library writes has to come from a collector."""
+class _FixedCollector(Collector):
+    """A collector of given metrics: the library writes only what comes from a collector."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics

@@ -1,4 +1,4 @@
-"""Messages as JSON, both ways: what a publisher may write, and what a reader is given."""
+"""Messages as JSON: as publishers write them, and as readers get them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MessageIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     uid: str | None = None
 
     def to_message(self, topic: str, place: str = "$") -> Message:
-        """`place` is where it stands in the body, for errors."""
+        """`place` is the message's place in the body, for errors."""
         key = _bytes_of(self.key, self.key_base64, place, "key")
         return Message(
             topic,
@@ -116,9 +116,9 @@ def decoded(
     fields: Sequence[str] = (),
     choices: Mapping[str, str] = MappingProxyType({}),
 ) -> _T:
-    """A body, or the place in it that is wrong.
+    """Decode a body. An error names the place in it that is wrong.
 
-    `fields`: those that an unknown one may have been meant to be. `choices`: what some of them may be.
+    `fields`: the known names, of which an error suggests one. `choices`: by field, the words that it may be.
     """
     try:
         return decoder.decode(body)
@@ -139,7 +139,7 @@ _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re
 def _validation_fault(
     error: msgspec.ValidationError, fields: Sequence[str], choices: Mapping[str, str]
 ) -> FieldFault:
-    """What msgspec found, with the place as `field`."""
+    """msgspec's error, with its place as `field`."""
     found = _PLACED.fullmatch(str(error))
     assert found is not None
     place, problem = found["place"] or "$", found["problem"]
@@ -161,9 +161,9 @@ MESSAGE_FIELDS: Final = tuple(MessageIn.__struct_fields__)
 class PayloadForm(enum.StrEnum):
     """How payloads are given to a reader."""
 
-    AUTO = "auto"  # text where it is readable as such, base64 otherwise
-    TEXT = "text"  # text whatever it is, with U+FFFD for what is not UTF-8
-    JSON = "json"  # as JSON where it is JSON, otherwise as auto
+    AUTO = "auto"  # text if it is readable, otherwise base64
+    TEXT = "text"  # always text, with U+FFFD for bytes that are not UTF-8
+    JSON = "json"  # JSON if it is JSON, otherwise as auto
     BASE64 = "base64"
 
     @classmethod
@@ -175,10 +175,10 @@ class PayloadForm(enum.StrEnum):
 
 
 class TimeForm(enum.StrEnum):
-    """How the times of messages are given to a reader. Texts cost as much as all the rest of a message."""
+    """How the times of messages are given to a reader. Text costs as much as the rest of a message."""
 
     NS = "ns"  # nanoseconds since 1970, as numbers
-    RFC_3339 = "rfc3339"  # as texts beside the numbers, which JavaScript rounds
+    RFC_3339 = "rfc3339"  # as text beside the numbers, which JavaScript rounds
 
 
 TIMES_TEXT: Final = "How times are given: `rfc3339` has texts with nanoseconds beside the numbers."
@@ -314,7 +314,7 @@ class Gap(msgspec.Struct, frozen=True):
     """Messages that a reader does not get, and why: overflow, retention, damage or restart."""
 
     reason: str
-    missed: Annotated[int, Meta(description="0 where nobody can know.")]
+    missed: Annotated[int, Meta(description="0: the number is not known.")]
     topic: str
     partition: int
     first_offset: int

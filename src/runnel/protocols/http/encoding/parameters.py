@@ -1,4 +1,4 @@
-"""Values of queries and headers: durations, times, and names of choices."""
+"""Parses and formats values of queries and headers: durations, times, offsets."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _RFC_3339: Final = re.compile(
     r"(\d{4}-\d{2}-\d{2})[Tt ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,9}))?([Zz]|[+-]\d{2}:\d{2})",
     re.ASCII,
 )
-# Of lists by name.
-After: TypeAlias = Annotated[str, QueryParameter(description="Names behind this one.")]
+# Parameters of lists in order of names.
+After: TypeAlias = Annotated[str, QueryParameter(description="Only names after this one.")]
 PageLimit: TypeAlias = Annotated[
     int,
     QueryParameter(
         ge=0,
         le=10_000,
-        description="Those of the page at most; a page has 1,000 or fewer. 0: all, or an error if they are too many "
+        description="Maximum number per page; a page has 1,000 or fewer. 0: all, or an error if they are too many "
         "for one answer.",
     ),
 ]
@@ -43,9 +43,9 @@ LAST: Final = "last"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@lru_cache(maxsize=64)  # whoever asks again and again, asks alike
+@lru_cache(maxsize=64)  # clients that poll send the same durations
 def duration_ns(field: str, text: str | None, default_ns: int = 0) -> int:
-    """`5`, `0.5` (seconds), `500ms` or `1h30m`."""
+    """Nanoseconds of `5`, `0.5` (seconds), `500ms` or `1h30m`."""
     if text is None:
         return default_ns
     try:
@@ -62,7 +62,7 @@ def duration_ns(field: str, text: str | None, default_ns: int = 0) -> int:
 
 
 def time_ns(field: str, given: str | int) -> int:
-    """Nanoseconds since 1970 of `2026-01-31T12:00:00.25Z`, or those themselves."""
+    """Nanoseconds since 1970, given as `2026-01-31T12:00:00.25Z` or as nanoseconds."""
     if isinstance(given, int):
         return _in_64_bits(field, given)
     if _NANOSECONDS.fullmatch(given):
@@ -77,7 +77,7 @@ def time_ns(field: str, given: str | int) -> int:
     day, clock, fraction, zone = parts.groups()
     zone = "+00:00" if zone in "Zz" else zone
     try:
-        # A leap second counts as the first of the next minute, as clocks that know none have it.
+        # A leap second counts as the first second of the next minute, as in clocks without leap seconds.
         is_leap = clock.endswith(":60")
         moment = datetime.fromisoformat(f"{day}T{clock[:-2] + '59' if is_leap else clock}{zone}")
         since = moment - _EPOCH
@@ -90,7 +90,7 @@ def time_ns(field: str, given: str | int) -> int:
 
 
 def offset_of(field: str, text: str | None) -> int | Literal["last"] | None:
-    """A message's number, or the word for the last one."""
+    """An offset as a number, or `last`; None if it is not given."""
     if text is None or text == LAST:
         return text  # type: ignore[return-value]
     if not _OFFSET.fullmatch(text) or int(text) > INT64_MAX:
@@ -103,13 +103,13 @@ def offset_of(field: str, text: str | None) -> int | Literal["last"] | None:
 
 
 def time_text(time_ns: int) -> str:
-    """RFC 3339 in UTC with nanoseconds. Hot: up to three times a message, most of them of the same second."""
+    """RFC 3339 in UTC with nanoseconds. Hot: up to three times per message, mostly in the same second."""
     seconds, rest_ns = divmod(time_ns, _NS_PER_SECOND)
     return f"{_second_text(seconds)}.{rest_ns:09}Z"
 
 
 def time_text_if_set(time_ns: int) -> str | UnsetType:
-    """The same, and nothing for 0, which stands for a time that nobody gave."""
+    """The same, but UNSET for 0, which means that the time was not given."""
     return time_text(time_ns) if time_ns else UNSET
 
 

@@ -1,4 +1,4 @@
-"""What is refused, told as RFC 9457 wants it: the fault, the field, and what would be right."""
+"""Errors as problem details (RFC 9457): the code, the field, and what would be right."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Headers = Sequence[tuple[str, str]]
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An error as it is answered. `code` is stable; `detail` is for people."""
+    """The answer to a failed request. `code` is stable; `detail` is for people."""
 
     type: str
     title: str
@@ -43,7 +43,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     details: Mapping[str, str | int] | None = None
 
 
-# By code: the status, and the title, which says the same for every problem of its type.
+# By code: the status, and the title, which is the same for every problem of its type.
 _BY_CODE: Final[Mapping[str, tuple[int, str]]] = {
     "bad_request": (400, "The request is wrong as it stands"),
     "malformed": (400, "Not in the format that is expected here"),
@@ -103,7 +103,7 @@ class FieldNameFault(InvalidNameError):
 
 
 class TooLargeError(LimitExceededError):
-    """A body or a message beyond its limit, where others of that code are about numbers."""
+    """A body or a message is too large. Its status is 413; other errors with this code are about counts."""
 
 
 class NoLastMessageError(ClientFault):
@@ -130,10 +130,7 @@ class BulkError(RunnelError):
 
 
 def problem_of(error: BaseException, peer: str = "") -> tuple[Problem, Headers]:
-    """The answer to any failure, and the headers that belong to it. What is nobody's error but ours is logged.
-
-    `peer` is who asked, for that line.
-    """
+    """The answer to any failure, and its headers. A bug of the broker is logged, with the client's address `peer`."""
     if isinstance(error, BulkError):
         problem, headers = problem_of(error.cause, peer)
         details = {**(problem.details or {}), "published": error.published}
@@ -170,7 +167,7 @@ def _of_error(error: RunnelError) -> tuple[Problem, Headers]:
             status = 413
         case UnauthenticatedError():
             headers.append(("www-authenticate", "Bearer"))
-    problem = _made(
+    problem = _problem(
         error.code,
         str(error),
         status=status,
@@ -184,35 +181,35 @@ def _of_error(error: RunnelError) -> tuple[Problem, Headers]:
 
 
 def _of_litestar(error: litestar.HTTPException, peer: str) -> tuple[Problem, Headers]:
-    """What Litestar refuses before a handler is called."""
+    """The answer to a request that Litestar refuses before it calls a handler."""
     match error:
         case litestar.NotFoundException():
             detail = (
                 "no such resource; /openapi.json lists what there is, /docs shows it in a browser"
             )
-            return _made("not_found", detail), ()
+            return _problem("not_found", detail), ()
         case litestar.MethodNotAllowedException():
             allowed = (error.headers or {}).get("allow", "")
             detail = f"this resource has the methods {allowed}"
-            return _made("method_not_allowed", detail), (("allow", allowed),)
+            return _problem("method_not_allowed", detail), (("allow", allowed),)
         case litestar.ValidationException():
             field, detail = _field_of(error)
-            return _made("bad_request", detail, field=field), ()
+            return _problem("bad_request", detail, field=field), ()
         case _ if error.status_code == 413:
             detail = "the body is larger than http.body_bytes_max allows"
-            return _made("limit_exceeded", detail, status=413), ()
+            return _problem("limit_exceeded", detail, status=413), ()
         case _ if error.status_code >= 500:
             return _of_bug(error, peer)
-    return _made("bad_request", error.detail, status=error.status_code), ()
+    return _problem("bad_request", error.detail, status=error.status_code), ()
 
 
 def _of_bug(error: BaseException, peer: str) -> tuple[Problem, Headers]:
-    logger.error("a request failed for a reason that is a bug", peer=peer, exc_info=error)
-    return _made("internal", "the broker could not answer; its diagnostics say why"), ()
+    logger.error("a request failed because of a bug", peer=peer, exc_info=error)
+    return _problem("internal", "the broker could not answer; its diagnostics say why"), ()
 
 
 def _field_of(error: litestar.ValidationException) -> tuple[str | None, str]:
-    """The first field that did not pass, and what is wrong with it."""
+    """The first invalid field, and what is wrong with it."""
     if isinstance(error.extra, list) and error.extra and isinstance(error.extra[0], dict):
         first = error.extra[0]
         field, message = first.get("key"), first.get("message", error.detail)
@@ -222,7 +219,7 @@ def _field_of(error: litestar.ValidationException) -> tuple[str | None, str]:
     return None, error.detail
 
 
-def _made(
+def _problem(
     code: str,
     detail: str,
     *,
@@ -245,6 +242,6 @@ def _made(
 
 
 def _shortened(text: str) -> str:
-    # JSON has no lone surrogates; what a client sent may, as its error shows it.
+    # JSON has no lone surrogates, but an error may quote some that a client sent.
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= _TEXT_CHARS_MAX else text[:_TEXT_CHARS_MAX] + "…"

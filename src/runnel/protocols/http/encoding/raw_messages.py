@@ -1,11 +1,11 @@
-"""A message whose payload is the body, and everything else in headers, in both directions.
+"""Raw messages, written and read: the payload is the body, and headers contain everything else.
 
-    Runnel-Key: a%2Fb          or Runnel-Key-Base64; so with Runnel-Partition-Key
-    Runnel-Tag: unit=%C2%B0C   one header a tag
-    Runnel-Event-Time: 2026-01-31T12:00:00Z, or nanoseconds since 1970; so with Runnel-Transmit-Time
+    Runnel-Key: a%2Fb          or Runnel-Key-Base64; likewise Runnel-Partition-Key
+    Runnel-Tag: unit=%C2%B0C   one header per tag
+    Runnel-Event-Time: 2026-01-31T12:00:00Z, or nanoseconds since 1970; likewise Runnel-Transmit-Time
     Runnel-Uid: base64
 
-Text is UTF-8, percent-encoded: no name or value can end its header.
+Text is UTF-8, percent-encoded, so no name or value can end its header.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runnel.protocols.http.encoding.parameters import time_ns
 from runnel.protocols.http.encoding.problems import FieldFault
 
 _PREFIX: Final = b"runnel-"
-# Readable in a header, and no part of any syntax there; `=` is the tag's own.
+# Characters that need no encoding in a header. `=` does, because it separates a tag's name from its value.
 _PLAIN: Final = "!#$&'*+-.^_`|~/:@(),;? "
 _KNOWN: Final = (
     "Runnel-Key",
@@ -73,7 +73,7 @@ def message_of(topic: str, payload: bytes, headers: Iterable[tuple[bytes, bytes]
 
 
 def _unknown(raw_name: bytes) -> FieldFault:
-    """Told with the header that was meant, as far as one can tell: they all begin alike, so that counts for nothing."""
+    """The error for an unknown header, which suggests a similar one. The common prefix does not count as similar."""
     given = raw_name.removeprefix(_PREFIX).decode("latin-1")
     near = difflib.get_close_matches(given, _BY_END, 1)
     hint = f"did you mean {_BY_END[near[0]]!r}?" if near else f"known are {', '.join(_KNOWN)}"
@@ -81,7 +81,7 @@ def _unknown(raw_name: bytes) -> FieldFault:
 
 
 def headers_of(message: Message, *, epoch: int | None = None) -> list[tuple[str, str]]:
-    """The headers of a message that is read: those above, and where it stands."""
+    """The headers of a message that is read: those above, its position and its receive time."""
     headers = [
         ("Runnel-Topic", _quoted(message.topic)),
         ("Runnel-Partition", str(message.partition)),
@@ -113,7 +113,7 @@ def _key_header(name: str, key: bytes) -> tuple[str, str]:
 
 def _quoted(text: str) -> str:
     quoted = quote(text, safe=_PLAIN)
-    # Blanks at either end of a header's value are not part of it.
+    # HTTP removes blanks at either end of a header's value.
     if quoted.startswith(" ") or quoted.endswith(" "):
         quoted = quote(text, safe=_PLAIN.replace(" ", ""))
     return quoted

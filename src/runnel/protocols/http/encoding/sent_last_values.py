@@ -1,7 +1,7 @@
-"""Remembers which last values each stream has been sent, so that an id names a list and a count instead of them all.
+"""Remembers which last values each stream has been sent, so that an event's id needs only a list's token and a count.
 
-The lists live in memory and have a limit together. An id whose list is gone, after a restart or because newer lists
-took its room, still says where the stream goes on: then all last values come again, and none is missed.
+The lists are in memory and share one limit. An id whose list is gone, after a restart or because newer lists took its
+room, still says where the stream resumes. Then all last values are sent again, and none is missed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 
 DIGEST_BYTES: Final = 8
 REMEMBERED_MAX: Final = 1_000_000
-"""Last values of all streams together: 8 MB."""
+"""Limit of the last values of all streams together: 8 MB."""
 _TOKEN_BYTES: Final = 9
 
 
 class SentLastValues:
-    """The last values that one stream was sent, in order, a digest each."""
+    """The last values that one stream was sent, in order, as digests."""
 
     __slots__ = ("_digests", "_lists", "token")
 
@@ -58,23 +58,23 @@ class SentLists:
         return self._count
 
     def begin(self, sent: Iterable[bytes] = ()) -> SentLastValues:
-        """A list for a new stream, whose client has had these."""
+        """A list for a new stream, whose client has got these last values before."""
         made = SentLastValues(secrets.token_urlsafe(_TOKEN_BYTES), self)
         for digest in sent:
             made.add(digest)
         return made
 
     def recall(self, token: str, count: int) -> frozenset[bytes]:
-        """The first so many of a list; none, if it is not remembered."""
+        """The first `count` digests of a list; none if the list is not remembered."""
         found = self._by_token.get(token)
         return frozenset() if found is None else found.first(count)
 
     def make_room(self, wanted: SentLastValues) -> bool:
-        """Count one more of this list, which is known from its first one on."""
+        """Count one more value of this list, which is registered with its first one. False: there is no room."""
         if len(wanted) == 0:
             self._by_token[wanted.token] = wanted
         elif wanted.token not in self._by_token:
-            return False  # newer ones took its room
+            return False  # newer lists took its room
         while self._count >= self._remembered_max:
             oldest = next(iter(self._by_token.values()))
             if oldest is wanted:

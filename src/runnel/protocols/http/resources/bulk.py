@@ -1,7 +1,7 @@
-"""Publishing without end: one JSON object a line, stored in batches as they come, in order.
+"""Publishes lines without end: one JSON object per line, stored in order, in batches as they arrive.
 
-A few batches are under way at a time; while they are, nothing more is read. One answer is given at the end. If a line
-is wrong, those before it have been published, and the answer says how many.
+A few batches are in flight at a time; until one of them is stored, nothing more is read. There is one answer, at the
+end. If a line is wrong, the lines before it have been published, and the answer says how many.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from runnel.protocols.http.resources.placement import (
     partition_count,
     partition_of,
     placed_batch,
-    published,
+    publish_when_room,
     with_trace,
 )
 from runnel.protocols.http.server.answers import Answer, encode_json
 from runnel.protocols.http.server.calls import HttpCall
 
 _IN_FLIGHT_MAX: Final = 8
-# What is decoded at once holds up everybody else for so long.
+# A piece is decoded in one step, which blocks all other requests meanwhile.
 _PIECE_BYTES_MAX: Final = 256 * 1024
-_PIECE_LINES_MAX: Final = 10_000  # about: of lines as long as the others
+_PIECE_LINES_MAX: Final = 10_000  # approximate: assumes lines of the same length
 
 _lines: Final = msgspec.json.Decoder(MessageIn)
 
 
 class PublishedRange(msgspec.Struct, frozen=True):
-    """Offsets of a partition within which the messages lie; those of other publishers may lie between."""
+    """The range of a partition's offsets that contains the messages; other publishers' messages may lie between."""
 
     partition: int
     first_offset: int
@@ -48,6 +48,8 @@ class PublishedRange(msgspec.Struct, frozen=True):
 
 
 class BulkReceipt(msgspec.Struct, frozen=True):
+    """How many lines were published, and where their messages are."""
+
     published: int
     level: str | None
     partitions: Sequence[PublishedRange]
@@ -70,7 +72,7 @@ async def publish_lines(
 
 
 class _Bulk:
-    """One request's lines, on their way."""
+    """The lines of one request: reads and publishes them."""
 
     def __init__(
         self, call: HttpCall, topic: str, level: Level | None, partition: int | None
@@ -94,11 +96,11 @@ class _Bulk:
     async def read(self, request: Request[Any, Any, Any]) -> None:
         call = self._call
         line_bytes_max = call.server.settings.http.body_bytes_max
-        rest = bytearray()  # of a line whose end has not come
+        rest = bytearray()  # of a line whose end has not arrived
         while True:
-            call.connection.arriving()
-            event = await call.unless_ended(_received(request))
-            call.check_going_on()  # whoever sends fast has always something ready
+            call.connection.restart_request_timeout()
+            event = await call.unless_ended(_receive(request))
+            call.check_not_ended()  # `unless_ended` returns data that is ready, and a fast client always has some
             if event["type"] != "http.request":
                 raise ConnectionLostError("the client has gone in the middle of its lines")
             chunk, is_last = event["body"], not event["more_body"]
@@ -118,7 +120,7 @@ class _Bulk:
                 return
 
     async def _take(self, piece: bytes) -> None:
-        """Whole lines."""
+        """Publish whole lines, in pieces of limited size."""
         bytes_max = _PIECE_BYTES_MAX
         lines = piece.count(b"\n")
         if lines > _PIECE_LINES_MAX:
@@ -140,15 +142,15 @@ class _Bulk:
         try:
             messages = [
                 self._message(given)
-                for given in _lines.decode_lines(piece)  # many times quicker than one by one
+                for given in _lines.decode_lines(piece)  # many times faster than one by one
             ]
         except (RunnelError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             messages = []
-        # msgspec takes any blanks between two objects: if no line is empty, as many lines are one object each.
+        # msgspec takes any blanks between two objects: if no line is empty and the counts agree, each line is one object.
         if len(messages) == count and not _may_have_empty_lines(piece):
             self._line += count
             await self._publish(messages, range(first, first + count))
-        else:  # something is wrong with a line, or lines are empty: look closely
+        else:  # a line is wrong, or lines are empty: decode them one by one
             await self._take_one_by_one(piece.split(b"\n")[:count])
 
     async def _take_one_by_one(self, lines: Sequence[bytes]) -> None:
@@ -183,17 +185,17 @@ class _Bulk:
         if not messages:
             return
         await self.settle(_IN_FLIGHT_MAX - 1)
-        self._call.check_going_on()
+        self._call.check_not_ended()
         try:
             batch, _ = placed_batch(messages)
-            answer = await published(
+            answer = await publish_when_room(
                 self._call, self._topic, lambda: self._call.access.publish(batch, self._level)
             )
         except LimitExceededError:
             if len(messages) == 1:
                 self._fault_line = lines[0]
                 raise
-            # Too large for one batch, or one of them is: in two halves, until it is seen which.
+            # The batch or one message is too large: publish two halves, until the large message is found.
             half = len(messages) // 2
             await self._publish(messages[:half], lines[:half])
             await self._publish(messages[half:], lines[half:])
@@ -207,7 +209,7 @@ class _Bulk:
     async def settle(self, in_flight_max: int) -> None:
         """Wait until no more batches than this are under way."""
         while len(self._in_flight) > in_flight_max:
-            self._call.connection.holding()
+            self._call.connection.suspend_request_timeout()
             answer, batch = self._in_flight[0]
             done = await asyncio.shield(answer)
             self._in_flight.popleft()
@@ -230,21 +232,21 @@ class _Bulk:
         )
 
     async def failure(self, error: RunnelError) -> BulkError:
-        """What is told of an error, once it is known what became of the batches under way."""
+        """The error to answer with, after the batches in flight have settled."""
         for answer, batch in self._in_flight:
             try:
                 self._count(batch, await asyncio.shield(answer))
             except RunnelError:
-                continue  # the first failure is told
+                continue  # only the first failure is reported
         return BulkError(error, self._fault_line, self._published)
 
 
 def _may_have_empty_lines(piece: bytes) -> bool:
-    """Whether a line begins with a blank. Looking for each kind is many times quicker than a pattern."""
+    """Whether a line begins with a blank. Searching for each kind is many times faster than a pattern."""
     return piece[:1].isspace() or any(
         begin in piece for begin in (b"\n\n", b"\n\r", b"\n ", b"\n\t")
     )
 
 
-async def _received(request: Request[Any, Any, Any]) -> Any:
+async def _receive(request: Request[Any, Any, Any]) -> Any:
     return await request.receive()

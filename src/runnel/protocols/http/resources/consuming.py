@@ -1,4 +1,4 @@
-"""Acknowledged work over HTTP: take messages, and say what became of them."""
+"""The resources for acknowledged work: take messages, acknowledge or reject them, extend their leases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from runnel.errors import ConnectionLostError, LateAckError, UnknownSubscriptionError
 from runnel.group_rules.definition import LEASE_NS_MIN
 from runnel.protocols.http.consumers.ack_ids import NamedMessages, ack_id, named_messages
-from runnel.protocols.http.consumers.polling_consumer import Leased, PollingConsumer, Wanted
+from runnel.protocols.http.consumers.polling_consumer import Leased, PollingConsumer, TakeRequest
 from runnel.protocols.http.encoding.messages import (
     TIMES_TEXT,
     MessageOut,
@@ -37,20 +37,20 @@ _MESSAGES_MAX: Final = 1000
 _BYTES_MAX: Final = 16 * 2**20
 _BYTES_USUAL: Final = 2**20
 _WAIT_NS_MAX: Final = 60 * _NS_PER_SECOND
-# A request that does not want to wait waits for the disk all the same: what is there may have to be read.
-_LOOK_SECONDS: Final = 0.05
+# A request without `wait` still waits this long for the disk: stored messages may have to be read.
+_DISK_SECONDS: Final = 0.05
 
 
 class LeasedMessage(MessageOut, frozen=True, omit_defaults=True, gc=False):
-    """A message, and how it is acknowledged: by `ack`. `attempt` is 1, and more where it failed before."""
+    """A leased message, acknowledged by its `ack`. `attempt` is 1, or more if it failed before."""
 
     first_delivery_ns: int | UnsetType = UNSET
-    """Where it was delivered before: when that was first."""
+    """When it was first delivered, if it was delivered before."""
     first_delivery: str | UnsetType = UNSET
 
 
 class Consumed(msgspec.Struct, frozen=True):
-    """Messages that are leased to a consumer. Empty: none came within the time that was waited."""
+    """Messages that are leased to a consumer. Empty: none came within the waiting time."""
 
     consumer: str
     messages: Sequence[LeasedMessage]
@@ -63,31 +63,35 @@ class AckIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NackIn(AckIn, frozen=True, forbid_unknown_fields=True):
-    """Messages that failed. Without a delay the subscription's own holds."""
+    """Messages that failed. Without a delay, the subscription's own applies."""
 
     delay: float | str | None = None
     reason: str = ""
 
 
 class ExtendIn(AckIn, frozen=True, forbid_unknown_fields=True):
-    """Messages that are still being worked on. Without a lease the subscription's own holds."""
+    """Messages that are still being worked on. Without a lease, the subscription's own applies."""
 
     lease: float | str | None = None
 
 
 class Acked(msgspec.Struct, frozen=True):
-    """`late`: those whose lease has ended, or that were settled otherwise. What is acknowledged twice is not late."""
+    """`late`: messages whose lease has ended, or that were settled otherwise. Acknowledging twice is not late."""
 
     acked: int
     late: Sequence[str]
 
 
 class Nacked(msgspec.Struct, frozen=True):
+    """`late`: messages whose lease has ended, or that were settled otherwise."""
+
     nacked: int
     late: Sequence[str]
 
 
 class Extended(msgspec.Struct, frozen=True):
+    """`late`: messages whose lease has ended, or that were settled otherwise."""
+
     extended: int
     late: Sequence[str]
 
@@ -127,13 +131,13 @@ async def consume(
         ),
     ] = None,
     member: Annotated[
-        str, QueryParameter(description="In a multicast: for which of its members.")
+        str, QueryParameter(description="In a multicast: the member to take messages for.")
     ] = "",
     consumer: Annotated[
         str,
         QueryParameter(
             description="A name of your own, so that in a key_shared subscription the keys that you have stay with "
-            "you. Without one you are given one; nobody else with another token can use it."
+            "you. Without one you are given one. Clients with another token cannot use it."
         ),
     ] = "",
     payload: Annotated[
@@ -141,10 +145,10 @@ async def consume(
     ] = PayloadForm.AUTO,
     times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
 ) -> Answer:
-    """Take messages that nobody has acknowledged yet: they are leased to you until you acknowledge them."""
+    """Take messages that are not acknowledged yet: they are leased to you until you acknowledge them."""
     call = call_of(request)
     wait_ns = min(duration_ns("wait", wait), _WAIT_NS_MAX)
-    wanted = Wanted(limit, bytes_max, _lease_ns("lease", lease))
+    wanted = TakeRequest(limit, bytes_max, _lease_ns("lease", lease))
     if consumer:
         check_text("consumer", consumer)
     consumers = call.server.polling_consumers
@@ -181,14 +185,14 @@ def _leased_message(
 
 
 async def _wait(
-    call: HttpCall, polling: PollingConsumer, wanted: Wanted, wait_ns: int
+    call: HttpCall, polling: PollingConsumer, wanted: TakeRequest, wait_ns: int
 ) -> list[Leased]:
-    """What comes within the time, or before the listener closes. Whoever has gone by then is given nothing."""
+    """Messages that come within the time, or before the listener closes. A client that has disconnected gets none."""
     loop, clock = call.server.loop, call.server.broker.clock
     with call.server.enter_stream():
         taking = loop.create_task(polling.take(wanted, may_wait=True))
         sleeping: asyncio.Task[None] = loop.create_task(
-            clock.sleep(wait_ns / _NS_PER_SECOND) if wait_ns else asyncio.sleep(_LOOK_SECONDS)
+            clock.sleep(wait_ns / _NS_PER_SECOND) if wait_ns else asyncio.sleep(_DISK_SECONDS)
         )
         ending = loop.create_task(call.ended.wait())
         waited = {taking, sleeping, ending}
@@ -202,7 +206,9 @@ async def _wait(
         raise error
     found = [] if taking.cancelled() else taking.result()
     if call.why_ended is None:
-        return found or await polling.take(wanted, may_wait=False)  # what came at the last moment
+        return found or await polling.take(
+            wanted, may_wait=False
+        )  # messages that came at the last moment
     if call.server.is_closing:
         return found
     polling.give_back(found)
@@ -219,45 +225,45 @@ async def _wait(
 async def ack(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[AckIn]
 ) -> Answer:
-    """Say that messages are done. Answered once that is stored.
+    """Acknowledge messages. Answered once that is stored.
 
-    If no answer comes, say it again: what this acknowledged within the last minute counts as acknowledged.
+    If no answer comes, repeat the request: messages acknowledged within the last minute count as acknowledged.
     """
     call = call_of(request)
     found = named_messages(call, call.server.polling_consumers, name, data.acks, verb="ack")
     for owned, offsets in found.by_consumer.values():
         _note_late(found, owned.polling, owned.polling.ack(offsets))
-    await _stored(call, found)
-    return Answer(encode_json(Acked(*_counted(found))))
+    await _wait_stored(call, found)
+    return Answer(encode_json(Acked(*_count_in_time(found))))
 
 
 @post("/v1/subscriptions/{name:str}/nack", status_code=200, operation_id="nack", tags=["work"])
 async def nack(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[NackIn]
 ) -> Nacked:
-    """Say that messages failed: they come again after a delay, or become dead letters."""
+    """Reject messages that failed: they are delivered again after a delay, or become dead letters."""
     call = call_of(request)
     delay_ns = _duration_in("$.delay", data.delay)
     found = named_messages(call, call.server.polling_consumers, name, data.acks, verb="nack")
     for owned, offsets in found.by_consumer.values():
         late = owned.polling.nack(offsets, delay_ns=delay_ns, reason=data.reason)
         _note_late(found, owned.polling, late)
-    await _stored(call, found)
-    return Nacked(*_counted(found))
+    await _wait_stored(call, found)
+    return Nacked(*_count_in_time(found))
 
 
 @post("/v1/subscriptions/{name:str}/extend", status_code=200, operation_id="extend", tags=["work"])
 async def extend(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[ExtendIn]
 ) -> Extended:
-    """Lease messages anew, from now on, together with those that came in the same delivery."""
+    """Renew the leases of messages from now on, together with the others of the same delivery."""
     call = call_of(request)
     lease_ns = _duration_in("$.lease", data.lease)
     _check_lease("$.lease", lease_ns)
     found = named_messages(call, call.server.polling_consumers, name, data.acks, verb="extend")
     for owned, offsets in found.by_consumer.values():
         _note_late(found, owned.polling, owned.polling.extend(offsets, lease_ns))
-    return Extended(*_counted(found))
+    return Extended(*_count_in_time(found))
 
 
 @delete(
@@ -269,7 +275,7 @@ async def extend(
 async def leave(
     request: Request[Any, Any, Any], name: FromPath[str], consumer: FromPath[str]
 ) -> None:
-    """End a consumer. What is leased to it goes to others at once, and does not count as failed."""
+    """End a consumer. Its leased messages go to others at once, and do not count as failed."""
     call = call_of(request)
     found = call.server.polling_consumers.named(call, name, consumer)
     if not found:
@@ -280,21 +286,21 @@ async def leave(
         owned.polling.close()
 
 
-# --- What the verbs share ---
+# --- Shared by the handlers ---
 
 
 def _note_late(found: NamedMessages, polling: PollingConsumer, late: set[tuple[int, int]]) -> None:
     found.late += [ack_id(polling.id, *each) for each in sorted(late)]
 
 
-async def _stored(call: HttpCall, found: NamedMessages) -> None:
-    """Until all of it is stored. Raises what storing failed with."""
+async def _wait_stored(call: HttpCall, found: NamedMessages) -> None:
+    """Wait until everything is stored. Raises the error if storing fails."""
     for owned, _ in found.by_consumer.values():
         await owned.polling.consumer.wait_stored()
         call.server.polling_consumers.release(owned.polling)
 
 
-def _counted(found: NamedMessages) -> tuple[int, list[str]]:
+def _count_in_time(found: NamedMessages) -> tuple[int, list[str]]:
     in_time = found.count - len(found.late)
     if not in_time:
         raise LateAckError(

@@ -1,4 +1,4 @@
-"""Named cursors: positions that outlive their readers, and hold retention back for what they have not passed."""
+"""The resource of named cursors: positions that outlive their readers, and hold the messages after them."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class CursorPlaceIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CursorIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a cursor is to stand, everywhere."""
+    """All positions of a cursor."""
 
     places: Annotated[Sequence[CursorPlaceIn], msgspec.Meta(min_length=1)]
 
 
 class CursorPlaceOut(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A place of a cursor, and how far behind it is."""
+    """A position of a cursor, and how far behind it is."""
 
     lag: Annotated[
         int,
         msgspec.Meta(
-            description="Messages that match and are not passed yet; of a place in a shard at most so many."
+            description="Messages that match and are not passed yet; for a position in a shard, an upper bound."
         ),
     ]
     topic: str | None = None
@@ -56,6 +56,8 @@ class CursorPlaceOut(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CursorOut(msgspec.Struct, frozen=True):
+    """A cursor with all its positions."""
+
     name: str
     updated_ns: int
     updated: str
@@ -63,12 +65,14 @@ class CursorOut(msgspec.Struct, frozen=True):
 
 
 class CursorList(msgspec.Struct, frozen=True):
+    """Cursors in order of their names."""
+
     cursors: Annotated[
         Sequence[CursorOut],
-        msgspec.Meta(description="Those whose every place you may read, or administer."),
+        msgspec.Meta(description="Cursors whose every position you may read or administer."),
     ]
     is_complete: Annotated[
-        bool, msgspec.Meta(description="Otherwise ask again, with `after` the last name.")
+        bool, msgspec.Meta(description="If false, ask again with `after` set to the last name.")
     ]
 
 
@@ -83,7 +87,7 @@ async def list_cursors(
 
 @get("/v1/cursors/{name:str}", operation_id="describeCursor", tags=["cursors"])
 async def describe_cursor(request: Request[Any, Any, Any], name: FromPath[str]) -> CursorOut:
-    """Tell where a cursor stands."""
+    """Describe a cursor with its positions."""
     return await _found(call_of(request), name)
 
 
@@ -91,7 +95,7 @@ async def describe_cursor(request: Request[Any, Any, Any], name: FromPath[str]) 
 async def set_cursor(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[CursorIn]
 ) -> CursorOut:
-    """Make a cursor, or move it: it stands exactly in these places from now on."""
+    """Create a cursor, or move it: from now on it has exactly these positions."""
     call = call_of(request)
     places = [
         CursorPlace(
@@ -113,7 +117,7 @@ async def set_cursor(
 
 @delete("/v1/cursors/{name:str}", operation_id="removeCursor", tags=["cursors"])
 async def remove_cursor(request: Request[Any, Any, Any], name: FromPath[str]) -> None:
-    """Remove a cursor: it holds nothing back any more."""
+    """Remove a cursor: it no longer holds any messages."""
     await call_of(request).access.remove_cursor(name)
 
 

@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: looked at, sent back to their subscription, dropped."""
+"""The resource of dead letters: list them, send them back to their subscription, drop them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from litestar.types import ControllerRouterHandler
 from msgspec import Meta
 
-from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
+from runnel.broker.consumer_groups import SettleRequest
 from runnel.protocols.http.encoding.messages import (
     TIMES_TEXT,
     MessageOut,
@@ -28,20 +28,22 @@ _OFFSETS_MAX: Final = 10_000
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
-    """Letters that nobody has sent back or dropped. Their tags say which messages they were, and why they died."""
+    """Letters that have not been sent back or dropped. Their tags say which messages they were, and why they failed."""
 
     messages: Sequence[MessageOut]
     next_offset: Annotated[int, Meta(description="Where the next page begins; 0: there is none.")]
 
 
 class SettleIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Letters by their offsets in the dead letter topic, or all there are."""
+    """Letters by their offsets in the dead letter topic, or all of them."""
 
     offsets: Annotated[Sequence[Natural], Meta(max_length=_OFFSETS_MAX)] = ()
     all: bool = False
 
 
 class Settled(msgspec.Struct, frozen=True):
+    """How many letters were sent back or dropped."""
+
     settled: int
 
 
@@ -89,7 +91,7 @@ async def redrive(
 async def drop(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[SettleIn]
 ) -> Settled:
-    """Be done with letters: they are listed no more, and stay in the dead letter topic."""
+    """Drop letters: they are no longer listed, but stay in the dead letter topic."""
     return await _settle(request, name, data, is_redriven=False)
 
 

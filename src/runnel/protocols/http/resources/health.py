@@ -1,4 +1,4 @@
-"""Whether the broker lives, and whether it takes what it is given; for everybody."""
+"""The resources for health and readiness, which need no token."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from runnel.protocols.http.server.calls import call_of
 
 
 class Health(msgspec.Struct, frozen=True):
+    """`status` is `ok`."""
+
     status: str
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """`troubles` says what is in the way; nothing, if it is ready. `warnings` say what else is wrong."""
+    """`troubles` says why the broker is not ready, and is empty if it is. `warnings` says what else is wrong."""
 
     status: str
     troubles: Sequence[str]
@@ -25,13 +27,13 @@ class Readiness(msgspec.Struct, frozen=True):
 
 @get("/healthz", operation_id="health", tags=["health"], sync_to_thread=False)
 def healthz() -> Health:
-    """Tell that the process is alive: answered as long as it answers anything."""
+    """Report that the process is alive: answered as long as it answers anything."""
     return Health("ok")
 
 
 @get("/readyz", operation_id="readiness", tags=["health"], sync_to_thread=False)
 def readyz(request: Request[Any, Any, Any]) -> Response[Readiness]:
-    """Tell whether the broker is ready: 503 while it shuts down, or cannot store everything that it is given."""
+    """Report whether the broker is ready: 503 while it shuts down, or cannot store everything that it is given."""
     server = call_of(request).server
     troubles = list(server.broker.monitor.troubles())
     if server.is_closing:

@@ -1,4 +1,4 @@
-"""Live reading over HTTP: `GET /v1/stream` answers with server-sent events, for as long as the client reads."""
+"""The resource `/v1/stream`: reads live as server-sent events, for as long as the client stays connected."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from runnel.topics.patterns import Pattern
 
 
 class StreamStart(enum.StrEnum):
-    """Where a stream begins that does not go on after an id."""
+    """Where a stream begins if it does not resume after an id."""
 
-    LATEST = "latest"  # with what comes from now on
+    LATEST = "latest"  # with messages from now on
     LAST = "last"  # with the last message of each topic's partition
     EARLIEST = "earliest"
     TIME = "time"
@@ -48,7 +48,7 @@ async def stream(
     ],
     start: Annotated[
         StreamStart,
-        QueryParameter(description="Where to begin, unless an id is given to go on after."),
+        QueryParameter(description="Where to begin, unless an id is given to resume after."),
     ] = StreamStart.LATEST,
     time: Annotated[
         Time | None,
@@ -56,7 +56,7 @@ async def stream(
     ] = None,
     overflow: Annotated[
         Overflow,
-        QueryParameter(description="What a slow reader misses of topics that are not kept."),
+        QueryParameter(description="What a slow reader misses of ephemeral topics."),
     ] = Overflow.DROP_OLDEST,
     payload: Annotated[
         PayloadForm, QueryParameter(description="How payloads are given.")
@@ -65,14 +65,14 @@ async def stream(
     last_event_id: Annotated[
         str | None,
         QueryParameter(
-            name=FIELD, description="The id of an event of this stream: go on after it."
+            name=FIELD, description="The id of an event of this stream: resume after it."
         ),
     ] = None,
     last_event_id_header: Annotated[
         str | None,
         HeaderParameter(
             name="Last-Event-ID",
-            description="The same, as browsers send it when they come again.",
+            description="The same, as browsers send it when they reconnect.",
         ),
     ] = None,
 ) -> HttpLiveStream:
@@ -81,10 +81,10 @@ async def stream(
     lists = call.server.sent_last_values
     for text in pattern:
         Pattern(text)
-    # A browser comes again with the query that it began with: what its header says is newer.
-    place = last_event_id_header or last_event_id
-    if place:
-        begin, seen = resumed(place, pattern, lists)
+    # A browser reconnects with its first query, so the id in its header is newer.
+    event_id = last_event_id_header or last_event_id
+    if event_id:
+        begin, seen = resumed(event_id, pattern, lists)
     else:
         begin, seen = _start(start, time), ()
     ids = EventIds(pattern, begin, lists, seen)

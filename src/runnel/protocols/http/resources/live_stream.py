@@ -1,7 +1,7 @@
-"""One live stream: what the broker delivers becomes server-sent events, as fast as the client reads them.
+"""One live stream: writes the broker's deliveries as server-sent events, as fast as the client reads them.
 
-The subscription has credit for a little more than the connection holds. It gets back what has been written, so a slow
-reader is read for from the log, like a slow reader at any server, and nothing piles up for it here.
+The subscription has credit for a little more than the connection holds, and gets it back for what has been written.
+So a slow client is served from the log, as at every listener, and nothing piles up for it here.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _CREDIT_BYTES: Final = 256 * 1024
 _CHUNK_BYTES: Final = 32 * 1024
 _HEARTBEAT_SECONDS: Final = 15.0
 _RETRY_MS: Final = 2000
-_GAPS_MAX: Final = 1000  # that wait to be written; those beyond are told as one
+_GAPS_MAX: Final = 1000  # gaps that wait to be written; more are merged into one
 _HEADERS: Final = [
     (b"content-type", event_stream.CONTENT_TYPE.encode()),
-    (b"x-accel-buffering", b"no"),  # a proxy that gathers events would hold them back
+    (b"x-accel-buffering", b"no"),  # a proxy that buffers would delay events
 ]
 
 
 class HttpLiveStream:
-    """An answer that lasts: an ASGI application, and the `Sink` of its subscription."""
+    """A streamed answer: an ASGI application, and the `Sink` of its subscription."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class HttpLiveStream:
         self._times = times
         self._arrived: deque[LiveDelivery | GapState] = deque()
         self._gaps_waiting = 0
-        self._end: RunnelError | None = None  # the broker's
+        self._end: RunnelError | None = None  # why the broker ended the subscription
         self._is_beat_due = False
-        self._news = asyncio.Event()
+        self._wake_up = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         call = self._call
@@ -77,12 +77,12 @@ class HttpLiveStream:
                 )
             )
             try:
-                async with self._attended(ended):
+                async with self._woken(ended):
                     await self._stream(send, subscription)
             finally:
                 subscription.close()
 
-    # --- What the broker says (Sink) ---
+    # --- Called by the broker (Sink) ---
 
     @property
     def connection_id(self) -> int:
@@ -94,10 +94,10 @@ class HttpLiveStream:
 
     def deliver(self, subscription: int, delivery: LiveDelivery) -> None:  # noqa: ARG002
         self._arrived.append(delivery)
-        self._news.set()
+        self._wake_up.set()
 
     def gap(self, subscription: int, gap: GapState) -> None:  # noqa: ARG002
-        """Gaps take no credit, so a reader that reads nothing could be told of any number of them."""
+        """Gaps take no credit, so without a limit any number of them could wait for a client that reads nothing."""
         if self._gaps_waiting >= _GAPS_MAX:
             last = self._arrived[-1]
             if isinstance(last, GapState):
@@ -107,17 +107,17 @@ class HttpLiveStream:
                 self._gaps_waiting -= 1
         self._gaps_waiting += 1
         self._arrived.append(gap)
-        self._news.set()
+        self._wake_up.set()
 
     def ended(self, subscription: int, error: RunnelError) -> None:  # noqa: ARG002
         self._end = error
-        self._news.set()
+        self._wake_up.set()
 
-    # --- What else may happen ---
+    # --- Wake-ups ---
 
     @asynccontextmanager
-    async def _attended(self, ended: asyncio.Event) -> AsyncIterator[None]:
-        """Woken for heartbeats, and when the call has to end."""
+    async def _woken(self, ended: asyncio.Event) -> AsyncIterator[None]:
+        """Wake the stream for heartbeats, and when the call has to end."""
         loop = self._call.server.loop
         tasks = [loop.create_task(self._beat()), loop.create_task(self._wait_end(ended))]
         try:
@@ -131,16 +131,16 @@ class HttpLiveStream:
         while True:
             await self._call.server.broker.clock.sleep(_HEARTBEAT_SECONDS)
             self._is_beat_due = True
-            self._news.set()
+            self._wake_up.set()
 
     async def _wait_end(self, ended: asyncio.Event) -> None:
         await ended.wait()
-        self._news.set()
+        self._wake_up.set()
 
     # --- Writing ---
 
     def _is_over(self) -> bool:
-        """The call has to end."""
+        """Whether the call has to end."""
         return self._call.why_ended is not None
 
     async def _stream(self, send: Send, subscription: LiveSubscription) -> None:
@@ -156,28 +156,28 @@ class HttpLiveStream:
             elif self._is_beat_due:
                 await self._write(send, event_stream.HEARTBEAT)
             else:
-                await self._news.wait()
-                self._news.clear()
+                await self._wake_up.wait()
+                self._wake_up.clear()
         await self._write_end(send)
 
     async def _write(self, send: Send, chunk: bytes) -> None:
-        """Waits as long as the client reads nothing, unless the call has to end."""
+        """Write a chunk. Waits while the client reads nothing, unless the call has to end."""
         self._is_beat_due = False
         flow = self._call.connection.flow
         while flow.write_paused and not self._is_over():
             draining = self._call.server.loop.create_task(flow.drain())
-            draining.add_done_callback(lambda _: self._news.set())
+            draining.add_done_callback(lambda _: self._wake_up.set())
             try:
                 while not draining.done() and not self._is_over():
-                    await self._news.wait()
-                    self._news.clear()
+                    await self._wake_up.wait()
+                    self._wake_up.clear()
             finally:
                 draining.cancel()
         if not flow.write_paused:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def _write_arrived(self, send: Send, subscription: LiveSubscription) -> None:
-        """What has arrived, in chunks of many events; credit goes back for each delivery that was written."""
+        """Write what has arrived, in chunks of many events. Each delivery that was written gives back its credit."""
         parts: list[bytes] = []
         size = written_bytes = 0
         while self._arrived and not self._is_over():
@@ -191,10 +191,12 @@ class HttpLiveStream:
                 parts.append(event_stream.event(event_stream.CAUGHT_UP, self._ids.current(), b"{}"))
                 continue
             if not arrived.buffers:
-                parts.append(self._place_event(arrived))
+                parts.append(self._position_event(arrived))
                 continue
             blocks = Blocks(arrived.buffers)
-            arrived = msgspec.structs.replace(arrived, buffers=())  # they may be of more than this
+            arrived = msgspec.structs.replace(
+                arrived, buffers=()
+            )  # frees them: they may be parts of larger buffers
             while not blocks.is_over:
                 batch = await blocks.next()
                 for event in self._events(arrived, batch, is_last=blocks.is_over):
@@ -203,7 +205,9 @@ class HttpLiveStream:
                     if size >= _CHUNK_BYTES:
                         chunk, parts, size = b"".join(parts), [], 0
                         await self._write(send, chunk)
-                        await asyncio.sleep(0)  # whoever reads fast leaves time for others
+                        await asyncio.sleep(
+                            0
+                        )  # lets other tasks run, even if this client reads fast
                         if self._is_over():
                             return
             written_bytes += arrived.size
@@ -215,9 +219,9 @@ class HttpLiveStream:
             subscription.grant(written_bytes)
 
     def _events(self, delivery: LiveDelivery, batch: Batch, *, is_last: bool) -> Iterator[bytes]:
-        """Of a batch's messages, but for last values that came before a connection was lost.
+        """The events of a batch, made one by one, without last values that the client got before it reconnected.
 
-        `is_last`: of the batches of the delivery. They are made as they are asked for.
+        `is_last`: this is the last batch of the delivery.
         """
         ids, form, times = self._ids, self._form, self._times
         shard = delivery.shard
@@ -243,12 +247,14 @@ class HttpLiveStream:
         data = encode_json(gap_out(gap))
         return event_stream.event(event_stream.GAP, self._ids.missed(gap), data)
 
-    def _place_event(self, passed: LiveDelivery) -> bytes:
+    def _position_event(self, passed: LiveDelivery) -> bytes:
         journal, shard = passed.shard.journal, passed.shard.shard
-        return event_stream.place(self._ids.passed(journal, shard, passed.epoch, passed.next_entry))
+        return event_stream.position_event(
+            self._ids.passed(journal, shard, passed.epoch, passed.next_entry)
+        )
 
     async def _write_end(self, send: Send) -> None:
-        """Say why, where somebody may still be there to hear it."""
+        """Write why the stream ends, if the client is still connected and reads."""
         error = self._call.why_ended or self._end
         assert error is not None
         if isinstance(error, ConnectionLostError) or self._call.connection.flow.write_paused:

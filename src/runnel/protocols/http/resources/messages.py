@@ -1,4 +1,4 @@
-"""Reading again: pages of a partition's messages, waiting for the next if asked to, and single ones as they are."""
+"""The resource of stored messages: pages of a partition, which may wait for the next message, and single ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from runnel.protocols.http.server.calls import HttpCall, call_of
 
 LIMIT_MAX: Final = 10_000
 _BYTES_MAX: Final = 4 * 2**20
-# Messages that are put into JSON at once: everybody else waits meanwhile.
+# Messages that are encoded as JSON in one step: all other requests wait meanwhile.
 _MESSAGES_AT_ONCE: Final = 500
 
 
@@ -128,8 +128,8 @@ async def read_messages(
             page = await call.unless_ended(fetched(wait_ns))
         except ClosedError:
             if not call.server.is_closing or call.access.is_slowed_out:
-                raise  # the token has other rights from now on, or could not be served before the end
-            page = await fetched(0)  # the broker goes: whoever waits gets what there is
+                raise  # the token's rights have changed, or its rate leaves no time for the read
+            page = await fetched(0)  # the broker shuts down: a waiting request gets what is stored
     else:
         page = await call.read(fetched(0))
     messages: list[MessageOut] = []

@@ -1,4 +1,4 @@
-"""`/metrics`: everything that the broker measures, for Prometheus."""
+"""The resource `/metrics`: all metrics of the broker, for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from runnel.protocols.http.server.calls import call_of
 
 @get("/metrics", operation_id="metrics", tags=["watching"], media_type="text/plain")
 async def metrics(request: Request[Any, Any, Any]) -> Answer:
-    """Tell all metrics in Prometheus' text format, or as OpenMetrics if `Accept` asks for it.
+    """Return all metrics in Prometheus' text format, or as OpenMetrics if `Accept` asks for it.
 
-    Needs the right to read `!system/metrics/broker`. docs/operations/metrics.md has all of them and their meaning.
+    Needs the right to read `!system/metrics/broker`. docs/operations/metrics.md describes each of them.
     """
     call = call_of(request)
     call.access.check_monitoring()
     broker = call.server.broker
-    await broker.monitor.look()
+    await broker.monitor.refresh()
     exposition = Exposition(call.headers.get(b"accept", b"").decode("latin-1"))
     written = bytearray()
     for metric in metrics_of(broker.metrics):
         written += exposition.encode(metric)
-        # Each is bounded, all of them together are long: others want the loop too.
+        # Each metric is bounded, but all together take long: other tasks run in between.
         await asyncio.sleep(0)
     return Answer(bytes(written + exposition.end), content_type=exposition.content_type)
 

@@ -1,6 +1,6 @@
-"""The OpenAPI document: Litestar's, from the handlers, with what it cannot see in them put in.
+"""Builds the OpenAPI document: Litestar's, completed by what Litestar cannot see in the handlers.
 
-That is: a publisher's bodies and headers, the problems that every resource may answer with, and who may ask.
+That is: a publisher's bodies and headers, the problems that every resource may answer with, and which need a token.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TAGS: Final = (
     Tag("watching", "What the broker tells of itself."),
     Tag("health", "For whatever keeps the broker running."),
 )
-# Of every resource that needs a token, beside those that it names itself.
+# Problems of every resource that needs a token, in addition to its own.
 _EVERYWHERE: Final = {
     "400": "The request is wrong as it stands.",
     "401": "A token is needed, or the one shown is not known.",
@@ -79,7 +79,7 @@ def openapi_document(handlers: Sequence[ControllerRouterHandler]) -> bytes:
         ),
     )
     document: _Json = app.openapi_schema.to_schema()
-    # The shapes as msgspec, which checks them, describes them: with their limits, defaults and texts.
+    # Schemas by msgspec, which also validates the bodies: with their limits, defaults and descriptions.
     _, schemas = msgspec.json.schema_components(
         (Problem, MessageIn, Receipt, Receipts, BulkReceipt, *_structs(app)),
         ref_template="#/components/schemas/{name}",
@@ -115,7 +115,7 @@ def openapi_document(handlers: Sequence[ControllerRouterHandler]) -> bytes:
 
 
 def _structs(app: Litestar) -> Iterator[type[msgspec.Struct]]:
-    """What handlers take and return."""
+    """The structs that handlers take and return."""
     for route in app.routes:
         if isinstance(route, HTTPRoute):
             for handler in route.route_handlers:
@@ -126,7 +126,7 @@ def _structs(app: Litestar) -> Iterator[type[msgspec.Struct]]:
                     if field is not None
                     for each in (field, *field.inner_types)
                 ]
-                # What a handler encodes by itself, it has declared.
+                # A handler that encodes its answer itself declares the struct.
                 kinds += [spec.data_container for spec in (handler.responses or {}).values()]
                 for kind in kinds:
                     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -134,7 +134,7 @@ def _structs(app: Litestar) -> Iterator[type[msgspec.Struct]]:
 
 
 def _complete(path: str, method: str, operation: _Json) -> None:
-    """Add what it does in a sentence, the problems that it may answer with, and whether it needs a token."""
+    """Add a summary, the problems that the operation may answer with, and whether it needs a token."""
     operation["description"] = _unwrapped(operation["description"])
     operation["summary"] = _first_sentence(operation["description"])
     for parameter in operation.get("parameters", ()):
@@ -162,7 +162,7 @@ def _complete(path: str, method: str, operation: _Json) -> None:
 
 
 def _simplify(parameter: _Json) -> None:
-    """A parameter that is not given is not null, as Litestar has it; nor is there a number below 0."""
+    """Correct Litestar's schema: a parameter is never null, and a number is never below 0."""
     schema: _Json = parameter["schema"]
     choices = schema.pop("oneOf", None) or schema.pop("allOf", [])
     known = [choice for choice in choices if choice.get("type") != "null"]
@@ -181,7 +181,7 @@ def _simplify(parameter: _Json) -> None:
 
 
 def _unwrapped(docstring: str) -> str:
-    """Its paragraphs, each in one line: where lines end in the source means nothing to readers."""
+    """Each paragraph of a docstring in one line, without the line ends of the source."""
     return "\n\n".join(" ".join(each.split()) for each in docstring.split("\n\n"))
 
 
@@ -190,7 +190,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _is_litestars(response: _Json) -> bool:
-    """Whether it is what Litestar says of its own errors, which are answered otherwise here."""
+    """Whether it describes an error of Litestar's own, which this listener answers in another way."""
     return "Validation Exception" in response.get(
         "description", ""
     ) or "Bad request" in response.get("description", "")
@@ -208,7 +208,7 @@ def _ref(name: str) -> _Json:
 
 
 def _message_in(schema: _Json) -> _Json:
-    """The payload is any JSON, and there is at most one."""
+    """Describe the fields, and that at most one of them is the payload."""
     fields: _Json = schema["properties"]
     fields["json"] = {"description": "The payload as JSON: stored as it is written here."}
     described = {
@@ -229,7 +229,7 @@ def _message_in(schema: _Json) -> _Json:
 
 
 def _both_given(*names: str) -> _Json:
-    """null is as good as nothing, but for `json`, where it is a payload."""
+    """null counts as not given, except for `json`, where it is a payload."""
     given = {name: {"type": "string"} for name in names if name != "json"}
     return {"required": list(names), "properties": given}
 

@@ -1,6 +1,6 @@
-"""What the listener says of itself: the OpenAPI document, and a page of our own that shows it and lets one try it.
+"""The documentation that the listener serves: the OpenAPI document, a page to read and try it, and an index.
 
-The page asks nobody but the broker for anything, so that it works where nothing else can be reached.
+The page loads everything from the broker, so it works without access to the internet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runnel.protocols.http.server.calls import call_of
 
 _PAGE: Final = files("runnel.protocols.http.resources").joinpath("docs.html").read_bytes()
 _HTML: Final = "text/html; charset=utf-8"
-# For everybody, with or without a token: it says what every broker has, and nothing of this one.
+# Needs no token: the index lists what every broker has, and says nothing about this one.
 _INDEX_LINKS: Final = {
     "docs": ("/docs", "every resource, to read about and to try"),
     "openapi": ("/openapi.json", "the same for programs (OpenAPI)"),
@@ -37,7 +37,7 @@ _INDEX_LINKS: Final = {
 
 
 def page_handlers(documented: Sequence[ControllerRouterHandler]) -> list[ControllerRouterHandler]:
-    """The document of these resources, and the page."""
+    """Handlers of the OpenAPI document of these resources, of the page and of the index."""
     making = threading.Lock()
 
     @cache
@@ -54,7 +54,7 @@ def page_handlers(documented: Sequence[ControllerRouterHandler]) -> list[Control
         headers=(("content-security-policy", policy), ("referrer-policy", "no-referrer")),
     )
 
-    # Made when it is first asked for: it takes as long as the rest of the start (docs/performance.md).
+    # Built on the first request: it takes as long as the rest of the start (docs/performance.md).
     @get("/openapi.json", include_in_schema=False, sync_to_thread=True)
     def openapi() -> Answer:
         with making:
@@ -75,7 +75,7 @@ def page_handlers(documented: Sequence[ControllerRouterHandler]) -> list[Control
 
 
 def _index_answers() -> tuple[Answer, Answer]:
-    """What `/` says to browsers, and to programs."""
+    """The answers of `/` to browsers and to programs."""
     rows = "".join(
         f'<li><a href="{path}"><code>{path}</code></a> {text}</li>\n'
         for path, text in _INDEX_LINKS.values()

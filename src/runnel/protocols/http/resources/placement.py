@@ -1,4 +1,4 @@
-"""How messages that came in a body reach the broker: the partition of each, and room where there is none yet."""
+"""Hands the messages of a body to the broker: chooses their partitions, and waits for room."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def at_partition(message: Message, partition: int) -> Message:
 
 
 def placed_batch(messages: Sequence[Message]) -> tuple[Batch, list[int]]:
-    """One batch, those of a partition together; and, for its rows in order, which of the messages each is."""
+    """One batch, grouped by partition, and for each of its rows the index of the message."""
     partitions = [message.partition for message in messages]
     order = list(range(len(messages)))
     if partitions.count(partitions[0]) < len(partitions):
@@ -44,7 +44,7 @@ def placed_batch(messages: Sequence[Message]) -> tuple[Batch, list[int]]:
 
 
 def with_trace(message: Message, headers: Mapping[bytes, bytes]) -> Message:
-    """With the trace that the request belongs to, unless the message names one itself."""
+    """The message with the request's trace context, unless it has its own."""
     parent = headers.get(b"traceparent")
     if parent is None:
         return message
@@ -55,10 +55,10 @@ def with_trace(message: Message, headers: Mapping[bytes, bytes]) -> Message:
     return message if tags is message.tags else msgspec.structs.replace(message, tags=tags)
 
 
-async def published(
+async def publish_when_room(
     call: HttpCall, topic: str, publish: Callable[[], asyncio.Future[Published]]
 ) -> asyncio.Future[Published]:
-    """What `publish` returns, once there is room for it; BusyError if there is none within the request's time."""
+    """The result of `publish`, once there is room for it. BusyError: there was none within http.request_timeout."""
     try:
         return publish()
     except BusyError:
@@ -69,7 +69,7 @@ async def published(
     timeout_ns = call.server.settings.http.request_timeout_ns
     ends_ns = clock.monotonic_ns() + timeout_ns
     while True:
-        call.connection.holding()
+        call.connection.suspend_request_timeout()
         await _wait_room(call, topic, ends_ns)
         try:
             return publish()
@@ -81,21 +81,21 @@ async def published(
 
 
 async def _wait_room(call: HttpCall, topic: str, ends_ns: int) -> None:
-    """Until there is room, or time is up."""
+    """Wait until there is room, or the time is up."""
     clock = call.server.broker.clock
     loop = call.server.loop
     room = loop.create_task(call.unless_ended(call.access.wait_room(topic)))
-    patience = loop.create_task(clock.sleep((ends_ns - clock.monotonic_ns()) / _NS_PER_SECOND))
+    timeout = loop.create_task(clock.sleep((ends_ns - clock.monotonic_ns()) / _NS_PER_SECOND))
     try:
-        await asyncio.wait({room, patience}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({room, timeout}, return_when=asyncio.FIRST_COMPLETED)
         if room.done():
             room.result()
     finally:
         room.cancel()
-        patience.cancel()
-        await asyncio.wait({room, patience})
+        timeout.cancel()
+        await asyncio.wait({room, timeout})
 
 
-def unobserved(published: asyncio.Future[Published]) -> None:
-    """Nobody waits for it: a failure is counted by the broker, and told to nobody."""
+def ignore_result(published: asyncio.Future[Published]) -> None:
+    """Ignore the result of a publish at level none: the broker counts a failure, but no client is told."""
     published.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -1,4 +1,4 @@
-"""Publishing: one message or an array of them as JSON, a body as it is, or lines without end (`bulk`)."""
+"""The resource to publish: one message or an array of them as JSON, a raw body, or lines without end (`bulk`)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from runnel.protocols.http.encoding.raw_messages import message_of
 from runnel.protocols.http.resources.bulk import publish_lines
 from runnel.protocols.http.resources.placement import (
     at_partition,
+    ignore_result,
     partition_count,
     partition_of,
     placed_batch,
-    published,
-    unobserved,
+    publish_when_room,
     with_trace,
 )
 from runnel.protocols.http.server.answers import Answer, encode_json
@@ -31,14 +31,14 @@ from runnel.protocols.http.server.bodies import JSON, NDJSON, content_type, read
 from runnel.protocols.http.server.calls import HttpCall, call_of
 
 ARRAY_MAX: Final = 10_000
-"""Messages of an array: all of them are decoded at once, which holds up everybody else for so long."""
+"""Messages of an array: all are decoded in one step, which blocks all other requests meanwhile."""
 
 _one: Final = msgspec.json.Decoder(MessageIn)
 _many: Final = msgspec.json.Decoder(list[MessageIn])
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """Where a message is, and how safe. At level none nobody knows yet where it will be."""
+    """Where a message is, and how safe. At level none, its offset is not known yet."""
 
     topic: str
     partition: int
@@ -48,11 +48,13 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     level: Level = Level.NONE
     receivers: Annotated[
         int | UnsetType,
-        Meta(description="Of a topic that is not kept: how many subscriptions it was sent to."),
+        Meta(description="Of an ephemeral topic: how many subscriptions it was sent to."),
     ] = UNSET
 
 
 class Receipts(msgspec.Struct, frozen=True):
+    """The receipts of an array, in its order."""
+
     published: int
     receipts: Sequence[Receipt]
 
@@ -95,29 +97,29 @@ async def publish(
         partition = 0
         if count > 1:
             partition = partition_of(message, count, keyless=call.server.next_keyless(count))
-    answer = await published(
+    answer = await publish_when_room(
         call, topic, lambda: call.access.send(message, level, partition=partition)
     )
     flow = call.flow
     flow.messages_in += 1
     flow.bytes_in += message.size
     if level is Level.NONE:
-        unobserved(answer)
+        ignore_result(answer)
         return Answer(encode_json(Receipt(topic, partition)), status=202)
     return Answer(encode_json(_receipt(topic, partition, await answer)))
 
 
 def _check_count(body: bytes) -> None:
-    """Refuse an array of too many, before anything is made of it.
+    """Refuse an array of too many messages before it is decoded.
 
-    A message has at least one brace: only where there are many braces, it has to be seen whose they are.
+    A message has at least one brace, so the messages have to be counted only if there are many braces.
     """
     if body.count(b"{") <= ARRAY_MAX:
         return
     count = 0
 
     class Element(msgspec.Struct):
-        """One message, of which nothing is looked at."""
+        """One message, whose fields are ignored."""
 
         def __post_init__(self) -> None:
             nonlocal count
@@ -127,9 +129,8 @@ def _check_count(body: bytes) -> None:
                     f"the array has more than {ARRAY_MAX} messages; {NDJSON} takes any number, one a line"
                 )
 
-    with suppress(
-        msgspec.DecodeError, UnicodeDecodeError, RecursionError
-    ):  # told by what decodes it
+    # Decoding the messages themselves raises these again.
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         msgspec.json.decode(body, type=list[Element])
 
 
@@ -140,7 +141,7 @@ async def _publish_many(
     level: Level | None,
     partition: int | None,
 ) -> Answer:
-    """An array: one batch, stored whole or not at all."""
+    """Publish an array as one batch, which is stored whole or not at all."""
     if not given:
         raise FieldFault("$", "the array is empty; at least one message is needed")
     count = partition_count(call, topic)
@@ -151,12 +152,12 @@ async def _publish_many(
         place = partition_of(message, count, keyless=keyless) if partition is None else partition
         messages.append(message if place == 0 else at_partition(message, place))
     batch, order = placed_batch(messages)
-    answer = await published(call, topic, lambda: call.access.publish(batch, level))
+    answer = await publish_when_room(call, topic, lambda: call.access.publish(batch, level))
     flow = call.flow
     flow.messages_in += len(messages)
     flow.bytes_in += len(batch.body)
     if level is Level.NONE:
-        unobserved(answer)
+        ignore_result(answer)
         receipts = [Receipt(topic, message.partition) for message in messages]
         return Answer(encode_json(Receipts(len(receipts), receipts)), status=202)
     done = await answer

@@ -1,4 +1,4 @@
-"""What the broker tells of itself: its figures, and who is connected."""
+"""The resources for monitoring: the connections of all listeners, and the broker's statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runnel.protocols.http.server.calls import call_of
 
 
 class FlowOut(msgspec.Struct, frozen=True):
-    """From the connection's beginning."""
+    """Messages and bytes since the connection was opened."""
 
     messages_in: int
     bytes_in: int
@@ -24,8 +24,11 @@ class FlowOut(msgspec.Struct, frozen=True):
 
 
 class ConnectionOut(msgspec.Struct, frozen=True):
+    """A connection of any listener."""
+
     id: int
-    server: str
+    listener: str
+    door: Annotated[str, msgspec.Meta(description="Deprecated: the former name of `listener`.")]
     peer: str
     client: str
     token: str
@@ -37,16 +40,18 @@ class ConnectionOut(msgspec.Struct, frozen=True):
 
 
 class ConnectionList(msgspec.Struct, frozen=True):
+    """Connections in order of their ids."""
+
     connections: Sequence[ConnectionOut]
     is_complete: Annotated[
-        bool, msgspec.Meta(description="Otherwise ask again, with `after` the last id.")
+        bool, msgspec.Meta(description="If false, ask again with `after` set to the last id.")
     ]
 
 
 @get("/v1/connections", operation_id="listConnections", tags=["watching"])
 async def list_connections(
     request: Request[Any, Any, Any],
-    after: Annotated[int, QueryParameter(ge=0, description="Ids behind this one.")] = 0,
+    after: Annotated[int, QueryParameter(ge=0, description="Only ids after this one.")] = 0,
     limit: PageLimit = 0,
 ) -> ConnectionList:
     """List the connections of all listeners, in the order in which they came."""
@@ -58,6 +63,7 @@ def _connection(row: ConnectionStats) -> ConnectionOut:
     flow = row.flow
     return ConnectionOut(
         row.id,
+        row.listener,
         row.listener,
         row.peer,
         row.client,
@@ -72,8 +78,8 @@ def _connection(row: ConnectionStats) -> ConnectionOut:
 
 @get("/v1/statistics", operation_id="statistics", tags=["watching"], sync_to_thread=False)
 def statistics(request: Request[Any, Any, Any]) -> dict[str, Any]:
-    """Tell the figures of this moment, as they are published on `!system/metrics/broker`."""
+    """Return the current statistics, as they are published on `!system/metrics/broker`."""
     return call_of(request).access.statistics()
 
 
-watch_handlers = [list_connections, statistics]
+monitoring_handlers = [list_connections, statistics]

@@ -1,4 +1,4 @@
-"""Subscriptions over HTTP: made, looked at, paused, moved and deleted."""
+"""The resource of subscriptions: create, describe, pause, move and delete them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from litestar.params import FromPath, JSONBody
 from litestar.types import ControllerRouterHandler
 from msgspec import UNSET, Meta, UnsetType
 
-from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
+from runnel.broker.consumer_groups import SubscriptionRequest
 from runnel.formats.heads import PartitionPlace, Start
 from runnel.formats.work_heads import MemberState, PartitionWork, SubscriptionState, WorkOptions
 from runnel.protocols.http.encoding.parameters import (
@@ -31,7 +31,7 @@ _Mode = Literal["shared", "key_shared", "multicast"]
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a subscription treats what it delivers. What is left out has the broker's defaults, or stays as it is."""
+    """How a subscription delivers messages. Options that are left out have the broker's defaults, or stay as they are."""
 
     lease_ms: Natural | None = None
     processing_ms_max: Natural | None = None
@@ -41,13 +41,13 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retry_delay_ms: Natural | None = None
     retry_delay_ms_max: Natural | None = None
     backoff: Annotated[
-        float | None, Meta(description="Each further delay is so many times the one before.")
+        float | None, Meta(description="Factor by which each further delay is longer.")
     ] = None
-    absent_ms_max: Annotated[Natural | None, Meta(description="Of a member of a multicast.")] = None
+    absent_ms_max: Annotated[Natural | None, Meta(description="Of a multicast member.")] = None
 
 
 class PlaceIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first message that is owed of a partition."""
+    """The first message of a partition that is owed."""
 
     topic: str
     offset: Natural
@@ -63,7 +63,7 @@ class StartIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SubscriptionIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A subscription to be made; one that is there already must have the same patterns and mode."""
+    """A subscription to create. If it exists, it must have the same patterns and mode."""
 
     patterns: Annotated[Sequence[str], Meta(min_length=1)]
     mode: _Mode = "shared"
@@ -72,7 +72,7 @@ class SubscriptionIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MoveIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where to begin anew. `member`: of a multicast, this one alone."""
+    """The new start. `member`: move only this member of a multicast."""
 
     start: StartIn
     member: str | None = None
@@ -87,11 +87,11 @@ class MemberOut(msgspec.Struct, frozen=True):
         int, Meta(description="Messages not acknowledged, those in flight included.")
     ]
     in_flight: int
-    delayed: Annotated[int, Meta(description="That wait for their next attempt.")]
+    delayed: Annotated[int, Meta(description="Messages that wait for their next attempt.")]
     oldest_ns: Annotated[
         int, Meta(description="When the oldest message not acknowledged was received; 0: none.")
     ]
-    absent_ns: Annotated[int, Meta(description="Since when nobody is there; 0: somebody is.")]
+    absent_ns: Annotated[int, Meta(description="Since when it has no consumer; 0: it has one.")]
     oldest: str | UnsetType = UNSET
     absent: str | UnsetType = UNSET
 
@@ -140,7 +140,7 @@ class SubscriptionOut(msgspec.Struct, frozen=True):
     redelivered: Annotated[
         int, Meta(description="Messages delivered again since the broker started.")
     ]
-    dead: Annotated[int, Meta(description="Dead letters that nobody has sent back or dropped.")]
+    dead: Annotated[int, Meta(description="Dead letters that have not been sent back or dropped.")]
     partitions: Sequence[PartitionOut]
 
     @classmethod
@@ -161,9 +161,11 @@ class SubscriptionOut(msgspec.Struct, frozen=True):
 
 
 class SubscriptionList(msgspec.Struct, frozen=True):
+    """Subscriptions in order of their names."""
+
     subscriptions: Sequence[SubscriptionOut]
     is_complete: Annotated[
-        bool, msgspec.Meta(description="Otherwise ask again, with `after` the last name.")
+        bool, msgspec.Meta(description="If false, ask again with `after` set to the last name.")
     ]
 
 
@@ -181,7 +183,7 @@ def _start(given: StartIn) -> Start:
     )
 
 
-async def _told(call: HttpCall, name: str) -> SubscriptionOut:
+async def _described(call: HttpCall, name: str) -> SubscriptionOut:
     return SubscriptionOut.of(await call.access.subscription(name))
 
 
@@ -194,7 +196,7 @@ async def _told(call: HttpCall, name: str) -> SubscriptionOut:
 async def make(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[SubscriptionIn]
 ) -> Response[SubscriptionOut]:
-    """Make a subscription; if it is there already, with the same patterns and mode, its options may change."""
+    """Create a subscription. If it exists with the same patterns and mode, its options may change."""
     call = call_of(request)
     options = None
     if data.options is not None:
@@ -203,7 +205,7 @@ async def make(
     is_new = await call.access.make_subscription(
         SubscriptionRequest(name, data.patterns, data.mode, start, options)
     )
-    return Response(await _told(call, name), status_code=201 if is_new else 200)
+    return Response(await _described(call, name), status_code=201 if is_new else 200)
 
 
 @get("/v1/subscriptions", operation_id="listSubscriptions", tags=["work"])
@@ -218,7 +220,7 @@ async def list_all(
 @get("/v1/subscriptions/{name:str}", operation_id="describeSubscription", tags=["work"])
 async def describe(request: Request[Any, Any, Any], name: FromPath[str]) -> SubscriptionOut:
     """Describe a subscription with its partitions."""
-    return await _told(call_of(request), name)
+    return await _described(call_of(request), name)
 
 
 @delete(
@@ -239,7 +241,7 @@ async def remove(request: Request[Any, Any, Any], name: FromPath[str]) -> None:
     tags=["work"],
 )
 async def pause(request: Request[Any, Any, Any], name: FromPath[str]) -> None:
-    """Pause a subscription: nothing more is delivered for now. What is leased stays so."""
+    """Pause a subscription: nothing more is delivered for now. Leased messages stay leased."""
     await call_of(request).access.pause_subscription(name, is_paused=True)
 
 
@@ -250,7 +252,7 @@ async def pause(request: Request[Any, Any, Any], name: FromPath[str]) -> None:
     tags=["work"],
 )
 async def resume(request: Request[Any, Any, Any], name: FromPath[str]) -> None:
-    """Let a paused subscription go on."""
+    """Resume a paused subscription."""
     await call_of(request).access.pause_subscription(name, is_paused=False)
 
 
@@ -263,7 +265,7 @@ async def resume(request: Request[Any, Any, Any], name: FromPath[str]) -> None:
 async def move(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[MoveIn]
 ) -> None:
-    """Let a subscription begin elsewhere. Leases end, and do not count as failed."""
+    """Move a subscription to another start. Leases end, and do not count as failed."""
     await call_of(request).access.move_subscription(name, _start(data.start), data.member)
 
 
@@ -276,7 +278,7 @@ async def move(
 async def remove_member(
     request: Request[Any, Any, Any], name: FromPath[str], member: FromPath[str]
 ) -> None:
-    """Remove a member of a multicast: it is owed nothing any more."""
+    """Remove a member of a multicast: it is no longer owed any message."""
     await call_of(request).access.remove_member(name, member)
 
 

@@ -1,4 +1,4 @@
-"""Topics and how they are kept: listed, described, purged, deleted."""
+"""The resources of topics and their policies: list, describe, purge and delete topics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class TopicOut(msgspec.Struct, frozen=True):
     partition_count: int
     messages: Annotated[
         int,
-        msgspec.Meta(description="That have been given an offset so far; not all need be there."),
+        msgspec.Meta(
+            description="Messages that have been given an offset so far; some may have been removed."
+        ),
     ]
     subscribers: int
     rule: Annotated[
@@ -69,7 +71,7 @@ async def list_topics(
         str,
         QueryParameter(description="A glob; topics that begin with ! match only patterns that do."),
     ] = "*",
-    after: Annotated[str, QueryParameter(description="Names behind this one.")] = "",
+    after: Annotated[str, QueryParameter(description="Only names after this one.")] = "",
     limit: Annotated[
         int,
         QueryParameter(
@@ -129,13 +131,15 @@ def _partition(number: int, state: PartitionState) -> TopicPartition:
 
 
 class RotateOut(msgspec.Struct, frozen=True):
+    """When a new segment begins."""
+
     bytes: int
     every_ns: int | None
-    at_ns: Annotated[int, msgspec.Meta(description="Of the UTC day.")]
+    at_ns: Annotated[int, msgspec.Meta(description="Time of the UTC day.")]
 
 
 class RetainOut(msgspec.Struct, frozen=True):
-    """Nothing set: for ever."""
+    """When messages are removed. Without any limit they are kept for ever."""
 
     age_ns: int | None
     bytes: int | None
@@ -143,6 +147,8 @@ class RetainOut(msgspec.Struct, frozen=True):
 
 
 class PinOut(msgspec.Struct, frozen=True):
+    """The ceiling of all holds: beyond it, held messages are removed too."""
+
     age_ns: int | None
     bytes: int | None
 
@@ -167,7 +173,7 @@ def describe_policy(
     request: Request[Any, Any, Any],
     topic: Annotated[str, QueryParameter(description="A topic that exists, or would be made.")],
 ) -> PolicyOut:
-    """Tell the policy that a topic has, or would get."""
+    """Describe the policy that a topic has, or would get."""
     check_topic(topic)
     call = call_of(request)
     route = call.access.routes((topic,))[0]

@@ -1,1 +1,3 @@
-"""Connections and requests: limits, authentication, paths, bodies, answers."""
+"""Connections and requests: limits, authentication, paths, bodies, answers. Read `front.py` first."""
+
+__all__ = ["answers", "bodies", "browsers", "calls", "front", "http_server", "requests"]

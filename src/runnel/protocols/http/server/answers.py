@@ -1,4 +1,4 @@
-"""Answers that are bytes already: what a handler returns where Litestar's own responses would cost too much."""
+"""Answers that are bytes already, for handlers where Litestar's own responses cost too much."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HAS_FIELDS: Final = "runnel.has_fields"
 
 
 def add_fields(scope: Scope, fields: Iterable[tuple[bytes, bytes]]) -> None:
-    """Let the answer to this request have these headers, whoever makes it."""
+    """Add these headers to the answer to this request, whichever code makes it."""
     cycle = scope[CYCLE]  # type: ignore[typeddict-item]
     cycle.default_headers = [*cycle.default_headers, *fields]
     scope[_HAS_FIELDS] = True  # type: ignore[typeddict-unknown-key]

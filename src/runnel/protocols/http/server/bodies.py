@@ -1,4 +1,4 @@
-"""Bodies of requests, read within their limits."""
+"""Reads the bodies of requests within their limits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 
 CONTROL_BYTES_MAX: Final = 2**20
-"""Of bodies that carry no messages. They are decoded at once, which holds up everybody else for so long."""
+"""Limit of bodies without messages. Each is decoded in one step, which blocks all other requests meanwhile."""
 
 
 def content_type(call: HttpCall) -> str:
-    """Without its parameters, in lower case; empty if there is none."""
+    """The content type without its parameters, in lower case; empty if there is none."""
     given = call.headers.get(b"content-type")
     if given is None:
         return ""
@@ -28,7 +28,7 @@ def content_type(call: HttpCall) -> str:
 
 
 async def read_body(call: HttpCall, request: Request[Any, Any, Any]) -> bytes:
-    """The whole body of messages. TooLargeError as soon as it is seen to be too large."""
+    """The whole body of a request with messages. TooLargeError is raised as soon as the limit is exceeded."""
     bytes_max = call.server.settings.http.body_bytes_max
     body = await _read(call, request, bytes_max)
     if body is None:
@@ -39,7 +39,7 @@ async def read_body(call: HttpCall, request: Request[Any, Any, Any]) -> bytes:
 
 
 async def read_control_body(call: HttpCall, request: Request[Any, Any, Any]) -> bytes:
-    """The same for a body without messages, which has a limit of its own."""
+    """The whole body of a request without messages, which has its own limit."""
     bytes_max = min(call.server.settings.http.body_bytes_max, CONTROL_BYTES_MAX)
     body = await _read(call, request, bytes_max)
     if body is None:
@@ -48,7 +48,7 @@ async def read_control_body(call: HttpCall, request: Request[Any, Any, Any]) -> 
 
 
 async def _read(call: HttpCall, request: Request[Any, Any, Any], bytes_max: int) -> bytes | None:
-    """None: it is larger. Whoever's token was revoked while it came has said nothing."""
+    """None: the body is larger. Refuses a body whose token was revoked while it arrived."""
     length = call.headers.get(b"content-length")
     if length is not None and int(length) > bytes_max:
         return None

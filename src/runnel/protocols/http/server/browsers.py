@@ -1,10 +1,10 @@
-"""Decides which requests of web browsers are let in, by their `Host`, `Origin` and `Sec-Fetch-Site`.
+"""Decides which requests of web browsers are allowed, by their `Host`, `Origin` and `Sec-Fetch-Site`.
 
-A browser sends requests for any page that its user visits. Where the broker asks for no token, such a page must not
-be a way in: neither one of another site (the browser then sends `Origin` or `Sec-Fetch-Site`), nor one whose own name
-leads to the broker (DNS rebinding: the browser then sends that name as `Host`). Where the broker asks for tokens, a
-page has none to show, and none of this is checked. Pages of `http.cors_origins` are let in, and the answers tell
-browsers so (CORS).
+A browser sends requests for any page that its user visits. If the broker asks for no tokens, it refuses two kinds of
+pages: pages of another site (the browser then sends `Origin` or `Sec-Fetch-Site`), and pages whose own name leads to
+the broker (DNS rebinding: the browser then sends that name as `Host`). If the broker asks for tokens, it checks none
+of this, because such a page has no token. Pages of `http.cors_origins` are allowed, and the answers tell browsers so
+(CORS).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SHOWN_CHARS_MAX: Final = 100
 
 
 class BrowserPolicy:
-    """What the settings let browsers do. SettingsError names an origin or a host that is none."""
+    """What the settings allow browsers to do. SettingsError: a setting contains an invalid origin or host."""
 
     def __init__(self, http: HttpSettings, *, asks_for_tokens: bool, machine: str) -> None:
         self._is_checking = not asks_for_tokens
@@ -47,7 +47,7 @@ class BrowserPolicy:
         self._suffixes = [".localhost"]
         for host in http.hosts:
             self._add_host(host.lower())
-        # Hosts that were found to be ours, as clients spell them.
+        # Hosts that have passed the check, as clients spell them.
         self._known_hosts: set[bytes] = set()
         for origin in http.cors_origins:
             _check_origin(origin, asks_for_tokens=asks_for_tokens)
@@ -68,7 +68,7 @@ class BrowserPolicy:
             self._names.add(host)
 
     def is_allowed_origin(self, origin: bytes) -> bool:
-        """Whether `http.cors_origins` has it."""
+        """Whether `http.cors_origins` contains this origin."""
         return self._is_any_origin or origin in self._origins
 
     def check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
@@ -90,7 +90,7 @@ class BrowserPolicy:
         site = headers.get(b"sec-fetch-site")
         if site is None or site in _OWN_SITE:
             return
-        # Somebody followed a link: the browser shows the answer to the user, and not to the page with the link.
+        # The user followed a link: the browser shows the answer to the user, and not to the page with the link.
         if method in _READING and headers.get(b"sec-fetch-mode") == b"navigate":
             return
         raise ForbiddenError(
@@ -115,7 +115,7 @@ class BrowserPolicy:
         if parts["ipv6"] is not None:
             return _is_address(ipaddress.IPv6Address, parts["ipv6"].decode())
         name = parts["name"].decode().lower()
-        # A page's own name is no address: an address cannot be made to lead elsewhere.
+        # Any address is allowed: DNS rebinding works with names only.
         return (
             name in self._names
             or name.endswith(tuple(self._suffixes))
@@ -125,7 +125,7 @@ class BrowserPolicy:
     # --- CORS ---
 
     def cors_fields(self, origin: bytes | None) -> Fields:
-        """What every answer to an allowed page says; nothing for others."""
+        """Headers of every answer to an allowed page; none for other pages."""
         if origin is None or not self.is_allowed_origin(origin):
             return ()
         return (
@@ -136,12 +136,12 @@ class BrowserPolicy:
 
 
 def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the browser asks, before it sends a request, if it may."""
+    """Whether a browser asks for permission before it sends the request itself."""
     return method == "OPTIONS" and b"access-control-request-method" in headers
 
 
 def preflight_fields(headers: Mapping[bytes, bytes]) -> list[tuple[str, str]]:
-    """The answer to a preflight of an allowed page, beside `cors_fields`."""
+    """Headers of the answer to a preflight of an allowed page, in addition to `cors_fields`."""
     fields = [
         (b"access-control-allow-methods", _METHODS),
         (b"access-control-max-age", _PREFLIGHT_SECONDS),
@@ -155,7 +155,7 @@ def preflight_fields(headers: Mapping[bytes, bytes]) -> list[tuple[str, str]]:
 
 
 def shown(value: bytes) -> str:
-    """A header's value within an error."""
+    """A header's value as error messages quote it."""
     return repr(value[:_SHOWN_CHARS_MAX].decode("latin-1"))
 
 

@@ -1,4 +1,4 @@
-"""One request of somebody who was let in: what it may do, and how long it may last."""
+"""One authenticated request: what it may do, and when it has to end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-CALL: Final = "runnel.call"  # its key in a request's scope
+CALL: Final = "runnel.call"  # the call's key in a request's scope
 
 
 def call_of(request: Request[Any, Any, Any]) -> HttpCall:
@@ -29,9 +29,9 @@ def call_of(request: Request[Any, Any, Any]) -> HttpCall:
 
 
 class HttpCall:
-    """An admitted request, as long as it is under way. Handlers reach the broker through `access` alone."""
+    """An authenticated request while it is under way. Handlers use the broker through `access` only."""
 
-    __slots__ = ("_ended", "_pass", "access", "connection", "headers", "server", "why_ended")
+    __slots__ = ("_client", "_ended", "access", "connection", "headers", "server", "why_ended")
 
     def __init__(
         self,
@@ -44,20 +44,20 @@ class HttpCall:
         self.connection = connection
         self.access = Access(server.broker, admitted.rights, connection.peer)
         self.headers = headers
-        """By name in lower case; the last of several, as they came."""
+        """By name in lower case; the last of several with the same name."""
         self.why_ended: RunnelError | None = None
-        self._pass = admitted
+        self._client = admitted
         self._ended: asyncio.Event | None = None
 
     @property
     def name(self) -> str:
-        """The token's, for people; empty where nobody has to show one."""
-        return self._pass.name
+        """The token's name, for people; empty if the broker asks for no tokens."""
+        return self._client.name
 
     @property
     def rights(self) -> Rights | None:
-        """The token's; None where nobody has to show one, and everybody may do everything."""
-        return self._pass.rights
+        """The token's rights; None if the broker asks for no tokens: then every request may do everything."""
+        return self._client.rights
 
     @property
     def peer(self) -> str:
@@ -65,22 +65,22 @@ class HttpCall:
 
     @property
     def flow(self) -> Flow:
-        """What the connection has moved, for handlers to add to."""
+        """The connection's counts of messages and bytes, to which handlers add."""
         return self.connection.flow_of_messages
 
-    # --- Its end ---
+    # --- Ending ---
 
     @property
     def ended(self) -> asyncio.Event:
-        """Set when it has to end: the listener closes, the token was revoked, or the client has gone.
+        """Set when the call has to end: the listener closes, the token was revoked, or the client has disconnected.
 
-        `why_ended` says which. Only calls that last ask for it.
+        `why_ended` says which. Only long calls use it.
         """
         if self._ended is None:
             self._ended = asyncio.Event()
-            self._pass.on_revoked(self.end)
+            self._client.on_revoked(self.end)
             self.connection.on_lost = self._on_lost
-            self.server.watch(self)
+            self.server.add_call(self)
             if self.connection.transport.is_closing():
                 self._on_lost()
         return self._ended
@@ -94,21 +94,21 @@ class HttpCall:
     def _on_lost(self) -> None:
         self.end(ConnectionLostError("the client has gone"))
 
-    def check_going_on(self) -> None:
-        """Raise why it has to end, if it has to. Only of calls that asked for `ended`."""
+    def check_not_ended(self) -> None:
+        """Raise the reason if the call has to end. Only for calls that use `ended`."""
         if self.why_ended is not None:
             raise self.why_ended
 
     def check_admitted(self) -> None:
-        """Raise why, if the token is no longer good: what took a while to arrive may be too late."""
-        why = self._pass.why_over
+        """Raise the reason if the token is no longer valid: it may have been revoked while a body arrived."""
+        why = self._client.why_over
         if why is not None:
             raise why
 
     async def unless_ended(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """The result of something that may take long; it is given up, and the reason raised, when the call ends.
+        """The result of work that may take long. When the call ends, the work is cancelled and the reason is raised.
 
-        What was ready in the same moment is given all the same, unless the token is no longer good.
+        A result that is ready at the same moment is still returned, unless the token is no longer valid.
         """
         loop = self.server.loop
         working = loop.create_task(work)
@@ -125,17 +125,17 @@ class HttpCall:
             ending.cancel()
             await asyncio.wait({working, ending})
             if not working.cancelled():
-                working.exception()  # it has been seen, whether it is raised or not
+                working.exception()  # marks the exception as retrieved, even if it is not raised
 
     async def read(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """The result of a read. One that the token's rate holds back is given up when the call ends."""
+        """The result of a read. A read that is delayed by the token's rate is cancelled when the call ends."""
         return await (self.unless_ended(work) if self.access.is_slowed_out else work)
 
     def leave(self) -> None:
-        """It is over."""
-        self._pass.leave()
+        """The call is over."""
+        self._client.leave()
         if self._ended is not None:
-            self.server.forget(self)
+            self.server.remove_call(self)
             self.connection.on_lost = None
 
     def __enter__(self) -> Self:

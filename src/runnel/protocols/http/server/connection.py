@@ -1,7 +1,8 @@
-"""One connection: uvicorn's HTTP/1.1 protocol with the limits that it leaves to others.
+"""One connection: uvicorn's HTTP/1.1 protocol with the limits that uvicorn itself lacks.
 
-A head has a size, and a request a time to arrive in; a connection that is idle, or whose client reads nothing, ends.
-The listener looks at all of them now and then (`check_times`), by the broker's clock; there is no timer of its own.
+The head of a request has a maximum size, and a request has a maximum time to arrive. A connection that is idle, or
+whose client reads nothing, is closed. A connection has no timer: the server calls `check_times` of all connections
+periodically, by the broker's clock.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from runnel.platform.addresses import format_address
 from runnel.protocols.http.encoding.problems import PROBLEM_TYPE, problem_bytes, problem_of
 
 HEAD_BYTES_MAX: Final = 64 * 1024
-"""Of a request's head; also of what comes in a chunked body beside the body, trailers above all."""
+"""Limit of a request's head, and of what a chunked body contains besides its data, trailers above all."""
 QUEUED_MAX: Final = 64
-"""Requests that may wait for the answers to those before them."""
-# Whoever was refused is still heard for so long, so that the answer is not lost with the connection.
+"""Pipelined requests that may wait for the answers to earlier ones."""
+# A refused connection is still read for this long: closing it at once could lose the answer.
 _LINGER_NS: Final = 1_000_000_000
-CONNECTION: Final = "runnel.connection"  # its key in a request's scope
+CONNECTION: Final = "runnel.connection"  # the connection's key in a request's scope
 CYCLE: Final = "runnel.cycle"  # uvicorn's side of the request
 AUTHORITY: Final = "runnel.authority"  # the host of a request whose target is an absolute URI
 
@@ -56,7 +57,7 @@ _TRAILERS_FAULT: Final = (
     431,
 )
 
-# What goes wrong with a request is answered, counted, or logged by the front: nothing is left for uvicorn to say.
+# `Front` answers, counts or logs every failure of a request, so uvicorn itself logs nothing.
 _silent: Final = logging.getLogger("runnel.http.uvicorn")
 _silent.addHandler(logging.NullHandler())
 _silent.propagate = False
@@ -64,13 +65,13 @@ _silent.setLevel(logging.CRITICAL + 1)
 
 
 class ConnectionOwner(Protocol):
-    """The listener that a connection came to."""
+    """The server, as its connections see it."""
 
     broker: Broker
     settings: Settings
     loop: asyncio.AbstractEventLoop
     usual_fields: bytes
-    """Of the head of every answer, line by line."""
+    """Header lines of every answer."""
 
     @property
     def is_closing(self) -> bool: ...
@@ -80,22 +81,22 @@ class ConnectionOwner(Protocol):
 
 
 class _JoinedWrites:
-    """A transport for uvicorn's answers, whose head and body come one after the other: they leave together.
+    """A transport for uvicorn, which writes an answer's head and body separately: they leave in one write.
 
-    `hears_out` is asked before it is closed: whether that is left to it.
+    `close` calls `lingers` first. If that returns True, the connection closes itself later.
     """
 
-    __slots__ = ("_head", "_hears_out", "_loop", "_transport", "is_closing")
+    __slots__ = ("_head", "_lingers", "_loop", "_transport", "is_closing")
 
     def __init__(
         self,
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
-        hears_out: Callable[[], bool],
+        lingers: Callable[[], bool],
     ) -> None:
         self._transport = transport
         self._loop = loop
-        self._hears_out = hears_out
+        self._lingers = lingers
         self._head: bytes | None = None
         self.is_closing = transport.is_closing
 
@@ -111,7 +112,7 @@ class _JoinedWrites:
             self._transport.write(data)
 
     def write_whole(self, answer: bytes) -> None:
-        """A head with its body."""
+        """Write an answer, its head and its body together."""
         self.flush()
         self._transport.write(answer)
 
@@ -122,7 +123,7 @@ class _JoinedWrites:
 
     def close(self) -> None:
         self.flush()
-        if not self._hears_out():
+        if not self._lingers():
             self._transport.close()
 
     def write_eof(self) -> None:
@@ -134,9 +135,9 @@ class _JoinedWrites:
 
 
 class _Flow(FlowControl):
-    """uvicorn's, but that nothing is read while requests are queued: they would grow more and more.
+    """uvicorn's flow control, but nothing is read while requests are queued: the queue would grow without end.
 
-    The one that is being answered needs no more of its body then: it came before the head of the next.
+    The request that is being answered waits for nothing then: its body came before the head of the next one.
     """
 
     def __init__(self, transport: asyncio.Transport, queue: Collection[object]) -> None:
@@ -149,7 +150,7 @@ class _Flow(FlowControl):
 
 
 class HttpConnection(HttpToolsProtocol):
-    """See the module's first lines. Requests come one after the other; `on_lost` is the current one's."""
+    """One client's connection. Its requests are served one after the other; `on_lost` belongs to the current one."""
 
     def __init__(self, server: ConnectionOwner, config: Config, state: ServerState) -> None:
         super().__init__(config, state, {}, server.loop)
@@ -158,23 +159,27 @@ class HttpConnection(HttpToolsProtocol):
         self.http_server = server
         self.flow_of_messages = Flow()
         self.token_name = ""
-        self.agent = b""  # as the client calls itself
+        self.agent = b""  # the client's User-Agent
         self.on_lost: Callable[[], object] | None = None
-        """Called once when the client has gone while a request of its is under way."""
+        """Called once, if the client disconnects while its request is under way."""
         self._opened_ns = 0  # wall clock
         self._is_in_body = False
         self._head_bytes = 0
-        self._beside_bytes = 0  # that came since the last of a body
+        self._overhead_bytes = 0  # received since the last piece of a body's data
         self._trailer_bytes = 0
         self._discarded_bytes = 0
         self._fault: tuple[RunnelError, int] | None = None  # why the parser was stopped
-        self._quiet_since_ns = 0  # nothing has come since then, where nothing is under way
-        self._arriving_since_ns: int | None = None  # a request that has not arrived whole
-        self._unread_since_ns: int | None = None  # an answer that the client does not read
+        self._quiet_since_ns = 0  # since when it is idle, if no request is under way
+        self._arriving_since_ns: int | None = (
+            None  # since when an incomplete request has been arriving
+        )
+        self._unread_since_ns: int | None = (
+            None  # since when the client has read nothing of an answer
+        )
         self._unread_bytes = 0
         self._is_refused = False
 
-    # --- What the listener asks ---
+    # --- For the server and the handlers ---
 
     @property
     def peer(self) -> str:
@@ -191,7 +196,7 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def quiet_since_ns(self) -> int:
-        """Where it is not busy: since when. Bytes that are no request do not count."""
+        """Since when it is idle, if it is not busy. Bytes that complete no request do not count."""
         return self._quiet_since_ns
 
     def row(self) -> ConnectionStats:
@@ -208,13 +213,13 @@ class HttpConnection(HttpToolsProtocol):
         )
 
     def check_times(self, now_ns: int) -> None:
-        """End what has taken too long."""
+        """Refuse a request, or close the connection, if a timeout has passed."""
         http = self.http_server.settings.http
         if self._is_refused:
             if now_ns - self._quiet_since_ns > _LINGER_NS:
                 self.transport.abort()
         elif self._arriving_since_ns is not None:
-            if self.flow.read_paused:  # it is we who do not read
+            if self.flow.read_paused:  # the server itself does not read
                 self._arriving_since_ns = now_ns
             elif now_ns - self._arriving_since_ns > http.request_timeout_ns:
                 self._refuse(
@@ -234,9 +239,9 @@ class HttpConnection(HttpToolsProtocol):
             self._unread_bytes = waiting_bytes
 
     def answer(self, cycle: RequestResponseCycle, status: int, fields: bytes, body: bytes) -> bool:
-        """Write a whole answer. False: not now, and nothing was written; uvicorn's `send` knows what to do.
+        """Write a whole answer. False: this is not possible now, and nothing was written; use uvicorn's `send`.
 
-        That takes head and body apart and looks into every field, which for a small answer costs more than making it.
+        `send` takes head and body separately and checks every field. For a small answer this costs more than making it.
         """
         if cycle.response_started or cycle.disconnected or self.flow.write_paused:
             return False
@@ -254,46 +259,49 @@ class HttpConnection(HttpToolsProtocol):
         cycle.on_response()
         return True
 
-    def arriving(self) -> None:
-        """A handler waits for more of the body: the client's time for it begins anew."""
+    def restart_request_timeout(self) -> None:
+        """Restart the client's time to send: a handler waits for more of the body."""
         if self._is_in_body:
             self._arriving_since_ns = self.http_server.broker.clock.monotonic_ns()
 
-    def holding(self) -> None:
-        """A handler reads no further for now: that is not the client's doing."""
+    def suspend_request_timeout(self) -> None:
+        """Stop counting the client's time to send: the handler, not the client, is the one that pauses."""
         self._arriving_since_ns = None
 
-    # --- uvicorn's ---
+    # --- Called by uvicorn ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._joined = _JoinedWrites(transport, self.loop, self._hears_out)
+        self._joined = _JoinedWrites(transport, self.loop, self._lingers)
         self.transport = cast("asyncio.Transport", self._joined)
         self.flow = _Flow(transport, self.pipeline)
         clock = self.http_server.broker.clock
         self._opened_ns = clock.time_ns()
         self._quiet_since_ns = clock.monotonic_ns()
         self.id = next(self.http_server.broker.connection_ids)
-        self._bound_silence(transport)
+        self._set_tcp_user_timeout(transport)
         refusal = self.http_server.enter(self)
         if refusal is not None:
             self._turn_away(refusal, 503)
 
-    def _bound_silence(self, transport: asyncio.Transport) -> None:
-        """Let the kernel give up a client that acknowledges nothing: what a stream says to it now and then fits the
-        socket's buffer for a quarter of an hour, and would not be missed before."""
-        option: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
+    def _set_tcp_user_timeout(self, transport: asyncio.Transport) -> None:
+        """Let the kernel close the connection of a client that acknowledges nothing.
+
+        Otherwise the heartbeats of a stream fit the socket's buffer for a quarter of an hour, and only then the loss
+        would be noticed.
+        """
+        option: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux only
         accepted = transport.get_extra_info("socket")
         if option is not None and accepted is not None:
-            patience_ms = 2 * self.http_server.settings.http.idle_timeout_ns // 1_000_000
-            accepted.setsockopt(socket.IPPROTO_TCP, option, min(patience_ms, _INT32_MAX))
+            timeout_ms = 2 * self.http_server.settings.http.idle_timeout_ns // 1_000_000
+            accepted.setsockopt(socket.IPPROTO_TCP, option, min(timeout_ms, _INT32_MAX))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.http_server.leave(self)
-        self._tell_lost()
+        self._call_on_lost()
 
-    def _tell_lost(self) -> None:
+    def _call_on_lost(self) -> None:
         react, self.on_lost = self.on_lost, None
         if react is not None:
             react()
@@ -308,7 +316,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._is_refused:
             return
         if self._is_in_body:
-            self._beside_bytes += len(data)
+            self._overhead_bytes += len(data)
         else:
             if self._arriving_since_ns is None:
                 self._arriving_since_ns = self.http_server.broker.clock.monotonic_ns()
@@ -319,7 +327,7 @@ class HttpConnection(HttpToolsProtocol):
                 LimitExceededError(f"the head of a request has more than {HEAD_BYTES_MAX} bytes"),
                 431,
             )
-        elif self._beside_bytes > HEAD_BYTES_MAX:
+        elif self._overhead_bytes > HEAD_BYTES_MAX:
             self._refuse(*_TRAILERS_FAULT)
 
     def on_message_begin(self) -> None:
@@ -327,7 +335,7 @@ class HttpConnection(HttpToolsProtocol):
         self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As uvicorn's, written out because it is hot. A trailer is dropped: nothing here asks for any."""
+        """Does what uvicorn's does, written out because it is hot. Trailers are dropped: no handler uses them."""
         if self._is_in_body:
             self._trailer_bytes += len(name) + len(value) + _FIELD_BYTES
             if self._trailer_bytes > HEAD_BYTES_MAX:
@@ -359,11 +367,10 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        self._beside_bytes = 0
+        self._overhead_bytes = 0
         super().on_body(body)
-        if (
-            self.cycle.response_complete
-        ):  # answered before it was there: let it come, but not for ever
+        # The request was answered before its body had arrived: read the rest, but not without limit.
+        if self.cycle.response_complete:
             self._discarded_bytes += len(body)
             if self._discarded_bytes > self.http_server.settings.http.body_bytes_max:
                 self.transport.close()
@@ -371,12 +378,12 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._is_in_body = False
-        self._beside_bytes = 0
+        self._overhead_bytes = 0
         self._arriving_since_ns = None
         self._quiet_since_ns = self.http_server.broker.clock.monotonic_ns()
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, without its timer for connections that stay quiet: `check_times` sees to those."""
+        """Does what uvicorn's does, without its timer for idle connections: `check_times` closes those."""
         if not self._is_refused and not self.transport.is_closing():
             if self.pipeline:
                 self._start_asgi_task(*self.pipeline.pop())
@@ -393,52 +400,52 @@ class HttpConnection(HttpToolsProtocol):
         super().resume_writing()
         self._unread_since_ns = None
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - it says nothing that helps
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the text does not help a client
         self._refuse(*(self._fault or _NOT_HTTP_FAULT))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Asked for another protocol (HTTP/2, WebSocket): answered in this one, and then no more."""
+        """The client asks for another protocol (HTTP/2, WebSocket): answer in this one, then close."""
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
     # --- Refusing ---
 
     def _stop(self, error: RunnelError, status: int) -> NoReturn:
-        """From within the parser: it goes no further, and uvicorn comes to `send_400_response`."""
+        """Called within the parser: stop it, so that uvicorn calls `send_400_response`."""
         self._fault = error, status
         raise httptools.HttpParserError
 
     def _refuse(self, error: RunnelError, status: int) -> None:
-        """What comes cannot be a request, or not in time."""
+        """Refuse data that is no valid request, or that did not arrive in time."""
         if self._is_refused or self.transport.is_closing():
             return
         self.http_server.broker.metrics.counters.protocol_errors += 1
-        if self._is_in_body and not self.is_busy:  # it has been answered: there is nothing to say
+        if self._is_in_body and not self.is_busy:  # it has been answered already
             self.transport.close()
             return
         if self.is_busy and (self.cycle.response_started or self.pipeline):
-            self.transport.abort()  # nothing can be said within another answer
+            self.transport.abort()  # an error cannot be written within another answer
             return
-        if self.is_busy:  # its handler waits for what will not come
+        if self.is_busy:  # its handler waits for a body that will not come
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-            self._tell_lost()
+            self._call_on_lost()
         self._turn_away(error, status)
 
     def _turn_away(self, error: RunnelError, status: int) -> None:
-        """Say why, and hear the client out."""
+        """Write the error, and linger."""
         self._write_problem(error, status)
-        self._hear_out()
+        self._linger()
 
-    def _hears_out(self) -> bool:
-        """Asked before the connection is closed. A request that has not arrived whole is let come for a moment."""
+    def _lingers(self) -> bool:
+        """Called before closing. True: a request is still arriving, so the connection lingers first."""
         if self._is_in_body and not self._is_refused and not self.transport.is_closing():
-            self._hear_out()
+            self._linger()
             return True
         return False
 
-    def _hear_out(self) -> None:
-        """Say no more, and listen a little longer: to close on a client that speaks takes the answer from it."""
+    def _linger(self) -> None:
+        """Write nothing more, and read a little longer: closing while the client sends could lose the answer."""
         self._is_refused = True
         self._quiet_since_ns = self.http_server.broker.clock.monotonic_ns()
         self.pipeline.clear()

@@ -1,4 +1,4 @@
-"""What every request passes first: counted, kept from other people's web pages, given its path, asked for its token."""
+"""The first step of every request: it is counted, its browser headers, path and token are checked."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from runnel.security.authenticator import AuthenticatedClient
 
 logger = get_logger("runnel.http")
 
-# For everybody: whether it lives, and what it can do.
+# These need no token: health and documentation.
 _OPEN_PATHS: Final = frozenset(("/", "/healthz", "/readyz", "/openapi.json", "/docs"))
-# Of these there is one, or none: with several, nobody knows which one others go by.
+# Headers that may be given only once: of several, a proxy may use another one than the broker.
 _SINGLE: Final = (
     b"host",
     b"transfer-encoding",
@@ -42,19 +42,19 @@ _SINGLE: Final = (
     b"sec-fetch-site",
     b"sec-fetch-mode",
 )
-# A browser's EventSource sends no headers of ours: there a token may stand in the query, for want of a better place.
+# A browser's EventSource cannot send an authorization header, so the query of a stream may contain the token.
 _STREAM_PATH: Final = "/v1/stream"
 _QUERY_TOKEN: Final = "access_token"
 
-_NOBODY: Final = AuthenticatedClient(None, None)
+_ANONYMOUS: Final = AuthenticatedClient(None, None)
 
 
 class _AmbiguousError(ClientFault):
-    """A head that others may read otherwise, a proxy before the broker for one: nothing after it is heard."""
+    """A head that a proxy before the broker may read differently. The connection is closed after the answer."""
 
 
 class Front:
-    """The ASGI application that connections run; `app` is behind it."""
+    """The ASGI application that connections run. It passes authenticated requests to `app`."""
 
     def __init__(self, server: HttpServer, app: ASGIApp, browsers: BrowserPolicy) -> None:
         self._server = server
@@ -80,7 +80,7 @@ class Front:
                 _check_single(fields)
             self._check(scope, method, headers)
             if path in _OPEN_PATHS:
-                admitted = _NOBODY
+                admitted = _ANONYMOUS
             else:
                 admitted = self._server.authenticator.admit(_token(scope, path, headers))
         except RunnelError as error:
@@ -96,13 +96,15 @@ class Front:
             try:
                 await self._app(scope, receive, send)
             except Exception:  # the boundary of a request
-                # Litestar answers whatever fails before an answer has begun; the rest cannot be told any more.
+                # Litestar answers failures before an answer has begun. Later ones cannot be reported to the client.
                 if not connection.transport.is_closing():
-                    logger.exception("an answer broke off", peer=connection.peer, path=path)
+                    logger.exception(
+                        "an answer was aborted by an error", peer=connection.peer, path=path
+                    )
                 connection.transport.abort()
 
     def _check(self, scope: Scope, method: str, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse what no resource takes."""
+        """Refuse encodings that no resource takes, ambiguous hosts, and what the browser policy forbids."""
         transfer = headers.get(b"transfer-encoding")
         if transfer is not None and transfer.lower() != b"chunked":
             raise _AmbiguousError(
@@ -127,7 +129,7 @@ class Front:
 def problem_answer(
     error: BaseException, connection: HttpConnection, *, is_last: bool = False
 ) -> Answer:
-    """The answer to a request that failed; it is counted. `is_last`: of this connection."""
+    """The answer to a failed request, which is counted. `is_last`: the connection is closed after it."""
     connection.http_server.broker.metrics.counters.requests_failed += 1
     problem, headers = problem_of(error)
     if is_last:
@@ -145,7 +147,7 @@ def _check_single(fields: Sequence[tuple[bytes, bytes]]) -> None:
 
 
 def _token(scope: Scope, path: str, headers: Mapping[bytes, bytes]) -> str | None:
-    """The token that a request shows. One in the query is taken out of it: whoever looks at it later sees none."""
+    """The token of a request. A token in the query is removed from it, so that nothing logs or checks it later."""
     given = headers.get(b"authorization")
     if path == _STREAM_PATH and _QUERY_TOKEN.encode() in scope["query_string"]:
         parameters = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)

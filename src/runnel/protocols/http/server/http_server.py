@@ -1,4 +1,4 @@
-"""All connections of the HTTP listener: their number, their times, the streams among them, and their end."""
+"""The server of the HTTP listener: admits connections, enforces their timeouts, counts streams, drains and closes."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from runnel.protocols.http.encoding.sent_last_values import SentLists
 from runnel.protocols.http.server.connection import HttpConnection
 from runnel.security.authenticator import Authenticator
 
-# Connections that were turned away and are still being told so; beyond that they are just closed.
+# Refused connections that may be sent their error at the same time; beyond that, one of them is cut off.
 _REFUSED_MAX: Final = 64
 _SWEEP_SECONDS_MAX: Final = 1.0
 _SWEEPS_PER_TIMEOUT: Final = 4
 _NS_PER_SECOND: Final = 1_000_000_000
-# Nothing here is for a cache to keep, or for a browser to take for something else than it says it is.
+# Caches must not store answers, and browsers must not guess another content type.
 _SAFE_HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
 )
 
 
-class Lasting(Protocol):
-    """A call that wants to know when it has to end."""
+class LongCall(Protocol):
+    """A call that may take long, and has to end when the listener closes."""
 
     def end(self, error: RunnelError) -> None: ...
 
 
 class HttpServer:
-    """What requests share. Made within a running loop; `close` it before the broker."""
+    """The state that all requests share. Made within a running loop; `close` it before the broker."""
 
     def __init__(self, broker: Broker, authenticator: Authenticator, settings: Settings) -> None:
         self.broker = broker
@@ -51,15 +51,15 @@ class HttpServer:
         """Set when draining begins: streams and long polls end."""
         self.connections: set[HttpConnection] = set()
         self._refused: set[HttpConnection] = set()
-        self._calls: set[Lasting] = set()
+        self._calls: set[LongCall] = set()
         self.sent_last_values = SentLists()
         self._stream_count = 0
         self._keyless_turn = 0
         self._state = ServerState()
-        self._tell_date()
-        self._changed = asyncio.Event()  # somebody has left, or was answered, while draining
+        self._update_date()
+        self._changed = asyncio.Event()  # a connection was closed, or a request was answered
         drain_seconds_max = settings.http.drain_timeout_ns / _NS_PER_SECOND
-        self._patience = DrainDeadline(broker.clock, drain_seconds_max)
+        self._drain_deadline = DrainDeadline(broker.clock, drain_seconds_max)
         self._is_closed = False
         broker.connections.listeners.append(self.rows)
         broker.metrics.add_limit(
@@ -76,7 +76,7 @@ class HttpServer:
         return HttpConnection(self, config, self._state)
 
     def enter(self, connection: HttpConnection) -> RunnelError | None:
-        """A connection is there: let it in, or say why not."""
+        """Admit a new connection, or return the error that refuses it."""
         refusal: RunnelError | None = None
         connections_max = self.settings.http.connections_max
         if self.is_closing:
@@ -98,9 +98,9 @@ class HttpServer:
         return refusal
 
     def _make_room(self) -> bool:
-        """End the connection that has been idle for longest. False: all are busy.
+        """Close the connection that has been idle for longest. False: all are busy.
 
-        Else idle ones could keep out everybody, down to the probe that asks whether the broker lives.
+        Otherwise idle connections could keep out every other client, even the liveness probe.
         """
         idle = [each for each in self.connections if not each.is_busy]
         if not idle:
@@ -108,7 +108,7 @@ class HttpServer:
         longest = min(idle, key=lambda each: each.quiet_since_ns)
         self.broker.metrics.counters.connections_idle += 1
         longest.transport.abort()
-        self.leave(longest)  # at once, for the loop tells it of its end only later
+        self.leave(longest)  # now, because the loop calls `connection_lost` later
         return True
 
     def leave(self, connection: HttpConnection) -> None:
@@ -117,7 +117,7 @@ class HttpServer:
         self._changed.set()
 
     def on_answered(self) -> None:
-        """A request is over."""
+        """A request has been answered."""
         self._changed.set()
 
     @property
@@ -125,12 +125,12 @@ class HttpServer:
         return len(self.connections)
 
     def rows(self) -> ReadRows:
-        """The connections by id: how to read each as the metrics show it."""
+        """By connection id: the function that reads the connection's statistics."""
         return {connection.id: connection.row for connection in self.connections}
 
     @contextmanager
     def enter_stream(self) -> Iterator[None]:
-        """A stream, or a request that waits for a message: as many as the settings allow at a time."""
+        """Count a stream, or a request that waits for a message, towards `http.streams_max`."""
         streams_max = self.settings.http.streams_max
         if self._stream_count >= streams_max:
             raise LimitExceededError(
@@ -143,7 +143,7 @@ class HttpServer:
             self._stream_count -= 1
 
     def next_keyless(self, partitions: int) -> int:
-        """The partition for the messages of a batch that have no key: in turns."""
+        """The partition for the messages of a batch that have no key: round robin."""
         self._keyless_turn += 1
         return self._keyless_turn % partitions
 
@@ -152,55 +152,55 @@ class HttpServer:
         return self._stream_count
 
     async def _sweep(self) -> None:
-        """One look at all connections now and then, instead of a timer for each."""
+        """Check the timeouts of all connections periodically, instead of a timer for each."""
         http = self.settings.http
         shortest_ns = min(http.request_timeout_ns, http.idle_timeout_ns)
         pause_seconds = min(_SWEEP_SECONDS_MAX, shortest_ns / _NS_PER_SECOND / _SWEEPS_PER_TIMEOUT)
         while True:
             await self.broker.clock.sleep(pause_seconds)
-            self._tell_date()
+            self._update_date()
             now_ns = self.broker.clock.monotonic_ns()
             for connection in [*self.connections, *self._refused]:
                 connection.check_times(now_ns)
 
-    def _tell_date(self) -> None:
+    def _update_date(self) -> None:
         date = formatdate(self.broker.clock.time_ns() / _NS_PER_SECOND, usegmt=True)
         usual = [(b"date", date.encode()), *_SAFE_HEADERS]
         self._state.default_headers = usual
         self.usual_fields = b"".join([b"%b: %b\r\n" % field for field in usual])
 
-    # --- Calls that last ---
+    # --- Long calls ---
 
-    def watch(self, call: Lasting) -> None:
-        """Tell a call of the listener's end, until `forget`."""
+    def add_call(self, call: LongCall) -> None:
+        """End this call when the listener closes, unless `remove_call` comes first."""
         if self.is_closing:
             call.end(_closing())
         else:
             self._calls.add(call)
 
-    def forget(self, call: Lasting) -> None:
+    def remove_call(self, call: LongCall) -> None:
         self._calls.discard(call)
 
-    # --- The end ---
+    # --- Closing ---
 
     @property
     def is_closing(self) -> bool:
         return self.closing.is_set()
 
     async def drain(self) -> bool:
-        """End streams, finish what was asked, close every connection.
+        """End streams, finish the requests under way, close every connection.
 
-        False: time was up, or `hurry` was called, before all was finished. What is left, `close` cuts off.
+        False: the time was up, or `hurry` was called, before all were finished. `close` cuts off the rest.
         """
         self._begin_closing()
-        return await self._patience.lasts_for(self._finish())
+        return await self._drain_deadline.lasts_for(self._finish())
 
     def hurry(self) -> None:
-        """A drain under way waits no longer."""
-        self._patience.hurry()
+        """End the drain that is under way."""
+        self._drain_deadline.hurry()
 
     async def close(self) -> None:
-        """Cut off every connection that is left, and wait until nothing of it is at work."""
+        """Cut off the remaining connections, and wait until their tasks have ended."""
         self._begin_closing()
         self._sweeping.cancel()
         if self.rows in self.broker.connections.listeners:

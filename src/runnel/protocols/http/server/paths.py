@@ -1,4 +1,4 @@
-"""Paths whose segments are names: `%2F` stays within its segment, and topics may have plain slashes.
+"""Parses paths whose segments are names: `%2F` stays within its segment, and topics may have plain slashes.
 
     /v1/topics/sensors%2Fa/messages     topic sensors/a
     /v1/topics/sensors/a/messages       the same
@@ -23,12 +23,12 @@ _TOPICS: Final = b"/v1/topics/"
 _CURSORS: Final = b"/v1/cursors/"
 _MESSAGES: Final = b"messages"
 _LAST: Final = b"last"
-_SHORT_BYTES_MAX: Final = 256  # of a path that is remembered
+_SHORT_BYTES_MAX: Final = 256  # longer paths are not cached
 
 
 def routed_path(raw_path: bytes) -> str:
     """The path for routing, in which every name is one segment."""
-    return _routed_again(raw_path) if len(raw_path) <= _SHORT_BYTES_MAX else _routed(raw_path)
+    return _routed_cached(raw_path) if len(raw_path) <= _SHORT_BYTES_MAX else _routed(raw_path)
 
 
 def _routed(raw_path: bytes) -> str:
@@ -41,8 +41,8 @@ def _routed(raw_path: bytes) -> str:
     return raw_path.decode("ascii", "replace")
 
 
-# Whoever asks again and again, asks at the same place.
-_routed_again: Final = lru_cache(maxsize=1024)(_routed)
+# Clients that poll use the same path again and again.
+_routed_cached: Final = lru_cache(maxsize=1024)(_routed)
 
 
 def _joined(field: str, rest: bytes, *, has_messages: bool) -> bytes:

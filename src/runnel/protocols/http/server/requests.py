@@ -1,4 +1,4 @@
-"""Requests as handlers get them: bodies decoded straight into what a handler wants, parameters that it knows."""
+"""The request that handlers get: it decodes names and bodies, and refuses unknown query parameters."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from runnel.protocols.http.server.calls import call_of
 from runnel.protocols.http.server.paths import decoded_name
 
 _CHECKED: Final = "runnel.checked"
-_SHORT_BYTES_MAX: Final = 256  # of a query that is remembered
+_SHORT_BYTES_MAX: Final = 256  # longer queries are not cached
 
 
 class HttpRequest(Request[Any, Any, Any]):
-    """Litestar's, but that names in paths are decoded, queries may ask nothing unknown, and `data` is decoded once.
+    """Litestar's request, which also decodes names in paths, refuses unknown query parameters and decodes `data` once.
 
-    Here and not in a middleware: one of those costs every request a tenth of its time.
+    This is not done in a middleware, because a middleware costs every request a tenth of its time.
     """
 
     _read: bytes | None = None
 
     def __init__(self, scope: Scope, *ends: Any, **named_ends: Any) -> None:
         super().__init__(scope, *ends, **named_ends)
-        # Once: of a request that was refused, Litestar makes another one to answer with.
+        # Check once: to answer a refused request, Litestar makes this object again.
         if scope["query_string"] and "route_handler" in scope and _CHECKED not in scope:
             scope[_CHECKED] = True  # type: ignore[typeddict-unknown-key]
             handler = scope["route_handler"]
             query = scope["query_string"]
             if isinstance(handler, HTTPRouteHandler):
-                check = _check_again if len(query) <= _SHORT_BYTES_MAX else _check_query
+                check = _check_query_cached if len(query) <= _SHORT_BYTES_MAX else _check_query
                 check(handler, query)
 
     @property
@@ -70,11 +70,11 @@ class HttpRequest(Request[Any, Any, Any]):
 
 
 class _Shape(NamedTuple):
-    """Of a body: how it is decoded, and what its faults are told with."""
+    """How a body is decoded, and the names and words that its error messages mention."""
 
     decoder: msgspec.json.Decoder[Any]
-    fields: Sequence[str]  # of the struct and of those within it
-    choices: Mapping[str, str]  # of fields that are one of some words
+    fields: Sequence[str]  # of the struct and of the structs within it
+    choices: Mapping[str, str]  # by field: the words that it may be
 
 
 @lru_cache(maxsize=256)
@@ -101,7 +101,7 @@ def _shape(wanted: Any) -> _Shape:
 
 
 def _words(kind: Any) -> str:
-    """What a field may be, if that is a few words."""
+    """The words that a field may be; empty if it takes other values."""
     for each in getattr(kind, "types", (kind,)):
         if isinstance(each, msgspec.inspect.EnumType):
             return ", ".join(str(member.value) for member in each.cls)
@@ -111,7 +111,7 @@ def _words(kind: Any) -> str:
 
 
 def explained(request: Request[Any, Any, Any], error: ValidationException) -> ValidationException:
-    """The fault under the parameter's name as clients write it, and with what a choice has to offer."""
+    """The error with the parameter's name as clients write it, and with the words that it may be."""
     handler = request.scope.get("route_handler")
     faults = error.extra
     if not isinstance(handler, HTTPRouteHandler) or not isinstance(faults, list) or not faults:
@@ -128,16 +128,16 @@ def explained(request: Request[Any, Any, Any], error: ValidationException) -> Va
     return error
 
 
-class _Known(NamedTuple):
-    """What a query parameter may be."""
+class _ParameterKind(NamedTuple):
+    """Which values a query parameter takes."""
 
     is_text: bool
     is_list: bool
 
 
 def _check_query(handler: HTTPRouteHandler, query: bytes) -> None:
-    """A misspelt parameter would be passed over, and the answer be another than was asked for."""
-    known = _known(handler)
+    """Refuse unknown parameters: Litestar would ignore a misspelt one, and the answer would be a wrong one."""
+    known = _parameters(handler)
     seen: set[str] = set()
     for part in query.split(b"&"):
         given, _, value = part.partition(b"=")
@@ -150,7 +150,7 @@ def _check_query(handler: HTTPRouteHandler, query: bytes) -> None:
                 f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known) or 'none'}"
             )
             raise FieldFault(name[:64], f"is not a parameter of this resource; {hint}")
-        # Litestar would take the first of them; and the word null, for what may be left out.
+        # Litestar would take the first of several values, and would take the word null for an absent value.
         if name in seen and not known[name].is_list:
             raise FieldFault(name, "is given twice")
         if value.lower() == b"null" and not known[name].is_text:
@@ -158,15 +158,15 @@ def _check_query(handler: HTTPRouteHandler, query: bytes) -> None:
         seen.add(name)
 
 
-# Whoever asks again and again, asks alike.
-_check_again: Final = lru_cache(maxsize=1024)(_check_query)
+# Clients that poll send the same query again and again.
+_check_query_cached: Final = lru_cache(maxsize=1024)(_check_query)
 
 
 @lru_cache(maxsize=256)
-def _known(handler: HTTPRouteHandler) -> dict[str, _Known]:
+def _parameters(handler: HTTPRouteHandler) -> dict[str, _ParameterKind]:
     """The query parameters of a resource."""
     return {
-        field.kwarg_definition.name or name: _Known(
+        field.kwarg_definition.name or name: _ParameterKind(
             str in {field.annotation, *field.args}, field.is_non_string_sequence
         )
         for name, field in handler.parsed_fn_signature.parameters.items()

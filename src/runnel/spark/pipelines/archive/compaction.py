@@ -1,4 +1,4 @@
-"""Few large files in the place of many small ones; and files that nobody needs any more are removed."""
+"""Joins small files of an archive into large ones, and removes files that are no longer needed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from runnel.spark.pipelines.archive.table import ArchiveTable, StoredFile
 
 TARGET_BYTES: Final = 128 * 2**20
 VACUUM_OLDER_HOURS: Final = 7 * 24
-# Files of a micro-batch are there before its commit, and queries read files that have been replaced since they began.
+# A micro-batch's files exist before its commit, and running queries may read files that were replaced meanwhile.
 _VACUUM_OLDER_HOURS_MIN: Final = 1
-# What one transaction replaces: little enough that not much is lost if it fails.
+# The limits of one transaction: small enough that little work is lost if it fails.
 _TRANSACTION_BYTES: Final = 1024 * 2**20
 _TRANSACTION_FILES: Final = 1000
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done: files that were replaced, those in their place, and those removed from the disk."""
+    """The result of a compaction: files replaced, files written in their place, and files removed from the disk."""
 
     files_before: int
     files_after: int
@@ -37,10 +37,10 @@ def compact(
     vacuum_older_hours: int | None = VACUUM_OLDER_HOURS,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Compacted:
-    """Join small files of an archive, and remove from the disk what has not been of the table for so long.
+    """Join small files of an archive, and delete files that left the table more than `vacuum_older_hours` ago.
 
-    Readers and a running archive are not disturbed. None for `vacuum_older_hours`: nothing is removed. Once
-    `is_wanted` says no, it ends after the step that it is at.
+    Does not disturb readers or a running archive. `vacuum_older_hours` None: delete nothing. Once `is_wanted` returns
+    False, it ends after the current step.
     """
     if target_bytes < 1:
         raise ClientFault(f"target_bytes is {target_bytes}: it must be a number from 1 on")
@@ -49,7 +49,7 @@ def compact(
             f"files are kept for at least {_VACUUM_OLDER_HOURS_MIN} hour after they were replaced, not "
             f"{vacuum_older_hours}: someone may be reading them"
         )
-    opened = ArchiveTable.open(table)  # one that is not there is a mistake, and not made
+    opened = ArchiveTable.open(table)  # a missing table is a mistake, and is not created
     opened.bring_up_to_date()
     before = after = 0
     for step in _steps(groups(opened.files(), target_bytes)):
@@ -71,9 +71,9 @@ def compact(
 
 
 def groups(files: Iterable[StoredFile], target_bytes: int) -> Iterator[list[StoredFile]]:
-    """Which files become one: neighbours by offset of one topic, partition and day, up to the target together.
+    """The files to join: neighbours by offset of one topic, partition and day, up to the target size together.
 
-    One of half the target is left as it is, so a row is rewritten a few times and not with every compaction.
+    Files of half the target size or more stay, so that a row is rewritten a few times and not with every compaction.
     """
     together: dict[object, list[StoredFile]] = defaultdict(list)
     for file in files:
@@ -95,7 +95,7 @@ def groups(files: Iterable[StoredFile], target_bytes: int) -> Iterator[list[Stor
 
 
 def _steps(wanted: Iterable[list[StoredFile]]) -> Iterator[Sequence[list[StoredFile]]]:
-    """Groups that one transaction replaces."""
+    """Groups of files, combined for each transaction."""
     step: list[list[StoredFile]] = []
     size = count = 0
     for group in wanted:

@@ -1,4 +1,4 @@
-"""Files on the disk before anybody is told of them: the log of a table must not name what a crash takes away."""
+"""Syncs files to the disk before the table names them: its log must not name files that a crash removes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-# More files than this are synced with everything else on the machine, in one go.
+# More files than this are synced together with everything else on the machine, in one call.
 _SYNCED_ALONE_MAX: Final = 64
 
 
 def sync_path(path: Path, *, leaves_cache: bool = False) -> None:
-    """A file's bytes, or a directory's names. What `leaves_cache` is read from the disk when it is next wanted."""
+    """Sync a file's bytes, or a directory's names. `leaves_cache`: also drop its pages from the page cache."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -24,7 +24,7 @@ def sync_path(path: Path, *, leaves_cache: bool = False) -> None:
 
 
 def sync_files(table: Path, paths: Iterable[Path]) -> None:
-    """Files of a table that are complete, and their names."""
+    """Sync complete files of a table, and their names."""
     wanted = list(paths)
     if len(wanted) > _SYNCED_ALONE_MAX:
         os.sync()
@@ -38,11 +38,11 @@ def sync_files(table: Path, paths: Iterable[Path]) -> None:
 
 
 class EarlySync:
-    """Syncs files while they grow, in a thread, so that little is left to wait for when they are complete.
+    """Syncs files in a thread while they grow, so that little is left to wait for when they are complete.
 
-    What is on the disk leaves the page cache, which the broker has better use for; and its pages are there at once for
-    what is written next, where fresh ones can take nearly as long as all the rest (bench/spark.py, "archive").
-    It must be stopped. The system tells an error only once: so whoever ends well has to `check`.
+    Synced pages leave the page cache, which the broker can use better. They are at once available for the next writes;
+    fresh pages can take nearly as long as all the rest (bench/spark.py, "archive"). Call `stop` at the end. The system
+    reports an error only once, so call `check` before relying on the files.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class EarlySync:
         self._under_way: Future[None] | None = None
 
     def begin(self, path: Path) -> None:
-        """With what this file has now, unless a sync is under way: then the next time is soon enough."""
+        """Start syncing the file's current content, unless a sync is under way; the next call is soon enough then."""
         if self._under_way is not None:
             if not self._under_way.done():
                 return
@@ -58,7 +58,7 @@ class EarlySync:
         self._under_way = self._thread.submit(sync_path, path, leaves_cache=True)
 
     def check(self) -> None:
-        """Wait for what has begun. OSError if it failed."""
+        """Wait for the sync under way. OSError if it failed."""
         if self._under_way is not None:
             self._under_way.result()
 

@@ -1,7 +1,7 @@
-"""Messages into Parquet files, one for each topic, partition and day: what a task of the archive does.
+"""Writes messages to Parquet files, one for each topic, partition and day: the work of an archive's task.
 
-Columns stay columns. A file has a name that nobody else ever uses, so an attempt that failed leaves at worst a file
-that the table does not know.
+Columns stay columns. Each file has a unique name, so a failed attempt leaves at worst a file that the table does not
+know.
 """
 
 from __future__ import annotations
@@ -30,44 +30,51 @@ from runnel.spark.pipelines.archive.layout import (
 )
 from runnel.spark.pipelines.archive.row_groups import GROUP_BYTES, GROUP_ROWS
 
-# Of all files together; beyond it they are closed, and further rows begin new ones.
+# The limit of all open files together. Beyond it they are closed, and further rows begin new files.
 _HELD_BYTES_MAX: Final = 256 * 2**20
 
 _NS_PER_DAY: Final = 86_400 * 10**9
-_KEY_BITS: Final = 21  # for partitions and days each, beside the topic's number in a record batch
+_KEY_BITS: Final = (
+    21  # for the partition and for the day, beside the topic's number in a record batch
+)
 
 # Columns as Parquet names them.
 _TAGS: Final = ["tags.key_value.key", "tags.key_value.value"]
 _COLUMNS: Final = [*(name for name in CURRENT.file_schema.names if name != "tags"), *_TAGS]
 
-# Dictionaries only where values repeat; numbers that grow as differences. Both save time and room (bench/spark.py).
+# Dictionaries only where values repeat, and differences for rising numbers. Both save time and space (bench/spark.py).
 _DICTIONARIES: Final = ["topic", *_TAGS, "partition", "key", "size"]
-_READY_DICTIONARIES: Final = ["topic", *_TAGS]  # they come as such: nothing has to be looked up
+_READY_DICTIONARIES: Final = [
+    "topic",
+    *_TAGS,
+]  # the rows already have these as dictionaries, so encoding them is free
 _RISING: Final = ["offset", *TIMES, *(f"{name}_ns" for name in TIMES)]
 _ENCODED_ROWS: Final = 16 * 1024  # at once
 
-# Payloads are compressed if a sample of them gets this much smaller. Random bytes, images and the like do not.
+# Payloads are compressed if a sample shrinks to this share or less. Random bytes, images and the like do not.
 _SAMPLE_BYTES: Final = 64 * 1024
 _COMPRESSED_SHARE_MAX: Final = 0.9
 
 
 class Packing(enum.Enum):
-    """How a file's columns are packed. Both are read alike."""
+    """How a file's columns are packed. Readers read both alike."""
 
-    # For what comes from the broker: a third less processor time.
+    # For messages from the broker: a third less processor time.
     QUICK = enum.auto()
-    # For files that are to stay.
+    # For the results of compaction.
     DENSE = enum.auto()
 
 
 class _Key(NamedTuple):
+    """The messages that one file holds."""
+
     topic: str
     partition: int
     day: int  # since 1970
 
 
 class _OpenFile:
-    """A file of one topic, partition and day. Rows are gathered until they make a row group."""
+    """An open file of one topic, partition and day. It collects rows until they make a row group."""
 
     def __init__(self, table: Path, key: _Key, packing: Packing, early_sync: EarlySync) -> None:
         self._key = key
@@ -122,7 +129,7 @@ class _OpenFile:
         if self._gathered:
             rows = pa.concat_tables(self._gathered)
             if len(self._gathered) > 1:
-                # A column that comes with several dictionaries is written without any.
+                # A column with several dictionaries would be written without any.
                 rows = rows.unify_dictionaries()
             if self._writer is None:
                 self._writer = self._open(rows)
@@ -130,7 +137,7 @@ class _OpenFile:
             self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
 
     def _open(self, rows: pa.Table) -> pq.ParquetWriter:
-        """A writer for these rows and others like them."""
+        """A writer for rows with this schema."""
         self.full_path.parent.mkdir(parents=True, exist_ok=True)
         is_dense = self._packing is Packing.DENSE
         return pq.ParquetWriter(
@@ -146,7 +153,7 @@ class _OpenFile:
 
 
 def _quick_compression(rows: pa.Table) -> str | dict[str, str]:
-    """Snappy, but not for payloads that a sample says would stay as large: that is a quarter of their time."""
+    """Snappy, except for payloads whose sample does not shrink, which saves a quarter of their time."""
     sample = _sample(rows.column("payload"))
     share = len(pa.compress(sample, "snappy")) / _SAMPLE_BYTES
     if len(sample) < _SAMPLE_BYTES or share <= _COMPRESSED_SHARE_MAX:
@@ -155,7 +162,7 @@ def _quick_compression(rows: pa.Table) -> str | dict[str, str]:
 
 
 def _sample(payloads: pa.ChunkedArray) -> bytes:
-    """The first bytes of all payloads, one after the other; fewer only if there are no more."""
+    """The first _SAMPLE_BYTES of all payloads, one after the other; fewer only if there are no more."""
     found = b""
     for chunk in payloads.chunks:
         _, offsets, data = chunk.buffers()
@@ -169,7 +176,7 @@ def _sample(payloads: pa.ChunkedArray) -> bytes:
 
 
 def _bounds(found: pq.FileMetaData) -> dict[str, tuple[int, int]]:
-    """What Parquet itself knows of a file's columns, so that nobody counts twice."""
+    """The least and greatest values of columns, from Parquet's own statistics."""
     places = {found.schema.column(place).path: place for place in range(found.num_columns)}
     groups = [found.row_group(number) for number in range(found.num_row_groups)]
     bounds = {}
@@ -180,7 +187,7 @@ def _bounds(found: pq.FileMetaData) -> dict[str, tuple[int, int]]:
 
 
 class FileWriter:
-    """Writes rows into files of a table. Use it in a `with`: what an error leaves behind is removed."""
+    """Writes rows to files of a table. Use it in a `with`, which removes the files after an error."""
 
     def __init__(self, table: str | Path, packing: Packing = Packing.QUICK) -> None:
         self._table = Path(table)
@@ -205,9 +212,9 @@ class FileWriter:
             remove_files(self._table, self._done)
 
     def add(self, rows: pa.Table) -> None:
-        """Rows with the columns of the layout, `date` aside, in the order of their offsets.
+        """Add rows with the columns of the layout, except `date`, in the order of their offsets.
 
-        Topics and tags may come as dictionaries, from the first rows to the last.
+        Topics and tags may be dictionary arrays, but then in all rows.
         """
         for key, part in _parts(rows):
             file = self._open.get(key)
@@ -220,7 +227,7 @@ class FileWriter:
             self._close_all()
 
     def finish(self) -> list[ArchiveFile]:
-        """The files, which are on the disk when this returns."""
+        """Close and sync the files; returns them."""
         self._close_all()
         self._early_sync.check()
         sync_files(self._table, [self._table / file.path for file in self._done])
@@ -237,7 +244,7 @@ class FileWriter:
 
 
 def _parts(rows: pa.Table) -> Iterator[tuple[_Key, pa.Table]]:
-    """The rows of each topic, partition and day, in the order in which they came."""
+    """The rows of each topic, partition and day, in their original order."""
     if not rows.num_rows:
         return
     times_ns, partitions = rows.column("receive_time_ns"), rows.column("partition")
@@ -271,7 +278,7 @@ def _least_and_greatest(numbers: pa.ChunkedArray) -> tuple[int, int]:
 
 
 def rewrite(table: str | Path, topic: str, paths: Iterable[str]) -> list[ArchiveFile]:
-    """The rows of several files of one topic in as few as can be, one after the other."""
+    """Copy the rows of several files of one topic, in order, into as few files as possible."""
     with FileWriter(table, Packing.DENSE) as files:
         for path in paths:
             with pq.ParquetFile(Path(table) / path) as stored:
@@ -281,7 +288,7 @@ def rewrite(table: str | Path, topic: str, paths: Iterable[str]) -> list[Archive
 
 
 def _as_now(rows: pa.RecordBatch, topic: str) -> pa.Table:
-    """With all columns of today's layout: those that came later are null."""
+    """The rows with all columns of the current layout. Columns that the file does not have are null."""
     schema = CURRENT.file_schema
     count = rows.num_rows
     columns = []
@@ -299,6 +306,6 @@ def _as_now(rows: pa.RecordBatch, topic: str) -> pa.Table:
 
 
 def remove_files(table: str | Path, files: Iterable[ArchiveFile]) -> None:
-    """Files that the table does not know and never will."""
+    """Delete files that are not part of the table and never will be."""
     for file in files:
         (Path(table) / file.path).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""`archive`: topics into a Delta table, from its options to its end."""
+"""`archive`: a streaming query that copies topics to a Delta table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 from runnel.errors import ClientFault, RunnelError
-from runnel.spark.connections import usual_url
+from runnel.spark.connections import default_url
 from runnel.spark.options import literal, parse_time_ns, stream_options
 from runnel.spark.pipelines.archive import query_record
 from runnel.spark.pipelines.archive.compaction import VACUUM_OLDER_HOURS, compact
@@ -32,7 +32,7 @@ from runnel.spark.pipelines.streaming_query import (
 from runnel.spark.read.ranges import logger
 from runnel.spark.runtime.session import register_once
 
-# What one task reads: its share of a file each for topic, partition and day, so larger than elsewhere.
+# The bytes that one task reads. Larger than elsewhere, because a task writes a file for each topic, partition and day.
 _BYTES_PER_PARTITION: Final = 128 * 2**20
 _CURSOR_TABLE_CHARS: Final = 40
 _CHECKPOINT: Final = "checkpoint"
@@ -57,11 +57,11 @@ def archive(
     fails_on_data_loss: bool = True,
     on_progress: OnProgress | None = None,
 ) -> PipelineProgress:
-    """Add the messages of topics to an archive, each once, and say how many that were.
+    """Add the messages of topics to an archive, each once; returns the final progress.
 
-    Without `every_s` it takes what is there now and returns; with it, it goes on with a micro-batch every so many
-    seconds until it is interrupted. Called again, it goes on where it was: `name` is what it remembers that by, so that
-    several may fill one table with different topics. `starting` (earliest, latest or a time) is for the first time.
+    Without `every_s` it archives what is stored now and returns. With it, it runs a micro-batch every `every_s` seconds
+    until it is interrupted. Another call with the same `name` continues from the last position, so several queries can
+    fill one table with different topics. `starting` (earliest, latest or a time) applies to the first call.
     """
     plan = ArchivePlan.make(
         table,
@@ -79,12 +79,12 @@ def archive(
         if seconds is not None and not seconds > 0:
             raise ClientFault(f"{argument} is {seconds}: it must be a number of seconds above 0")
     query = plan.start(spark, token=token, every_s=every_s)
-    with _compacting(plan.table, compact_every_s, vacuum_older_hours):
+    with _periodic_compaction(plan.table, compact_every_s, vacuum_older_hours):
         return run_query(query, on_progress)
 
 
 class ArchivePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """An archive that is ready to start: its table is there, and its options are right."""
+    """An archive that is ready to start: its table exists, and its options are valid."""
 
     table: Path
     record: QueryRecord
@@ -106,9 +106,9 @@ class ArchivePlan(msgspec.Struct, frozen=True, kw_only=True):
         bytes_per_trigger_max: int | None = None,
         fails_on_data_loss: bool = True,
     ) -> ArchivePlan:
-        """ClientFault for what cannot be; then nothing was made."""
+        """Check the arguments and create the table. ClientFault if they are wrong; then nothing was created."""
         options = {
-            "url": url or usual_url(),
+            "url": url or default_url(),
             **topic_options(topics, pattern),
             **_starting(starting),
             "bytesPerPartition": str(_BYTES_PER_PARTITION),
@@ -146,7 +146,7 @@ class ArchivePlan(msgspec.Struct, frozen=True, kw_only=True):
         every_s: float | None = None,
         source: type[ArchiveSource] = ArchiveSource,
     ) -> StreamingQuery:
-        """The streaming query, running."""
+        """Start the streaming query."""
         register_once(spark, source)
         read = spark.readStream.format(source.name()).options(**self.options)
         if token is not None:
@@ -169,7 +169,7 @@ class ArchivePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def topic_options(topics: str | Sequence[str] | None, pattern: str | None) -> dict[str, str]:
-    """Which topics, as options of the format `runnel`."""
+    """The topics as options of the format `runnel`."""
     if pattern is not None and topics is not None:
         raise ClientFault("give `topics` or `pattern`, not both")
     if pattern is not None:
@@ -178,7 +178,7 @@ def topic_options(topics: str | Sequence[str] | None, pattern: str | None) -> di
     if not names:
         raise ClientFault("which topics? `topics`, one or a list, or `pattern`, as sensors/*")
     if any("," in name or name != name.strip() for name in names):
-        # The option is a list with commas.
+        # The option `topics` separates names by commas.
         if len(names) > 1:
             raise ClientFault(
                 "topics with a comma, or a space at their end, can only be named alone, or by a pattern"
@@ -198,7 +198,7 @@ def _starting(text: str) -> dict[str, str]:
 
 
 def _check_same(known: QueryRecord | None, wanted: QueryRecord) -> None:
-    """A query's position says nothing of topics that it did not read: older messages of them would be left out."""
+    """Refuse other topics: the query's position does not cover them, so their older messages would be left out."""
     if known is None or (known.topics, known.pattern) == (wanted.topics, wanted.pattern):
         return
     raise ClientFault(
@@ -208,10 +208,10 @@ def _check_same(known: QueryRecord | None, wanted: QueryRecord) -> None:
 
 
 @contextmanager
-def _compacting(
+def _periodic_compaction(
     table: Path, every_s: float | None, vacuum_older_hours: int | None
 ) -> Iterator[None]:
-    """Compact now and then, beside what runs within. What goes wrong is told, and tried again the next time."""
+    """Compact every `every_s` seconds while the `with` block runs. A failure is logged; the next time tries again."""
     if every_s is None:
         yield
         return

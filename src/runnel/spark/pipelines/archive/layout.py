@@ -1,13 +1,13 @@
-"""How an archive is laid out: its columns by version, where its files lie, and what the table is told of each. Pure.
+"""The layout of an archive: its columns by version, the paths of its files, and their statistics. Pure.
 
     TABLE/topic=sensors%2Fa/date=2025-01-31/part-<unique>.parquet   messages of one topic, partition and day
     TABLE/topic~<digest>/date=2025-01-31/part-<unique>.parquet      the same, if the topic is too long for a name
-    TABLE/_delta_log/                                               which files are of the table
-    TABLE/_runnel/<name>/                                           what a query keeps beside it
+    TABLE/_delta_log/                                               Delta's log, which lists the files of the table
+    TABLE/_runnel/<name>/                                           the record and checkpoint of a query
 
-The table is partitioned by `topic` and `date` (of the receive time, in UTC). What its log says of a file counts; the
-names of directories say the same to those who read without it. Files hold the topic too, though Delta does not ask
-for it: names that are long or not ASCII cannot be told by a directory's name, for Spark takes them for something else.
+The table is partitioned by `topic` and `date` (of the receive time, in UTC). Delta's log is authoritative; the names of
+directories repeat it for readers without Delta. Files contain the topic too, although Delta does not require it: Spark
+misreads directory names of topics that are long or not ASCII.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from runnel.spark.read.schema import SPARK_SCHEMA, arrow_schema
 
 PROPERTY: Final = "runnel.layout"
 PARTITION_COLUMNS: Final = ("topic", "date")
-OWN_DIRECTORY: Final = "_runnel"  # vacuum and readers pass what begins with an underscore
+OWN_DIRECTORY: Final = "_runnel"  # vacuum and readers ignore names that begin with an underscore
 
-# Of these the table knows the least and the greatest of each file; of the times in microseconds too.
+# The table knows the least and greatest value of these columns in each file, and of the times in microseconds too.
 STATISTICS: Final = (
     "partition",
     "offset",
@@ -40,16 +40,16 @@ STATISTICS: Final = (
 )
 TIMES: Final = ("event_time", "transmit_time", "receive_time")
 
-_NAME_BYTES_MAX: Final = 255  # of a directory, on every usual file system
+_NAME_BYTES_MAX: Final = 255  # of a directory, on all common file systems
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"  # Hive's word for null, in a directory's name
-# What Spark reads right: each %XX is a character to it, and not a byte of UTF-8.
+# Names that Spark decodes correctly: it takes each %XX for a character, not for a byte of UTF-8.
 _READABLE: Final = re.compile(r"topic=(?:[A-Za-z0-9_.~-]|%[2-7][0-9A-F])+/")
 _OURS: Final = re.compile(r"part-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.parquet")
 _NS_PER_US: Final = 1000
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column, and the layout that brought it. Files of older layouts have nulls there."""
+    """A column, and the layout that added it. It is null in files of older layouts."""
 
     name: str
     kind: pa.DataType
@@ -64,12 +64,12 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the table."""
+        """The columns of the table."""
         return pa.schema([(column.name, column.kind) for column in self.columns])
 
     @property
     def file_schema(self) -> pa.Schema:
-        """Of each file."""
+        """The columns of each file."""
         return pa.schema([field for field in self.schema if field.name != "date"])
 
     def added_since(self, version: int) -> list[Column]:
@@ -84,20 +84,20 @@ CURRENT: Final = Layout(
     ),
 )
 
-# The same for Spark; `date` behind the columns of the format `runnel`.
+# The table's columns for Spark: the columns of the format `runnel`, then `date`.
 SPARK_TABLE_SCHEMA: Final = StructType([*SPARK_SCHEMA.fields, StructField("date", DateType())])
 
 
-# --- Where files lie ---
+# --- Paths of files ---
 
 
 def directory(topic: str, date: str) -> str:
-    """Of the files of a topic and day, within the table."""
+    """The directory of a topic's files of one day, within the table."""
     return f"{_topic_directory(topic)}/date={date}"
 
 
 def _topic_directory(topic: str) -> str:
-    """Only letters, digits and `_.-~` as they are: so it means the same to Spark, DuckDB, shells and every locale."""
+    """Escapes all but letters, digits and `_.-~`, so that Spark, DuckDB, shells and every locale read it alike."""
     escaped = quote(topic, safe="")
     if escaped == _NO_VALUE:
         escaped = escaped.replace("_", "%5F", 1)
@@ -108,25 +108,25 @@ def _topic_directory(topic: str) -> str:
 
 
 def file_path(topic: str, date: str) -> str:
-    """Of a new file, within the table; never the same again."""
+    """A unique path for a new file, within the table."""
     return f"{directory(topic, date)}/part-{uuid.uuid4()}.parquet"
 
 
 def says_topic(path: str) -> bool:
-    """Whether a file's path within the table tells its topic to Spark."""
+    """Whether Spark can read the topic from a file's path within the table."""
     return _READABLE.match(path) is not None
 
 
 def is_ours(path: str) -> bool:
-    """Whether a file was written by Runnel, so that the topic is in it. Others' compaction leaves it out."""
+    """Whether Runnel wrote a file, which then contains the topic. Files of other programs' compaction do not."""
     return _OURS.fullmatch(path.rpartition("/")[2]) is not None
 
 
-# --- What the table is told of a file ---
+# --- Statistics of a file ---
 
 
 class FileStatistics(msgspec.Struct, frozen=True):
-    """As Delta writes them, in JSON."""
+    """The statistics of a file in Delta's JSON form."""
 
     rows: int = msgspec.field(name="numRecords")
     least: Mapping[str, int | str] = msgspec.field(name="minValues")
@@ -135,7 +135,7 @@ class FileStatistics(msgspec.Struct, frozen=True):
 
 
 class ArchiveFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that was written and is not of the table yet. `path` is within the table."""
+    """A file that was written and is not part of the table yet. `path` is within the table."""
 
     path: str
     size_bytes: int
@@ -160,7 +160,7 @@ class ArchiveFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def statistics(rows: int, bounds: Mapping[str, tuple[int, int]]) -> FileStatistics:
-    """From the least and greatest values of each of `STATISTICS`."""
+    """Make statistics from the least and greatest values of each of `STATISTICS`."""
     least: dict[str, int | str] = {name: low for name, (low, _) in bounds.items()}
     greatest: dict[str, int | str] = {name: high for name, (_, high) in bounds.items()}
     for name in TIMES:
@@ -170,5 +170,5 @@ def statistics(rows: int, bounds: Mapping[str, tuple[int, int]]) -> FileStatisti
 
 
 def _time_text(time_ns: int) -> str:
-    """To the microsecond, rounded down as the columns are, so that no row lies beyond."""
+    """The time in microseconds, rounded down as the columns are, so that no row lies outside the bounds."""
     return f"{np.datetime64(time_ns // _NS_PER_US, 'us')}Z"

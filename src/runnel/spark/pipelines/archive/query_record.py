@@ -1,4 +1,4 @@
-"""What is written down of each query that fills a table, in that table's directory: `_runnel/<name>/archive.json`."""
+"""The record of each query that fills a table: `_runnel/<name>/archive.json` in the table's directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class QueryRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Which topics it archives, and where its position is kept, by Spark and on the broker."""
+    """The topics that a query archives, and where Spark and the broker keep its position."""
 
     name: str
     topics: tuple[str, ...]
@@ -26,18 +26,18 @@ class QueryRecord(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     checkpoint: str
     cursor: str
-    query_id: str | None = None  # None until it has begun for the first time
+    query_id: str | None = None  # None before its first start
 
     @property
     def selection(self) -> str:
-        """For people."""
+        """The topics in words, for messages."""
         if self.pattern is not None:
             return f"pattern {self.pattern}"
         return f"topics {', '.join(self.topics)}"
 
 
 def directory(table: Path, name: str) -> Path:
-    """Of a query. ClientFault if that cannot be its name."""
+    """The directory of a query. ClientFault if its name is invalid."""
     if not _NAME.fullmatch(name):
         raise ClientFault(
             f"the archive's name is {name!r}: it must be up to 64 letters, digits, `.`, `_` and `-`, "
@@ -57,7 +57,7 @@ def load(table: Path, name: str) -> QueryRecord | None:
 
 
 def save(table: Path, record: QueryRecord) -> None:
-    """Whole or not at all."""
+    """Write a record atomically."""
     folder = directory(table, record.name)
     folder.mkdir(parents=True, exist_ok=True)
     written = folder / f".{_FILE}.{os.getpid()}"
@@ -66,7 +66,7 @@ def save(table: Path, record: QueryRecord) -> None:
 
 
 def load_all(table: Path) -> Iterator[QueryRecord]:
-    """In the order of their names."""
+    """All records, in the order of their names."""
     for folder in sorted((table / OWN_DIRECTORY).glob("*/")):
         if _NAME.fullmatch(folder.name) and (record := load(table, folder.name)) is not None:
             yield record

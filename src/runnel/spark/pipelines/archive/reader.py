@@ -1,4 +1,4 @@
-"""`read_archive`: archived messages as rows of the format `runnel`; with the log behind them, if wanted."""
+"""`read_archive`: archived messages as rows of the format `runnel`, optionally followed by the broker's messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from runnel.client import connect_blocking
 from runnel.errors import ClientFault
-from runnel.spark.connections import usual_url
+from runnel.spark.connections import default_url
 from runnel.spark.options import parse_time_ns
 from runnel.spark.pipelines.archive.job import topic_options
 from runnel.spark.pipelines.archive.layout import SPARK_TABLE_SCHEMA, is_ours, says_topic
@@ -37,13 +37,13 @@ _GLOB: Final = re.compile(r"[][{}*?\\]")
 
 
 class ReceiveSpan(msgspec.Struct, frozen=True):
-    """Receive times, from `since_ns` on and below `until_ns`; None: no bound."""
+    """The receive times from `since_ns` on and below `until_ns`; None: no bound."""
 
     since_ns: int | None = None
     until_ns: int | None = None
 
     def may_have(self, file: StoredFile) -> bool:
-        """Whether a file can hold some: by its statistics, or else by its day."""
+        """Whether a file may have messages of these times, by its statistics or else by its day."""
         first_ns, last_ns = file.first_receive_ns, file.last_receive_ns
         if first_ns is None or last_ns is None:
             first_ns = (file.date - date(1970, 1, 1)).days * _NS_PER_DAY
@@ -76,10 +76,11 @@ def read_archive(
 ) -> DataFrame:
     """The messages of an archive, with the columns of the format `runnel`.
 
-    It is the table as it is now, or as it was in a `version`. `since` and `until` (not included) are receive times: ISO
-    8601, nanoseconds since 1970, or a datetime. With history="archive+log" the broker's messages follow, of each
-    partition from exactly where the table ends, and of topics that it does not have from their beginning; those that
-    the broker no longer has are an error when the rows are read, or told and passed over without `fails_on_data_loss`.
+    Reads the current table, or an earlier `version`. `since` and `until` (exclusive) are receive times: ISO 8601,
+    nanoseconds since 1970, or a datetime. With history="archive+log" the broker's messages follow: for each partition
+    exactly from the end of the table, and for topics that the table does not have from their beginning. Messages that
+    the broker no longer has are an error when the rows are read; without `fails_on_data_loss` they are logged and
+    skipped.
     """
     if history not in _HISTORIES:
         raise ClientFault(f"history is {history!r}: it must be {' or '.join(_HISTORIES)}")
@@ -89,14 +90,14 @@ def read_archive(
     files = opened.files(wants_topic)
     archived = span.of(_of_files(spark, opened, [file for file in files if span.may_have(file)]))
     if history == "archive":
-        _check_there(opened, topics)
+        _check_archived(opened, topics)
         return archived
     log = _of_log(
         spark,
         opened.next_offsets(wants_topic),
         topics=topics,
         pattern=pattern,
-        url=url or usual_url(),
+        url=url or default_url(),
         token=token,
         fails_on_data_loss=fails_on_data_loss,
     )
@@ -116,28 +117,28 @@ def _wanted(topics: str | Sequence[str] | None, pattern: str | None) -> Callable
     return names.__contains__
 
 
-def _time_ns(name: str, said: Time | None) -> int | None:
-    if said is None or isinstance(said, int):
-        return said
-    if isinstance(said, datetime):
-        moment = said if said.tzinfo is not None else said.replace(tzinfo=UTC)
+def _time_ns(name: str, value: Time | None) -> int | None:
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
-    time_ns = parse_time_ns(said)
+    time_ns = parse_time_ns(value)
     if time_ns is None:
         raise ClientFault(
-            f"{name} is {said!r}: it must be a time as 2025-01-31T12:00:00Z, or nanoseconds since 1970"
+            f"{name} is {value!r}: it must be a time as 2025-01-31T12:00:00Z, or nanoseconds since 1970"
         )
     return time_ns
 
 
-def _check_there(opened: ArchiveTable, topics: str | Sequence[str] | None) -> None:
-    there = set(opened.topics())
+def _check_archived(opened: ArchiveTable, topics: str | Sequence[str] | None) -> None:
+    archived = set(opened.topics())
     for name in (topics,) if isinstance(topics, str) else topics or ():
-        if name not in there:
-            shown = ", ".join(sorted(there)[:5])
+        if name not in archived:
+            shown = ", ".join(sorted(archived)[:5])
             raise ClientFault(
-                f"the archive {str(opened.path)!r} has no topic {name!r}; it has {len(there)}"
-                f"{': ' if there else ''}{shown}{', …' if len(there) > 5 else ''}"
+                f"the archive {str(opened.path)!r} has no topic {name!r}; it has {len(archived)}"
+                f"{': ' if archived else ''}{shown}{', …' if len(archived) > 5 else ''}"
             )
 
 
@@ -145,7 +146,7 @@ def _check_there(opened: ArchiveTable, topics: str | Sequence[str] | None) -> No
 
 
 def _of_files(spark: SparkSession, opened: ArchiveTable, files: Iterable[StoredFile]) -> DataFrame:
-    """Spark reads them itself. Where it can, it takes the topic from a directory's name, which lets it pass others."""
+    """Spark reads the files. Where possible it takes the topic from the directory's name, so it can skip topics."""
     named: list[str] = []
     unnamed: list[str] = []
     bare: dict[str, list[str]] = defaultdict(list)
@@ -173,10 +174,10 @@ def _parquet(
 ) -> DataFrame:
     read = spark.read.schema(fields)
     if any(_GLOB.search(path) for path in paths):
-        # Files of ours have no such names; the table's own directory may.
+        # Runnel's files have no such names, but the table's directory may.
         read = read.option("__globPaths__", "false")
     if base is None:
-        # Nothing is to be learned from the names of directories.
+        # The names of directories are not used.
         return read.option("recursiveFileLookup", "true").parquet(*paths)
     return read.option("basePath", base).parquet(*paths)
 
@@ -194,19 +195,19 @@ def _of_log(
     token: str | None,
     fails_on_data_loss: bool,
 ) -> DataFrame | None:
-    """What the broker has behind the archive; None if it has none of the topics."""
+    """The broker's messages behind the end of the archive; None if it has none of the topics."""
     selected = "*" if topics is None and pattern is None else pattern
-    there = _kept_topics(url, token, topics, selected)
-    if not there:
+    kept = _kept_topics(url, token, topics, selected)
+    if not kept:
         return None
     chosen: dict[str, dict[str, int]] = defaultdict(dict)
     for (topic, partition), offset in sorted(next_offsets.items()):
-        if topic in there:
+        if topic in kept:
             chosen[topic][str(partition)] = offset
     read = spark.read.format("runnel").options(
         url=url,
         failOnDataLoss=str(fails_on_data_loss).lower(),
-        **topic_options(None if selected is not None else there, selected),
+        **topic_options(None if selected is not None else kept, selected),
     )
     if token is not None:
         read = read.option("token", token)
@@ -223,7 +224,7 @@ def _kept_topics(
         if pattern is not None:
             return found
         wanted = (topics,) if isinstance(topics, str) else topics or ()
-        # Those of the system are listed to nobody who does not ask for them.
+        # The broker lists system topics only for patterns that begin with `!`.
         system = [topic.name for topic in bus.topics("!*") if topic.keep != _NOT_KEPT]
-    there = {*found, *system}
-    return [name for name in wanted if name in there]
+    existing = {*found, *system}
+    return [name for name in wanted if name in existing]

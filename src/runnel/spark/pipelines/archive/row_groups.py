@@ -1,6 +1,6 @@
-"""Stored batches as tables of the archive's columns, each enough for a row group.
+"""Makes Arrow tables with the archive's columns from stored batches, each large enough for a row group.
 
-What repeats comes as dictionaries, which Parquet's writer takes over as they are, and payloads stay where they lie.
+Repeated values become dictionaries, which Parquet's writer takes over as they are. Payloads are not copied.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from runnel.formats.batch import Batch
 from runnel.spark.pipelines.archive.layout import CURRENT
 from runnel.spark.read.columns import COLUMNS, Stack, grouped
 
-# A row group is what readers skip or take whole, and what a file's writer holds in memory.
+# Readers skip or read a whole row group, and a file's writer holds one in memory.
 GROUP_ROWS: Final = 256 * 1024
 GROUP_BYTES: Final = 16 * 2**20
 
@@ -28,7 +28,7 @@ _MAKE: Final[Mapping[str, Callable[[Stack], pa.Array | pa.ChunkedArray]]] = {
 _CODED: Final = pa.dictionary(pa.int32(), pa.string())
 _CODED_TYPES: Final[Mapping[str, pa.DataType]] = {"topic": _CODED, "tags": pa.map_(_CODED, _CODED)}
 _MAY_LACK: Final = ("key", "uid")
-# What every message has is declared so: a tenth of a file's time would go into saying it of each row.
+# Columns that every message has are not nullable, which saves a tenth of a file's time.
 _SCHEMA: Final = pa.schema(
     [
         pa.field(
@@ -42,7 +42,7 @@ _SCHEMA: Final = pa.schema(
 
 
 def row_groups(batches: Iterable[Batch]) -> Iterator[pa.Table]:
-    """All of their rows, in the same order."""
+    """Tables of all rows, in the same order."""
     return map(_table, grouped(batches, GROUP_ROWS, GROUP_BYTES))
 
 

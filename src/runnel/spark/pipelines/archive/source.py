@@ -1,7 +1,7 @@
-"""The two ends of an archive's streaming query: tasks that write files, and a commit that adds them to the table.
+"""The source and the sink of an archive's streaming query: tasks write files, and a commit adds them to the table.
 
-What flows between them is one row for each file. A micro-batch that is run again writes its files anew, under other
-names; the table takes those of one attempt and no other.
+One row for each file flows between them. A repeated micro-batch writes its files again under other names; the table
+takes the files of exactly one attempt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from runnel.errors import ClientFault
-from runnel.spark.connections import usual_url
+from runnel.spark.connections import default_url
 from runnel.spark.options import stream_options
 from runnel.spark.pipelines.archive.file_writer import FileWriter
 from runnel.spark.pipelines.archive.layout import ArchiveFile
@@ -40,13 +40,13 @@ TABLE: Final = "table"
 REPEATS: Final = "mayrepeatoffsets"
 _QUERY_ID: Final = "sql.streaming.queryId"
 
-# `rows` is for the query's progress, the rest is the file as the commit needs it.
+# `rows` is for the query's progress; `file` is the encoded `ArchiveFile` for the commit.
 FILES: Final = StructType([StructField("rows", LongType()), StructField("file", StringType())])
 _ARROW_FILES: Final = pa.schema([("rows", pa.int64()), ("file", pa.string())])
 
 
 class ArchiveSource(DataSource):
-    """Not for users: `runnel.spark.archive` puts both ends together."""
+    """The internal format of `runnel.spark.archive`, which uses it as source and as sink."""
 
     @classmethod
     def name(cls) -> str:
@@ -67,12 +67,12 @@ class ArchiveSource(DataSource):
 
 
 class ArchiveReader(StreamReader):
-    """Plans as every stream from topics does. Its tasks keep the messages, and tell only which files hold them."""
+    """Plans like every stream from topics. Its tasks write the messages to files, and return only the list of files."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._table = options.pop(TABLE)
         super().__init__(
-            stream_options(options, url=usual_url()), schema.arrow_schema(schema.SPARK_SCHEMA)
+            stream_options(options, url=default_url()), schema.arrow_schema(schema.SPARK_SCHEMA)
         )
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -95,7 +95,7 @@ class ArchiveReader(StreamReader):
 
 
 class TaskFiles(WriterCommitMessage):
-    """The files of one task, and of which query."""
+    """The commit message of a task: its files, and the id of the query."""
 
     def __init__(self, query_id: str, files: Sequence[ArchiveFile]) -> None:
         self.query_id = query_id
@@ -103,7 +103,7 @@ class TaskFiles(WriterCommitMessage):
 
 
 class ArchiveWriter(DataSourceStreamArrowWriter):
-    """Gathers what the tasks tell, and makes one transaction of each micro-batch."""
+    """Collects the files of all tasks, and adds each micro-batch to the table in one transaction."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._table = options[TABLE]
@@ -124,20 +124,21 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Once: Spark repeats a micro-batch of which it does not know that it was committed."""
-        told = [message for message in messages if isinstance(message, TaskFiles)]
-        files = [file for message in told for file in message.files]
+        """Add the files, unless the table has this micro-batch: Spark may repeat a committed one."""
+        written = [message for message in messages if isinstance(message, TaskFiles)]
+        files = [file for message in written for file in message.files]
         if files:
-            # Only the driver commits, so only it needs the library.
+            # Only the driver commits, so only the driver needs the library.
             from runnel.spark.pipelines.archive.table import ArchiveTable
 
             table = ArchiveTable.open(self._table)
-            table.add(files, app_id(told[0].query_id), batchId, may_repeat_offsets=self._may_repeat)
+            query = app_id(written[0].query_id)
+            table.add(files, query, batchId, may_repeat_offsets=self._may_repeat)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing is undone: the commit may have happened. Files that the table does not know go with a vacuum."""
+        """Does nothing: the commit may have succeeded. A vacuum removes files that the table does not know."""
 
 
 def app_id(query_id: str) -> str:
-    """What the table knows a query by."""
+    """The application id of a query in the table's transactions."""
     return f"runnel/archive/{query_id}"

@@ -1,4 +1,4 @@
-"""What an archive has, and how far the queries are that fill it."""
+"""`archive_status`: the content of an archive, and the progress of the queries that fill it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runnel.spark.pipelines.archive.table import ArchiveTable
 
 
 class QueryStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A query. `messages_behind`: its cursor has not passed at most so many; None if the broker does not say."""
+    """A query. `messages_behind`: its cursor has still to pass at most this many messages; None if unknown."""
 
     name: str
     topics: tuple[str, ...]
@@ -27,7 +27,7 @@ class QueryStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The table, and the queries that have filled it. Dates are those of the messages' receive times."""
+    """The table, and the queries that fill it. Dates are of the messages' receive times."""
 
     table: str
     version: int
@@ -45,7 +45,7 @@ class ArchiveStatus(msgspec.Struct, frozen=True, kw_only=True):
 def archive_status(
     table: str | os.PathLike[str], *, url: str | None = None, token: str | None = None
 ) -> ArchiveStatus:
-    """Of an archive; the broker is asked for lags, at `url` or where each query found it."""
+    """The status of an archive. Lags come from the broker at `url`, or else at each query's own URL."""
     opened = ArchiveTable.open(table)
     files = opened.files()
     dates = sorted({file.date.isoformat() for file in files})

@@ -1,4 +1,4 @@
-"""An archive's Delta table: opened, brought up to date, added to, and asked what it has."""
+"""An archive's Delta table: opens, upgrades, lists and changes it."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from runnel.spark.pipelines.archive.layout import (
 
 _LOG: Final = "_delta_log"
 _STATISTICS_PROPERTY: Final = "delta.dataSkippingStatsColumns"
-# Another writer came first: each attempt begins anew from what it wrote.
+# Attempts at a transaction. If another writer was first, the next attempt begins with its version.
 _ATTEMPTS_MAX: Final = 30
 _RETRY_S: Final = 0.05
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of the table. What its statistics do not tell is None."""
+    """A file of the table. Values that its statistics do not have are None."""
 
     path: str  # within the table
     size_bytes: int
     rows: int | None
     topic: str
     date: date
-    partition: int | None  # None also if it holds several
+    partition: int | None  # None also if the file has several
     first_offset: int | None
     last_offset: int | None
     first_receive_ns: int | None
@@ -54,7 +54,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def table_path(table: str | os.PathLike[str]) -> Path:
-    """Where a table is. ClientFault unless that is a directory, or could become one."""
+    """The path of a table. ClientFault unless it is a directory, or could become one."""
     text = os.fspath(table)
     parts = urlsplit(text)
     if parts.scheme == "file":
@@ -73,7 +73,7 @@ def table_path(table: str | os.PathLike[str]) -> Path:
 
 
 class ArchiveTable:
-    """One version of the table; `reload` takes the newest. What changes it reloads by itself."""
+    """One version of the table. `reload` loads the newest; methods that change the table do so themselves."""
 
     def __init__(self, path: Path, delta: DeltaTable, layout: Layout) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class ArchiveTable:
         version: int | None = None,
         layout: Layout = CURRENT,
     ) -> ArchiveTable:
-        """For reading, as it is. ClientFault if there is none; FormatVersionError if it is newer than this Runnel."""
+        """Open it for reading. ClientFault if there is none; FormatVersionError if it is newer than this Runnel."""
         path = table_path(table)
         try:
             delta = DeltaTable(path, version=version)
@@ -103,7 +103,7 @@ class ArchiveTable:
 
     @classmethod
     def prepare(cls, table: str | os.PathLike[str], *, layout: Layout = CURRENT) -> ArchiveTable:
-        """For writing: made if there is none, brought up to date if it is of an older layout."""
+        """Open it for writing: create it if there is none, upgrade it if it has an older layout."""
         path = table_path(table)
         if not (path / _LOG).exists():
             _create(path, layout)
@@ -124,24 +124,24 @@ class ArchiveTable:
             )
 
     def bring_up_to_date(self) -> None:
-        """To the layout that it was opened with. Files stay as they are: their new columns are null."""
+        """Upgrade to the layout that it was opened with. Files stay unchanged; their new columns are null."""
         found = self.layout_version
         if found >= self._layout.version:
             return
-        there = set(self._delta.schema().to_arrow().names)
-        missing = [column for column in self._layout.added_since(found) if column.name not in there]
+        names = set(self._delta.schema().to_arrow().names)
+        missing = [column for column in self._layout.added_since(found) if column.name not in names]
         if missing:
             fields = Schema.from_arrow(
                 pa.schema([(column.name, column.kind) for column in missing])
             ).fields
             self._delta.alter.add_columns([Field(one.name, one.type) for one in fields])
-        # Last: a table that says it has a layout has its columns.
+        # Last, so that a table with a layout's version has all its columns.
         self._delta.alter.set_table_properties(
             {PROPERTY: str(self._layout.version)}, raise_if_not_exists=False
         )
         self.reload()
 
-    # --- What it is ---
+    # --- Properties ---
 
     @property
     def layout_version(self) -> int:
@@ -162,21 +162,21 @@ class ArchiveTable:
         return str(self._delta.metadata().id)
 
     def last_change_ms(self) -> int:
-        """When it was last written to, since 1970."""
+        """The time of its last change, in milliseconds since 1970."""
         return int(self._delta.history(1)[0]["timestamp"])
 
     def last_batch(self, app_id: str) -> int | None:
-        """The last micro-batch of a query that the table has."""
+        """The last micro-batch of a query in the table."""
         found = self._delta.transaction_version(app_id)
         return None if found is None else int(found)
 
-    # --- What it has ---
+    # --- Content ---
 
     def topics(self) -> list[str]:
         return sorted(pc.unique(self._actions().column("partition.topic")).to_pylist())
 
     def files(self, wants_topic: Callable[[str], bool] = lambda _: True) -> list[StoredFile]:
-        """Those of some topics, in the order of topic, partition and offset."""
+        """The files of the wanted topics, in the order of topic, partition and offset."""
         actions = self._of_topics(wants_topic)
         columns = [_column(actions, name) for name in _STORED]
         found = [_stored(*values) for values in zip(*columns, strict=True)]
@@ -187,9 +187,9 @@ class ArchiveTable:
     def next_offsets(
         self, wants_topic: Callable[[str], bool] = lambda _: True
     ) -> dict[tuple[str, int], int]:
-        """By topic and partition, the offset behind the last that the table has.
+        """The next offset after the table's last message, for each topic-partition.
 
-        All messages before it are there, for queries add them in order.
+        The table has all messages before it, because queries add them in order.
         """
         ends: dict[tuple[str, int], int] = {}
         for topic, partition, last in self._last_offsets(wants_topic):
@@ -201,7 +201,7 @@ class ArchiveTable:
             if file.partition is not None and file.last_offset is not None:
                 yield file.topic, file.partition, file.last_offset
                 continue
-            # Not written by us: only reading tells.
+            # Another program wrote the file, so it has to be read.
             rows = pq.read_table(
                 self.path / file.path, columns=["partition", "offset"], partitioning=None
             )
@@ -228,11 +228,11 @@ class ArchiveTable:
         *,
         may_repeat_offsets: bool = False,
     ) -> bool:
-        """A query's micro-batch, as one transaction. False if the table had it already; the files are removed then.
+        """Add a query's micro-batch in one transaction. False if the table already has it; then removes the files.
 
-        ClientFault if the table has messages with these offsets from elsewhere.
+        ClientFault if the table already has messages with these offsets from another source.
         """
-        self._check_there(files)
+        self._check_visible(files)
         self.reload()
         for _ in range(_ATTEMPTS_MAX):
             last = self.last_batch(app_id)
@@ -253,7 +253,7 @@ class ArchiveTable:
         raise self._busy()
 
     def replace(self, old: Sequence[StoredFile], new: Sequence[ArchiveFile]) -> bool:
-        """Files by others with the same rows. False if some are no longer there: the new ones are then removed."""
+        """Replace files by others with the same rows. False if some no longer exist; then removes the new files."""
         names = {file.path for file in old}
         topics = {file.topic for file in old}
         self.reload()
@@ -261,7 +261,7 @@ class ArchiveTable:
             if not names <= {file.path for file in self.files(topics.__contains__)}:
                 remove_files(self.path, new)
                 return False
-            # No other commit may come between looking and writing: two that replace one file would double its rows.
+            # No other commit may come in between: two commits that replace the same file would double its rows.
             properties = CommitProperties(
                 max_commit_retries=0, custom_metadata={"runnel.operation": "compaction"}
             )
@@ -275,7 +275,7 @@ class ArchiveTable:
         raise self._busy()
 
     def vacuum(self, older_hours: int) -> int:
-        """Remove files that have not been of the table for so long, or never were and are as old. How many?"""
+        """Delete files that left the table this long ago, or are as old and never were in it; returns their number."""
         return len(
             self._delta.vacuum(
                 older_hours, dry_run=False, enforce_retention_duration=False, full=True
@@ -293,14 +293,14 @@ class ArchiveTable:
             commit_properties=properties,
         )
         self._delta.update_incremental()
-        # Spark takes the micro-batch for done when this returns: then no crash may undo it.
+        # Spark considers the micro-batch done when this returns, so no crash may undo it.
         sync_path(self.path / _LOG / f"{self._delta.version():020}.json")
         sync_path(self.path / _LOG)
 
     def _has(self, files: Sequence[ArchiveFile]) -> bool:
-        """Whether a micro-batch that is there was made of these files; if not, they are removed."""
-        there = {file.path for file in self.files({file.topic for file in files}.__contains__)}
-        if there.isdisjoint(file.path for file in files):
+        """Whether the committed micro-batch consists of these files; if not, removes them."""
+        stored = {file.path for file in self.files({file.topic for file in files}.__contains__)}
+        if stored.isdisjoint(file.path for file in files):
             remove_files(self.path, files)
             return False
         return True
@@ -315,7 +315,7 @@ class ArchiveTable:
             f"{_ATTEMPTS_MAX} attempts at a transaction failed"
         )
 
-    def _check_there(self, files: Iterable[ArchiveFile]) -> None:
+    def _check_visible(self, files: Iterable[ArchiveFile]) -> None:
         for file in files:
             path = self.path / file.path
             if not path.exists() or path.stat().st_size != file.size_bytes:
@@ -345,7 +345,7 @@ def _create(path: Path, layout: Layout) -> None:
         DeltaTable.create(
             str(path),
             layout.schema,
-            mode="ignore",  # another process may make it at the same time
+            mode="ignore",  # another process may create it at the same time
             partition_by=list(PARTITION_COLUMNS),
             name=path.name,
             description="Messages archived by Runnel",
@@ -356,11 +356,11 @@ def _create(path: Path, layout: Layout) -> None:
             raise_if_key_not_exists=False,
         )
     except (DeltaError, OSError) as error:
-        said = " ".join(str(error).split())
-        raise ClientFault(f"the table {str(path)!r} cannot be made: {said}") from None
+        reason = " ".join(str(error).split())
+        raise ClientFault(f"the table {str(path)!r} cannot be made: {reason}") from None
 
 
-# --- To and from Delta's actions ---
+# --- Conversion to and from Delta's actions ---
 
 _STORED: Final = (
     "path",
@@ -378,7 +378,7 @@ _STORED: Final = (
 
 
 def _column(actions: pa.Table, name: str) -> list[Any]:
-    """One that no file has statistics for is not there."""
+    """The values of a column. A statistic that no file has gives no column, so all its values are None."""
     found = name in actions.column_names
     values: list[Any] = actions.column(name).to_pylist() if found else [None] * len(actions)
     return values
@@ -398,7 +398,7 @@ def _stored(
     last_receive_ns: int | None,
 ) -> StoredFile:
     return StoredFile(
-        path=unquote(path),  # the log has it as a URL
+        path=unquote(path),  # Delta's log has it as a URL
         size_bytes=size_bytes,
         rows=rows,
         topic=topic,

@@ -1,4 +1,4 @@
-"""A replay from its beginning to its end: what it comes to is settled and noted, then Spark's tasks send it."""
+"""Runs a replay: plans it and records the plan, then Spark's tasks send the messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runnel.spark.pipelines.replay.options import ReplayOptions, Time, check_opt
 from runnel.spark.pipelines.replay.plan import ReplayPart, rows_by_task
 from runnel.spark.pipelines.replay.planner import STORED_ORDER, plan_replay, slots, with_due
 from runnel.spark.pipelines.replay.progress import OnProgress, ProgressWatch
-from runnel.spark.pipelines.replay.sender import TASK, TOLD, Sender
+from runnel.spark.pipelines.replay.sender import RESULT_SCHEMA, TASK, Sender
 from runnel.spark.pipelines.replay.sources import SENT, ReplaySource
 from runnel.spark.pipelines.replay.state import ReplayState, StateDirectory
 from runnel.spark.pipelines.replay.timetable import DUE, ByEventTime, ByRate, Timetable
@@ -32,7 +32,7 @@ _LOOK_EVERY_S: Final = 0.5
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay came to. `sent` and `already_there` are of this run, and make up all `messages`."""
+    """The result of a replay. `sent` and `already_there` count this run; together they are all `messages`."""
 
     messages: int
     sent: int
@@ -67,12 +67,12 @@ def replay(
 ) -> ReplayResult:
     """Publish stored messages again: in order within each partition, with their own times, keys, tags and uids.
 
-    From an `archive`, from the files of a broker (`path`), or from the broker at `url`; into topics of the broker at
-    `into_url`, or else `url`. `since` and `until` are about receive times; `where` is a condition in SQL.
+    Reads an `archive`, the files of a broker (`path`), or the broker at `url`. Publishes to topics of the broker at
+    `into_url`, or else `url`. `since` and `until` bound receive times; `where` is a condition in SQL.
 
-    As fast as it goes, or at `speed` times the pace of event times (waiting `gap_max_s` at most), or at `rate` messages
-    a second. With a `checkpoint` directory, a replay that was ended is gone on with by the same call; one that is done
-    is not done again.
+    Sends as fast as possible, or at `speed` times the pace of event times (waiting at most `gap_max_s`), or at `rate`
+    messages per second. With a `checkpoint` directory, the same call resumes a replay that was interrupted; a replay
+    that is done is not repeated.
     """
     options = check_options(
         archive=archive,
@@ -116,15 +116,15 @@ def run_replay(
     deadline_s: float = _DEFAULT_DEADLINE_S,
     on_progress: OnProgress | None = None,
 ) -> ReplayResult:
-    """The same, with options that were checked before there was a session."""
+    """Run a replay with options that were checked before the session was started."""
     if tasks is not None and tasks < 1:
         raise ClientFault(f"tasks is {tasks}: it must be a number from 1 on")
     source = ReplaySource(options, token)
     target = BrokerLogin(options.into_url, into_token)
-    with _directory(checkpoint) as directory, _told_plainly():
+    with _directory(checkpoint) as directory, _plain_errors():
         state = directory.load(options)
         if state is None:
-            # Connected first, or everything could be read for nothing.
+            # Connects first, because otherwise all reading could be in vain.
             with connect_blocking(target.url, token=target.token) as bus:
                 state = plan_replay(
                     spark,
@@ -151,14 +151,14 @@ def _directory(checkpoint: str | None) -> Iterator[StateDirectory]:
 
 
 @contextmanager
-def _told_plainly() -> Iterator[None]:
+def _plain_errors() -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
         raise failure_of(error) from error
 
 
-# --- Sending what is settled ---
+# --- Sending the planned messages ---
 
 
 def _send(
@@ -186,23 +186,23 @@ def _send(
     )
     watch = ProgressWatch(state, directory, len(task_rows))
 
-    def look() -> None:
+    def report() -> None:
         if on_progress is not None:
             on_progress(watch.look())
 
     sending = _in_order(spark, source, state, len(task_rows)).mapInArrow(
-        lambda rows: sender.send(rows), TOLD, barrier=bool(timetables)
+        lambda rows: sender.send(rows), RESULT_SCHEMA, barrier=bool(timetables)
     )
-    told = _collected(spark, sending, look)
-    look()
-    rows = sum(row["rows"] for row in told)
+    results = _collected(spark, sending, report)
+    report()
+    rows = sum(row["rows"] for row in results)
     if rows != state.rows:
         raise PipelineFailedError(
             f"{state.rows:,} messages were to be replayed, and {rows:,} were found: what is read has changed since "
             "the replay began"
         )
-    there = sum(row["rows_there"] for row in told)
-    return ReplayResult(messages=rows, sent=rows - there, already_there=there)
+    repeated = sum(row["rows_there"] for row in results)
+    return ReplayResult(messages=rows, sent=rows - repeated, already_there=repeated)
 
 
 def _timetables(state: ReplayState, task_rows: tuple[int, ...]) -> tuple[Timetable, ...]:
@@ -210,7 +210,7 @@ def _timetables(state: ReplayState, task_rows: tuple[int, ...]) -> tuple[Timetab
     if options.speed is not None:
         return (ByEventTime(state.first_ns, options.speed, state.cuts),) * len(task_rows)
     if options.rate is not None:
-        # By share, so that all end together.
+        # In proportion to their rows, so that all tasks end together.
         return tuple(ByRate(options.rate * rows / state.rows) for rows in task_rows)
     return ()
 
@@ -218,7 +218,7 @@ def _timetables(state: ReplayState, task_rows: tuple[int, ...]) -> tuple[Timetab
 def _in_order(
     spark: SparkSession, source: ReplaySource, state: ReplayState, tasks: int
 ) -> DataFrame:
-    """The rows of each task in one partition of Spark's, in an order that is always the same."""
+    """The rows of each task in one Spark partition, always in the same order."""
     due = (DUE,) if state.options.speed is not None else ()
     rows = source.rows(spark, SENT, state.parts).join(
         f.broadcast(_plan(spark, state.parts)), ["topic", "partition"]
@@ -226,7 +226,7 @@ def _in_order(
     rows = rows.where((f.col("offset") >= f.col("begin")) & (f.col("offset") < f.col("end")))
     partition = (
         f.when(f.col("keeps_partition"), f.col("partition"))
-        # Without a key, rows of one partition stay together, or they would lose their order.
+        # Rows without a key: those of one partition stay together, or they would lose their order.
         .when(f.col("key").isNull(), f.col("partition") % f.col("into_partitions"))
     )
     return (
@@ -265,9 +265,9 @@ def _plan(spark: SparkSession, parts: Iterable[ReplayPart]) -> DataFrame:
 
 
 def _collected(spark: SparkSession, frame: DataFrame, meanwhile: Callable[[], object]) -> list[Row]:
-    """What a query gives. `meanwhile` is called again and again; if it fails, or at Ctrl-C, the query is ended."""
+    """Collect a query's rows, calling `meanwhile` repeatedly. If it fails, or at Ctrl-C, cancels the query."""
     name = f"runnel-replay-{uuid.uuid4().hex}"
-    # Of the two ways to end a job, each kind of session knows one.
+    # There are two ways to cancel a job, and each kind of session supports one.
     is_remote = type(spark).__module__.startswith("pyspark.sql.connect")
 
     def collect() -> list[Row]:

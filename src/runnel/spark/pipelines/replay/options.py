@@ -1,4 +1,4 @@
-"""What a replay is asked to do, checked before anything is read. Pure."""
+"""The options of a replay, checked before anything is read. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from runnel.client.connection import parse_url
 from runnel.errors import ClientFault
-from runnel.spark.connections import usual_url
+from runnel.spark.connections import default_url
 from runnel.spark.options import parse_time_ns
 from runnel.spark.pipelines.replay.rename_rules import RenameRules
 from runnel.topics.names import check_topic
@@ -25,7 +25,7 @@ _GAP_MAX_S_MIN: Final = 0.001
 
 
 class OffsetRange(msgspec.Struct, frozen=True):
-    """Of one partition, offsets from `begin` on and below `end`; None: without a bound."""
+    """The offsets of one topic-partition from `begin` on and below `end`; None: no bound."""
 
     topic: str
     partition: int
@@ -34,11 +34,11 @@ class OffsetRange(msgspec.Struct, frozen=True):
 
 
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to replay, into what, and how fast. All of it makes the replay the one that it is."""
+    """What to replay, where to, and how fast. All options together identify the replay."""
 
     archive: str | None = None
     path: str | None = None
-    url: str | None = None  # of the broker to read from; None if it is not read from a broker
+    url: str | None = None  # the broker to read from; None if the source is not a broker
     into_url: str
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -58,21 +58,23 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def source(self) -> str:
-        """As people call it."""
+        """The source in words, for messages."""
         if self.archive is not None:
             return f"archive {self.archive}"
         return f"files in {self.path}" if self.path is not None else f"broker {self.url}"
 
 
 def differences(one: ReplayOptions, other: ReplayOptions) -> list[str]:
-    """What two replays were asked differently, as `speed was 2.0, and is 4.0`."""
+    """The options that differ between two replays, as `speed was 2.0, and is 4.0`."""
     pairs = ((name, getattr(one, name), getattr(other, name)) for name in one.__struct_fields__)
     return [
-        f"{name} was {_told(was)}, and is {_told(now)}" for name, was, now in pairs if was != now
+        f"{name} was {_describe(was)}, and is {_describe(now)}"
+        for name, was, now in pairs
+        if was != now
     ]
 
 
-def _told(value: object) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, RenameRules):
         value = [str(rule) for rule in value.rules]
     return "not given" if value in (None, (), [], {}) else str(msgspec.to_builtins(value))
@@ -96,10 +98,10 @@ def check_options(
     rate: float | None = None,
     gap_max_s: float | None = None,
 ) -> ReplayOptions:
-    """The options as one value. ClientFault says which is wrong, and what would be right."""
+    """Check the options. ClientFault says which is wrong, and what would be right."""
     if archive is not None and path is not None:
         raise ClientFault("give archive or path, not both: one source is replayed at a time")
-    home_url = url or usual_url()
+    home_url = url or default_url()
     for text in (home_url, into_url or home_url):
         parse_url(text)
     chosen = _topics(topics)

@@ -1,4 +1,4 @@
-"""What is replayed, settled once: how much of each partition, by which task, into what. Pure."""
+"""The plan of a replay: how much of each partition, by which task, into which topic. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class PartitionRows(msgspec.Struct, frozen=True, order=True):
-    """What a selection has of one partition: offsets from `begin` on and below `end`, not all of them perhaps."""
+    """The selected rows of one topic-partition: some or all offsets from `begin` on and below `end`."""
 
     topic: str
     partition: int
@@ -19,7 +19,7 @@ class PartitionRows(msgspec.Struct, frozen=True, order=True):
 
 
 class ReplayTarget(msgspec.Struct, frozen=True):
-    """Where the messages of a topic go. With another number of partitions, they go by key."""
+    """The topic that a topic's messages go to. If it has another number of partitions, keys decide."""
 
     topic: str
     partitions: int
@@ -27,7 +27,7 @@ class ReplayTarget(msgspec.Struct, frozen=True):
 
 
 class ReplayPart(msgspec.Struct, frozen=True):
-    """A partition that one task replays, from its first message to its last."""
+    """A partition that one task replays, from its first message to its last, and its target."""
 
     found: PartitionRows
     target: ReplayTarget
@@ -35,9 +35,11 @@ class ReplayPart(msgspec.Struct, frozen=True):
 
 
 def assign(found: Iterable[PartitionRows], tasks_max: int) -> list[tuple[PartitionRows, int]]:
-    """A task for each partition, so that all have about as much to do, and none nothing. The same for the same."""
+    """Assign each partition to a task, so that all tasks have about the same work and none has none. Deterministic."""
     ordered = sorted(found, key=lambda each: (-each.rows, each))
-    loads = [(0, task) for task in range(min(tasks_max, len(ordered)))]  # a heap: the least first
+    loads = [
+        (0, task) for task in range(min(tasks_max, len(ordered)))
+    ]  # a heap with the smallest load first
     assigned = []
     for each in ordered:
         rows, task = loads[0]

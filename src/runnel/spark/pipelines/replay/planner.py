@@ -1,4 +1,4 @@
-"""What a replay comes to, found out once when it begins: how much of each partition, into what, and when."""
+"""Plans a replay once when it begins: how much of each partition, into which topic, and when."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runnel.spark.pipelines.replay.sources import PLANNED, ReplaySource
 from runnel.spark.pipelines.replay.state import VERSION, ReplayState
 from runnel.spark.pipelines.replay.timetable import DUE, Cut, shortened
 
-# The order in which rows were stored; that of a partition's own rows is part of it.
+# The order in which rows were stored. It keeps the order within each partition.
 STORED_ORDER: Final = ("receive_time_ns", "topic", "partition", "offset")
 _NS_PER_SECOND: Final = 10**9
 
@@ -30,7 +30,7 @@ def plan_replay(
     tasks_max: int,
     into_existing: bool,
 ) -> ReplayState:
-    """Everything that is selected is looked at, without its payloads. `bus`: where it is to go."""
+    """Read everything that is selected, without payloads, and plan it. `bus`: the target broker."""
     options = source.options
     frame = with_due(source.rows(spark, PLANNED), options)
     found, first_ns, last_ns = _found(frame)
@@ -51,7 +51,7 @@ def plan_replay(
 
 
 def with_due(frame: DataFrame, options: ReplayOptions) -> DataFrame:
-    """By event time, rows become due in their order: one with an earlier time than its predecessor, with it."""
+    """Add the due time by event time. A row is never due before its predecessor in the partition."""
     if options.speed is None:
         return frame
     so_far = Window.partitionBy("topic", "partition").orderBy(*STORED_ORDER)
@@ -60,13 +60,13 @@ def with_due(frame: DataFrame, options: ReplayOptions) -> DataFrame:
 
 
 def slots(spark: SparkSession) -> int:
-    """How many tasks run at once: what Spark cuts rows into by default. Spark Connect tells it in no other way."""
+    """How many tasks run at once: Spark's default number of partitions. Spark Connect shows it in no other way."""
     cut = spark.range(10_000).select(f.spark_partition_id().alias("slot"))
     return max(1, cut.distinct().count())
 
 
 def _found(frame: DataFrame) -> tuple[list[PartitionRows], int, int]:
-    """What there is of each partition, and when the first and the last of it all is due."""
+    """The selected rows of each partition, and the due times of the first and the last row of all."""
     due = f.col(DUE) if DUE in frame.columns else f.lit(0)
     rows = (
         frame.groupBy("topic", "partition")
@@ -127,12 +127,12 @@ def _targets(
 
 
 def _cuts(frame: DataFrame, options: ReplayOptions) -> tuple[Cut, ...]:
-    """Where waiting would be longer than it may be."""
+    """The cuts in gaps that are longer than `gap_max_s`."""
     if options.gap_max_s is None:
         return ()
     assert options.speed is not None
     longest_ns = max(1, int(options.gap_max_s * options.speed * _NS_PER_SECOND))
-    # Within a bucket of this length there can be no longer gap, so the edges of buckets are enough.
+    # A bucket of this length contains no longer gap, so the edges of buckets are enough.
     edges = frame.groupBy(f.expr(f"{DUE} - pmod({DUE}, {longest_ns}L)").alias("bucket")).agg(
         f.min(DUE).alias("first"), f.max(DUE).alias("last")
     )

@@ -1,4 +1,4 @@
-"""How far a replay is, added up from what its tasks tell of themselves."""
+"""The progress of a replay, added up from the reports of its tasks."""
 
 from __future__ import annotations
 
@@ -10,42 +10,44 @@ import msgspec
 
 from runnel.spark.pipelines.replay.state import ReplayState, StateDirectory
 
-# Without news for so long, nothing is being sent.
+# Without a report for this long, nothing is being sent.
 _SILENCE_S: Final = 5.0
 _NS_PER_SECOND: Final = 10**9
 
 
 class ReplayProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a replay is."""
+    """The progress of a replay."""
 
-    messages: int  # that the broker has, those of earlier runs included
+    messages: int  # messages that the broker has, including earlier runs
     messages_total: int
-    messages_per_second: float  # lately
-    seconds_left: float | None  # by the timetable; None without one
+    messages_per_second: float  # recently
+    seconds_left: float | None  # by the timetable; None if there is none
 
 
 OnProgress: TypeAlias = Callable[[ReplayProgress], object]
 
 
 class ProgressWatch:
-    """Looks into the directory again and again."""
+    """Reads the progress reports in a replay's directory."""
 
     def __init__(self, state: ReplayState, directory: StateDirectory, tasks: int) -> None:
         self._messages_total = state.rows
         self._length_ns = _length_ns(state)
         self._directory = directory
         self._tasks = tasks
-        self._messages: int | None = None  # what earlier runs sent is no part of the rate
+        self._messages: int | None = (
+            None  # None at first: messages of earlier runs do not count for the rate
+        )
         self._per_second = 0.0
         self._counted_at_s = time.monotonic()
 
     def look(self) -> ReplayProgress:
-        told = [self._directory.progress(task) for task in range(self._tasks)]
-        messages = sum(each.rows for each in told)
+        reports = [self._directory.progress(task) for task in range(self._tasks)]
+        messages = sum(each.rows for each in reports)
         self._count(messages)
         left_s = None
         if self._length_ns is not None:
-            reached_ns = max(each.reached_ns for each in told)
+            reached_ns = max(each.reached_ns for each in reports)
             is_all = messages == self._messages_total
             left_s = 0.0 if is_all else max(0.0, (self._length_ns - reached_ns) / _NS_PER_SECOND)
         return ReplayProgress(
@@ -56,7 +58,7 @@ class ProgressWatch:
         )
 
     def _count(self, messages: int) -> None:
-        """Tasks tell less often than is looked: in between, the rate stays what it was."""
+        """Update the rate. Tasks report less often than this is called; in between, the rate stays."""
         now_s = time.monotonic()
         passed_s = now_s - self._counted_at_s
         if messages == self._messages and passed_s < _SILENCE_S:
@@ -67,7 +69,7 @@ class ProgressWatch:
 
 
 def _length_ns(state: ReplayState) -> float | None:
-    """Of the timetable; None without one."""
+    """The length of the timetable; None if there is none."""
     options = state.options
     if options.rate is not None:
         return state.rows / options.rate * _NS_PER_SECOND

@@ -1,4 +1,4 @@
-"""Which topic a replayed topic goes to: rules as `sensors/*` to `replayed/sensors/*`. Pure."""
+"""Rules that rename replayed topics, as `sensors/*` to `replayed/sensors/*`. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RIGHT: Final = "write FROM=TO, as sensors/a=copies/a or 'sensors/*=replayed/sen
 
 
 class RenameRule(msgspec.Struct, frozen=True):
-    """`*` stands for any run of characters, in `to` for the same one. Everything else is itself."""
+    """One rule. `*` stands for any run of characters, and in `to` for the same run. Other characters are literal."""
 
     since: str
     to: str
@@ -24,11 +24,11 @@ class RenameRule(msgspec.Struct, frozen=True):
         return f"{self.since}={self.to}"
 
     def apply(self, topic: str) -> str | None:
-        """The new name; None if this rule is not about the topic."""
+        """The new name; None if the rule does not match the topic."""
         before, star, behind = self.since.partition(_STAR)
         if not star:
             return self.to if topic == self.since else None
-        # As with patterns, only a `!` that is written finds the system's topics.
+        # As with patterns, only a literal `!` matches system topics.
         if topic.startswith(SYSTEM_MARK) and not before.startswith(SYSTEM_MARK):
             return None
         if (
@@ -41,13 +41,13 @@ class RenameRule(msgspec.Struct, frozen=True):
 
 
 class RenameRules(msgspec.Struct, frozen=True):
-    """The first rule about a topic decides; a topic without one keeps its name."""
+    """All rules. The first rule that matches a topic decides; a topic without one keeps its name."""
 
     rules: tuple[RenameRule, ...] = ()
 
     @classmethod
     def make(cls, rules: Mapping[str, str] | Iterable[str]) -> RenameRules:
-        """From names and their new names, or from texts `FROM=TO`."""
+        """Make rules from names and their new names, or from texts `FROM=TO`."""
         pairs = rules.items() if isinstance(rules, Mapping) else map(_split, rules)
         return cls(tuple(_checked(RenameRule(since, to)) for since, to in pairs))
 

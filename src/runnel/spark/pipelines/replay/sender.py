@@ -1,8 +1,8 @@
-"""What a task of a replay does: its rows to the broker, in order, at their times, each once.
+"""The work of a replay's task: sends its rows to the broker in order, at their times, each once.
 
-Its producer is the replay and the task, its batches are numbered, and they are cut in the same places every time: what
-the broker has, it drops. What a progress file says to be there is not even sent. So a broker that has forgotten the
-producer refuses what follows, instead of taking everything a second time.
+The producer is named by the replay and the task. Its batches are numbered and always cut in the same places, so the
+broker drops batches that it already has. Batches that a progress file names as acknowledged are not sent at all. So a
+broker that has forgotten the producer refuses the following batches, instead of storing everything twice.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from runnel.spark.pipelines.replay.timetable import DUE, Pacer, Timetable, slots
 from runnel.spark.write.chunks import Chunker
 from runnel.spark.write.task_publisher import Tally, TaskPublisher, publisher_to
 
-TASK: Final = "task"  # the column of the task that a row is for
-TOLD: Final = "task int, rows bigint, rows_there bigint"
-_TOLD_ARROW: Final = pa.schema(
+TASK: Final = "task"  # the column with the task that sends the row
+RESULT_SCHEMA: Final = "task int, rows bigint, rows_there bigint"
+_RESULT_ARROW_SCHEMA: Final = pa.schema(
     [("task", pa.int32()), ("rows", pa.int64()), ("rows_there", pa.int64())]
 )
 _TERM: Final = 1
@@ -33,7 +33,7 @@ _REPORT_EVERY_S: Final = 1.0
 
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True):
-    """Travels to the tasks. `timetables`: one for each of them, or none: as fast as it goes."""
+    """Spark sends it to the tasks. `timetables`: one for each task; empty: as fast as possible."""
 
     address: BrokerLogin
     deadline_s: float
@@ -42,7 +42,7 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True):
     timetables: tuple[Timetable, ...] = ()
 
     def send(self, incoming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Sends the rows of one task, which each name it; then tells of it in one row."""
+        """Send the rows of one task, which the column `TASK` names; yields one row with the result."""
         first = next((rows for rows in incoming if rows.num_rows), None)
         if first is None:
             return
@@ -55,19 +55,21 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 delivery.send(delivery.cut(map(_message_columns, arriving)))
             delivery.report_now()
-        told = delivery.progress
-        yield pa.record_batch([[task], [told.rows], [told.rows_repeated]], schema=_TOLD_ARROW)
+        done = delivery.progress
+        yield pa.record_batch(
+            [[task], [done.rows], [done.rows_repeated]], schema=_RESULT_ARROW_SCHEMA
+        )
 
 
 def _send_in_time(
     delivery: _TaskDelivery, arriving: Iterable[pa.RecordBatch], timetable: Timetable
 ) -> None:
-    # All tasks run at once, and have their first rows before the clock of any of them begins. It begins as far on as
-    # one of them had come: the others were there too, or owe what was due by then.
-    told = BarrierTaskContext.get().allGather(str(delivery.progress.reached_ns))
-    pacer = Pacer(_Clock(), max(map(int, told)))
+    # All tasks run at once, and each has its first rows before the clock of any task begins. The clock begins at the
+    # furthest point that any task had reached. The other tasks had reached it too, or are late with rows due by then.
+    reached = BarrierTaskContext.get().allGather(str(delivery.progress.reached_ns))
+    pacer = Pacer(_Clock(), max(map(int, reached)))
     for burst in pacer.bursts(slots(arriving, timetable), delivery.report):
-        # Each slot is cut by itself: which of them leave together is a matter of time.
+        # Each slot is cut separately, because timing decides which slots are sent together.
         delivery.send(
             chain.from_iterable(delivery.cut((_message_columns(slot.rows),)) for slot in burst)
         )
@@ -78,12 +80,14 @@ def _message_columns(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class _Clock:
+    """The real clock."""
+
     monotonic_ns = staticmethod(time.monotonic_ns)
     sleep = staticmethod(time.sleep)
 
 
 class _TaskDelivery:
-    """One task's batches on their way, and what is told of them meanwhile."""
+    """Sends one task's batches and reports its progress."""
 
     def __init__(
         self, publisher: TaskPublisher, replay_id: str, directory: StateDirectory, task: int
@@ -95,7 +99,7 @@ class _TaskDelivery:
             f"replay/{replay_id}/{task}",
             _TERM,
             topic=None,
-            turn=0,  # every row has a key or names its partition
+            turn=0,  # unused, because every row has a key or names its partition
             bytes_max=publisher.server.batch_bytes_max // 2,
             find_routes=publisher.find_routes,
             now_ns=time.time_ns,
@@ -118,11 +122,11 @@ class _TaskDelivery:
         )
 
     def cut(self, rows: Iterable[pa.RecordBatch]) -> Iterator[Batch]:
-        """Rows as the next batches."""
+        """Cut rows into the next batches."""
         return self._chunker.batches(rows)
 
     def send(self, batches: Iterable[Batch]) -> None:
-        """Returns when all of them are acknowledged."""
+        """Send batches; returns when all are acknowledged."""
         self._publisher.publish(self._unsent(batches), self._tally)
 
     def _unsent(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -135,7 +139,7 @@ class _TaskDelivery:
             self.report(self._reached_ns)
 
     def report(self, reached_ns: int) -> None:
-        """Everything due by then is acknowledged. It is told about once a second."""
+        """Report, about once a second, that everything due by `reached_ns` is acknowledged."""
         self._reached_ns = reached_ns
         if time.monotonic() - self._reported_at_s >= _REPORT_EVERY_S:
             self.report_now()

@@ -1,4 +1,4 @@
-"""What a replay reads, as a DataFrame: an archive, the files of a broker, or a broker."""
+"""The source of a replay as a DataFrame: an archive, the files of a broker, or a broker."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from runnel.spark.pipelines.replay.options import OffsetRange, ReplayOptions
 from runnel.spark.pipelines.replay.plan import ReplayPart
 from runnel.spark.read.schema import SPARK_SCHEMA
 
-# What a replay is planned by, and what it then sends.
+# The columns for planning a replay, and for sending it.
 PLANNED: Final = ("topic", "partition", "offset", "event_time_ns", "receive_time_ns")
 SENT: Final = (*PLANNED, "key", "payload", "tags", "transmit_time_ns", "uid")
 
 
 class ReplaySource(msgspec.Struct, frozen=True):
-    """Where a replay's rows come from."""
+    """The source of a replay's rows."""
 
     options: ReplayOptions
     token: str | None = None
@@ -35,7 +35,7 @@ class ReplaySource(msgspec.Struct, frozen=True):
     def rows(
         self, spark: SparkSession, columns: Sequence[str], parts: Iterable[ReplayPart] | None = None
     ) -> DataFrame:
-        """What is selected. With `parts`, of these partitions only what was there when they were found."""
+        """The selected rows. With `parts`, only the offsets that the plan found."""
         options = self.options
         if parts is None:
             bounds = options.offsets
@@ -51,12 +51,10 @@ class ReplaySource(msgspec.Struct, frozen=True):
         if options.where is not None:
             try:
                 frame = frame.where(options.where)
-                _ = (
-                    frame.schema
-                )  # through Spark Connect, a mistake shows when something is asked for
+                _ = frame.schema  # Spark Connect reports an error only on access
             except (AnalysisException, ParseException) as error:
-                told = str(error).strip().partition("\n")[0].partition(" SQLSTATE")[0]
-                raise ClientFault(f"where is {options.where!r}: {told}") from None
+                reason = str(error).strip().partition("\n")[0].partition(" SQLSTATE")[0]
+                raise ClientFault(f"where is {options.where!r}: {reason}") from None
         return frame.select(*columns)
 
     def _archived(self, spark: SparkSession, bounds: Iterable[OffsetRange]) -> DataFrame:
@@ -85,7 +83,7 @@ class ReplaySource(msgspec.Struct, frozen=True):
     ) -> DataFrame:
         options = self.options
         reader = spark.read.format("runnel").options(**_places(bounds))
-        if options.where is None:  # else it may be about any column
+        if options.where is None:  # otherwise the condition may use any column
             reader = reader.schema(StructType([SPARK_SCHEMA[name] for name in columns]))
         if options.pattern is not None:
             reader = reader.option("pattern", options.pattern)
@@ -107,7 +105,7 @@ class ReplaySource(msgspec.Struct, frozen=True):
         return frame
 
     def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many partitions these topics have; of an archive, as many as it has messages of."""
+        """The number of partitions of these topics; in an archive, of partitions with messages."""
         if self.options.archive is not None:
             opened = ArchiveTable.open(self.options.archive)
             highest: dict[str, int] = {}
@@ -124,7 +122,7 @@ class ReplaySource(msgspec.Struct, frozen=True):
 
 
 def _places(bounds: Iterable[OffsetRange]) -> dict[str, str]:
-    """Bounds as the options of a read."""
+    """The bounds as options of a read."""
     begins: dict[str, dict[str, int]] = {}
     ends: dict[str, dict[str, int]] = {}
     for each in bounds:

@@ -1,11 +1,10 @@
-"""A replay's directory: what it set out to do, how far its tasks are, and that it is done.
+"""A replay's directory: its plan, the progress of its tasks, and whether it is done.
 
-    replay.json         the options, and what they came to: the same rows in the same order, whenever it goes on
-    progress/<task>     what the broker has acknowledged, told by the task itself
+    replay.json         the options and the plan, so that a resumed replay has the same rows in the same order
+    progress/<task>     what the broker has acknowledged, written by the task itself
 
-Every file is written under another name first, so that whoever reads finds a whole one. A task that cannot reach the
-directory, because it runs on another machine, goes without: then more is sent again than needs be, and the broker
-drops it.
+Every file is first written under another name, so that a reader never finds a partial file. A task on another machine
+that cannot reach the directory works without it: it sends more than necessary again, and the broker drops that.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _LOCAL: Final = "file:"
 
 
 class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
-    """A replay as it was settled when it began."""
+    """The plan of a replay, made when it began, and whether it is done."""
 
     version: int
     replay_id: str
     options: ReplayOptions
     parts: tuple[ReplayPart, ...]
-    first_ns: int = 0  # of the timetable by event time
+    first_ns: int = 0  # the first and last due time, if paced by event time
     last_ns: int = 0
     cuts: tuple[Cut, ...] = ()
     is_done: bool = False
@@ -46,26 +45,28 @@ class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a task has been acknowledged. `reached_ns`: everything due by then, in the timetable."""
+    """What the broker has acknowledged of a task. `reached_ns`: everything due by this time of the timetable."""
 
     batches: int = 0
     rows: int = 0
-    rows_repeated: int = 0  # of `rows`, those that were there before
+    rows_repeated: int = 0  # rows among `rows` that an earlier attempt had stored
     reached_ns: int = 0
 
 
 class _Version(msgspec.Struct):
+    """The version of a state file, read before the rest."""
+
     version: int = 0
 
 
 class StateDirectory(msgspec.Struct, frozen=True):
-    """Where a replay keeps its state. It travels to the tasks."""
+    """The directory of a replay's state. Spark sends it to the tasks."""
 
     path: str
 
     @classmethod
     def at(cls, checkpoint: str) -> StateDirectory:
-        """Makes it, if it is not there."""
+        """Create it, if it does not exist."""
         local = checkpoint.removeprefix(_LOCAL + "//").removeprefix(_LOCAL)
         if "://" in local:
             raise ClientFault(
@@ -80,7 +81,7 @@ class StateDirectory(msgspec.Struct, frozen=True):
         return cls(str(path))
 
     def load(self, options: ReplayOptions) -> ReplayState | None:
-        """What was begun here with these options; None if nothing was."""
+        """The replay that was begun here with these options; None if there is none."""
         path = Path(self.path, _STATE)
         try:
             encoded = path.read_bytes()
@@ -103,7 +104,7 @@ class StateDirectory(msgspec.Struct, frozen=True):
         return state
 
     def begin(self, state: ReplayState) -> None:
-        """Note a new replay. What another one left here, whose state somebody removed, says nothing of it."""
+        """Record a new replay. Removes progress files of an earlier replay whose state file was deleted."""
         for left in Path(self.path, _PROGRESS).iterdir():
             left.unlink()
         self.save(state)
@@ -115,7 +116,7 @@ class StateDirectory(msgspec.Struct, frozen=True):
 
     @property
     def is_there(self) -> bool:
-        """Whether this machine has it, or another did make it."""
+        """Whether this machine can reach the directory with the replay's state."""
         return Path(self.path, _STATE).exists()
 
     def report(self, task: int, progress: TaskProgress) -> None:
@@ -130,7 +131,7 @@ class StateDirectory(msgspec.Struct, frozen=True):
 
 
 def _replace(path: Path, content: bytes) -> None:
-    # By process: an attempt of a task that Spark has given up may still be writing.
+    # Named by process, because a task attempt that Spark has abandoned may still be writing.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with unfinished.open("wb") as out:

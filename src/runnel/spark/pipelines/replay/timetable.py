@@ -1,8 +1,8 @@
-"""When each message of a replay leaves: timetables, the slots that they cut rows into, and waiting. Pure.
+"""When each message of a replay is sent: timetables, the slots that they cut rows into, and waiting. Pure.
 
-Times here are nanoseconds since the replay's beginning, on one clock for all of its tasks. Rows leave a slot at a time,
-when its last one is due: never early, and late by less than a slot. Slots depend on the rows and on the timetable and
-on nothing else, so that rows that are sent again are cut where they were cut before.
+Times are nanoseconds since the begin of the replay, on one clock for all its tasks. All rows of a slot are sent when
+its last row is due: never early, and late by less than a slot. Slots depend only on the rows and the timetable, so that
+rows that are sent again are cut where they were cut before.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 SLOT_NS: Final = 50_000_000
-# A slot with more rows is cut. Both are part of what makes a batch the same again: see chunking.
+# A slot with more rows is cut. Changing either number would change repeated batches: see write/chunks.py.
 SLOT_ROWS_MAX: Final = 10_000
-# The column of a row's own time in the timetable: its event time, but never before its predecessor's.
+# The column with a row's due time: its event time, but never before its predecessor's.
 DUE: Final = "due_ns"
 _NS_PER_SECOND: Final = 10**9
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """From a time on, everything is so much earlier: a gap before it was shortened."""
+    """A shortened gap: from `from_ns` on, everything is due `earlier_ns` earlier."""
 
     from_ns: int
     earlier_ns: int
 
 
 class ByEventTime(msgspec.Struct, frozen=True, tag="event_time"):
-    """`speed` times as fast as it happened, from `first_ns` on; `cuts` in order, each with all before it."""
+    """A timetable at `speed` times the pace of event times, from `first_ns` on. `cuts` are in order and cumulative."""
 
     first_ns: int
     speed: float
@@ -48,7 +48,7 @@ class ByEventTime(msgspec.Struct, frozen=True, tag="event_time"):
 
 
 class ByRate(msgspec.Struct, frozen=True, tag="rate"):
-    """So many a second, of one task."""
+    """A timetable with a constant number of messages per second, for one task."""
 
     per_second: float
 
@@ -61,7 +61,7 @@ Timetable: TypeAlias = ByEventTime | ByRate
 
 
 def shortened(gaps: Iterable[tuple[int, int]], longest_ns: int) -> tuple[Cut, ...]:
-    """Gaps, each from the last row before it to the first behind it, made `longest_ns` long."""
+    """The cuts that shorten gaps, given as (last row before, first row behind), to `longest_ns`."""
     cuts, earlier_ns = [], 0
     for last_ns, next_ns in sorted(gaps):
         earlier_ns += next_ns - last_ns - longest_ns
@@ -73,14 +73,14 @@ def shortened(gaps: Iterable[tuple[int, int]], longest_ns: int) -> tuple[Cut, ..
 
 
 class Slot(NamedTuple):
-    """Rows that leave together, and when."""
+    """Rows that are sent together, and when."""
 
     at_ns: int
     rows: pa.RecordBatch
 
 
 def slots(incoming: Iterable[pa.RecordBatch], timetable: Timetable) -> Iterator[Slot]:
-    """All rows, in their order. What Spark hands over at once does not matter."""
+    """All rows in their order, cut into slots. How Spark groups the rows does not matter."""
     held: list[pa.RecordBatch] = []
     held_rows = seen_rows = at_ns = 0
     for rows in incoming:
@@ -112,7 +112,7 @@ def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class PacerClock(Protocol):
-    """Time that passes, and a way to let it."""
+    """A clock that can wait."""
 
     def monotonic_ns(self) -> int: ...
 
@@ -120,7 +120,7 @@ class PacerClock(Protocol):
 
 
 class Pacer:
-    """A replay's clock: it stands at `begin_ns` of the timetable now, and goes on from there."""
+    """The clock of a replay. It starts at `begin_ns` of the timetable when it is made."""
 
     def __init__(self, clock: PacerClock, begin_ns: int, look_every_s: float = 1.0) -> None:
         self._clock = clock
@@ -134,9 +134,9 @@ class Pacer:
     def bursts(
         self, coming: Iterator[Slot], waiting: Callable[[int], object]
     ) -> Iterator[Iterator[Slot]]:
-        """The slots that are due by now, again and again, each lot to be sent before the next is asked for.
+        """Groups of slots that are due. Each group has to be sent before the next one is requested.
 
-        `waiting` is called now and then with a time: everything that was due by then has left.
+        Calls `waiting` while it waits, with a time: everything due by then has been sent.
         """
         ahead = next(coming, None)
 

@@ -1,4 +1,4 @@
-"""Figures as messages: the JSON document of a window, topic and chosen tags, and where it is published. Pure."""
+"""Makes messages of figures: a JSON document for each window, topic and chosen tags, and its topic. Pure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import xxhash
 from runnel.errors import ClientFault
 from runnel.topics.names import NAME_BYTES_MAX, STATS_PREFIX, check_topic
 
-USUAL_PREFIX: Final = STATS_PREFIX.rstrip("/")
+DEFAULT_PREFIX: Final = STATS_PREFIX.rstrip("/")
 
 _NS_PER_US: Final = 1000
 _TIMES: Final = ("window_start", "window_end")
 _LATENCY: Final = ("p50", "p90", "p99", "max")
-# A name that would be too long ends with so much of it, after what there is room for.
+# A topic name that would be too long is cut, and ends with a digest of this length.
 _DIGEST_CHARS: Final = 16
 _PREFIX_BYTES_MAX: Final = 100
-# In tags: what could be taken for a part of the form, and what may not stand in a topic's name.
+# Characters of tags that have a meaning in the topic's name, or that no name may contain.
 _QUOTED: Final = re.compile("[%,={}\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A message to publish. Its event is the end of the window."""
+    """A message to publish. Its event time is the end of the window."""
 
     topic: str
     payload: bytes
@@ -37,7 +37,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def check_prefix(prefix: str) -> None:
-    """ClientFault unless topics can begin with it and have room for what they are about."""
+    """ClientFault unless topics can begin with this prefix and have room for the rest of their names."""
     check_topic(prefix)
     if prefix.endswith("/") or len(prefix.encode()) > _PREFIX_BYTES_MAX:
         raise ClientFault(
@@ -47,7 +47,7 @@ def check_prefix(prefix: str) -> None:
 
 
 def figures_of(rows: pa.Table, prefix: str) -> Iterator[Figure]:
-    """Each row as a message, in the order of the rows."""
+    """A message for each row, in the order of the rows."""
     for name in _TIMES:
         rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(pa.int64()))
     for batch in rows.to_batches(max_chunksize=1000):
@@ -64,7 +64,7 @@ def figures_of(rows: pa.Table, prefix: str) -> Iterator[Figure]:
 
 
 def document(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What is published of a row, whose times are microseconds since 1970."""
+    """The document for a row, whose times are microseconds since 1970."""
     return {
         "window_start_ns": row["window_start"] * _NS_PER_US,
         "window_end_ns": row["window_end"] * _NS_PER_US,
@@ -89,7 +89,7 @@ def _summary(
 
 
 def topic_of(prefix: str, topic: str, tags: Mapping[str, str]) -> str:
-    """`!system/stats/main/sensors/a{unit=C}`: a topic, and so a last value, for each of what is counted apart.
+    """The topic of a figure, as `!system/stats/main/sensors/a{unit=C}`: each topic and set of tags has a last value.
 
     Some characters of tags are percent-encoded.
     """

@@ -1,4 +1,4 @@
-"""`stats` of what is stored: all windows, counted by a plain query, as a table or as documents."""
+"""Statistics of stored messages: a batch query over all windows, as a table or as documents."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def stats_history(
     url: str | None = None,
     token: str | None = None,
 ) -> DataFrame:
-    """The figures of all that a broker has stored, or of the journal files at `path`: every window there is.
+    """The figures of all windows, for everything that a broker has stored or that the journal files at `path` contain.
 
-    Of an archive, or of some of the messages: `stats_of`, with what was read.
+    For an archive, or for some of the messages, use `stats_of` with the DataFrame.
     """
     windows = Windows.of(window_s=window_s, slide_s=slide_s, tags=tags, late_s=late_s)
     options = source_options(topics=topics, pattern=pattern, path=path, url=url, token=token)
-    batch_options(options, url="")  # what is wrong with them, in fewer words than Spark's
+    batch_options(options, url="")  # its error is shorter than Spark's
     messages = spark.read.format("runnel").schema(windows.columns).options(**options).load()
     return figures(messages, windows)
 
 
 def write_stats(rows: DataFrame, table: str | os.PathLike[str]) -> int:
-    """Make a Delta table of figures, at a path where there is none. How many rows it has."""
+    """Write figures to a new Delta table; returns the number of rows."""
     uri = table_location(rows.sparkSession, table)
     check_table(uri, must_be_new=True)
     written = 0
@@ -62,15 +62,15 @@ def write_stats(rows: DataFrame, table: str | os.PathLike[str]) -> int:
 
 
 def documents(rows: DataFrame) -> Iterator[dict[str, Any]]:
-    """Figures as they would be published, oldest window first."""
+    """The figures as the documents that `stats` publishes, oldest window first."""
     in_order = rows.orderBy("window_end", "window_start", "topic", f.map_entries("tags"))
     for group in _groups(in_order):
         yield from map(document, group)
 
 
 def _groups(rows: DataFrame) -> Iterator[list[dict[str, Any]]]:
-    """Some thousands at a time, in the order of the rows: there may be more of them than fit into memory."""
-    # As numbers: Spark would make times of this machine's zone of them.
+    """The rows in order, some thousands at a time, because not all may fit into memory."""
+    # As numbers, because Spark would convert them to this machine's time zone.
     rows = rows.withColumns({name: f.unix_micros(name) for name in ("window_start", "window_end")})
     group: list[dict[str, Any]] = []
     try:

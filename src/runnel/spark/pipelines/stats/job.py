@@ -1,4 +1,4 @@
-"""`stats`: messages counted and measured as they come, in windows of event time, from the options to the end."""
+"""`stats`: a streaming query that counts and measures messages in windows of event time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from runnel.errors import ClientFault
 from runnel.spark.connections import BrokerLogin
 from runnel.spark.options import stream_options
-from runnel.spark.pipelines.stats.documents import USUAL_PREFIX, check_prefix
+from runnel.spark.pipelines.stats.documents import DEFAULT_PREFIX, check_prefix
 from runnel.spark.pipelines.stats.paths import is_file_path, is_here, source_options, table_location
 from runnel.spark.pipelines.stats.record import StatsRecord, check_record
 from runnel.spark.pipelines.stats.sink import FORMAT, Destination, StatsSink
@@ -31,18 +31,18 @@ from runnel.spark.pipelines.streaming_query import (
 )
 from runnel.spark.runtime.session import is_local, register_once
 
-# Delta passes over directories with such a name.
+# Delta ignores directories whose names begin with an underscore.
 _CHECKPOINTS: Final = "_checkpoints"
 
 _STATE_SETTINGS: Final[Mapping[str, str]] = {
-    # Open windows of ten thousand topics are much for the JVM's heap, where they would be by default, in several
-    # versions. RocksDB has them on disk, and a micro-batch writes what it has changed.
+    # By default the JVM's heap holds all open windows, in several versions, which is much for ten thousand topics.
+    # RocksDB keeps them on disk, and a micro-batch writes only its changes.
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
-# Fixed by the checkpoint's first micro-batch. Spark's own 200 are as many files and tasks for a handful of rows.
+# The checkpoint's first micro-batch fixes it. Spark's default of 200 means 200 files and tasks for a handful of rows.
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _PARTITIONS_OF_UNKNOWN: Final = 8
 
@@ -57,7 +57,7 @@ def stats(
     tags: Sequence[str] = (),
     late_s: float = LATE_S,
     table: str | os.PathLike[str] | None = None,
-    publish: str | None = USUAL_PREFIX,
+    publish: str | None = DEFAULT_PREFIX,
     name: str = "main",
     checkpoint: str | os.PathLike[str] | None = None,
     starting: str = "earliest",
@@ -66,15 +66,16 @@ def stats(
     token: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> PipelineProgress:
-    """Count and measure the messages of topics, as they come, and say how many that were.
+    """Count and measure the messages of topics as they come; returns the final progress.
 
     Each window, topic and combination of the chosen `tags` becomes a row of the Delta table `table`, exactly once, and
-    then a message of the topic `<publish>/<name>/<topic>`, at least once. That is when the window is complete: when
-    something was received long enough after its end. Windows that are not yet stay in the checkpoint.
+    then a message of the topic `<publish>/<name>/<topic>`, at least once. This happens when the window is complete:
+    when a message was received long enough after its end. Incomplete windows stay in the checkpoint.
 
-    Without `every_s` it takes what is there now and returns; with it, it goes on every so many seconds until it is
-    interrupted. Called again with its checkpoint, which is beside the table if nobody says where, it goes on where it
-    was; with neither it remembers nothing. `starting` (earliest, latest or a time) is for the first time.
+    Without `every_s` it processes what is stored now and returns. With it, it runs a micro-batch every `every_s`
+    seconds until it is interrupted. Another call with the same checkpoint, by default beside the table, continues from
+    the last position; without table and checkpoint it keeps no position. `starting` (earliest, latest or a time)
+    applies to the first call.
     """
     plan = StatsPlan.make(
         topics=topics,
@@ -96,10 +97,10 @@ def stats(
 
 
 class StatsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done, checked as far as that is possible without Spark, which takes long to start."""
+    """The arguments, checked as far as possible before Spark is started, which takes long."""
 
     windows: Windows
-    options: Mapping[str, str]  # of reading
+    options: Mapping[str, str]  # options of reading
     table: str | None
     prefix: str | None
     name: str
@@ -125,7 +126,7 @@ class StatsPlan(msgspec.Struct, frozen=True, kw_only=True):
         url: str | None,
         token: str | None = None,
     ) -> StatsPlan:
-        """ClientFault for what cannot be."""
+        """Check the arguments. ClientFault says what is wrong."""
         if table is None and publish is None:
             raise ClientFault("figures have nowhere to go: give a table, or publish them")
         if every_s is not None and not every_s > 0:
@@ -135,9 +136,11 @@ class StatsPlan(msgspec.Struct, frozen=True, kw_only=True):
         options = source_options(topics=topics, pattern=pattern, url=url, token=token)
         place = "startingOffsets" if starting in ("earliest", "latest") else "startingTime"
         options[place] = starting
-        stream_options(options, url="")  # what is wrong with them, in fewer words than Spark's
+        stream_options(options, url="")  # its error is shorter than Spark's
         if table is None and checkpoint is None:
-            options["cursor"] = ""  # nobody will come back for what it would hold
+            options["cursor"] = (
+                ""  # without a checkpoint the query never resumes, so it must not hold back retention
+            )
         prefix = None if publish is None else f"{publish}/{name}"
         if prefix is not None:
             check_prefix(prefix)
@@ -152,7 +155,7 @@ class StatsPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def run(self, spark: SparkSession, on_progress: OnProgress | None = None) -> PipelineProgress:
-        """Until it is done, or interrupted. PipelineFailedError if it ends with an error."""
+        """Run until done or interrupted. PipelineFailedError if it ends with an error."""
         table = None if self.table is None else table_location(spark, self.table)
         checkpoint = self.checkpoint
         if table is not None:
@@ -170,14 +173,14 @@ class StatsPlan(msgspec.Struct, frozen=True, kw_only=True):
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{self.every_s * 1000:.0f} milliseconds")
-        with _remembering(spark, checkpoint) as directory:
+        with _checkpoint_directory(spark, checkpoint) as directory:
             writer = writer.option("checkpointLocation", directory)
             return run_query(_started(spark, writer), on_progress)
 
 
 @contextmanager
-def _remembering(spark: SparkSession, checkpoint: str | None) -> Iterator[str]:
-    """A directory for the query's position and open windows: the one named, or one for as long as the `with` lasts."""
+def _checkpoint_directory(spark: SparkSession, checkpoint: str | None) -> Iterator[str]:
+    """The directory of the query's position and open windows: the given one, or a temporary one."""
     if checkpoint is not None:
         yield checkpoint
         return
@@ -185,7 +188,7 @@ def _remembering(spark: SparkSession, checkpoint: str | None) -> Iterator[str]:
         raise ClientFault(
             "without a table it needs a checkpoint: a directory that Spark's driver and executors all reach"
         )
-    # Spark may still be tidying up in it.
+    # Spark may still be deleting files in it.
     with TemporaryDirectory(prefix="runnel-stats-", ignore_cleanup_errors=True) as directory:
         yield directory
 
@@ -204,7 +207,7 @@ def _started(spark: SparkSession, writer: DataStreamWriter) -> StreamingQuery:
 
 @contextmanager
 def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Where the user has said nothing else, and only for as long as the `with` lasts."""
+    """Apply settings that the user has not set, for the duration of the `with`."""
     ours = {key: value for key, value in settings.items() if spark.conf.get(key, None) is None}
     try:
         for key, value in ours.items():

@@ -1,4 +1,4 @@
-"""Where `stats` reads and where its table is, as the driver sees it."""
+"""The source options and the table's location of `stats`, as the driver sees them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from runnel.client.connection import parse_url
-from runnel.spark.connections import usual_url
+from runnel.spark.connections import default_url
 
 _URI: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -24,9 +24,9 @@ def source_options(
     token: str | None,
     path: str | os.PathLike[str] | None = None,
 ) -> dict[str, str]:
-    """The options of reading. The address is settled here: executors may have other ideas of where the broker is."""
+    """The options of reading. They include the broker's URL, because executors may have another default."""
     if path is None:
-        url = url or usual_url()
+        url = url or default_url()
         parse_url(url)
     options = {
         "topics": topics if isinstance(topics, str) or topics is None else ",".join(topics),
@@ -39,16 +39,16 @@ def source_options(
 
 
 def is_here(spark: object) -> bool:
-    """Whether the driver is this program: not with Spark Connect, where it has files and settings of its own."""
+    """Whether this program is the driver. With Spark Connect the driver has its own files and settings."""
     return isinstance(spark, SparkSession)
 
 
 def is_file_path(spark: object, path: str) -> bool:
-    """Whether it is a path of this machine."""
+    """Whether it is a path on this machine."""
     return is_here(spark) and not _URI.match(path)
 
 
 def table_location(spark: object, path: str | os.PathLike[str]) -> str:
-    """A table's place, whatever the working directory of who looks for it."""
+    """A table's location, independent of the working directory."""
     text = os.fspath(path)
     return str(Path(text).absolute()) if is_file_path(spark, text) else text

@@ -1,6 +1,6 @@
-"""What a checkpoint of `stats` counts, written beside it: half-counted windows are of use to the same question alone.
+"""Records in a checkpoint of `stats` what it counts, because its half-counted windows fit only the same arguments.
 
-Spark would go on with another length of windows, or other topics, without a word.
+Spark would continue with another length of windows, or other topics, without an error.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from runnel.errors import ClientFault
 from runnel.spark.pipelines.stats.windows import Windows
 
 _FILE: Final = "runnel-stats.json"
-_BEGUN: Final = "offsets"  # Spark makes it when it plans the first micro-batch
+_BEGUN: Final = "offsets"  # Spark creates it when it plans the first micro-batch
 
 
 class StatsRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The question. Names as the arguments of `stats`."""
+    """The arguments of `stats` that must not change, by their names."""
 
     topics: str | None
     pattern: str | None
@@ -41,7 +41,7 @@ class StatsRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_record(checkpoint: str, record: StatsRecord) -> None:
-    """Write it for a query that has not begun. ClientFault if the checkpoint is of another question."""
+    """Write the record for a query that has not begun. ClientFault if the checkpoint has other arguments."""
     path = Path(checkpoint) / _FILE
     if not (path.exists() and (path.parent / _BEGUN).exists()):
         path.parent.mkdir(parents=True, exist_ok=True)

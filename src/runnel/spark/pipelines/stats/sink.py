@@ -1,8 +1,8 @@
-"""The sink of `stats`: a micro-batch's figures, gathered where the query is planned, then stored and published.
+"""The sink of `stats`: collects a micro-batch's figures in the driver, stores them and publishes them.
 
-Figures are few, so they pass through one place: the table may lie on a disk that executors do not see. It has them
-before anybody hears of them. What fails in between comes again with the same micro-batch: then the table has it, and it
-is published again.
+Figures are few, so they pass through the driver: the table may be on a disk that executors do not reach. They are
+stored before they are published. After a failure in between, the micro-batch is repeated: the table then already has
+the figures, and they are published again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Destination(msgspec.Struct, frozen=True):
 
     @property
     def options(self) -> dict[str, str]:
-        """As Spark carries it to the sink; it shows no option whose name is `token`."""
+        """The destination as options of the sink. Spark hides an option named `token`."""
         given = {
             "url": self.address.url,
             "token": self.address.token,
@@ -51,6 +51,8 @@ class Destination(msgspec.Struct, frozen=True):
 
 
 class StatsSink(DataSource):
+    """The internal format of `stats`."""
+
     @classmethod
     def name(cls) -> str:
         return FORMAT
@@ -64,7 +66,7 @@ class StatsSink(DataSource):
 
 
 class TaskFigures(WriterCommitMessage):
-    """What a task has of a micro-batch's figures, as an Arrow stream."""
+    """The commit message of a task: its figures as an Arrow stream."""
 
     def __init__(self, query_id: str, figures: bytes) -> None:
         self.query_id = query_id
@@ -72,6 +74,8 @@ class TaskFigures(WriterCommitMessage):
 
 
 class StatsWriter(DataSourceStreamArrowWriter):
+    """Stores and publishes the figures of each micro-batch."""
+
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
         if destination.table is not None:
@@ -79,9 +83,9 @@ class StatsWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
-        assert context is not None  # Spark calls it within tasks
+        assert context is not None  # Spark calls `write` within tasks
         query_id = context.getLocalProperty(_QUERY_ID)
-        assert query_id is not None  # and those of a streaming query have one
+        assert query_id is not None  # tasks of a streaming query have one
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_stream(
             buffer, FIGURES, options=pa.ipc.IpcWriteOptions(compression="zstd")
@@ -105,11 +109,11 @@ class StatsWriter(DataSourceStreamArrowWriter):
             publish(destination.address, destination.prefix, rows)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Whatever is in the table or was published stays: the micro-batch comes again."""
+        """Does nothing: stored and published figures stay, and the micro-batch is repeated."""
 
 
 def publish(address: BrokerLogin, prefix: str, rows: pa.Table) -> None:
-    """All of them, oldest window first, so that the last value of each topic is the newest."""
+    """Publish all figures, oldest window first, so that the last value of each topic is the newest."""
     with connection(address).publisher() as publisher:
         for figure in figures_of(rows, prefix):
             publisher.send(

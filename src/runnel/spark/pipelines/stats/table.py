@@ -1,4 +1,4 @@
-"""Figures in a Delta table: each micro-batch's once, however often it is repeated."""
+"""Stores figures in a Delta table, each micro-batch once, however often it is repeated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 from runnel.errors import ClientFault
 from runnel.spark.pipelines.stats.windows import FIGURES
 
-# A micro-batch adds a small file: so many are then joined.
+# Each micro-batch adds a small file. After this many, the files are joined.
 COMPACT_EVERY: Final = 100
 _DESCRIPTION: Final = "runnel pipeline stats"
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("runnel.spark")
 
 
 def check_table(uri: str, *, must_be_new: bool = False) -> None:
-    """ClientFault if there is a table that is not one of figures, or one at all where a new one is to be."""
+    """ClientFault if the table has other columns than figures, or if it exists and `must_be_new`."""
     if "://" not in uri and Path(uri).is_file():
         raise ClientFault(f"the table {uri} is a file: it must be a directory")
     if not DeltaTable.is_deltatable(uri):
@@ -51,7 +51,7 @@ def _schema() -> Schema:
 
 
 def append_once(uri: str, rows: pa.Table, *, query_id: str, batch_id: int) -> bool:
-    """Add a micro-batch's figures, unless they are there. Whether they were added."""
+    """Add a micro-batch's figures unless the table has them; returns whether they were added."""
     if not DeltaTable.is_deltatable(uri):
         DeltaTable.create(uri, _schema(), mode="ignore", description=_DESCRIPTION)
     table = _opened(uri)
@@ -67,16 +67,16 @@ def append_once(uri: str, rows: pa.Table, *, query_id: str, batch_id: int) -> bo
 
 
 def _join_files(table: DeltaTable) -> None:
-    """Failing is told, and no more: the figures are there either way."""
+    """Join small files. A failure is only logged, because the figures are stored anyway."""
     try:
         table.optimize.compact()
-        table.vacuum(dry_run=False)  # of what nobody has needed for a week
+        table.vacuum(dry_run=False)  # removes files that left the table a week ago
     except (DeltaError, OSError) as error:
         logger.warning("%s: small files were not joined: %s", table.table_uri, error)
 
 
 def write_new(uri: str, batches: Iterable[pa.RecordBatch]) -> None:
-    """A table of all these figures, whole or not at all."""
+    """Write all these figures to a new table, in one transaction."""
     check_table(uri, must_be_new=True)
     reader = pa.RecordBatchReader.from_batches(FIGURES, batches)
     write_deltalake(uri, reader, mode="error", description=_DESCRIPTION)

@@ -1,17 +1,17 @@
-"""Messages counted and measured in windows of event time: how, and by which definition each counts where.
+"""Counts and measures messages in windows of event time, and defines the window of each message.
 
-A message's place in time, by what is written in it and nothing else:
+Only the message itself decides its window:
 
-    late    received more than `late_s` after its event: it counts apart, in the window of its receive time
-    ahead   its event lies behind its receive time, which only a wrong clock does: the window of its receive time
-    else    the window of its event time
+    late       received more than `late_s` after its event: counts separately, in the window of its receive time
+    ahead      its event time is after its receive time, so a clock is wrong: the window of its receive time
+    otherwise  the window of its event time
 
-So each message counts in `messages` or in `late_messages`, of one window (where they overlap, of each that covers it),
-and the same again whenever it is counted anew. Those `ahead_messages` are among `messages`.
+So each message counts in `messages` or in `late_messages` of one window (of every window that covers it, if windows
+overlap), and counts the same whenever it is counted again. `messages` includes `ahead_messages`.
 
-What a message is placed by is never later than its receive time, nor more than `late_s` before it: no wrong clock moves
-the watermark into the future, and as receive times never go back within a shard, a shard's messages are never too late
-for Spark. Only shards that are read at an uneven pace can be; see `SLACK`.
+The time that places a message is never later than its receive time, and never more than `late_s` before it. So a wrong
+clock cannot move the watermark into the future. Receive times never go back within a shard, so a shard's messages are
+never too late for Spark by themselves; only shards that are read at an uneven pace can be, see `SLACK`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from runnel.spark.read.schema import SPARK_SCHEMA
 
 WINDOW_S: Final = 60.0
 LATE_S: Final = 10.0
-# Shards become readable when they are synced, each by itself: what one of them has received a moment before the others
-# may be read with the next micro-batch.
+# Each shard is synced separately, and readable after that. So a message that one shard received a moment before the
+# others may be read with the next micro-batch.
 SLACK: Final = timedelta(seconds=2)
 TAGS_MAX: Final = 16
 OVERLAPPING_MAX: Final = 100
 
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-# A percentile's rank is off by at most a thousandth; what is kept of a window for it grows with this number.
+# A percentile's rank is wrong by at most a thousandth. The state of a window grows with this number.
 _ACCURACY: Final = 1000
 _MICROSECOND: Final = timedelta(microseconds=1)
 _DURATION_MAX: Final = timedelta(days=366)
@@ -58,7 +58,7 @@ def _latency(name: str) -> list[str]:
     return [f"{column}_ns" for column in (*_percentiles(name), f"{name}_max")]
 
 
-# What is measured: one row for each window, topic and chosen tags.
+# The figures: one row for each window, topic and chosen tags.
 FIGURES: Final = pa.schema(
     [
         ("window_start", pa.timestamp("us", "UTC")),
@@ -87,7 +87,7 @@ FIGURES: Final = pa.schema(
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """What is counted together. Made with `of`, which checks it."""
+    """What is counted together: windows, chosen tags and lateness. `of` checks it."""
 
     length: timedelta
     slide: timedelta
@@ -98,7 +98,7 @@ class Windows(msgspec.Struct, frozen=True):
     def of(
         cls, *, window_s: float, slide_s: float | None, tags: Sequence[str], late_s: float
     ) -> Windows:
-        """ClientFault says what is wrong."""
+        """Check the arguments. ClientFault says what is wrong."""
         length = _duration("window_s", window_s, least=_MICROSECOND)
         slide = length if slide_s is None else _duration("slide_s", slide_s, least=_MICROSECOND)
         if slide > length:
@@ -116,7 +116,7 @@ class Windows(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> StructType:
-        """What has to be read of messages, and no more."""
+        """The columns of messages that have to be read."""
         names = (*_NEEDED, _TAGS) if self.tags else _NEEDED
         return StructType([SPARK_SCHEMA[name] for name in names])
 
@@ -152,9 +152,9 @@ def stats_of(
     tags: Sequence[str] = (),
     late_s: float = LATE_S,
 ) -> DataFrame:
-    """The figures of messages that were read by Spark, however: from a broker, files or an archive.
+    """The figures of messages that Spark has read from a broker, files or an archive.
 
-    Of a stream, each window comes once it is complete; of anything else, all of them.
+    A stream gives each window once it is complete; a batch gives all windows.
     """
     windows = Windows.of(window_s=window_s, slide_s=slide_s, tags=tags, late_s=late_s)
     missing = [name for name in windows.columns.names if name not in messages.columns]
@@ -166,22 +166,22 @@ def stats_of(
 
 
 def figures(messages: DataFrame, windows: Windows) -> DataFrame:
-    """One row for each window, topic and chosen tags, as `FIGURES` says."""
+    """One row for each window, topic and chosen tags, with the columns of `FIGURES`."""
     rows = messages.select(*_measured(windows))
     if rows.isStreaming:
         rows = rows.withWatermark(_AT, _interval(windows.late + SLACK))
     window = f.window(_AT, _interval(windows.length), _interval(windows.slide))
     tags = [f.col(_tag(number)) for number in range(len(windows.tags))]
     counted = rows.groupBy(window, "topic", *tags).agg(*_counted())
-    return counted.select(*_told(windows))
+    return counted.select(*_columns_of_figures(windows))
 
 
-# --- Of each message ---
+# --- Columns of each message ---
 
 
 def _measured(windows: Windows) -> list[Column]:
     no = f.lit(0).cast("boolean")
-    # 0: nobody set it.
+    # 0: the client did not set it.
     event_ns = f.nullif(f.col("event_time_ns"), f.lit(0))
     transmit_ns = f.nullif(f.col("transmit_time_ns"), f.lit(0))
     receive_ns = f.col("receive_time_ns")
@@ -189,7 +189,7 @@ def _measured(windows: Windows) -> list[Column]:
     is_late = f.ifnull(event_ns < receive_ns - late_ns, no)
     at_ns = f.when(is_late, receive_ns).otherwise(f.least(event_ns, receive_ns))
     in_time = ~is_late
-    # Clients may write any time into a message: what does not fit into 64 bits must not end the query.
+    # Clients may set any time, so a difference that does not fit into 64 bits must not end the query.
     return [
         f.col("topic"),
         *(f.col(_TAGS)[tag].alias(_tag(number)) for number, tag in enumerate(windows.tags)),
@@ -206,7 +206,7 @@ def _measured(windows: Windows) -> list[Column]:
 
 
 def _tag(number: int) -> str:
-    """A tag's column while it is counted by: its name could be that of another column."""
+    """The internal column of a tag, because the tag's own name could be that of another column."""
     return f"tag_{number}"
 
 
@@ -214,7 +214,7 @@ def _interval(duration: timedelta) -> str:
     return f"{duration // _MICROSECOND} microseconds"
 
 
-# --- Of each window ---
+# --- Columns of each window ---
 
 
 def _counted() -> list[Column]:
@@ -242,7 +242,7 @@ def _shares(column: Column) -> Column:
     return f.percentile_approx(column, list(_SHARES.values()), _ACCURACY)
 
 
-def _told(windows: Windows) -> list[Column]:
+def _columns_of_figures(windows: Windows) -> list[Column]:
     columns = {
         "window_start": f.col("window.start"),
         "window_end": f.col("window.end"),
@@ -261,7 +261,7 @@ def _told(windows: Windows) -> list[Column]:
 
 
 def _tags_of(windows: Windows) -> Column:
-    """The chosen tags and what the messages have there, null for messages without."""
+    """The chosen tags with their values; null for messages without the tag."""
     if not windows.tags:
         return f.expr("cast(map() as map<string, string>)")
     pairs = [(f.lit(tag), f.col(_tag(number))) for number, tag in enumerate(windows.tags)]

@@ -1,4 +1,4 @@
-"""Verbs of replayed reading: messages from an offset or a time on, and whole shards for pipelines."""
+"""The methods Fetch, ListShards and FetchShard: messages from an offset or a time, and whole shards for pipelines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from runnel.protocols.grpc.encoding.messages import (
     blocks_in,
     is_blocks,
     natural,
-    told_gaps,
-    told_message,
+    proto_gaps,
+    proto_message,
 )
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from runnel.protocols.grpc.server.calls import GrpcCall
@@ -23,7 +23,7 @@ from runnel.protocols.grpc.server.grpc_server import shutting_down
 
 _BYTES: Final = 2**20
 _NS_PER_MS: Final = 1_000_000
-# Of messages one by one in an answer: clients take 4 MiB unless they are told otherwise.
+# The messages of an answer, if not in blocks: clients accept 4 MiB by default.
 _ANSWER_BYTES_MAX: Final = 3 * 2**20
 
 
@@ -51,21 +51,21 @@ async def fetch(call: GrpcCall, request: pb.FetchRequest) -> pb.FetchResponse:
         next_offset=next_offset,
         first_offset=fetched.first_offset,
         end_offset=fetched.end_offset,
-        gaps=told_gaps(fetched.gaps),
+        gaps=proto_gaps(fetched.gaps),
     )
 
 
 def _fitting(fetched: FetchResult) -> tuple[list[pb.Message], int]:
-    """As many as an answer should have, at least one, and where the next fetch begins."""
+    """The messages that fit into an answer, at least one, and where the next fetch begins."""
     messages: list[pb.Message] = []
     size = 0
     for batch in fetched.batches:
         for message in batch.messages():
-            told = told_message(message)
-            size += told.ByteSize()
+            sent = proto_message(message)
+            size += sent.ByteSize()
             if size > _ANSWER_BYTES_MAX and messages:
                 return messages, message.offset
-            messages.append(told)
+            messages.append(sent)
     return messages, fetched.next_offset
 
 
@@ -77,7 +77,7 @@ async def list_shards(call: GrpcCall, request: pb.ListShardsRequest) -> pb.ListS
     shards = await call.access.shards(
         tuple(request.patterns), request.time_ns if request.HasField("time_ns") else None
     )
-    told = [
+    listed = [
         pb.Shard(
             journal=shard.journal,
             shard=shard.shard,
@@ -89,7 +89,7 @@ async def list_shards(call: GrpcCall, request: pb.ListShardsRequest) -> pb.ListS
         )
         for shard in shards
     ]
-    return pb.ListShardsResponse(shards=told)
+    return pb.ListShardsResponse(shards=listed)
 
 
 async def fetch_shard(call: GrpcCall, request: pb.FetchShardRequest) -> pb.FetchShardResponse:
@@ -109,5 +109,5 @@ async def fetch_shard(call: GrpcCall, request: pb.FetchShardRequest) -> pb.Fetch
         next_entry=fetched.next_entry,
         first_entry=fetched.first_entry,
         end_entry=fetched.end_entry,
-        gaps=told_gaps(fetched.gaps),
+        gaps=proto_gaps(fetched.gaps),
     )

@@ -1,4 +1,4 @@
-"""Publishing, one request at a time or in a stream, and the terms of named publishers."""
+"""The methods Publish, PublishStream and NewTerm."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from runnel.protocols.grpc.encoding.plain import (
     plain_of,
 )
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.methods.sending import (
+from runnel.protocols.grpc.methods.publish_requests import (
+    PreparedPublish,
     RequestPart,
-    Sending,
     answer_to,
-    joined,
-    prepared,
-    prepared_plain,
-    taken,
+    classify,
+    join_requests,
+    prepare,
+    prepare_plain,
 )
 from runnel.protocols.grpc.server.calls import GrpcCall
 from runnel.protocols.grpc.server.outbox import Outbox
 from runnel.protocols.grpc.server.statuses import error_of
-from runnel.protocols.grpc.server.talking import talk
+from runnel.protocols.grpc.server.two_way_stream import run_two_way_stream
 
-# Requests of one stream that are not answered, or whose answers the client has not taken: no more are read meanwhile.
+# Requests of one stream without an answer that the client has taken. At this number reading stops.
 _UNANSWERED_MAX: Final = 1024
-# And their bytes, of those that are not stored: above it no more are read. One is, whatever its size.
+# Bytes of a stream's requests that are not stored. Above it reading stops; one request is read whatever its size.
 _UNSTORED_BYTES_MAX: Final = 8 * 2**20
-# Requests that are gathered before they are begun: so many, so many bytes, or for so long.
+# Requests are gathered before they are stored: up to this number, these bytes or this time.
 _GATHERED_MAX: Final = 64
 _GATHERED_BYTES_MAX: Final = 2**16
 _GATHER_SECONDS: Final = 0.002
-# Of an answer in a `PublishStreamResponse`.
+# The tag of an answer in a `PublishStreamResponse`.
 _ANSWERS: Final = 0x0A
 
 
 async def publish(call: GrpcCall, request: pb.PublishRequest) -> pb.PublishResponse:
     plain = plain_of(request, request.ByteSize()) if call.traceparent is None else None
-    sending = prepared(call, request) if plain is None else prepared_plain(call, plain)
-    published = await _all_appended(call, sending)
+    prepared = prepare(call, request) if plain is None else prepare_plain(call, plain)
+    published = await _all_appended(call, prepared)
     done = await call.uninterrupted(asyncio.gather(*published))
-    return answer_to(sending, done)
+    return answer_to(prepared, done)
 
 
 async def new_term(call: GrpcCall, request: pb.NewTermRequest) -> pb.NewTermResponse:
@@ -62,19 +62,23 @@ async def publish_stream(call: GrpcCall) -> None:
     await PublishStream(call).run()
 
 
-async def _all_appended(call: GrpcCall, sending: Sending) -> list[asyncio.Future[Published]]:
+async def _all_appended(
+    call: GrpcCall, prepared: PreparedPublish
+) -> list[asyncio.Future[Published]]:
     published: list[asyncio.Future[Published]] = []
     try:
-        for part in sending.parts:
-            published.append(await _appended(call, part))  # noqa: PERF401 - what is in must be known
+        for part in prepared.parts:
+            published.append(await _appended(call, part))  # noqa: PERF401 - on an error, the appended parts must be known
     except BaseException:
-        asyncio.gather(*published, return_exceptions=True)  # nobody else will look at them
+        asyncio.gather(
+            *published, return_exceptions=True
+        )  # retrieves their results: nothing else will
         raise
     return published
 
 
 async def _appended(call: GrpcCall, part: RequestPart) -> asyncio.Future[Published]:
-    """Tried again whenever there is room, until it is in."""
+    """Append a part, waiting for room as often as needed."""
     while True:
         try:
             return part.append()
@@ -83,10 +87,10 @@ async def _appended(call: GrpcCall, part: RequestPart) -> asyncio.Future[Publish
 
 
 class PublishStream:
-    """One stream: requests are begun in the order in which they came and answered as they are done.
+    """One stream: its requests are published in the order in which they came, and answered as they are done.
 
-    A client that sends on without waiting has its requests gathered for a moment: to store and answer many together
-    costs little more than one (bench/listeners.py). One that waits for each answer gets it at once.
+    The requests of a client that does not wait for answers are gathered for a moment: storing and answering many
+    together costs little more than one (bench/listeners.py). A client that waits for each answer gets it at once.
     """
 
     def __init__(self, call: GrpcCall) -> None:
@@ -94,26 +98,26 @@ class PublishStream:
         self._counters = call.server.broker.metrics.counters
         self._inbox: Outbox[PlainRequest | OtherRequest] = Outbox()
         self._outbox: Outbox[bytes] = Outbox()  # a `PublishResponse` each
-        self._unanswered = 0  # those included whose answers are not written yet
-        self._awaited = 0  # those excluded whose answers are on their way
-        self._awaited_most = 0  # at any time so far
-        self._unstored_bytes = 0  # what requests take that are neither stored nor refused
+        self._unanswered = 0  # including those whose answers are not written yet
+        self._awaited = 0  # excluding those whose answers are being written
+        self._awaited_most = 0  # the highest value of `_awaited` so far
+        self._unstored_bytes = 0  # of requests that are neither stored nor refused
         self._settled: asyncio.Future[None] | None = None
-        self._gathered_bytes = 0  # those of them that are not begun either
-        self._gathered = asyncio.Event()  # waited long enough for more
-        self._is_pipelined = False  # the last request came before the one before it was answered
+        self._gathered_bytes = 0  # of requests that are gathered
+        self._gathered = asyncio.Event()  # set: publish what is gathered
+        self._is_pipelined = False  # the last request came before its predecessor was answered
         self._is_closing = False
-        self._is_finishing = False  # nothing more will come
+        self._is_finishing = False  # no more requests will come
 
     async def run(self) -> None:
         self._call.queued_bytes = lambda: sum(map(len, self._outbox.items))
-        sending = self._call.start(self._send())
+        sender = self._call.start(self._send())
         try:
-            await talk(self._call, self._read(), self._write(), self._finish)
+            await run_two_way_stream(self._call, self._read(), self._write(), self._finish)
         finally:
-            sending.cancel()
+            sender.cancel()
 
-    # --- What the client says ---
+    # --- From the client ---
 
     async def _read(self) -> None:
         read, counters, flow = self._call.context.read, self._counters, self._call.flow
@@ -129,8 +133,8 @@ class PublishStream:
             self._awaited_most = max(self._awaited_most, self._awaited)
             self._unstored_bytes += len(data)
             self._gathered_bytes += len(data)
-            self._inbox.put(taken(self._call, data))
-            del data  # it would stay as long as the next one does not come
+            self._inbox.put(classify(self._call, data))
+            del data  # else it stays in memory until the next one comes
             if self._has_enough():
                 self._gathered.set()
             while self._unanswered >= _UNANSWERED_MAX or self._unstored_bytes > _UNSTORED_BYTES_MAX:
@@ -152,34 +156,34 @@ class PublishStream:
                     await self._begin_joined(together)
 
     def _has_enough(self) -> bool:
-        """Whether what is gathered should be begun now."""
+        """Whether the gathered requests should be published now."""
         return (
             self._gathered_bytes >= _GATHERED_BYTES_MAX
             or len(self._inbox) >= _GATHERED_MAX
-            # The client has never gone further: by now it waits for an answer.
+            # The client has never had more requests unanswered: it probably waits for an answer.
             or self._awaited >= self._awaited_most
             or self._is_finishing
         )
 
     async def _begin(self, request: pb.PublishRequest, size: int) -> None:
         try:
-            sending = prepared(self._call, request)
-            self._call.flow.messages_in += sending.messages
-            # What comes behind waits too where there is no room: the order of a stream is a promise.
-            published = await _all_appended(self._call, sending)
+            prepared = prepare(self._call, request)
+            self._call.flow.messages_in += prepared.messages
+            # Without room, later requests wait too: the order of a stream is a promise.
+            published = await _all_appended(self._call, prepared)
         except RunnelError as error:
             self._release(size)
             self._refuse(request.id, error)
             return
         if len(published) == 1:
-            published[0].add_done_callback(partial(self._on_published, sending, size))
+            published[0].add_done_callback(partial(self._on_published, prepared, size))
         else:
             together = asyncio.gather(*published)
-            together.add_done_callback(partial(self._on_all_published, sending, size))
+            together.add_done_callback(partial(self._on_all_published, prepared, size))
 
     async def _begin_joined(self, requests: Sequence[PlainRequest]) -> None:
         try:
-            part = joined(self._call, requests)
+            part = join_requests(self._call, requests)
             if part is None:
                 await self._begin_apart(requests)
                 return
@@ -197,7 +201,7 @@ class PublishStream:
         for request in requests:
             await self._begin_joined((request,))
 
-    # --- What the client is told ---
+    # --- To the client ---
 
     def _on_joined(
         self,
@@ -222,37 +226,37 @@ class PublishStream:
             self._refuse(request.id, error)
 
     def _on_published(
-        self, sending: Sending, size: int, published: asyncio.Future[Published]
+        self, prepared: PreparedPublish, size: int, published: asyncio.Future[Published]
     ) -> None:
         self._release(size)
         if (error := self._failure(published)) is not None:
-            self._refuse(sending.id, error)
+            self._refuse(prepared.id, error)
         else:
-            self._answer(sending, (published.result(),))
+            self._answer(prepared, (published.result(),))
 
     def _on_all_published(
-        self, sending: Sending, size: int, published: asyncio.Future[list[Published]]
+        self, prepared: PreparedPublish, size: int, published: asyncio.Future[list[Published]]
     ) -> None:
         self._release(size)
         if (error := self._failure(published)) is not None:
-            self._refuse(sending.id, error)
+            self._refuse(prepared.id, error)
         else:
-            self._answer(sending, published.result())
+            self._answer(prepared, published.result())
 
     def _failure(self, published: asyncio.Future[Any]) -> BaseException | None:
         if published.cancelled():
             return ClosedError("the broker was closed before it was stored")
         error = published.exception()
         if error is not None and not isinstance(error, RunnelError):
-            self._call.broken(error)
+            self._call.log_bug(error)
         return error
 
-    def _answer(self, sending: Sending, published: Sequence[Published]) -> None:
-        if sending.level is Level.NONE:
+    def _answer(self, prepared: PreparedPublish, published: Sequence[Published]) -> None:
+        if prepared.level is Level.NONE:
             self._awaited -= 1
             self._settle(1)
         else:
-            self._outbox.put(answer_to(sending, published).SerializeToString())
+            self._outbox.put(answer_to(prepared, published).SerializeToString())
 
     def _refuse(self, request_id: int, error: BaseException) -> None:
         self._counters.requests_failed += 1
@@ -273,7 +277,7 @@ class PublishStream:
             await write(pb.PublishStreamResponse(closing=closing).SerializeToString())
 
     async def _finish(self, *, is_closing: bool) -> None:
-        """Answer what was accepted."""
+        """Answer all accepted requests."""
         self._is_closing = is_closing
         self._is_finishing = True
         self._gathered.set()
@@ -283,7 +287,7 @@ class PublishStream:
         self._outbox.finish()
 
     def _release(self, size: int) -> None:
-        """A request is stored or refused: its answer is all that is left of it."""
+        """Count a request's bytes as stored or refused."""
         is_full = self._unstored_bytes > _UNSTORED_BYTES_MAX
         self._unstored_bytes -= size
         if is_full:
@@ -298,6 +302,6 @@ class PublishStream:
             self._settled.set_result(None)
 
     async def _wait_settled(self) -> None:
-        """Until a request more is settled, or stored where that may let the next one in."""
+        """Wait until one more request is settled, or is stored so that reading may continue."""
         self._settled = asyncio.get_running_loop().create_future()
         await self._settled

@@ -1,4 +1,4 @@
-"""A call in which both sides talk: one task reads, one writes, and what was begun is finished when reading ends."""
+"""Runs a two-way stream: one task reads, one task writes, and accepted requests are finished when reading ends."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, Final, Protocol
 from runnel.protocols.grpc.server.calls import GrpcCall
 from runnel.protocols.grpc.server.grpc_server import shutting_down
 
-# grpcio says that the requests have ended also where the client is gone, and a moment later that it is.
+# grpcio reports the end of the requests also when the client is gone. It cancels the call a moment later.
 _GONE_SECONDS: Final = 0.01
 
 
 class Finish(Protocol):
-    """See to it that what was begun is answered and that the writing task ends. `is_closing`: the broker goes."""
+    """Answers what was accepted, and ends the writing task. `is_closing`: the broker shuts down."""
 
     async def __call__(self, *, is_closing: bool) -> None: ...
 
 
-async def talk(
+async def run_two_way_stream(
     call: GrpcCall,
     read: Coroutine[Any, Any, None],
     write: Coroutine[Any, Any, None],
     finish: Finish,
 ) -> None:
-    """Until the client has said everything, or the broker goes; raises what either task failed with.
+    """Read and write until the client's requests end or the broker shuts down. Raises the error of either task.
 
-    The call's own task only waits: it is the one that is cancelled when the client leaves.
+    The call's own task only waits, because it is cancelled when the client leaves.
     """
     reading, writing = call.server.tasks.start_awaited(read), call.start(write)
     call.when_closing(reading.cancel)
@@ -36,7 +36,7 @@ async def talk(
         is_closing = reading.cancelled()
         if not is_closing:
             reading.result()
-            await asyncio.sleep(_GONE_SECONDS)  # cancelled within it, if the client just vanished
+            await asyncio.sleep(_GONE_SECONDS)  # cancelled here if the client has vanished
         await finish(is_closing=is_closing)
         await asyncio.shield(writing)
     finally:
@@ -44,6 +44,6 @@ async def talk(
         writing.cancel()
         await asyncio.wait({reading, writing})
         if not reading.cancelled():
-            reading.exception()  # looked at, also where the client left in the same moment
+            reading.exception()  # retrieved, also if the client left in the same moment
     if is_closing:
         raise shutting_down()

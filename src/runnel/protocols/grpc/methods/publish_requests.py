@@ -1,4 +1,4 @@
-"""A request to publish, made ready: its messages in batches by shard, or its one batch, and the answer to it."""
+"""Prepares publish requests: puts their messages into one batch for each shard, and builds their answers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from runnel.protocols.grpc.encoding.messages import (
     level_of,
     message_of,
     parsed,
+    proto_level,
     tags_of,
-    told_level,
 )
 from runnel.protocols.grpc.encoding.plain import (
     OtherRequest,
     PlainRequest,
     columns_of,
     even_in,
-    given_offsets,
+    offsets_from,
     plain_of,
 )
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
@@ -35,38 +35,40 @@ from runnel.protocols.grpc.server.calls import GrpcCall
 from runnel.topics.partitions import partition_of_key
 
 MESSAGES_MAX: Final = 100_000
-"""Of one request: each takes a hundred bytes of memory once it is parsed, and two on the wire if it is empty."""
+"""Of one request. A message takes a hundred bytes of memory once it is parsed, and two on the wire if it is empty."""
 
-# Smaller requests cannot have too many messages to be parsed, and need not be looked through before.
+# Smaller requests cannot have too many messages, so they are not scanned before they are parsed.
 _COUNTED_FROM_BYTES: Final = 64 * 2**10
 
 
 class RequestPart(NamedTuple):
-    """What goes to one shard."""
+    """The part of a request that goes to one shard."""
 
     append: Callable[[], asyncio.Future[Published]]  # BusyError: wait for room, then call it again
-    topic: str  # one of it
+    topic: str  # one of its topics
     rows: Sequence[int] = ()  # which of the request's messages, in the order of the batch
     counts: Sequence[int] = ()  # of its runs
-    partition: int = 0  # of all of them, where it is one
+    partition: int = 0  # of all messages, if they have the same one
 
 
-class Sending(NamedTuple):
+class PreparedPublish(NamedTuple):
+    """A request that is ready to be published."""
+
     id: int
     level: Level | None
     parts: Sequence[RequestPart]
-    partitions: Sequence[int]  # of each message; of a batch: none
+    partitions: Sequence[int]  # of each message; empty for a batch
     messages: int
 
 
 def request_in(data: bytes) -> pb.PublishRequest:
-    """What a publisher said. How large it may be is the listener's own limit."""
+    """Parse a publish request. The listener limits its size."""
     check_count(data)
     return parsed(pb.PublishRequest, data, bytes_max=len(data))
 
 
-def taken(call: GrpcCall, data: bytes) -> PlainRequest | OtherRequest:
-    """The same. Those of a call with a trace are not plain: each message gets a tag that tells of it."""
+def classify(call: GrpcCall, data: bytes) -> PlainRequest | OtherRequest:
+    """Parse a publish request, plain or not. In a call with a trace none is plain: each message gets its tags."""
     is_traced = call.traceparent is not None
     even = None if is_traced else even_in(data)
     if even is not None and even.messages <= MESSAGES_MAX:
@@ -76,16 +78,16 @@ def taken(call: GrpcCall, data: bytes) -> PlainRequest | OtherRequest:
     return OtherRequest(request, len(data)) if plain is None else plain
 
 
-def prepared_plain(call: GrpcCall, request: PlainRequest) -> Sending:
-    """One that goes by itself."""
-    part = joined(call, (request,))
+def prepare_plain(call: GrpcCall, request: PlainRequest) -> PreparedPublish:
+    """Prepare a plain request that is not joined with others."""
+    part = join_requests(call, (request,))
     assert part is not None
     partitions = (part.partition,) * request.messages
-    return Sending(request.id, request.level, (part,), partitions, request.messages)
+    return PreparedPublish(request.id, request.level, (part,), partitions, request.messages)
 
 
-def prepared(call: GrpcCall, request: pb.PublishRequest) -> Sending:
-    """Everything that can be wrong with a request by itself is found here; the rest by the broker."""
+def prepare(call: GrpcCall, request: pb.PublishRequest) -> PreparedPublish:
+    """Prepare any request. This checks the request by itself; the broker checks the rest."""
     level = level_of(request.level)
     given = request.messages
     if request.batch:
@@ -94,50 +96,52 @@ def prepared(call: GrpcCall, request: pb.PublishRequest) -> Sending:
         batch = batch_of(request.batch)
         publish = partial(call.access.publish, batch, level)
         part = RequestPart(publish, batch.envelope.topics[0])
-        return Sending(request.id, level, (part,), (), len(batch))
+        return PreparedPublish(request.id, level, (part,), (), len(batch))
     if not given:
         raise ClientFault("a request needs messages, or a batch; it has neither")
     if len(given) == 1:
-        return _single(call, request, level)
-    return _one_run(call, request, level) or _gathered(call, request, level)
+        return _prepare_single(call, request, level)
+    return _prepare_one_run(call, request, level) or _prepare_by_shard(call, request, level)
 
 
-def joined(call: GrpcCall, requests: Sequence[PlainRequest]) -> RequestPart | None:
-    """One batch of the messages of these requests, which are for one topic and level.
+def join_requests(call: GrpcCall, requests: Sequence[PlainRequest]) -> RequestPart | None:
+    """Join the messages of these requests, which have one topic and level, into one batch.
 
-    None: the topic has several partitions, and requests take turns: each must go by itself.
+    None: the topic has several partitions, and requests go to them in turn, so each needs its own batch.
     """
     topic, level = requests[0].topic, requests[0].level
     (route,) = call.access.routes((topic,))
     partitions = len(route.owners)
     if partitions > 1 and len(requests) > 1:
         return None
-    partition = _chosen(None, partitions, keyless=next(call.server.turns))
+    partition = _choose_partition(None, partitions, keyless=next(call.server.turns))
     table = columns_of(requests)
     batch = Batch.from_columns(table, (topic,), (table.count,), partitions=(partition,))
     publish = partial(call.access.publish, batch, level)
     return RequestPart(publish, topic, range(table.count), (table.count,), partition)
 
 
-def _single(call: GrpcCall, request: pb.PublishRequest, level: Level | None) -> Sending:
-    """The broker gathers it with those of others."""
+def _prepare_single(
+    call: GrpcCall, request: pb.PublishRequest, level: Level | None
+) -> PreparedPublish:
+    """Prepare a request of one message. The broker puts it into a batch with messages of other requests."""
     (given,) = request.messages
     topic = given.topic or request.topic
     partition, key, partition_key = _keys_of(given)
     if partition is None:
         (route,) = call.access.routes((topic,))
         chosen_by = key if partition_key is None else partition_key
-        partition = _chosen(chosen_by, len(route.owners), keyless=next(call.server.turns))
+        partition = _choose_partition(chosen_by, len(route.owners), keyless=next(call.server.turns))
     message = message_of(
         given, topic, partition, key, partition_key, call.traceparent, call.tracestate
     )
     send = partial(call.access.send, message, level, partition=partition)
     part = RequestPart(send, topic, (0,), (1,))
-    return Sending(request.id, level, (part,), (partition,), 1)
+    return PreparedPublish(request.id, level, (part,), (partition,), 1)
 
 
-def _chosen(key: bytes | None, count: int, *, keyless: int) -> int:
-    """By its key; without one requests take turns, so that those of one stay together."""
+def _choose_partition(key: bytes | None, count: int, *, keyless: int) -> int:
+    """The partition by key. Without a key requests go to partitions in turn, so that a request stays together."""
     if count == 1:
         return 0
     return keyless % count if key is None else partition_of_key(key, count)
@@ -152,8 +156,10 @@ def _keys_of(message: pb.Message) -> tuple[int | None, bytes | None, bytes | Non
     )
 
 
-def _one_run(call: GrpcCall, request: pb.PublishRequest, level: Level | None) -> Sending | None:
-    """If all are of one partition there is: straight into columns, in less time. None if they are not."""
+def _prepare_one_run(
+    call: GrpcCall, request: pb.PublishRequest, level: Level | None
+) -> PreparedPublish | None:
+    """Prepare a request for one topic with one partition: straight into columns, which is faster. None: another one."""
     given = list(request.messages)
     payloads = [message.payload for message in given]
     topics = {message.topic or request.topic for message in given}
@@ -178,11 +184,11 @@ def _one_run(call: GrpcCall, request: pb.PublishRequest, level: Level | None) ->
     count = table.count
     batch = Batch.from_columns(table, (topic,), (count,))
     part = RequestPart(partial(call.access.publish, batch, level), topic, range(count), (count,))
-    return Sending(request.id, level, (part,), (0,) * count, count)
+    return PreparedPublish(request.id, level, (part,), (0,) * count, count)
 
 
 def _partition_keys(given: Sequence[pb.Message]) -> list[bytes | None] | None:
-    """None if there is none at all. A message without one has its key for it."""
+    """The partition keys; a message without one uses its key. None: no message has one."""
     if not any([message.HasField("partition_key") for message in given]):  # noqa: C419 - quicker
         return None
     partition_keys = []
@@ -192,8 +198,10 @@ def _partition_keys(given: Sequence[pb.Message]) -> list[bytes | None] | None:
     return partition_keys
 
 
-def _gathered(call: GrpcCall, request: pb.PublishRequest, level: Level | None) -> Sending:
-    """One batch for each shard; within it the messages of a partition together, in their order."""
+def _prepare_by_shard(
+    call: GrpcCall, request: pb.PublishRequest, level: Level | None
+) -> PreparedPublish:
+    """Prepare one batch for each shard, with the messages of each partition together, in their order."""
     given = request.messages
     default = request.topic
     topics = list(dict.fromkeys([message.topic or default for message in given]))
@@ -207,9 +215,9 @@ def _gathered(call: GrpcCall, request: pb.PublishRequest, level: Level | None) -
         partition, key, partition_key = _keys_of(message)
         if partition is None:
             chosen_by = key if partition_key is None else partition_key
-            partition = _chosen(chosen_by, len(owners), keyless=keyless)
+            partition = _choose_partition(chosen_by, len(owners), keyless=keyless)
         partitions.append(partition)
-        # A partition that there is none of is refused by the broker, whatever shard it would be in.
+        # The broker refuses a partition that does not exist, whichever shard it gets the message for.
         owner = owners[min(partition, len(owners) - 1)]
         runs = by_shard.setdefault(ShardId(owner.journal, owner.shard), {})
         placed = message_of(
@@ -217,7 +225,7 @@ def _gathered(call: GrpcCall, request: pb.PublishRequest, level: Level | None) -
         )
         runs.setdefault((topic, partition), []).append((row, placed))
     parts = [_part(call, level, list(runs.values())) for runs in by_shard.values()]
-    return Sending(request.id, level, parts, partitions, len(given))
+    return PreparedPublish(request.id, level, parts, partitions, len(given))
 
 
 def _part(
@@ -233,39 +241,39 @@ def _part(
     )
 
 
-def answer_to(sending: Sending, published: Sequence[Published]) -> pb.PublishResponse:
-    """What became of a request: one `Published` for each of its parts."""
+def answer_to(prepared: PreparedPublish, published: Sequence[Published]) -> pb.PublishResponse:
+    """The answer to a request, from one `Published` for each of its parts."""
     last = published[-1]
     answer = pb.PublishResponse(
-        id=sending.id,
-        level=told_level(last.level),
+        id=prepared.id,
+        level=proto_level(last.level),
         receive_time_ns=last.receive_time_ns,
         entry=last.entry,
         epoch=last.epoch,
         is_repeated=last.is_repeated,
         receivers=last.receivers,
     )
-    if sending.level is Level.NONE:
+    if prepared.level is Level.NONE:
         return answer
-    if not sending.partitions:
+    if not prepared.partitions:
         answer.offsets.extend(last.base_offsets)
         return answer
-    answer.partitions.extend(sending.partitions)
-    if sending.messages == 1:
+    answer.partitions.extend(prepared.partitions)
+    if prepared.messages == 1:
         answer.offsets.extend(last.base_offsets)
         return answer
-    offsets = [0] * sending.messages
-    for part, part_published in zip(sending.parts, published, strict=True):
+    offsets = [0] * prepared.messages
+    for part, part_published in zip(prepared.parts, published, strict=True):
         rows = iter(part.rows)
         for base, count in zip(part_published.base_offsets, part.counts, strict=True):
-            for offset in given_offsets(base, count):
+            for offset in offsets_from(base, count):
                 offsets[next(rows)] = offset
     answer.offsets.extend(offsets)
     return answer
 
 
 def check_count(data: bytes) -> None:
-    """Whether so many fields may be parsed. The bytes of a publish are looked through once, message by message."""
+    """Refuse a publish request with too many messages to parse, by one scan of its bytes."""
     if len(data) < _COUNTED_FROM_BYTES:
         return
     position = count = 0
@@ -283,7 +291,7 @@ def check_count(data: bytes) -> None:
                 case 5:
                     position += 4
                 case _:
-                    return  # groups: no field of ours has one, and the parser limits their depth
+                    return  # groups: the .proto has none, and the parser limits their depth
             count += 1
             if count > MESSAGES_MAX:
                 raise LimitExceededError(

@@ -10,11 +10,11 @@ _REMEMBERED_NS_MAX: Final = 60 * 1_000_000_000
 _OFFSET_BITS: Final = 63
 
 Offsets = Mapping[int, Sequence[int]]
-"""By delivery."""
+"""Offsets of messages by delivery."""
 
 
-class AckedLately:
-    """The messages that one consumer acknowledged in time in the last minute; only their numbers are kept."""
+class RecentAcks:
+    """The messages that one consumer acknowledged in time in the last minute. Only their numbers are kept."""
 
     __slots__ = ("_when_ns",)
 
@@ -26,7 +26,7 @@ class AckedLately:
         return len(self._when_ns)
 
     def unknown(self, offsets: Offsets) -> dict[int, list[int]]:
-        """The offsets that were not acknowledged lately; deliveries without any are left out."""
+        """The offsets that were not acknowledged recently; deliveries without any are left out."""
         rest = {
             delivery: [at for at in named if _number(delivery, at) not in self._when_ns]
             for delivery, named in offsets.items()
@@ -34,7 +34,7 @@ class AckedLately:
         return {delivery: named for delivery, named in rest.items() if named}
 
     def add(self, acked: Iterable[tuple[int, int]], now_ns: int) -> None:
-        """By delivery and offset."""
+        """Remember these messages, each given by delivery and offset."""
         for delivery, offset in acked:
             self._when_ns[_number(delivery, offset)] = now_ns
         while len(self._when_ns) > ACKED_MAX:

@@ -1,11 +1,11 @@
-"""What people write who come from other brokers, and what they mean by it in Runnel. Pure."""
+"""Wildcards and option words of other brokers, translated for "did you mean" hints. Pure."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-# MQTT's `#` and `+`, NATS's `>`, RabbitMQ's `#`: a whole level of a name, whose levels `/` or `.` divide.
+# MQTT's `#` and `+`, NATS's `>`, RabbitMQ's `#`: each stands for a whole level of a name. `/` or `.` separates levels.
 _LEVEL: Final = re.compile(r"(?<![^/.])[#+>](?![^/.])")
 _LEVEL_CHARACTERS: Final = re.compile(r"[#+>]")
 
@@ -30,19 +30,19 @@ def glob_meant(pattern: str) -> str | None:
 
 
 def glob_hint(pattern: str, glob: str) -> str:
-    """Why a pattern finds nothing. The caller says first which one, and where it was written."""
+    """Why a pattern finds nothing. The caller puts the pattern and its origin in front."""
     characters = sorted(set(_LEVEL_CHARACTERS.findall(pattern)))
     stands = "stands for itself" if len(characters) == 1 else "stand for themselves"
     return f"no topic has this name, and {' and '.join(characters)} {stands} in a pattern; did you mean {glob!r}?"
 
 
 def level_meant(text: object) -> str | None:
-    """The level of acknowledgement that another broker calls so."""
+    """The acknowledgement level that another broker calls by this word."""
     return _word_meant(text, _LEVELS)
 
 
 def start_meant(text: object) -> str | None:
-    """The place to begin that another broker calls so."""
+    """The start position that another broker calls by this word."""
     return _word_meant(text, _STARTS)
 
 

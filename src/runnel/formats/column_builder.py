@@ -1,4 +1,4 @@
-"""Columns made from the values of messages: what a publisher does when it flushes."""
+"""Builds columns from the values of messages, as a publisher does when it flushes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def build(
     uids: Sequence[bytes | None] | None = None,
     tags: Sequence[Mapping[str, str]] | None = None,
 ) -> Columns:
-    """Columns from rows' values, one sequence a field. A single time stands for all rows.
+    """Build columns from rows' values, one sequence per field. A single time stands for all rows.
 
-    Where no partition key is given at all, the key is the partition key; beside one that is given,
-    None means that a row has none.
+    If no row has a partition key, the key is the partition key. If one row has, None means that
+    another has none.
     """
     if not payloads:
         raise MalformedError("batch", "has no messages; at least one is needed")
@@ -63,7 +63,7 @@ def build(
 
 
 def build_even(payloads: bytes, width: int) -> Columns:
-    """Columns from payloads of one length, not 0, that lie one behind the other; with nothing else, and no times."""
+    """Build columns from consecutive payloads of one length above 0, without times or other fields."""
     count = len(payloads) // width
     if not count or count * width != len(payloads):
         raise MalformedError("payloads", f"{len(payloads)} bytes are no messages of {width}")
@@ -107,7 +107,7 @@ def _binary(name: str, rows: Sequence[bytes], count: int, validity: memoryview =
         small = array("i", accumulate(map(len, rows), initial=0))
         offsets, last = memoryview(small), small[-1]
     elif width and width * count == len(data) and list(map(len, rows)).count(width) == count:
-        # Rows of one length are common, and their offsets known: a quarter less time for all of it.
+        # Rows of one length are common, and their offsets known: the whole build takes a quarter less time.
         return _even(data, width, validity)
     else:
         large = np.zeros(count + 1, np.int32)
@@ -150,7 +150,7 @@ def _uids(uids: Sequence[bytes | None] | None, count: int) -> memoryview:
 def _number_tags(
     tags: Sequence[Mapping[str, str]] | None, count: int
 ) -> tuple[memoryview, tuple[Mapping[str, str], ...]]:
-    """Each set of tags once, and per row its number; a single 0 when all rows have the same."""
+    """The number of each row's tag set (a single 0 if all rows have the same), and the distinct sets."""
     if tags is None:
         return EMPTY, ()
     if len(tags) != count:

@@ -1,4 +1,4 @@
-"""Taking part in acknowledged work: messages are leased to the client as it has room, and it says how they went."""
+"""The method Consume: leases messages to the client within its window, and takes its acks and nacks."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from runnel.protocols.grpc.encoding.messages import is_blocks, natural, parsed
 from runnel.protocols.grpc.encoding.options import (
     mode_of,
     options_of,
+    proto_mode,
+    proto_options,
     start_of,
-    told_mode,
-    told_options,
 )
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
-from runnel.protocols.grpc.methods.leasing import (
+from runnel.protocols.grpc.methods.leases import (
     check_count,
+    late_parts,
     parts_of,
-    really_late,
-    told_lease,
-    told_parts,
+    proto_lease,
+    proto_parts,
     whole,
 )
 from runnel.protocols.grpc.server.calls import GrpcCall
 from runnel.protocols.grpc.server.outbox import Outbox
-from runnel.protocols.grpc.server.talking import talk
+from runnel.protocols.grpc.server.two_way_stream import run_two_way_stream
 
 _NS_PER_MS: Final = 1_000_000
 _WINDOW_MESSAGES: Final = 256
 _WINDOW_BYTES: Final = 8 * 2**20
-# While so much waits for the client to take it, it is leased no more, whatever its window.
+# While this much waits to be written, the client is leased nothing more, whatever its window.
 _QUEUED_BYTES_MAX: Final = 2**20
-# Several deliveries share a response up to so much.
+# Several deliveries share a response up to this size.
 _RESPONSE_BYTES_MAX: Final = 2**19
-# Acknowledgements that wait to be stored; the client is not heard meanwhile if there are more.
+# Acknowledgements that wait to be stored. At this number reading stops.
 _STORING_MAX: Final = 256
 _REASON_CHARACTERS_MAX: Final = 1000
 
@@ -67,14 +67,14 @@ class WorkStream:
         call = self._call
         call.queued_bytes = lambda: self._queued_bytes
         try:
-            await talk(call, self._read(), self._write(), self._finish)
+            await run_two_way_stream(call, self._read(), self._write(), self._finish)
         finally:
             if self._consumer is not None:
-                # Where the broker ended the call, what was being worked on comes back without counting as failed.
+                # If the broker ended the call, unfinished messages are redelivered without counting as failed.
                 is_clean = isinstance(call.end, RunnelError) or call.server.is_closing
                 self._consumer.close(is_clean=is_clean)
 
-    # --- What the client says ---
+    # --- From the client ---
 
     async def _read(self) -> None:
         read, counters = self._call.context.read, self._call.server.broker.metrics.counters
@@ -88,7 +88,7 @@ class WorkStream:
                         "the first request of Consume is `open`, which names the subscription"
                     )
                 await self._open(request.open)
-            elif not self._hear(self._consumer, request):
+            elif not self._handle(self._consumer, request):
                 return
             while len(self._storing) >= _STORING_MAX:
                 await asyncio.wait(self._storing, return_when=asyncio.FIRST_COMPLETED)
@@ -108,27 +108,27 @@ class WorkStream:
             start_of(request.start),
             options_of(request.options) if request.HasField("options") else None,
         )
-        # It may make a subscription: begun, it is not broken off.
+        # This may make a subscription, so it is not cancelled once begun.
         opening = self._call.server.tasks.start_awaited(self._call.access.consume(1, self, consume))
         try:
             consumer = self._consumer = await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(_close_again)
+            opening.add_done_callback(_close_unused)
             raise
         self._call.subscriptions = 1
         definition = consumer.definition
         consuming = pb.Consuming(
             subscription=definition.name,
-            mode=told_mode(definition.mode),
+            mode=proto_mode(definition.mode),
             patterns=definition.patterns,
-            options=told_options(definition.options.to_wire()),
+            options=proto_options(definition.options.to_wire()),
             member=consumer.member,
         )
         self._outbox.put(pb.ConsumeResponse(consuming=consuming))
-        consumer.start()  # not before the client knows of it
+        consumer.start()  # after the response above is queued
 
-    def _hear(self, consumer: WorkConsumer, request: pb.ConsumeRequest) -> bool:
-        """Do as is said. False: the client leaves."""
+    def _handle(self, consumer: WorkConsumer, request: pb.ConsumeRequest) -> bool:
+        """Handle a request. False: the client leaves."""
         match request.WhichOneof("say"):
             case "ack":
                 self._ack(consumer, request.ack)
@@ -136,7 +136,7 @@ class WorkStream:
                 up_to = request.ack_up_to
                 offset = natural("offset", up_to.offset)
                 consumer.ack_up_to(up_to.topic, up_to.partition, offset)
-                self._tell_stored(consumer, up_to.id, ())
+                self._answer_when_stored(consumer, up_to.id, ())
             case "nack":
                 self._nack(consumer, request.nack)
             case "extend":
@@ -163,10 +163,10 @@ class WorkStream:
         check_count(ack.deliveries, ack.parts, picked=ack.picked)
         asked = parts_of(ack.parts, ack.picked)
         deliveries = [natural("deliveries", delivery) for delivery in ack.deliveries]
-        late = really_late(consumer.ack(deliveries, asked), asked)
+        late = late_parts(consumer.ack(deliveries, asked), asked)
         if late and not ack.id:
             self.late(1, late)
-        self._tell_stored(consumer, ack.id, late)
+        self._answer_when_stored(consumer, ack.id, late)
 
     def _nack(self, consumer: WorkConsumer, nack: pb.Nack) -> None:
         check_count(nack.deliveries, nack.parts, picked=nack.picked)
@@ -176,9 +176,9 @@ class WorkStream:
         late = consumer.nack(
             asked,
             delay_ns=delay_ns if nack.HasField("delay_ms") else None,
-            reason=nack.reason[:_REASON_CHARACTERS_MAX],  # it is kept for each of the messages
+            reason=nack.reason[:_REASON_CHARACTERS_MAX],  # it is stored for each of the messages
         )
-        if late := really_late(late, asked):
+        if late := late_parts(late, asked):
             self.late(1, late)
 
     def _extend(self, consumer: WorkConsumer, extend: pb.Extend) -> None:
@@ -188,12 +188,12 @@ class WorkStream:
             tuple(extend.deliveries), lease_ns=lease_ns if extend.HasField("lease_ms") else None
         )
 
-    def _tell_stored(
+    def _answer_when_stored(
         self, consumer: WorkConsumer, request_id: int, late: Sequence[heads.DeliveryPart]
     ) -> None:
         """Answer an acknowledgement that has an id, once it is stored."""
         if request_id:
-            acked = pb.Acked(id=request_id, late=told_parts(late))
+            acked = pb.Acked(id=request_id, late=proto_parts(late))
             task = self._call.server.tasks.start_awaited(self._wait_stored(consumer, acked))
             self._storing.add(task)
             task.add_done_callback(self._storing.discard)
@@ -201,12 +201,12 @@ class WorkStream:
     async def _wait_stored(self, consumer: WorkConsumer, acked: pb.Acked) -> None:
         try:
             await consumer.wait_stored()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client must not wait for ever
+        except Exception as error:  # noqa: BLE001 - after any error, the client must not wait for ever
             self._call.finish_with(error)
         else:
             self._outbox.put(pb.ConsumeResponse(acked=acked))
 
-    # --- What the broker says (WorkSink) ---
+    # --- From the broker (WorkSink) ---
 
     @property
     def connection_id(self) -> int:
@@ -216,7 +216,7 @@ class WorkStream:
     def peer(self) -> str:
         return self._call.peer
 
-    def deliver_work(self, consumer: int, deliveries: Sequence[WorkDelivery]) -> None:  # noqa: ARG002 - there is but one
+    def deliver_work(self, consumer: int, deliveries: Sequence[WorkDelivery]) -> None:  # noqa: ARG002 - there is only one
         for delivery in deliveries:
             self._queued_bytes += delivery.size
             self._call.flow.messages_out += delivery.messages
@@ -227,18 +227,18 @@ class WorkStream:
             self._consumer.pause()
 
     def recall(self, consumer: int, parts: Sequence[heads.DeliveryPart]) -> None:  # noqa: ARG002
-        self._outbox.put(pb.ConsumeResponse(recall=pb.Recall(parts=told_parts(parts))))
+        self._outbox.put(pb.ConsumeResponse(recall=pb.Recall(parts=proto_parts(parts))))
 
     def late(self, consumer: int, parts: Sequence[heads.DeliveryPart]) -> None:  # noqa: ARG002
-        self._outbox.put(pb.ConsumeResponse(late=pb.Late(parts=told_parts(parts))))
+        self._outbox.put(pb.ConsumeResponse(late=pb.Late(parts=proto_parts(parts))))
 
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:
-        """A client that acknowledges too late hears of it then."""
+        """Does nothing: a client that acknowledges too late gets `late` then."""
 
     def consumer_ended(self, consumer: int, error: RunnelError) -> None:  # noqa: ARG002
         self._call.finish_with(error)
 
-    # --- What the client is told ---
+    # --- To the client ---
 
     async def _write(self) -> None:
         outbox = self._outbox
@@ -247,35 +247,35 @@ class WorkStream:
             if isinstance(event, WorkDelivery):
                 await self._write_work(event)
             else:
-                await self._say(event)
+                await self._respond(event)
         if self._is_closing:
-            await self._say(pb.ConsumeResponse(closing=self._call.server.closing_notice()))
+            await self._respond(pb.ConsumeResponse(closing=self._call.server.closing_notice()))
 
     async def _write_work(self, delivery: WorkDelivery) -> None:
-        """This delivery, and those behind it that go into the same response."""
+        """Write this delivery and the following ones that fit into the same response."""
         items = self._outbox.items
-        leases = [told_lease(delivery, is_blocks=self._is_blocks)]
+        leases = [proto_lease(delivery, is_blocks=self._is_blocks)]
         size = delivery.size
         while items and isinstance(following := items[0], WorkDelivery):
             if size + following.size > _RESPONSE_BYTES_MAX:
                 break
             items.popleft()
-            leases.append(told_lease(following, is_blocks=self._is_blocks))
+            leases.append(proto_lease(following, is_blocks=self._is_blocks))
             size += following.size
-        await self._say(pb.ConsumeResponse(work=pb.Work(leases=leases)))
+        await self._respond(pb.ConsumeResponse(work=pb.Work(leases=leases)))
         self._queued_bytes -= size
         if self._is_paused and self._queued_bytes <= _QUEUED_BYTES_MAX // 2:
             self._is_paused = False
             if self._consumer is not None and not self._is_closing:
                 self._consumer.resume()
 
-    async def _say(self, response: pb.ConsumeResponse) -> None:
+    async def _respond(self, response: pb.ConsumeResponse) -> None:
         data = response.SerializeToString()
         self._call.flow.bytes_out += len(data)
         await self._call.context.write(data)
 
     async def _finish(self, *, is_closing: bool) -> None:
-        """The consumer leaves, in good order; what it acknowledged is answered."""
+        """Let the consumer leave cleanly, and answer its acknowledgements."""
         self._is_closing = is_closing
         if self._consumer is not None:
             self._consumer.close(is_clean=True)
@@ -284,7 +284,7 @@ class WorkStream:
         self._outbox.finish()
 
 
-def _close_again(opening: asyncio.Task[WorkConsumer]) -> None:
-    """The client left before its consumer had begun."""
+def _close_unused(opening: asyncio.Task[WorkConsumer]) -> None:
+    """Close a consumer whose client left before it was opened."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close(is_clean=True)

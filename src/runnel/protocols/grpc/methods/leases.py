@@ -1,4 +1,4 @@
-"""What a consumer says of its leases, in the broker's words, and what it is told of them."""
+"""Translates leases, and the parts of deliveries that consumers name, between the .proto and the broker."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from runnel.errors import LimitExceededError
 from runnel.formats.batch import unpack_blocks
 from runnel.formats.work_heads import DeliveryPart
 from runnel.group_rules.effects import OFFSET_MAX
-from runnel.protocols.grpc.encoding.messages import natural, told_messages
+from runnel.protocols.grpc.encoding.messages import natural, proto_messages
 from runnel.protocols.grpc.generated import runnel_pb2 as pb
 
 PARTS_MAX: Final = 100_000
-"""Deliveries, parts of them and single messages that one request may name."""
+"""How many deliveries, parts of them and single messages one request may name."""
 
 PartOrPicked = pb.Part | pb.Picked
 
 
 def check_count(*named: Sequence[object], picked: Sequence[pb.Picked] = ()) -> None:
-    """Taking what a request names must not hold up everybody else for long."""
+    """Refuse a request that names too many: handling it would delay all other calls."""
     count = sum(map(len, named)) + sum(len(each.offsets) for each in picked)
     if count > PARTS_MAX:
         raise LimitExceededError(
@@ -29,7 +29,7 @@ def check_count(*named: Sequence[object], picked: Sequence[pb.Picked] = ()) -> N
 
 
 def parts_of(parts: Iterable[pb.Part], picked: Iterable[pb.Picked]) -> list[DeliveryPart]:
-    """Parts as they are, and single messages as parts of neighbours."""
+    """The parts, with neighbouring single messages joined to parts."""
     found = [_part_of(part) for part in parts]
     for each in picked:
         delivery = natural("delivery", each.delivery)
@@ -60,8 +60,8 @@ def _part_of(part: pb.Part) -> DeliveryPart:
     )
 
 
-def really_late(late: Iterable[DeliveryPart], asked: Iterable[DeliveryPart]) -> list[DeliveryPart]:
-    """Of what came too late: where a whole delivery was named, what it never had is no part of it."""
+def late_parts(late: Iterable[DeliveryPart], asked: Iterable[DeliveryPart]) -> list[DeliveryPart]:
+    """The parts that really came too late. A request that names a whole delivery also names offsets it never had."""
     wholes = {part.delivery for part in asked if (part.begin, part.end) == (0, OFFSET_MAX)}
     return [
         part
@@ -70,7 +70,7 @@ def really_late(late: Iterable[DeliveryPart], asked: Iterable[DeliveryPart]) -> 
     ]
 
 
-def told_parts(parts: Iterable[DeliveryPart]) -> list[pb.Part]:
+def proto_parts(parts: Iterable[DeliveryPart]) -> list[pb.Part]:
     return [
         pb.Part(delivery=part.delivery)
         if (part.begin, part.end) == (0, OFFSET_MAX)
@@ -79,7 +79,7 @@ def told_parts(parts: Iterable[DeliveryPart]) -> list[pb.Part]:
     ]
 
 
-def told_lease(delivery: WorkDelivery, *, is_blocks: bool) -> pb.Lease:
+def proto_lease(delivery: WorkDelivery, *, is_blocks: bool) -> pb.Lease:
     lease = delivery.lease
     data = b"".join(delivery.buffers)
     attempts = [
@@ -99,6 +99,6 @@ def told_lease(delivery: WorkDelivery, *, is_blocks: bool) -> pb.Lease:
         block=data if is_blocks else b"",
         messages=()
         if is_blocks
-        else [message for batch in unpack_blocks(data) for message in told_messages(batch)],
+        else [message for batch in unpack_blocks(data) for message in proto_messages(batch)],
         attempts=attempts,
     )
