@@ -61,6 +61,7 @@ from runnel.platform.clock import Clock
 from runnel.platform.diagnostics import get_logger
 from runnel.platform.disk import Disk
 from runnel.platform.workers import Workers
+from runnel.topics.habits import glob_hint, glob_meant
 from runnel.topics.names import (
     DEAD_LETTER_PREFIX,
     STATS_PREFIX,
@@ -68,7 +69,6 @@ from runnel.topics.names import (
     has_wildcard,
     is_reserved,
 )
-from runnel.topics.other_brokers import glob_hint, glob_meant
 from runnel.topics.partitions import partition_of_key
 from runnel.topics.pattern_index import PatternIndex
 from runnel.topics.policies import Difference, Policies

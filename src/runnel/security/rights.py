@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from runnel.errors import ClientFault, ForbiddenError, InvalidNameError, LimitExceededError
-from runnel.topics.cover import Cover
+from runnel.topics.covering import Cover
 from runnel.topics.patterns import Pattern
 
 # How many allowed topics and patterns are cached for each right of a token.

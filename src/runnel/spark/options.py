@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from runnel.errors import ClientFault, RunnelError
+from runnel.topics.habits import start_meant
 from runnel.topics.names import Label, check_label, check_topic
-from runnel.topics.other_brokers import start_meant
 from runnel.topics.patterns import Pattern
 
 TAG_PREFIX: Final = "tag."

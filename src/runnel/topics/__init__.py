@@ -13,9 +13,9 @@ covering, habits    whether one pattern covers another; warnings about patterns 
 """
 
 __all__ = [
-    "covering",
-    "habits",
+    "cover",
     "names",
+    "other_brokers",
     "partitions",
     "pattern_index",
     "patterns",

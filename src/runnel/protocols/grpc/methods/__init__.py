@@ -1,3 +1,11 @@
 """The methods of the service, by subject."""
 
-__all__ = ["consuming", "live", "publishing", "reading", "sending", "topics", "work"]
+__all__ = [
+    "consume_stream",
+    "fetch",
+    "live",
+    "publish_requests",
+    "publish_stream",
+    "topics",
+    "work",
+]

@@ -8,5 +8,5 @@ __all__ = [
     "public",
     "statuses",
     "sturdy_server",
-    "talking",
+    "two_way_stream",
 ]

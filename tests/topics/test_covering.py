@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runnel.topics.cover import Cover, covers
+from runnel.topics.covering import Cover, covers
 from runnel.topics.patterns import Pattern
 from tests.topics.naive import naive_matches
 
