@@ -162,6 +162,7 @@ PARTS: Final = (
         tuple(
             Shown(getattr(runnel.spark, name), f"runnel.spark.{name}")
             for name in runnel.spark.__all__
+            if not inspect.ismodule(getattr(runnel.spark, name))
         ),
     ),
 )

@@ -61,7 +61,7 @@ from runnel.platform.clock import Clock
 from runnel.platform.diagnostics import get_logger
 from runnel.platform.disk import Disk
 from runnel.platform.workers import Workers
-from runnel.topics.habits import glob_hint, glob_meant
+from runnel.topics.hints import glob_hint, glob_meant
 from runnel.topics.names import (
     DEAD_LETTER_PREFIX,
     STATS_PREFIX,

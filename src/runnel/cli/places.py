@@ -10,7 +10,7 @@ import msgspec
 
 from runnel.cli.render.times import TIME_FORMS, parse_time
 from runnel.errors import ClientFault
-from runnel.topics.habits import start_meant
+from runnel.topics.hints import start_meant
 from runnel.topics.patterns import Pattern
 
 WORDS: Final = ("latest", "last", "earliest")

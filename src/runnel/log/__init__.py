@@ -1,4 +1,4 @@
-"""Stored messages. Read `log.py` first, then `disk/disk_log.py`, `disk/shard.py`, `disk/writer.py` and `disk/reader.py`.
+"""Stored messages. Read `log.py` first, then `disk_log.py`, `shard.py`, `writer.py` and `reader.py` of `disk`.
 
 log.py       what a log promises, and the values that it takes and returns
 disk/        the log in a data directory: shards that write, sync, read and recover

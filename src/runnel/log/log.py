@@ -17,7 +17,7 @@ from runnel.errors import ClientFault
 from runnel.formats import block
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
-from runnel.topics.habits import level_meant
+from runnel.topics.hints import level_meant
 from runnel.topics.policies import Policy
 
 # A scan of a shard reads this much at a time: 3.8 GB/s to Arrow, and 3.0 with a quarter of it (bench/log.py, "read").

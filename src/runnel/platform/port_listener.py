@@ -80,6 +80,6 @@ class PortListener(Generic[D]):
         self.server.hurry()
 
     async def close(self) -> None:
-        """Cut off whoever is left."""
+        """Close all remaining connections."""
         await self._acceptor.abort()
         await self.server.close()

@@ -6,14 +6,14 @@
     readings = session.read.format("runnel").option("topics", "sensors/a").load()
     spark.json(readings, "celsius double").show()
 
-source                        the format, as Spark finds it through the module `pyspark_runnel`
-options, schema, pushdown     what may be said of a read, its columns, filters that the source applies
-batch_reader, file_planning   exact ranges of topics, from a broker or from files
-stream_reader, stream_offset  shards entry by entry, for as long as the query runs
-ranges, connections           what a task reads, and over what
-writer                        rows into topics, each once
-session, java, payloads       around it
-pipelines                     what is made of these: archive, replay, statistics, transforms
+source       the format `runnel`, as Spark finds it through the module `pyspark_runnel`
+options      the options of a read or a write
+read         batches and streams of messages, from a broker or from files
+write        rows into topics, each once
+runtime      the session, and the Java and Python that it runs on
+payloads     payloads as columns
+connections  the connections of a Python process of Spark
+pipelines    archive, replay, statistics and transforms, made of these
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from runnel.errors import ClientFault, RunnelError
-from runnel.topics.habits import start_meant
+from runnel.topics.hints import start_meant
 from runnel.topics.names import Label, check_label, check_topic
 from runnel.topics.patterns import Pattern
 

@@ -9,13 +9,14 @@ sorted_names   names in order, for finding those that share a beginning
 policies       the rules of the settings, and the policy that they give a topic
 partitions     the partition that a message goes to
 read_position  where a reader resumes
-covering, habits    whether one pattern covers another; warnings about patterns of MQTT and NATS
+covering       whether one pattern covers another
+hints          wildcards and option words of other brokers, for "did you mean"
 """
 
 __all__ = [
-    "cover",
+    "covering",
+    "hints",
     "names",
-    "other_brokers",
     "partitions",
     "pattern_index",
     "patterns",

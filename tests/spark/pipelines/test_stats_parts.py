@@ -286,10 +286,10 @@ def _state(dropped: int) -> dict[str, Any]:
     return {"stateOperators": [state | {"numRowsDroppedByWatermark": dropped}]}
 
 
-def test_what_spark_drops_is_told_once() -> None:
+def test_what_spark_drops_is_counted_once() -> None:
     tally = _ProgressTally()
-    assert tally.look(cast(StreamingQuery, ReportingQuery(0, 2)))
-    assert not tally.look(cast(StreamingQuery, ReportingQuery(0, 2)))
-    assert tally.look(cast(StreamingQuery, ReportingQuery(0, 2, 3)))
+    assert tally.update(cast(StreamingQuery, ReportingQuery(0, 2)))
+    assert not tally.update(cast(StreamingQuery, ReportingQuery(0, 2)))
+    assert tally.update(cast(StreamingQuery, ReportingQuery(0, 2, 3)))
     assert tally.progress.dropped == 5
     assert tally.progress.rows == 30

@@ -1,9 +1,9 @@
-"""What was acknowledged and what failed, written down beside the shards it belongs to.
+"""Stores acknowledgements and failures in the state journal of the shard that they belong to.
 
-Each shard has a table and notes. Notes gather while a write runs; then the table takes them and they are written
-together. So the table is ahead of the journal by the write that is under way, and a snapshot, made from the table,
-misses nothing. Notes that could not be stored are written again after a while, or when somebody asks for them, together
-with those that have come since.
+Each shard has a table and notes. Notes gather while a write runs; then the table takes them, and one write stores them
+together. So the table is ahead of the journal by the write in progress, and a snapshot, made from the table, misses
+nothing. Notes that could not be stored are written again after a while, or at the next `wait_stored`, together with
+later notes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from runnel.platform.clock import Clock
 from runnel.topics.names import TopicPartition
 
 _RETRY_NS: Final = 1_000_000_000
-# A flipped bit in a snapshot costs so many of its records, not all of them.
-_RECORDS_TOGETHER: Final = 256
+# A flipped bit in a snapshot costs this many of its records, not all of them.
+_RECORDS_PER_CONTENT: Final = 256
 
 
 RetryLater = Callable[[Callable[[], None]], None]
 
 
 class Journal(Protocol):
-    """What is needed of a shard's state journal."""
+    """The part of a shard's state journal that this module uses."""
 
     snapshot: Callable[[], Iterable[bytes]] | None
     contents: list[bytes]
@@ -40,7 +40,7 @@ class Journal(Protocol):
 
 
 class ShardAckJournal:
-    """One shard's table, and the notes that wait to be stored."""
+    """One shard's table of acknowledgements and failures, and the notes that wait to be stored."""
 
     def __init__(self, journal: Journal, retry: RetryLater) -> None:
         self.table: Final = StateTable()
@@ -50,10 +50,10 @@ class ShardAckJournal:
         self._notes: list[Record] = []
         self._is_writing = False
         self._is_due = False
-        self._is_held = False  # the last write failed: not every further note tries another
-        self._waiting: list[asyncio.Future[None]] = []  # for notes that are not being written yet
-        self._under_way: list[asyncio.Future[None]] = []
-        self.version = 0  # goes up whenever the table changes
+        self._is_backing_off = False  # the last write failed: further notes wait for the retry
+        self._waiting: list[asyncio.Future[None]] = []  # for notes whose write has not begun
+        self._under_way: list[asyncio.Future[None]] = []  # for notes that are being written
+        self.version = 0  # rises whenever the table changes
         for content in journal.contents:
             for record in records.decode(content):
                 self.table.apply(record)
@@ -61,22 +61,22 @@ class ShardAckJournal:
         journal.snapshot = self._snapshot
 
     def _snapshot(self) -> Iterable[bytes]:
-        """What the table says now; a worker encodes it."""
+        """The table as it is now. A worker iterates over it, and so encodes it."""
         known = self.table.snapshot()
         return (
-            records.encode(known[begin : begin + _RECORDS_TOGETHER])
-            for begin in range(0, len(known), _RECORDS_TOGETHER)
+            records.encode(known[begin : begin + _RECORDS_PER_CONTENT])
+            for begin in range(0, len(known), _RECORDS_PER_CONTENT)
         )
 
     @property
     def is_stored(self) -> bool:
-        """Whether nothing that was noted waits to be stored."""
+        """Whether every note is stored."""
         return not self._acked and not self._notes and not self._is_writing
 
     def note_acked(
         self, subscription: int, member: str, key: TopicPartition, begin: int, end: int
     ) -> None:
-        """Hot: neighbouring ranges become one."""
+        """Note that a range is acknowledged. Hot: neighbouring ranges become one."""
         ranges = self._acked.setdefault((subscription, member, key), [])
         if ranges and ranges[-1] == begin:
             ranges[-1] = end
@@ -85,16 +85,16 @@ class ShardAckJournal:
         self._write_soon()
 
     def note(self, record: Record) -> None:
-        self._take_acked()  # what was said before it stays before it
+        self._take_acked()  # earlier acknowledgements stay before this record
         self._notes.append(record)
         self._write_soon()
 
     def wait_stored(self) -> asyncio.Future[None]:
-        """Done once everything noted so far is stored; or failed, and then it is tried again all the same."""
+        """A future that is done once every note so far is stored. If it fails, the write is still tried again."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._acked or self._notes:
             self._waiting.append(future)
-            self._begin_soon()  # whatever failed before: whoever asks is told how it is now
+            self._begin_soon()  # also after a failure: the caller gets the outcome of a new attempt
         elif self._is_writing:
             self._under_way.append(future)
         else:
@@ -108,7 +108,7 @@ class ShardAckJournal:
         self._acked = {}
 
     def _write_soon(self) -> None:
-        if not self._is_held:
+        if not self._is_backing_off:
             self._begin_soon()
 
     def _begin_soon(self) -> None:
@@ -141,29 +141,29 @@ class ShardAckJournal:
             error = done.exception()
         if error is not None:
             self._notes = written + self._notes
-            if not self._is_held:
-                self._is_held = True
+            if not self._is_backing_off:
+                self._is_backing_off = True
                 self._retry(self._try_again)
             for future in waiting:
                 if not future.done():
                     future.set_exception(error)
-                    future.exception()  # seen: whoever still waits gets it, and nobody need
-            if self._waiting:  # they came while it was written
+                    future.exception()  # marks it as retrieved: its caller may have gone
+            if self._waiting:  # added during the failed write
                 self._begin_soon()
             return
-        self._is_held = False
+        self._is_backing_off = False
         for future in waiting:
             if not future.done():
                 future.set_result(None)
         self._write()
 
     def _try_again(self) -> None:
-        self._is_held = False
+        self._is_backing_off = False
         self._write_soon()
 
 
 class AckJournals:
-    """The state of all subscriptions, by the shards that their partitions lie in."""
+    """The stored state of all subscriptions, by the shard that a partition lies in."""
 
     def __init__(self, stores: Stores, clock: Clock, timers: TimerQueue) -> None:
         self._stores = stores
@@ -173,7 +173,7 @@ class AckJournals:
         self._changes = 0
 
     def open(self) -> None:
-        """Read what the journals of all shards say."""
+        """Read the state journals of all shards."""
         for log, shard in self._stores.shards():
             self._shard(log, shard)
 
@@ -188,7 +188,7 @@ class AckJournals:
         self._timers.set(self._clock.monotonic_ns() + _RETRY_NS, write)
 
     def of(self, key: TopicPartition) -> ShardAckJournal:
-        """The state of the shard that a partition lies in. UnknownTopicError if its topic is gone."""
+        """The state of the shard that a partition lies in. Raises UnknownTopicError if its topic is gone."""
         topic, partition = key
         log = self._stores.log_of(topic)
         if log is None:
@@ -196,7 +196,7 @@ class AckJournals:
         return self._shard(log, log.topic(topic).shards[partition])
 
     def find(self, subscription: int, member: str, key: TopicPartition) -> PartitionAcks | None:
-        """What is stored of a partition: None if nothing was ever said of it."""
+        """The stored state of a partition; None if nothing was ever noted of it."""
         return self.of(key).table.get(subscription, member, key)
 
     def all(self) -> Mapping[tuple[KeptLog, ShardId], ShardAckJournal]:
@@ -204,21 +204,21 @@ class AckJournals:
 
     @property
     def version(self) -> int:
-        """Goes up whenever somebody may be owed less or more than before."""
+        """Rises whenever a subscription may be owed less or more than before."""
         return self._changes + sum(state.version for state in self._shards.values())
 
     def change(self) -> None:
-        """Something was acknowledged of which nothing is written down."""
+        """Raise `version` after an acknowledgement that is not stored."""
         self._changes += 1
 
     async def wait_stored(self) -> None:
-        """Until everything noted so far is stored everywhere. Raises what the first failure was."""
+        """Wait until every note so far is stored in all shards. Raises the first failure."""
         waiting = [state.wait_stored() for state in self._shards.values()]
         if waiting:
             await asyncio.gather(*waiting)
 
     async def close(self) -> None:
-        """Write what is noted; what cannot be stored is delivered again after the next start."""
+        """Store the notes. Messages whose notes cannot be stored are delivered again after the next start."""
         try:
             await self.wait_stored()
         except RunnelError:

@@ -1,6 +1,6 @@
 """Routes each stored batch to the consumer groups that currently have consumers.
 
-What was stored goes into the run cache first, so that it is delivered from memory.
+A stored run goes into the run cache first, so that it is delivered from memory.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.log.log import VisibleBatch
 
-_CONSUMER_GROUPS_REMEMBERED_MAX: Final = 65_536  # topics whose consumer groups are remembered
+_CACHED_TOPICS_MAX: Final = 65_536
 
 
 class ActiveConsumerGroups:
-    """A consumer group is active while somebody consumes."""
+    """The consumer groups that have consumers, and a cache of them by topic."""
 
     def __init__(self, run_cache: RunCache) -> None:
         self._run_cache = run_cache
@@ -32,7 +32,7 @@ class ActiveConsumerGroups:
         return consumer_group in self._active
 
     def add(self, consumer_group: ConsumerGroup, matches: Callable[[str], bool]) -> None:
-        """From now on it is told of the topics that match."""
+        """Route batches of matching topics to a consumer group from now on."""
         self._active[consumer_group] = matches
         self._consumer_groups_of.clear()
 
@@ -45,7 +45,7 @@ class ActiveConsumerGroups:
         self._consumer_groups_of.clear()
 
     def on_stored(self, stored: VisibleBatch) -> None:
-        """Hot: once a batch."""
+        """Cache the stored runs, and wake the consumer groups of their topics. Hot: once a batch."""
         if not self._active:
             return
         head = stored.envelope
@@ -64,7 +64,7 @@ class ActiveConsumerGroups:
         self._on_stored_runs(stored)
 
     def _on_stored_runs(self, stored: VisibleBatch) -> None:
-        """The same for a batch of several runs: everybody is woken once."""
+        """The same for a batch of several runs. Each consumer group is woken once."""
         head = stored.envelope
         batch = Batch(head, stored.body) if head.codec == Codec.NONE else None
         woken: dict[ConsumerGroup, None] = {}
@@ -82,10 +82,10 @@ class ActiveConsumerGroups:
             consumer_group.wake()
 
     def of(self, topic: str) -> tuple[ConsumerGroup, ...]:
-        """Those that a topic belongs to."""
+        """The active consumer groups that a topic belongs to."""
         consumer_groups = self._consumer_groups_of.get(topic)
         if consumer_groups is None:
-            if len(self._consumer_groups_of) >= _CONSUMER_GROUPS_REMEMBERED_MAX:
+            if len(self._consumer_groups_of) >= _CACHED_TOPICS_MAX:
                 self._consumer_groups_of.clear()
             consumer_groups = tuple(
                 consumer_group for consumer_group, matches in self._active.items() if matches(topic)

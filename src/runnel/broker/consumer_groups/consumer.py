@@ -1,4 +1,4 @@
-"""One consumer of a connection, as its door holds it."""
+"""A consumer of one connection, as its listener uses it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runnel.group_rules.definition import Definition
 
 
 class WorkConsumer:
-    """A seat in a consumer group. After `close`, or once the broker has ended it, whatever is said comes too late."""
+    """A consumer in a consumer group. After `close`, or once the broker has ended it, every call comes too late."""
 
     __slots__ = (
         "_consumer_group",
@@ -47,7 +47,7 @@ class WorkConsumer:
         return self._consumer_group.definition
 
     def start(self) -> None:
-        """Nothing is delivered before."""
+        """Begin to deliver. Nothing is delivered before."""
         self._consumer_group.start(self._consumer_id)
 
     def ack(
@@ -56,7 +56,7 @@ class WorkConsumer:
         parts: Sequence[DeliveryPart],
         picked: Sequence[Picked] = (),
     ) -> Sequence[DeliveryPart]:
-        """Which parts came too late. Whole deliveries that did are parts from 0 to 0."""
+        """Acknowledge messages. Returns the parts that came too late; a whole late delivery is a part from 0 to 0."""
         return self._consumer_group.ack(self._consumer_id, deliveries, parts, picked)
 
     def ack_up_to(self, topic: str, partition: int, offset: int) -> None:
@@ -90,33 +90,33 @@ class WorkConsumer:
         self._consumer_group.resize(self._consumer_id, window_messages, window_bytes)
 
     def pause(self) -> None:
-        """The connection is full: nothing more for now."""
+        """Deliver nothing more for now: the connection is full."""
         self._is_paused = True
         self._consumer_group.pause(self._consumer_id)
 
     def resume(self) -> None:
         self._is_paused = False
-        self._go_on()
+        self._resume_if_free()
 
     def slow(self) -> None:
-        """Its token is over a rate: nothing more for now."""
+        """Deliver nothing more for now: the token is over a rate."""
         self._is_slowed = True
         self._consumer_group.pause(self._consumer_id)
 
     def unslow(self) -> None:
         self._is_slowed = False
-        self._go_on()
+        self._resume_if_free()
 
-    def _go_on(self) -> None:
+    def _resume_if_free(self) -> None:
         if not (self._is_paused or self._is_slowed or self._is_closed):
             self._consumer_group.resume(self._consumer_id)
 
     async def wait_stored(self) -> None:
-        """Until everything that was acknowledged is stored. Raises what storing failed with."""
+        """Wait until every acknowledgement so far is stored. Raises the error if storing fails."""
         await self._consumer_group.wait_stored()
 
     def close(self, *, is_clean: bool) -> None:
-        """Leave. What is leased goes back; unless it leaves cleanly, that counts as a failed delivery."""
+        """Leave the group. Leased messages go back; unless the consumer leaves cleanly, each counts a failed delivery."""
         if not self._is_closed:
             self._is_closed = True
             if self._consumer_group.leave(self._consumer_id, is_clean=is_clean):

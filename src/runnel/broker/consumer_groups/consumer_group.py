@@ -1,9 +1,9 @@
 """A consumer group at work: joins the group's rules to the log, the clock, the state journal and the listeners.
 
-A consumer group belongs to a subscription; a multicast has one for each member. It is active while somebody consumes:
-then it is told of what is stored, reads what is wanted, and sends what the group decides. Everything between two
-awaits sees one
-state; what was read meanwhile is offered, and the group takes of it what can be delivered by then.
+A consumer group belongs to a subscription; a multicast has one for each member. It is active while it has consumers:
+then it learns of stored messages, reads the messages that are wanted, and sends what the group's rules decide. The code
+between two awaits sees one state. After a read, the runs are offered to the rules, which take the messages that can be
+delivered by then.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from runnel.platform.tasks import OwnedTasks
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
 
-# Offers in one go: whatever else there is to do is done in between.
-_OFFERS_AT_ONCE: Final = 32
+# Offers before the event loop gets to other work.
+_OFFERS_PER_TURN: Final = 32
 _PAGE_BYTES_MIN: Final = 2**16
 _PAGE_BYTES_MAX: Final = 2**20
 _READ_RETRY_NS: Final = 1_000_000_000
 
 
 class ConsumerGroupParts(msgspec.Struct, frozen=True):
-    """What all consumer groups share."""
+    """The parts that all consumer groups share."""
 
     stores: Stores
     state: AckJournals
@@ -74,7 +74,7 @@ class _GroupConsumer(msgspec.Struct):
 
 
 class ConsumerGroup:
-    """See the module's first lines."""
+    """The consumers of a subscription, or of one member of a multicast, with their leases and deliveries."""
 
     def __init__(
         self,
@@ -84,18 +84,17 @@ class ConsumerGroup:
         *,
         is_durable: bool = True,
     ) -> None:
-        self.definition = definition  # replaced when it is paused or goes on
+        self.definition = definition  # `redefine` replaces it
         self.member: Final = member
         self.is_durable: Final = is_durable  # an unnamed member's state ends with its connection
         self.group: Final = Group(definition.options, is_keyed=definition.mode is Mode.KEY_SHARED)
-        self.begins: dict[
-            TopicPartition, int
-        ] = {}  # where partitions begin of which nothing is stored
+        # The first offsets of partitions that have no stored state.
+        self.begins: dict[TopicPartition, int] = {}
         self._parts = parts
         self._consumers: dict[int, _GroupConsumer] = {}
         self._last_consumer = 0
         self._shards: dict[TopicPartition, ShardAckJournal] = {}  # of the partitions it covers
-        self._touched: set[ShardAckJournal] = set()  # noted to since somebody waited
+        self._touched: set[ShardAckJournal] = set()  # noted to since the last wait
         self._letters_under_way = 0
         self._timer_ns: int | None = None
         self._is_reading = False
@@ -104,7 +103,7 @@ class ConsumerGroup:
         self._is_closed = False
 
     def acked(self, key: TopicPartition) -> AckSet | None:
-        """What is acknowledged of a partition, to be looked at; None if it does not cover it."""
+        """The acknowledged offsets of a partition, read-only; None if the group does not cover it."""
         state = self.group.partition_state(key)
         return None if state is None else state.acked
 
@@ -114,7 +113,7 @@ class ConsumerGroup:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing would be missed if it were made anew from what is stored."""
+        """Whether the group could be rebuilt from stored state without losing anything."""
         return (
             not self._consumers
             and not self._letters_under_way
@@ -125,7 +124,7 @@ class ConsumerGroup:
     # --- Partitions ---
 
     def cover(self, key: TopicPartition, log: KeptLog) -> None:
-        """A partition of a matching topic: take it over, or look how far it goes by now."""
+        """Cover a partition of a matching topic, or update the end of one that is covered already."""
         if key not in self._shards:
             self._shards[key] = self._parts.state.of(key)
             now_ns = self._parts.clock.monotonic_ns()
@@ -155,39 +154,39 @@ class ConsumerGroup:
             if offset >= floor
         }
         acked = state.acked.copy()
-        acked.add(1, floor)  # what was there before its topic was deleted is not owed
+        acked.add(1, floor)  # messages from before the topic was deleted are not owed
         return acked, failures
 
     def uncover_topic(self, topic: str) -> None:
         for key in [key for key in self._shards if key[0] == topic]:
             self.uncover(key)
-        self.wake()  # what was leased of it has made room
+        self.wake()  # its leases have made room
 
     def uncover(self, key: TopicPartition) -> None:
-        """Its topic was deleted."""
+        """Drop a partition whose topic was deleted."""
         if self._shards.pop(key, None) is not None:
             self._apply(self.group.remove_partition(key))
 
     def reset(self, key: TopicPartition, floor: int) -> None:
-        """Its subscription was moved."""
+        """Begin a partition elsewhere: the subscription was moved."""
         if key in self._shards:
             self._apply(self.group.reset_partition(key, floor))
             self.wake()
 
     def reopen(self, key: TopicPartition, offset: int) -> None:
-        """A dead letter was sent back."""
+        """Owe a message again: its dead letter was sent back."""
         if key in self._shards:
             self._apply(self.group.reopen(key, offset))
             self.wake()
 
     def extend(self, key: TopicPartition, end: int) -> None:
-        """Hot: messages of a covered partition have become visible. Whoever says so wakes it."""
+        """Hot: messages of a covered partition have become visible. The caller calls `wake` afterwards."""
         self.group.extend(key, end)
 
     # --- Consumers ---
 
     def join(self, number: int, sink: WorkSink, window_messages: int, window_bytes: int) -> int:
-        """The id of a new consumer, which gets nothing before `start`."""
+        """Add a consumer, which gets nothing before `start`. Returns its id."""
         self._last_consumer += 1
         self._consumers[self._last_consumer] = _GroupConsumer(
             number, sink, window_messages, window_bytes
@@ -196,9 +195,8 @@ class ConsumerGroup:
         return self._last_consumer
 
     def start(self, consumer_id: int) -> None:
-        if (
-            known := self._consumers.get(consumer_id)
-        ) is not None:  # else it has been ended meanwhile
+        # None: the broker has ended the consumer meanwhile.
+        if (known := self._consumers.get(consumer_id)) is not None:
             known.is_started = True
             self._resize(consumer_id, known)
 
@@ -212,7 +210,7 @@ class ConsumerGroup:
             self._resize(consumer_id, known, is_smaller=is_smaller)
 
     def pause(self, consumer_id: int) -> None:
-        """The connection is full."""
+        """Deliver nothing more to a consumer for now."""
         if (known := self._consumers.get(consumer_id)) is not None:
             known.is_paused = True
             self._resize(consumer_id, known)
@@ -229,14 +227,14 @@ class ConsumerGroup:
             window_messages=known.window_messages if has_room else 0,
             window_bytes=known.window_bytes if has_room else 0,
         )
-        if not is_smaller:  # else there is nothing more to deliver
+        if not is_smaller:  # a smaller window lets nothing more be delivered
             self.wake()
 
     def leave(self, consumer_id: int, *, is_clean: bool) -> bool:
-        """Whether it was there: the broker may have ended it before."""
+        """Remove a consumer. Returns False if the broker has ended it before."""
         if self._consumers.pop(consumer_id, None) is None:
             return False
-        # With an unnamed member goes all that it is owed: nothing of it has failed.
+        # All that an unnamed member is owed ends with it, so nothing has failed.
         is_clean = is_clean or not self.is_durable
         now_ns = self._parts.clock.monotonic_ns()
         self._apply(self.group.leave(consumer_id, now_ns, is_clean=is_clean))
@@ -244,28 +242,28 @@ class ConsumerGroup:
         return True
 
     def dismiss(self, error: RunnelError) -> None:
-        """End all consumers. What was leased to them goes back and does not count."""
+        """End all consumers. Their leased messages go back, and that does not count as a failure."""
         for consumer_id, known in list(self._consumers.items()):
             self.leave(consumer_id, is_clean=True)
             known.sink.consumer_ended(known.number, error)
 
     def end(self, error: RunnelError) -> None:
-        """Its subscription or member is no more: tell everybody, and do nothing further."""
+        """End all consumers for good: the subscription or the member was removed."""
         self._is_closed = True
         self.dismiss(error)
 
     def rest(self) -> None:
-        """The broker closes: what is leased will be delivered again, and nothing is said of it."""
+        """Stop because the broker closes. Leased messages will be delivered again; consumers get no notice."""
         self._is_closed = True
         self._consumers.clear()
 
     def redefine(self, definition: Definition) -> None:
-        """Its subscription was paused, goes on, or has other options."""
+        """Apply a changed definition: the subscription was paused or resumed, or has other options."""
         self.definition = definition
         self.group.options = definition.options
         self.wake()
 
-    # --- What consumers say ---
+    # --- Requests of consumers ---
 
     def ack(
         self,
@@ -274,11 +272,11 @@ class ConsumerGroup:
         parts: Sequence[DeliveryPart],
         picked: Sequence[Picked] = (),
     ) -> Sequence[DeliveryPart]:
-        """What came too late of it; of a whole delivery nothing more is known than that."""
+        """Acknowledge messages. Returns the parts that came too late; a whole late delivery is a part from 0 to 0."""
         now_ns = self._parts.clock.monotonic_ns()
         late = self._apply(self.group.ack(consumer_id, deliveries, parts, now_ns, picked))
         self.wake()
-        return [_named(part) for part in late]
+        return [_late_part(part) for part in late]
 
     def ack_up_to(self, consumer_id: int, key: TopicPartition, offset: int) -> None:
         now_ns = self._parts.clock.monotonic_ns()
@@ -303,19 +301,19 @@ class ConsumerGroup:
         self.group.renew(
             consumer_id, deliveries, self._parts.clock.monotonic_ns(), lease_ns=lease_ns
         )
-        self._set_timer()  # a lease may be made shorter
+        self._set_timer()  # a lease may have become shorter
 
     def recalled(self, consumer_id: int, parts: Sequence[DeliveryPart]) -> None:
         self._apply(self.group.recalled(consumer_id, parts, self._parts.clock.monotonic_ns()))
         self.wake()
 
     async def wait_stored(self) -> None:
-        """Until everything acknowledged so far is stored. Raises what storing failed with."""
+        """Wait until every acknowledgement so far is stored. Raises the error if storing fails."""
         self._touched = {shard for shard in self._touched if not shard.is_stored}
         if self._touched:
             await asyncio.gather(*[shard.wait_stored() for shard in self._touched])
 
-    # --- What the group decides ---
+    # --- Effects of the group's rules ---
 
     def _apply(self, effects: Effects) -> Sequence[DeliveryPart]:
         counters = self._parts.metrics.counters
@@ -346,7 +344,9 @@ class ConsumerGroup:
         subscription, member = self.definition.id, self.member
         for key, begin, end in effects.acked:
             shard = self._shards.get(key)
-            if shard is not None:  # else it was deleted: nobody will ask any more
+            if (
+                shard is not None
+            ):  # None: the topic was deleted, and its state is not needed any more
                 shard.note_acked(subscription, member, key, begin, end)
                 self._touched.add(shard)
         for key, base, mask in effects.picked:
@@ -391,13 +391,13 @@ class ConsumerGroup:
             self._apply(settle(dead_letter.key, dead_letter.offset, now_ns))
             self.wake()
 
-    # --- Delivering ---
+    # --- Delivery ---
 
     def wake(self) -> None:
-        """Deliver what can be delivered at once, and see to it that the rest is read."""
+        """Deliver the messages that are cached, and start to read the others."""
         if self._is_closed or not self._consumers:
             return
-        if self._is_delivering:  # a connection that has just become full, or has room again
+        if self._is_delivering:  # re-entered: a connection has just become full, or has room again
             self._take_turn_soon()
             return
         self._expire_due()
@@ -419,13 +419,10 @@ class ConsumerGroup:
         self.wake()
 
     def _deliver(self) -> None:
-        """Offer what is in the run cache, a few runs at a time.
-
-        Then send, so that nothing overtakes what was decided.
-        """
+        """Offer a few runs of the run cache. Sending comes last, so that nothing overtakes what was decided."""
         group, run_cache, clock = self.group, self._parts.run_cache, self._parts.clock
         decided: dict[int, list[WorkDelivery]] = {}
-        for _ in range(_OFFERS_AT_ONCE):
+        for _ in range(_OFFERS_PER_TURN):
             now_ns = clock.monotonic_ns()
             want = group.next_want(now_ns)
             if want is None:
@@ -448,7 +445,7 @@ class ConsumerGroup:
             known.sink.deliver_work(known.number, deliveries)
 
     def _packed(self, delivery: LeasedDelivery, run: StoredRun) -> WorkDelivery:
-        """Hot: once a delivery."""
+        """A leased delivery as its sink gets it. Hot: once a delivery."""
         topic, partition = delivery.key
         attempts: Sequence[Attempt] = ()
         if delivery.attempts:
@@ -471,22 +468,24 @@ class ConsumerGroup:
         return sent
 
     def _observe_age(self, run: StoredRun) -> None:
-        """Once a run of which something is delivered: how old its first message is by then."""
+        """Measure how old a run's first message is. Called once for each run that is delivered, also in part."""
         parts, event_time_ns = self._parts, run.event_time_ns
         if event_time_ns > 0:
             parts.metrics.work_age.observe(parts.clock.time_ns() - event_time_ns)
 
     async def _read(self, key: TopicPartition, offset: int, bytes_max: int) -> None:
-        """Bring a page of a partition into the run cache, then go on."""
+        """Read a page of a partition into the run cache, then continue to deliver."""
         run_cache = self._parts.run_cache
         forgotten = run_cache.forgotten
         try:
             read = await self._read_page(key, offset, bytes_max)
         except UnknownTopicError:
-            if self._parts.stores.log_of(key[0]) is None:  # else it was made again, and is covered
+            if (
+                self._parts.stores.log_of(key[0]) is None
+            ):  # else the topic was made again, and is covered
                 self.uncover(key)
         except (RunnelError, OSError) as error:
-            self._tell_unreadable(key, offset, error)
+            self._report_unreadable(key, offset, error)
             return
         else:
             for run in read.runs if run_cache.forgotten == forgotten else ():
@@ -495,7 +494,7 @@ class ConsumerGroup:
                 self._pass_over(key, missing)
         finally:
             self._is_reading = False
-        self.wake()  # at once, before others' runs push these out of the run cache
+        self.wake()  # at once, before runs of other groups evict these from the run cache
 
     async def _read_page(self, key: TopicPartition, offset: int, bytes_max: int) -> RunsRead:
         parts = self._parts
@@ -506,6 +505,7 @@ class ConsumerGroup:
             return await read_runs(log, key, offset, page_bytes, parts.workers)
 
     def _pass_over(self, key: TopicPartition, missing: Missing) -> None:
+        """Acknowledge offsets that will never come, and report owed messages that are lost."""
         if key not in self._shards:
             return
         gone = self.group.gone(key, missing.begin, missing.end)
@@ -523,7 +523,8 @@ class ConsumerGroup:
                 reason=missing.reason,
             )
 
-    def _tell_unreadable(self, key: TopicPartition, offset: int, error: Exception) -> None:
+    def _report_unreadable(self, key: TopicPartition, offset: int, error: Exception) -> None:
+        """Report a page that cannot be read, and try again after a while."""
         self._parts.events.emit(
             EventKind.WORK_UNREADABLE,
             self.definition.name,
@@ -534,7 +535,7 @@ class ConsumerGroup:
         )
         self._parts.timers.set(self._parts.clock.monotonic_ns() + _READ_RETRY_NS, self.wake)
 
-    # --- Time ---
+    # --- Timers ---
 
     def _expire_due(self) -> None:
         due_ns = self.group.next_time_ns()
@@ -553,7 +554,7 @@ class ConsumerGroup:
         self.wake()
 
 
-def _named(late: DeliveryPart) -> DeliveryPart:
-    """A whole delivery that is late is named without offsets: nobody knows them any more."""
+def _late_part(late: DeliveryPart) -> DeliveryPart:
+    """A late part as its consumer gets it: the offsets of a whole delivery are no longer known, and become 0."""
     is_whole = not late.begin and late.end == OFFSET_MAX
     return DeliveryPart(late.delivery, 0, 0) if is_whole else late

@@ -1,4 +1,4 @@
-"""The broker's verbs of acknowledged work, and everything they need put together."""
+"""The broker's verbs of acknowledged work, and the wiring of their parts."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from runnel.platform.workers import Workers
 from runnel.topics.pattern_index import PatternIndex
 
 _RUN_CACHE_BYTES_MAX: Final = 32 * 2**20
-# Pages that are read at a time for all consumer groups.
+# Concurrent page reads of all consumer groups together.
 _READS_AT_ONCE: Final = 4
 
 T = TypeVar("T")
 
 
 class ConsumerGroups:
-    """What `Broker` offers of acknowledged work."""
+    """Acknowledged work as `Broker` offers it."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class ConsumerGroups:
             log.subscription_holds = holds
 
     def tell_lost(self) -> None:
-        """After damage was found: tell of subscriptions whose definitions are gone."""
+        """Report subscriptions whose definitions are gone. Called after damage was found."""
         self._subscriptions.tell_lost()
 
     def start(self) -> None:
@@ -110,7 +110,7 @@ class ConsumerGroups:
         await self._verbs.wait()
         await self._subscriptions.close()
 
-    # --- What the logs tell ---
+    # --- Events of the logs ---
 
     def on_stored(self, stored: VisibleBatch) -> None:
         self._subscriptions.on_stored(stored)
@@ -124,51 +124,51 @@ class ConsumerGroups:
     def on_topic_purged(self, name: str) -> None:
         self._subscriptions.on_topic_purged(name)
 
-    # --- Verbs. Whoever asked may leave; what was begun is finished, so that memory and disk agree. ---
+    # --- Verbs. A caller may leave; a verb that has begun still finishes, so that memory and disk agree. ---
 
-    def _begun(self, verb: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _start_verb(self, verb: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self._verbs.start_awaited(verb)
-        task.add_done_callback(_see)
+        task.add_done_callback(_retrieve_failure)
         return task
 
     async def consume(
         self, number: int, sink: WorkSink, request: Consume, account: Account | None = None
     ) -> WorkConsumer:
-        joining = self._begun(self._subscriptions.consume(number, sink, request, account))
+        joining = self._start_verb(self._subscriptions.consume(number, sink, request, account))
         try:
             return await asyncio.shield(joining)
         except asyncio.CancelledError:
-            joining.add_done_callback(_leave)
+            joining.add_done_callback(_close_joined)
             raise
 
     async def make_subscription(
         self, request: SubscriptionRequest, account: Account | None = None
     ) -> None:
-        await asyncio.shield(self._begun(self._subscriptions.make(request, account)))
+        await asyncio.shield(self._start_verb(self._subscriptions.make(request, account)))
 
     async def delete_subscription(self, name: str) -> None:
-        await asyncio.shield(self._begun(self._subscriptions.delete(name)))
+        await asyncio.shield(self._start_verb(self._subscriptions.delete(name)))
 
     async def pause_subscription(self, name: str, *, is_paused: bool) -> None:
         pausing = self._subscriptions.pause(name, is_paused=is_paused)
-        await asyncio.shield(self._begun(pausing))
+        await asyncio.shield(self._start_verb(pausing))
 
     async def move_subscription(self, name: str, start: Start, member: str | None = None) -> None:
-        await asyncio.shield(self._begun(self._subscriptions.move(name, start, member)))
+        await asyncio.shield(self._start_verb(self._subscriptions.move(name, start, member)))
 
     async def remove_member(self, name: str, member: str) -> None:
-        await asyncio.shield(self._begun(self._subscriptions.remove_member(name, member)))
+        await asyncio.shield(self._start_verb(self._subscriptions.remove_member(name, member)))
 
     def owned_by(self, owner: str) -> int:
-        """How many subscriptions there are that this token made."""
+        """How many of the existing subscriptions this token made."""
         return self._subscriptions.owned_by(owner)
 
     def patterns_of(self, name: str) -> Sequence[str]:
-        """What a subscription is over. UnknownSubscriptionError: there is none of this name."""
+        """The patterns of a subscription. Raises UnknownSubscriptionError if it does not exist."""
         return self._subscriptions.get(name).definition.patterns
 
     async def report(self) -> Sequence[SubscriptionState]:
-        """All subscriptions as of a moment ago: with many of them they are not looked at every time."""
+        """All subscriptions as of a moment ago: with many of them, not every call computes them anew."""
         return await self._stats.report()
 
     async def subscriptions(
@@ -178,13 +178,13 @@ class ConsumerGroups:
         is_visible: Callable[[Sequence[str]], bool] | None = None,
         owner: Hashable = None,
     ) -> list[SubscriptionState]:
-        """All, or one. `is_visible`: only those whose patterns it says yes to. `owner`: whose turns it takes."""
+        """All subscriptions, or one. `is_visible` selects by patterns. `owner`: see `LoopShare.turn`."""
         return await self._stats.states(name, is_visible=is_visible, owner=owner)
 
     async def subscription_page(
         self, request: ListRequest[Sequence[str]]
     ) -> Listed[SubscriptionState]:
-        """Subscriptions whose patterns are visible, and whether these are all that remain."""
+        """A page of the subscriptions whose patterns are visible, and whether it is the last page."""
         return await self._stats.page(request)
 
     async def dead_letters(
@@ -193,16 +193,16 @@ class ConsumerGroups:
         return await self._dead.list(subscription, offset, messages_max)
 
     async def settle_dead(self, request: SettleRequest) -> int:
-        return await asyncio.shield(self._begun(self._dead.settle(request)))
+        return await asyncio.shield(self._start_verb(self._dead.settle(request)))
 
 
-def _see(task: asyncio.Task[Any]) -> None:
-    """Take note of a failure: the caller that waited for the verb may have gone."""
+def _retrieve_failure(task: asyncio.Task[Any]) -> None:
+    """Mark a failure as retrieved: the caller that waited for the verb may have gone."""
     if not task.cancelled():
         task.exception()
 
 
-def _leave(joining: asyncio.Task[WorkConsumer]) -> None:
-    """Nobody is there any more to consume."""
+def _close_joined(joining: asyncio.Task[WorkConsumer]) -> None:
+    """Close a consumer whose caller has gone before it joined."""
     if not joining.cancelled() and joining.exception() is None:
         joining.result().close(is_clean=True)

@@ -1,8 +1,8 @@
-"""Dead letters looked at and settled: those of a subscription that nobody has sent back or dropped yet.
+"""Lists and settles open dead letters: those that were neither sent back nor dropped yet.
 
-Which are settled is kept like acknowledgements, of an owner that no subscription can be. To send one back makes its
-subscription, or the member that gave it up, owe the message again, and no other one; if the log has lost it since, its
-copy is published anew.
+Settled dead letters are stored like acknowledgements, under an owner that no subscription can be. After a dead letter
+is sent back, only its subscription, or the member that gave the message up, is owed the message again. If the log has
+lost the message since, its copy is published anew.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from runnel.group_rules.records import FailedRecord
 from runnel.platform.workers import Workers
 from runnel.topics.names import SYSTEM_MARK, TopicPartition, check_topic
 
-# Letters outlive their subscription, and so does what became of them.
+# Dead letters outlive their subscription, and so does the record of which are settled.
 _OWNER: Final = (0, "!dead")
 _PAGE_BYTES: Final = 2**20
 _LISTED_MAX: Final = 1000
@@ -49,7 +49,7 @@ class SettleRequest(msgspec.Struct, frozen=True):
 
 
 class DeadLetterQueues:
-    """See the module's first lines."""
+    """Counts, lists and settles the dead letters of all subscriptions."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class DeadLetterQueues:
         self._workers = workers
 
     async def count(self, subscription: WorkSubscription) -> int:
-        """How many are open, of those that are still there."""
-        key, log = self._place(subscription)
+        """How many of a subscription's dead letters are open, of those that the log still has."""
+        key, log = self._locate(subscription)
         if log is None:
             return 0
         bounds = await log.bounds(*key)
@@ -79,9 +79,9 @@ class DeadLetterQueues:
         return AckSet(1) if state is None else state.acked
 
     async def list(self, name: str, offset: int, messages_max: int) -> tuple[Sequence[Batch], int]:
-        """Open letters from an offset of the dead topic on, and where the next page begins; 0: there is none."""
+        """Open letters from an offset of the dead-letter topic on, and where the next page begins; 0: at no offset."""
         subscription = self._subscriptions.get(name)
-        key, log = self._place(subscription)
+        key, log = self._locate(subscription)
         if log is None:
             return (), 0
         settled = self._settled(key)
@@ -108,16 +108,16 @@ class DeadLetterQueues:
         return batches, offset if offset < log.next_offset(*key) else 0
 
     async def settle(self, request: SettleRequest) -> int:
-        """Send letters back, or drop them; how many."""
+        """Send letters back, or drop them. Returns how many."""
         name, is_redriven = request.subscription, request.is_redriven
         subscription = self._subscriptions.get(name)
-        key, log = self._place(subscription)
+        key, log = self._locate(subscription)
         if log is None:
             return 0
         if not request.is_all:
             return await self._settle(subscription, key, request.offsets, is_redriven=is_redriven)
         settled, offset = 0, 1
-        end = log.next_offset(*key)  # those that come meanwhile are for another time
+        end = log.next_offset(*key)  # letters that come meanwhile stay open
         while offset:
             batches, offset = await self.list(name, offset, _LISTED_MAX)
             found = [message.offset for batch in batches for message in batch]
@@ -170,7 +170,7 @@ class DeadLetterQueues:
             raise ClientFault("it does not say which message it was")
         original, offset = origin
         if not subscription.matches(original[0]):
-            # Whoever may write letters could else have somebody with more rights publish anywhere.
+            # Else a client that may write letters could make one with more rights publish anywhere.
             raise ClientFault("it is of a topic that the subscription is not over")
         found = await self._dead_letter_writer.message_at(original, offset)
         if found is not None and _is_same(found, letter):
@@ -190,7 +190,7 @@ class DeadLetterQueues:
         shard = self._state.of(key)
         for member in members:
             if member not in subscription.members:
-                continue  # it was removed, and is owed nothing
+                continue  # a removed member is owed nothing
             consumer_group = subscription.consumer_groups.get(member)
             if consumer_group is not None and consumer_group.acked(key) is not None:
                 consumer_group.reopen(key, offset)
@@ -201,7 +201,8 @@ class DeadLetterQueues:
                 shard.note(owed_again)
         await shard.wait_stored()
 
-    def _place(self, subscription: WorkSubscription) -> tuple[TopicPartition, KeptLog | None]:
+    def _locate(self, subscription: WorkSubscription) -> tuple[TopicPartition, KeptLog | None]:
+        """The partition of a subscription's dead letters, and its log; None if there is no such topic."""
         key = (dead_topic(subscription.definition.name), 0)
         return key, self._stores.log_of(key[0])
 
@@ -217,7 +218,7 @@ def _origin(letter: Message) -> tuple[TopicPartition, int] | None:
 
 
 def _is_same(found: Message, letter: Message) -> bool:
-    """Whether it is the message of the letter: a topic in memory gives offsets again after a restart."""
+    """Whether this is the letter's message: after a restart, a topic in memory assigns the same offsets again."""
     return (found.payload, found.key, found.event_time_ns, found.transmit_time_ns, found.uid) == (
         letter.payload,
         letter.key,
@@ -228,7 +229,7 @@ def _is_same(found: Message, letter: Message) -> bool:
 
 
 def _copy(letter: Message, original: TopicPartition) -> Message:
-    """The message as it was, to be published anew."""
+    """The original message, to be published anew."""
     topic, partition = original
     check_topic(topic)
     if topic.startswith(SYSTEM_MARK):

@@ -1,7 +1,7 @@
-"""Dead letters: what a subscription gave up, stored as messages of `!dead/<subscription>` that say what they were.
+"""Writes dead letters: messages that a subscription gave up, stored in `!dead/<subscription>` with their origin.
 
-The message's own key, payload, times and tags stand beside the letter's (`formats/dead_letters.py`); own tags go
-without where there is no room for all.
+A dead letter has the message's own key, payload, times and tags, beside the letter's tags
+(`formats/dead_letters.py`). Where there is no room for all tags, some of the message's own are left out.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def dead_topic(subscription: str) -> str:
 
 
 class DeadLetterWriter:
-    """Reads a message that failed too often, and stores its letter."""
+    """Reads a message that failed too often, and stores its dead letter."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class DeadLetterWriter:
         self._wait_room = wait_room
 
     async def write(self, subscription: str, member: str, dead_letter: DeadLetter) -> bool:
-        """Whether the message may be acknowledged: its letter is stored, or there is nothing left to store."""
+        """Store a letter. Returns whether the message may be acknowledged: its letter is stored, or the message is gone."""
         try:
             message = await self.message_at(dead_letter.key, dead_letter.offset)
             if message is not None:
@@ -130,7 +130,7 @@ def _letter(
     subscription: str, member: str, dead_letter: DeadLetter, message: Message, limits: LimitSettings
 ) -> Message:
     reason = parse_reason(dead_letter.reason[:_ERROR_CHARACTERS_MAX])
-    said = {
+    letter_tags = {
         ERROR_TAG: reason.error or "no reason was given",
         TOPIC_TAG: dead_letter.key[0],
         PARTITION_TAG: str(dead_letter.key[1]),
@@ -139,17 +139,16 @@ def _letter(
         FROM_TAG: subscription,
     }
     if member:
-        said[MEMBER_TAG] = member
+        letter_tags[MEMBER_TAG] = member
     details = {ERROR_TYPE_TAG: reason.error_type, TRACEBACK_TAG: reason.traceback}
-    if (
-        len(said) + len(details) + len(message.tags) <= TAGS_MAX
-    ):  # no tag of the message goes for them
-        said |= {name: text for name, text in details.items() if text}
+    # Details never displace a tag of the message.
+    if len(letter_tags) + len(details) + len(message.tags) <= TAGS_MAX:
+        letter_tags |= {name: text for name, text in details.items() if text}
     return Message(
         dead_topic(subscription),
         message.payload,
         message.key,
-        _own_tags(message, said, limits) | said,
+        _own_tags(message, letter_tags, limits) | letter_tags,
         message.event_time_ns,
         message.transmit_time_ns,
         uid=message.uid,
@@ -157,14 +156,16 @@ def _letter(
     )
 
 
-def _own_tags(message: Message, said: Mapping[str, str], limits: LimitSettings) -> dict[str, str]:
-    """Those of the message's tags for which there is room beside what the letter says."""
-    room = TAGS_MAX - len(said)
-    room_bytes = limits.tag_bytes_max - sum(map(_tag_bytes, said.items()))
+def _own_tags(
+    message: Message, letter_tags: Mapping[str, str], limits: LimitSettings
+) -> dict[str, str]:
+    """The message's own tags that fit beside the letter's tags."""
+    room = TAGS_MAX - len(letter_tags)
+    room_bytes = limits.tag_bytes_max - sum(map(_tag_bytes, letter_tags.items()))
     kept: dict[str, str] = {}
     for tag in message.tags.items():
         room_bytes -= _tag_bytes(tag)
-        if tag[0] not in said and room_bytes >= 0 and len(kept) < room:
+        if tag[0] not in letter_tags and room_bytes >= 0 and len(kept) < room:
             kept[tag[0]] = tag[1]
     return kept
 

@@ -1,7 +1,7 @@
 """The holds of acknowledged subscriptions: retention keeps what a subscription is owed, and may remove the rest early.
 
-An acknowledgement counts once it is on its way to the disk. A crash may undo it when the message is gone already: then
-a consumer has had it and said so, and after the restart it is found missing and passed over.
+An acknowledgement counts once its write has begun. A crash may undo it when retention has removed the message already.
+A consumer has acknowledged that message; after the restart the group finds it missing and passes over it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FROM_THE_FIRST: Final = AckSet(1)
 
 
 class GroupHolds:
-    """The holds of all subscriptions. The logs call it whenever they apply retention."""
+    """The holds of all subscriptions. The logs ask for them whenever they apply retention."""
 
     def __init__(self, state: AckJournals, subscriptions: WorkSubscriptions) -> None:
         self._state = state
@@ -29,7 +29,7 @@ class GroupHolds:
 
     @property
     def version(self) -> int:
-        """While it stands, so do all answers."""
+        """All answers stay valid while this number stays the same."""
         return self._subscriptions.changes
 
     @property
@@ -37,7 +37,7 @@ class GroupHolds:
         return not self._subscriptions
 
     def holds_of(self, key: TopicPartition) -> Sequence[Hold]:
-        """The first offset that each subscription is owed of a partition."""
+        """The holds on a partition: from the first offset on that each member is owed."""
         return [
             Hold(HOLDER_PREFIX + subscription.definition.name, key, acked.floor, 0, ())
             for subscription in self._subscriptions.covering(key[0])
@@ -59,12 +59,12 @@ class GroupHolds:
         return _ranges(owed, begin)
 
     def _acked(self, subscription: WorkSubscription, key: TopicPartition) -> Iterator[AckSet]:
-        """What each member has acknowledged of a partition."""
+        """The offsets of a partition that each member has acknowledged."""
         for member in subscription.members:
             try:
                 state = self._state.find(subscription.definition.id, member, key)
             except UnknownTopicError:
-                return  # deleted: nothing of it is owed, though segments still have some
+                return  # deleted: segments may still have messages, but none is owed
             yield _FROM_THE_FIRST if state is None else state.acked
         for consumer_group in subscription.consumer_groups.values():
             if not consumer_group.is_durable:

@@ -1,4 +1,4 @@
-"""Subscriptions as people see them: backlog, in flight, the oldest that waits, and by whom it is owed."""
+"""Computes the state of subscriptions for users: backlog, messages in flight and oldest message of each member."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from runnel.platform.clock import Clock
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
 
-# Of one member: looking for its oldest message reads the log.
-_OLDEST_LOOKED_AT: Final = 16
-_PARTITIONS_TOLD_MAX: Final = 10_000
+# Partitions of one member that are searched for its oldest message: each search reads the log.
+_OLDEST_PARTITIONS_MAX: Final = 16
+_PARTITIONS_LISTED_MAX: Final = 10_000
 _SUBSCRIPTIONS_PER_STEP: Final = 32
 _PARTITIONS_PER_STEP: Final = 200
-# Reporting takes at most one part in so many of the time.
+# `report` takes at most one part in this many of the time.
 _SHARE: Final = 50
 
 
-class _Standing(msgspec.Struct):
-    """Where a member stands in a partition."""
+class _Progress(msgspec.Struct):
+    """How far a member has come in a partition."""
 
     key: TopicPartition
     log: KeptLog
@@ -46,20 +46,20 @@ class _Standing(msgspec.Struct):
 
 
 class _Owed(msgspec.Struct):
-    """What a member is owed in all partitions, and the first of them in which it is."""
+    """How many messages a member is owed in all partitions, and the first partitions with a backlog."""
 
     messages: int = 0
-    behind: list[_Standing] = msgspec.field(default_factory=list)
+    behind: list[_Progress] = msgspec.field(default_factory=list)
 
-    def add(self, standing: _Standing) -> None:
-        backlog = standing.backlog
+    def add(self, progress: _Progress) -> None:
+        backlog = progress.backlog
         self.messages += backlog
-        if backlog and len(self.behind) < _OLDEST_LOOKED_AT:
-            self.behind.append(standing)
+        if backlog and len(self.behind) < _OLDEST_PARTITIONS_MAX:
+            self.behind.append(progress)
 
 
 class GroupStats:
-    """Looks when it is asked: nothing is counted on the way of a message."""
+    """Computes the state of subscriptions on request: nothing is counted while messages pass."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class GroupStats:
         self._clock = clock
         self._share = share
         self._reported: Sequence[SubscriptionState] = ()
-        self._report_again_ns = 0  # of the monotonic clock
+        self._report_again_ns = 0  # by the monotonic clock
         self._state = state
         self._subscriptions = subscriptions
         self._dead = dead
@@ -86,9 +86,9 @@ class GroupStats:
         is_visible: Callable[[Sequence[str]], bool] | None = None,
         owner: Hashable = None,
     ) -> list[SubscriptionState]:
-        """All of them in order of their names, or one with its partitions.
+        """All subscriptions in order of their names, or one with its partitions.
 
-        `is_visible`: only those whose patterns it says yes to.
+        `is_visible`: only subscriptions whose patterns it accepts.
         """
         if name is not None:
             one = self._subscriptions.get(name)
@@ -104,7 +104,7 @@ class GroupStats:
         return found
 
     async def page(self, request: ListRequest[Sequence[str]]) -> Listed[SubscriptionState]:
-        """Subscriptions, and whether these are all that remain."""
+        """A page of subscriptions, and whether it is the last page."""
         owner, is_visible = request.owner, request.is_visible
         page: PageBuilder[SubscriptionState] = PageBuilder(request.limit, "subscriptions")
         for number, each in enumerate(self._ordered(request.after)):
@@ -122,7 +122,7 @@ class GroupStats:
         return sorted(known, key=lambda each: each.definition.name)
 
     async def report(self) -> Sequence[SubscriptionState]:
-        """All of them, looked at sparingly: at most a fiftieth of the time goes into it."""
+        """All subscriptions, cached: computing them takes at most a fiftieth of the time."""
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._report_again_ns:
             self._reported = await self.states()
@@ -142,19 +142,19 @@ class GroupStats:
         ]
         owed = {member: _Owed() for member in names}
         partitions: list[PartitionWork] = []
-        looked_at = 0
+        computed = 0
         async for key, log in self._subscriptions.partitions(subscription, owner):
             for member in names:
-                looked_at += 1
-                if looked_at % _PARTITIONS_PER_STEP == 0:
+                computed += 1
+                if computed % _PARTITIONS_PER_STEP == 0:
                     await self._share.turn(owner)
                 consumer_group = subscription.consumer_groups.get(member)
-                standing = self._standing(subscription, member, consumer_group, key, log)
-                if standing is None:
+                progress = self._progress(subscription, member, consumer_group, key, log)
+                if progress is None:
                     continue
-                owed[member].add(standing)
-                if with_partitions and len(partitions) < _PARTITIONS_TOLD_MAX:
-                    partitions.append(_told(member, consumer_group, standing))
+                owed[member].add(progress)
+                if with_partitions and len(partitions) < _PARTITIONS_LISTED_MAX:
+                    partitions.append(_partition_work(member, consumer_group, progress))
         members = [
             await self._member(
                 subscription, member, subscription.consumer_groups.get(member), owed[member]
@@ -174,22 +174,22 @@ class GroupStats:
             partitions,
         )
 
-    def _standing(
+    def _progress(
         self,
         subscription: WorkSubscription,
         member: str,
         consumer_group: ConsumerGroup | None,
         key: TopicPartition,
         log: KeptLog,
-    ) -> _Standing | None:
-        """None: the topic was deleted meanwhile."""
+    ) -> _Progress | None:
+        """A member's progress in a partition; None if the topic was deleted meanwhile."""
         acked = None if consumer_group is None else consumer_group.acked(key)
         try:
             if acked is None:
                 state = self._state.find(subscription.definition.id, member, key)
                 acked = AckSet(1) if state is None else state.acked.copy()
-                acked.add(1, log.floor(*key))  # what was deleted or purged is nobody's any more
-            return _Standing(key, log, acked, log.next_offset(*key))
+                acked.add(1, log.floor(*key))  # deleted and purged messages are not owed
+            return _Progress(key, log, acked, log.next_offset(*key))
         except RunnelError:
             return None
 
@@ -216,27 +216,29 @@ class GroupStats:
             absent_ns,
         )
 
-    async def _oldest_ns(self, behind: Sequence[_Standing]) -> int:
-        """When the oldest message that is owed was received, by the partitions looked at; 0: none is."""
+    async def _oldest_ns(self, behind: Sequence[_Progress]) -> int:
+        """The receive time of the oldest owed message in these partitions; 0 if none is owed."""
         oldest = 0
-        for standing in behind:
-            offset = standing.acked.first_missing(standing.acked.floor)
+        for progress in behind:
+            offset = progress.acked.first_missing(progress.acked.floor)
             try:
-                read = await read_runs(standing.log, standing.key, offset, 1, self._workers)
+                read = await read_runs(progress.log, progress.key, offset, 1, self._workers)
             except (RunnelError, OSError):
-                continue  # gone meanwhile, or unreadable: delivering tells of that
+                continue  # gone meanwhile, or unreadable: delivery reports that
             for run in read.runs[:1]:
                 received_ns = int.from_bytes(run.batch.envelope.receive_times[:8], "little")
                 oldest = received_ns if not oldest else min(oldest, received_ns)
         return oldest
 
 
-def _told(member: str, consumer_group: ConsumerGroup | None, standing: _Standing) -> PartitionWork:
+def _partition_work(
+    member: str, consumer_group: ConsumerGroup | None, progress: _Progress
+) -> PartitionWork:
     return PartitionWork(
         member,
-        *standing.key,
-        standing.acked.floor,
-        standing.next_offset,
-        standing.acked.count_above,
-        0 if consumer_group is None else consumer_group.group.partition_in_flight(standing.key),
+        *progress.key,
+        progress.acked.floor,
+        progress.next_offset,
+        progress.acked.count_above,
+        0 if consumer_group is None else consumer_group.group.partition_in_flight(progress.key),
     )

@@ -1,7 +1,7 @@
 """A cache of recently stored runs, from which consumers are served before the log is read.
 
-What was stored a moment ago is delivered from here, and a batch that several consumers or subscriptions share is read
-once. It is a cache and nothing more: whatever is missing is read again.
+New messages are delivered from here, and a batch that several consumers or subscriptions share is read once. It is
+only a cache: a run that is missing is read again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runnel.formats.message import Message
 from runnel.log.log import VisibleBatch
 from runnel.topics.names import TopicPartition
 
-# What a run takes beside its body, about.
+# About what a run takes beside its body.
 _RUN_BYTES: Final = 512
 
 
@@ -39,7 +39,7 @@ class StoredRun:
         *,
         run: int | None = None,
     ) -> None:
-        """`run`: it is this one of several in the batch, and is cut out of it once it is wanted."""
+        """`run`: the number of this run in a batch of several; it is cut out of the batch on first use."""
         self.base = base
         self.count = count
         self.size = len(batch.body) // batch.envelope.run_count + _RUN_BYTES
@@ -60,18 +60,18 @@ class StoredRun:
 
     @property
     def event_time_ns(self) -> int:
-        """Of its first message; 0: nobody set it, or it is compressed."""
+        """The event time of the first message; 0 if it is not set, or the batch is compressed."""
         batch = self.batch
         return first_event_time_ns(batch.body) if batch.envelope.codec == Codec.NONE else 0
 
     def row_keys(self) -> Sequence[bytes | None]:
-        """The key of each message. It is looked up once: several offers may ask."""
+        """The key of each message, decoded once: several offers may need it."""
         if self._row_keys is None:
             self._row_keys = self.batch.columns.keys.to_optional_list(self.count)
         return self._row_keys
 
     def block_of(self, begin: int, mask: int) -> Sequence[bytes | memoryview]:
-        """The block of the messages at `begin + i` for every bit i of the mask: as it lies, if that is all of them."""
+        """The block of the messages at `begin + i` for every bit i of the mask. The block of a whole run is kept."""
         first = begin - self.base
         width = mask.bit_length()
         is_gapless = mask & (mask + 1) == 0
@@ -84,18 +84,18 @@ class StoredRun:
         return _packed(self.batch.take(_rows(mask, first)))
 
     def messages_of(self, begin: int, mask: int) -> list[Message]:
-        """The same messages as objects."""
+        """The messages that `block_of` packs, as objects."""
         batch, first = self.batch, begin - self.base
         count = mask.bit_count()
         if count == self.count:
             return batch.messages()
-        if count == 1:  # whoever takes one at a time need not wait for numpy
+        if count == 1:  # saves a consumer of single messages the cost of numpy
             return [batch.message(first + mask.bit_length() - 1)]
         return [batch.message(row) for row in _rows(mask, first).tolist()]
 
 
 def _rows(mask: int, first: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """`first` + i for every bit i."""
+    """`first` + i for every bit i of the mask."""
     bits = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
     return np.flatnonzero(np.unpackbits(bits, bitorder="little")) + first
 
@@ -105,17 +105,17 @@ def _packed(batch: Batch) -> Sequence[bytes | memoryview]:
 
 
 class RunCache:
-    """Runs by partition and offset, the latest of them, up to so many bytes."""
+    """The latest runs by partition and offset, up to a limit in bytes."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self.forgotten = 0  # how often topics were
+        self.forgotten = 0  # how often `forget` was called
         self._bytes = 0
         self._runs: OrderedDict[tuple[TopicPartition, int], StoredRun] = OrderedDict()
         self._bases: dict[TopicPartition, list[int]] = {}
 
     def find(self, key: TopicPartition, offset: int) -> StoredRun | None:
-        """The run that has this message, if it is here."""
+        """The run that has this message, if it is cached."""
         bases = self._bases.get(key)
         if bases is None:
             return None
@@ -139,7 +139,7 @@ class RunCache:
             self._forget_base(old_key, base)
 
     def forget(self, topic: str) -> None:
-        """It was deleted or purged. So may be what is being read meanwhile: see `forgotten`."""
+        """Drop a deleted or purged topic. A read in progress may be stale too: its reader compares `forgotten`."""
         self.forgotten += 1
         for key in [key for key in self._bases if key[0] == topic]:
             for base in self._bases.pop(key):
@@ -153,7 +153,7 @@ class RunCache:
 
 
 def run_of(stored: VisibleBatch) -> StoredRun | None:
-    """What was just stored, if it is one run that need not be unpacked first."""
+    """The run of a batch that was just stored; None if it has several runs or is compressed."""
     head = stored.envelope
     if head.run_count != 1 or head.codec != Codec.NONE:
         return None

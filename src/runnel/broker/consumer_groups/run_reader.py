@@ -1,4 +1,4 @@
-"""A partition's messages for consumers: the runs of a page, and what will never come."""
+"""Reads a page of a partition for consumers: its runs, and the offsets that will never come."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from runnel.topics.names import TopicPartition
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """Offsets that will never be read: a hole, damage, or what retention has passed."""
+    """Offsets that will never be read, because of a hole, damage or retention."""
 
     begin: int
     end: int
-    reason: str  # as in a gap: "" for a hole that deletion left, which nobody misses
+    reason: str  # as in a gap; "" for a hole that deletion left, which is no loss
 
 
 class RunsRead(msgspec.Struct, frozen=True):
+    """A page of a partition."""
+
     runs: Sequence[StoredRun]
     missing: Sequence[Missing]
 
@@ -31,7 +33,7 @@ class RunsRead(msgspec.Struct, frozen=True):
 async def read_runs(
     log: KeptLog, key: TopicPartition, offset: int, bytes_max: int, workers: Workers
 ) -> RunsRead:
-    """The partition's runs from an offset on. UnknownTopicError if it is gone altogether."""
+    """Read the partition's runs from an offset on. Raises UnknownTopicError if the topic is gone."""
     try:
         page = await log.read(*key, offset, bytes_max=bytes_max)
     except OffsetGoneError as gone:
@@ -48,6 +50,7 @@ async def read_runs(
 
 
 def _holes(begin: int, end: int, present: Sequence[tuple[int, int]]) -> list[Missing]:
+    """The ranges between two offsets that `present`, in order, leaves out."""
     holes = []
     for first, behind in present:
         if first > begin:
@@ -65,7 +68,7 @@ async def _runs_of(found: FoundBatch, workers: Workers) -> Sequence[StoredRun]:
 
 
 def _cut(found: FoundBatch) -> Sequence[StoredRun]:
-    """Each run as a batch of its own. One that is compressed is unpacked: rows will be picked from it."""
+    """Each run as a batch of its own. A compressed batch is unpacked: rows will be picked from it."""
     batch = found.wanted()
     head = batch.envelope
     if head.run_count == 1:

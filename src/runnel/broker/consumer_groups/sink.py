@@ -1,4 +1,4 @@
-"""What acknowledged work looks like at the border to a door: deliveries out, and who takes them."""
+"""The interface between consumer groups and listeners: deliveries, and the sinks that take them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runnel.formats.work_heads import DeliveryPart, Lease
 
 
 class WorkDelivery:
-    """Messages leased to a consumer: what they are, about how large, and they themselves, as a door wants them."""
+    """Messages leased to a consumer: their lease, their approximate size, and themselves as a block or as objects."""
 
     __slots__ = ("_base", "_mask", "_run", "lease", "messages", "size")
 
@@ -26,7 +26,7 @@ class WorkDelivery:
 
     @property
     def buffers(self) -> Sequence[bytes | memoryview]:
-        """The block of them, made anew each time unless it is stored so."""
+        """The block of the messages, packed anew on each access unless they are a whole run."""
         return self._run.block_of(self._base, self._mask)
 
     def each(self) -> list[Message]:

@@ -1,4 +1,4 @@
-"""Where a subscription, or a member of one, begins in each partition: from its `start` to offsets."""
+"""Resolves the `start` of a subscription, or of a member of one, to an offset in each partition."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _STARTS: Final = ("earliest", "latest", "time", "offsets")
 
 
 async def start_offsets(
-    who: str, partitions: AsyncIterator[tuple[TopicPartition, KeptLog]], start: Start
+    subscriber: str, partitions: AsyncIterator[tuple[TopicPartition, KeptLog]], start: Start
 ) -> dict[TopicPartition, int]:
-    """The first offset that is owed of each of these; of `offsets`, only of those that are named."""
+    """The first offset that is owed of each partition; with `offsets`, only of the partitions that it names."""
     if start.kind not in _STARTS:
         raise ClientFault(f"start {start.kind!r} is none of {', '.join(_STARTS)}")
     given = {(place.topic, place.partition): place.offset for place in start.partitions}
     begins: dict[TopicPartition, int] = {}
     async for key, log in partitions:
         if start.kind == "offsets" and key not in given:
-            continue  # as it is: from the first message on, unless something is stored of it
+            continue  # unchanged: from the first message on, unless it has stored state
         with suppress(UnknownTopicError):  # deleted meanwhile
             begins[key] = await _begin_of(log, key, start, given)
     unknown = [key for key in given if key not in begins]
     if unknown:
         topic, partition = unknown[0]
-        raise UnknownTopicError(f"{topic}[{partition}] is no partition that {who} covers")
+        raise UnknownTopicError(f"{topic}[{partition}] is no partition that {subscriber} covers")
     return begins
 
 

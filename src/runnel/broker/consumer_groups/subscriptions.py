@@ -1,7 +1,7 @@
-"""All acknowledged subscriptions: made, joined, paused, moved and deleted; told of what is stored.
+"""Makes, joins, pauses, moves and deletes acknowledged subscriptions, and passes the events of the logs to them.
 
-A subscription is its definition, which the catalogue keeps, and the consumer groups that are active. One without
-consumers costs its definition and what is stored of it: nothing is told to it, and nothing is read for it.
+A subscription is its definition, which the catalogue keeps, and the consumer groups that are active. A subscription
+without consumers costs its definition and its stored state: no batch is routed to it, and nothing is read for it.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from runnel.topics.patterns import Pattern, any_of
 
 _WINDOW_MESSAGES_MAX: Final = 1_000_000
 _WINDOW_BYTES_MAX: Final = 2**30
-_LOOK_INTERVAL_S: Final = 1.0
+_MAINTENANCE_INTERVAL_S: Final = 1.0
 _TOPICS_PER_STEP: Final = 500
-_TOPICS_TOLD_MAX: Final = 20
+_TOPICS_LISTED_MAX: Final = 20
 
 
 class WorkSubscription:
-    """A definition, its patterns as they are compared, and the consumer groups that are active, by member."""
+    """A definition, its parsed patterns, and the consumer groups in memory, by member."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self.patterns: Final = tuple(Pattern(text) for text in definition.patterns)
         self.matches: Final = any_of(self.patterns)
         self.consumer_groups: Final[dict[str, ConsumerGroup]] = {}
-        self.redelivered_before = 0  # by consumer groups that are no more
+        self.redelivered_before = 0  # by consumer groups that are no longer in memory
 
     @property
     def redelivered(self) -> int:
@@ -71,7 +71,7 @@ class WorkSubscription:
 
     @property
     def members(self) -> list[str]:
-        """Who is owed something and has it written down; "" where there are no members."""
+        """The members whose state is stored; one "" in a mode without members."""
         if self.definition.mode is not Mode.MULTICAST:
             return [""]
         return [member.name for member in self.definition.members]
@@ -88,36 +88,36 @@ class SubscriptionRequest(msgspec.Struct, frozen=True):
 
 
 class WorkSubscriptions:
-    """See the module's first lines."""
+    """All acknowledged subscriptions of a broker."""
 
     def __init__(self, parts: ConsumerGroupParts, index: PatternIndex[LiveSubscription]) -> None:
         self._parts = parts
-        self._index = index  # of the topics there are
+        self._index = index  # of the existing topics
         self._by_name: dict[str, WorkSubscription] = {}
         self._owned: Counter[str] = Counter()  # by the token that made them
         self._covering: PatternIndex[WorkSubscription] = PatternIndex()
         self._active = ActiveConsumerGroups(parts.run_cache)
-        self._changing = asyncio.Lock()
+        self._change_lock = asyncio.Lock()
         self._last_id = 0
         self._unnamed = count(1)
-        # Of members, by the monotonic clock: as long as this broker has missed them.
+        # Since when this broker misses each absent member, by the monotonic clock.
         self._absent_since_ns: dict[tuple[int, str], int] = {}
         self._changes = 0
 
-    # --- Beginning ---
+    # --- Start ---
 
     def open(self) -> None:
-        """Take up what is stored."""
-        for content in self._keeper.subscriptions().values():
+        """Load the stored definitions and the state journals."""
+        for content in self._definitions_log.subscriptions().values():
             definition = definitions.decode(content)
             self._last_id = max(self._last_id, definition.id)
             self._add(WorkSubscription(definition))
         self._parts.state.open()
 
     def tell_lost(self) -> None:
-        """After damage: subscriptions that have acknowledged messages, and whose definitions are gone.
+        """After damage, report subscriptions that have acknowledged messages, and whose definitions are gone.
 
-        State has their numbers and topics, not their names. A number is the time at which a subscription was made.
+        The state has their numbers and topics, not their names. A number is the time when a subscription was made.
         """
         lost: dict[int, set[str]] = {}
         for state in self._parts.state.all().values():
@@ -131,11 +131,11 @@ class WorkSubscriptions:
                 EventKind.DAMAGE,
                 f"the definition of the subscription that was made at {made}",
                 log="disk",
-                topics=sorted(topics)[:_TOPICS_TOLD_MAX],
+                topics=sorted(topics)[:_TOPICS_LISTED_MAX],
             )
 
     @property
-    def _keeper(self) -> KeptLog:
+    def _definitions_log(self) -> KeptLog:
         """The log whose catalogue has the definitions."""
         return self._parts.stores.disk
 
@@ -166,14 +166,14 @@ class WorkSubscriptions:
 
     @property
     def changes(self) -> int:
-        """Goes up when a definition comes, changes or goes, and when something is stored of one."""
+        """Rises when a definition is added, changed or removed, and when the state of a subscription changes."""
         return self._changes + self._parts.state.version
 
     # --- Definitions ---
 
     async def make(self, request: SubscriptionRequest, account: Account | None = None) -> None:
-        """Make a subscription; one that is there already must be the same."""
-        async with self._changing:
+        """Make a subscription. An existing one must have the same mode and patterns."""
+        async with self._change_lock:
             known = self._by_name.get(request.name)
             if known is None:
                 await self._make(request, account)
@@ -201,9 +201,9 @@ class WorkSubscriptions:
             owner="" if account is None else account.name,
         )
         subscription = WorkSubscription(definition)
-        if checked_mode is not Mode.MULTICAST:  # whose members each begin when they join
+        if checked_mode is not Mode.MULTICAST:  # members of a multicast begin when they join
             await self._begin(subscription, "", request.start or Start("earliest"))
-        await self._keeper.set_subscription(name, definitions.encode(definition))
+        await self._definitions_log.set_subscription(name, definitions.encode(definition))
         self._add(subscription)
         self._parts.events.emit(
             EventKind.SUBSCRIPTION_MADE, name, mode=checked_mode, patterns=list(patterns)
@@ -228,7 +228,7 @@ class WorkSubscriptions:
     async def _check_same(
         self, subscription: WorkSubscription, request: SubscriptionRequest
     ) -> None:
-        """Mode and topics are fixed; options that are given hold from now on."""
+        """Check mode and patterns, which are fixed, and apply the options that are given."""
         definition = subscription.definition
         mode, patterns = request.mode, request.patterns
         if mode and Mode.checked(mode) is not definition.mode:
@@ -245,17 +245,19 @@ class WorkSubscriptions:
             await self._redefine(subscription, msgspec.structs.replace(definition, options=wanted))
 
     async def _redefine(self, subscription: WorkSubscription, definition: Definition) -> None:
-        await self._keeper.set_subscription(definition.name, definitions.encode(definition))
+        await self._definitions_log.set_subscription(
+            definition.name, definitions.encode(definition)
+        )
         subscription.definition = definition
         self._changes += 1
         for consumer_group in subscription.consumer_groups.values():
             consumer_group.redefine(definition)
 
     async def delete(self, name: str) -> None:
-        """Forget it and everything it was owed. Its dead letters stay."""
-        async with self._changing:
+        """Delete a subscription and its state. Its dead letters stay."""
+        async with self._change_lock:
             subscription = self.get(name)
-            await self._keeper.remove_subscription(name)
+            await self._definitions_log.remove_subscription(name)
             del self._by_name[name]
             self._covering.remove(subscription)
             self._owned[subscription.definition.owner] -= 1
@@ -271,8 +273,8 @@ class WorkSubscriptions:
             state.note(ForgottenRecord(subscription.definition.id, member, None))
 
     async def pause(self, name: str, *, is_paused: bool) -> None:
-        """Deliver nothing more for now, or go on."""
-        async with self._changing:
+        """Pause or resume delivery."""
+        async with self._change_lock:
             subscription = self.get(name)
             await self._redefine(
                 subscription,
@@ -280,25 +282,27 @@ class WorkSubscriptions:
             )
 
     async def move(self, name: str, start: Start, member: str | None) -> None:
-        """Begin elsewhere, in all partitions that there are or in those that are named."""
-        async with self._changing:
+        """Begin elsewhere, in all existing partitions or in those that `start` names."""
+        async with self._change_lock:
             subscription = self.get(name)
             members = subscription.members
             if member is not None:
                 self._check_member(subscription, member)
                 members = [member]
-            begins = await self._begins(subscription, start)
+            begins = await self._start_offsets(subscription, start)
             for each in members:
                 consumer_group = subscription.consumer_groups.get(each)
-                if consumer_group is not None:  # in the same moment as it is written down
+                if (
+                    consumer_group is not None
+                ):  # no await until the note: memory and state change together
                     for key, floor in begins.items():
                         consumer_group.reset(key, floor)
-                self._note_begins(subscription, each, begins)
+                self._note_start_offsets(subscription, each, begins)
             await self._parts.state.wait_stored()
 
     async def remove_member(self, name: str, member: str) -> None:
-        """Nothing is owed to it any more."""
-        async with self._changing:
+        """Remove a member, which is owed nothing any more."""
+        async with self._change_lock:
             subscription = self.get(name)
             self._check_member(subscription, member)
             await self._remove_member(subscription, member)
@@ -319,14 +323,16 @@ class WorkSubscriptions:
             self._end(subscription, consumer_group, UnknownSubscriptionError(text))
         self._forget(subscription, member)
 
-    # --- Where it begins ---
+    # --- Start offsets ---
 
     async def _begin(self, subscription: WorkSubscription, member: str, start: Start) -> None:
-        """Store where each partition begins. Of topics that are made later everything is owed."""
-        self._note_begins(subscription, member, await self._begins(subscription, start))
+        """Store where each partition begins. Topics that are made later are owed from their first message on."""
+        self._note_start_offsets(
+            subscription, member, await self._start_offsets(subscription, start)
+        )
         await self._parts.state.wait_stored()
 
-    def _note_begins(
+    def _note_start_offsets(
         self, subscription: WorkSubscription, member: str, begins: Mapping[TopicPartition, int]
     ) -> None:
         for (topic, partition), floor in begins.items():
@@ -335,7 +341,7 @@ class WorkSubscriptions:
                     AtRecord(subscription.definition.id, member, topic, partition, floor, b"", [])
                 )
 
-    async def _begins(
+    async def _start_offsets(
         self, subscription: WorkSubscription, start: Start
     ) -> dict[TopicPartition, int]:
         return await start_offsets(
@@ -345,7 +351,7 @@ class WorkSubscriptions:
     async def partitions(
         self, subscription: WorkSubscription, owner: Hashable = None
     ) -> AsyncIterator[tuple[TopicPartition, KeptLog]]:
-        """The partitions that there are, of topics that match and are kept; walked in steps."""
+        """The existing partitions of matching topics that are kept, walked in steps."""
         seen: set[str] = set()
         stores = self._parts.stores
         for pattern in subscription.patterns:
@@ -360,17 +366,17 @@ class WorkSubscriptions:
                     for partition in range(len(log.topic(topic).shards)):
                         yield (topic, partition), log
 
-    # --- Consuming ---
+    # --- Consumers ---
 
     async def consume(
         self, number: int, sink: WorkSink, request: Consume, account: Account | None = None
     ) -> WorkConsumer:
-        """A place in a consumer group. Nothing is delivered before its `start` is called."""
+        """Join a consumer group. Nothing is delivered before the consumer's `start` is called."""
         name = request.subscription
         wanted = SubscriptionRequest(
             name, request.patterns, request.mode, request.start, request.options
         )
-        async with self._changing:
+        async with self._change_lock:
             subscription = self._by_name.get(name)
             if subscription is not None:
                 await self._check_same(subscription, wanted)
@@ -384,9 +390,8 @@ class WorkSubscriptions:
             try:
                 await self._activate(subscription, consumer_group)
             except BaseException:
-                self._left(
-                    subscription, consumer_group
-                )  # half active, it would miss what it was not told of
+                # A half-active group would miss the partitions that it does not cover yet.
+                self._on_left(subscription, consumer_group)
                 raise
             consumer_id = consumer_group.join(
                 number,
@@ -395,7 +400,7 @@ class WorkSubscriptions:
                 min(request.window_bytes, _WINDOW_BYTES_MAX),
             )
         return WorkConsumer(
-            consumer_group, consumer_id, member, lambda closed: self._left(subscription, closed)
+            consumer_group, consumer_id, member, lambda closed: self._on_left(subscription, closed)
         )
 
     async def _consumer_group_for(
@@ -411,7 +416,7 @@ class WorkSubscriptions:
             return self._consumer_group(subscription, ""), ""
         start = request.start or Start("latest")
         if not request.member:
-            begins = await self._begins(subscription, start)
+            begins = await self._start_offsets(subscription, start)
             unnamed = ConsumerGroup(
                 definition,
                 f"{definitions.UNNAMED_MARK}{next(self._unnamed)}",
@@ -447,7 +452,7 @@ class WorkSubscriptions:
     async def _activate(
         self, subscription: WorkSubscription, consumer_group: ConsumerGroup
     ) -> None:
-        """Tell it of everything that is stored from now on, and then of what there is."""
+        """Route batches to a consumer group from now on, then let it cover the existing partitions."""
         if consumer_group in self._active:
             return
         self._active.add(consumer_group, subscription.matches)
@@ -455,8 +460,8 @@ class WorkSubscriptions:
             with suppress(UnknownTopicError):  # deleted meanwhile
                 consumer_group.cover(key, log)
 
-    def _left(self, subscription: WorkSubscription, consumer_group: ConsumerGroup) -> None:
-        """A consumer has gone. A consumer group without any is told nothing more."""
+    def _on_left(self, subscription: WorkSubscription, consumer_group: ConsumerGroup) -> None:
+        """A consumer has left. A consumer group without consumers becomes inactive."""
         if consumer_group.consumers:
             return
         self._active.discard(consumer_group)
@@ -472,10 +477,10 @@ class WorkSubscriptions:
         subscription.consumer_groups.pop(consumer_group.member, None)
         self._active.discard(consumer_group)
 
-    # --- What the logs tell ---
+    # --- Events of the logs ---
 
     def on_stored(self, stored: VisibleBatch) -> None:
-        """Hot: once a batch."""
+        """Route a batch to the active consumer groups. Hot: once a batch."""
         self._active.on_stored(stored)
 
     def on_topic_made(self, info: LogTopic) -> None:
@@ -489,37 +494,37 @@ class WorkSubscriptions:
     def on_topic_deleted(self, name: str) -> None:
         self._parts.run_cache.forget(name)
         for subscription in self.covering(name):
-            for consumer_group in subscription.consumer_groups.values():  # those that sleep, too
+            for consumer_group in subscription.consumer_groups.values():  # inactive ones, too
                 consumer_group.uncover_topic(name)
 
     def on_topic_purged(self, name: str) -> None:
-        """Its messages are found missing as they are wanted."""
+        """Groups find the messages missing when they read them."""
         self._parts.run_cache.forget(name)
 
-    # --- Keeping house ---
+    # --- Maintenance ---
 
     async def run(self) -> None:
-        """Let go of consumer groups at rest, and end what absent members are owed, until cancelled."""
+        """Drop consumer groups at rest, and remove members that are absent too long, until cancelled."""
         while True:
-            await self._parts.clock.sleep(_LOOK_INTERVAL_S)
+            await self._parts.clock.sleep(_MAINTENANCE_INTERVAL_S)
             for subscription in self.all():
                 for member, consumer_group in list(subscription.consumer_groups.items()):
                     if consumer_group.is_at_rest and consumer_group not in self._active:
                         del subscription.consumer_groups[member]
                         subscription.redelivered_before += consumer_group.group.releases
                 if subscription.definition.mode is Mode.MULTICAST:
-                    # On a full or broken disk nothing is noted of members: at the next look, then.
+                    # A full or broken disk stores no change of members: the next round tries again.
                     with suppress(Unavailable):
-                        async with self._changing:
-                            await self._look_for_absent(subscription)
+                        async with self._change_lock:
+                            await self._remove_absent(subscription)
 
-    async def _look_for_absent(self, subscription: WorkSubscription) -> None:
+    async def _remove_absent(self, subscription: WorkSubscription) -> None:
         definition = subscription.definition
         if self._by_name.get(definition.name) is not subscription:
             return
         now_ns = self._parts.clock.time_ns()
         members = [
-            _seen(member, subscription.consumer_groups.get(member.name), now_ns)
+            _with_absence(member, subscription.consumer_groups.get(member.name), now_ns)
             for member in definition.members
         ]
         if members != list(definition.members):
@@ -527,7 +532,7 @@ class WorkSubscriptions:
             await self._redefine(subscription, definition)
         now_ns = self._parts.clock.monotonic_ns()
         for member in members:
-            # Only time counts in which it could have come: not that in which the broker was down.
+            # Only time in which the member could have come counts, not the broker's downtime.
             since_ns = self._absent_since_ns.setdefault((definition.id, member.name), now_ns)
             if not member.absent_since_ns:
                 del self._absent_since_ns[definition.id, member.name]
@@ -547,9 +552,11 @@ class WorkSubscriptions:
         await self._parts.state.close()
 
 
-def _seen(member: MemberRecord, consumer_group: ConsumerGroup | None, now_ns: int) -> MemberRecord:
-    """The member with the time since when nobody is there."""
-    is_there = consumer_group is not None and consumer_group.consumers > 0
-    if is_there == (member.absent_since_ns == 0):
+def _with_absence(
+    member: MemberRecord, consumer_group: ConsumerGroup | None, now_ns: int
+) -> MemberRecord:
+    """The member, with the time since when it has no consumer; 0 while it has one."""
+    is_present = consumer_group is not None and consumer_group.consumers > 0
+    if is_present == (member.absent_since_ns == 0):
         return member
-    return msgspec.structs.replace(member, absent_since_ns=0 if is_there else now_ns)
+    return msgspec.structs.replace(member, absent_since_ns=0 if is_present else now_ns)

@@ -1,4 +1,4 @@
-"""One clock for all leases and delays: whoever wants to be woken says when, and one task waits for the earliest."""
+"""Calls back when leases and delays are due; one task waits for the earliest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runnel.platform.clock import Clock
 
 
 class TimerQueue:
-    """Calls back at times of the monotonic clock. A call that is no longer wanted finds nothing to do."""
+    """Calls back at times of the monotonic clock. A callback that is no longer wanted finds nothing to do."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -25,7 +25,7 @@ class TimerQueue:
             self._earlier.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Call back until cancelled."""
         while True:
             self._earlier.clear()
             self._fire()
@@ -39,7 +39,7 @@ class TimerQueue:
                     wait.cancel()
 
     async def _sleep_until(self, time_ns: int) -> None:
-        # Looks at the clock when it begins to sleep, not when that was decided: time may have passed between.
+        # Reads the clock when the sleep begins, not when it was decided: time may have passed in between.
         await self._clock.sleep((time_ns - self._clock.monotonic_ns()) / 1e9)
 
     def _fire(self) -> None:

@@ -1,4 +1,4 @@
-"""Live reading: subscriptions by topic pattern, their feeds from the log, and ephemeral topics. Read `subscriptions.py` first."""
+"""Live reading: subscriptions by topic pattern, feeds from the log, ephemeral topics. Read `subscriptions.py` first."""
 
 __all__ = [
     "ephemeral_publisher",

@@ -40,7 +40,7 @@ class _Prepared(NamedTuple):
     fault: RunnelError | None = None
 
 
-class _Queued(NamedTuple):
+class _QueuedPublish(NamedTuple):
     """A batch that waits in the queue, and the future of its answer."""
 
     batch: Batch
@@ -71,7 +71,7 @@ class EphemeralPublisher:
         self._last_value_bytes_max = last_value_bytes_max
         self._count_in = count_in
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[_Queued] = deque()
+        self._queue: deque[_QueuedPublish] = deque()
         self._queued_bytes = 0
         self._room: list[asyncio.Future[None]] = []
         # Wide batches by their first topic: their topics are being looked up, or wait until the batch is tried again.
@@ -87,7 +87,7 @@ class EphemeralPublisher:
         if self._queue or _needs_unpacking(batch):
             if self._queued_bytes > _QUEUE_BYTES_MAX:
                 raise BusyError("batches wait to be unpacked; wait for room")
-            self._queue.append(_Queued(batch, level, answer, prepared))
+            self._queue.append(_QueuedPublish(batch, level, answer, prepared))
             self._queued_bytes += batch.envelope.body_bytes
             if len(self._queue) == 1:
                 self.tasks.start(self._drain_queue())

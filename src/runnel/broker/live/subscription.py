@@ -106,7 +106,7 @@ class Feed(Protocol):
         """How much is still to be read: entries, or messages."""
 
 
-class _Queued(NamedTuple):
+class _QueuedDelivery(NamedTuple):
     """A batch of ephemeral topics that waits for room."""
 
     delivery: LiveDelivery
@@ -183,7 +183,7 @@ class LiveSubscription:
         self._is_started = False
         self._pauses = 0  # bits: the reasons to send nothing although there is credit
         self._behind: dict[ShardId, Feed] = {}
-        self._queue: deque[_Queued] | None = None
+        self._queue: deque[_QueuedDelivery] | None = None
         self._queued_bytes = 0
         self._room: asyncio.Future[None] | None = None
         self._matches: dict[str, bool] | None = None
@@ -375,7 +375,7 @@ class LiveSubscription:
         body = bytes(body)
         head, _, padding = delivery.buffers
         own = msgspec.structs.replace(delivery, buffers=(head, body, padding))
-        self._queue.append(_Queued(own, envelope, body))
+        self._queue.append(_QueuedDelivery(own, envelope, body))
         self._queued_bytes += delivery.size
         if self._queued_bytes > self._queue_bytes_max:
             self._overflow()
@@ -421,7 +421,7 @@ class LiveSubscription:
         queue = self._queue
         assert queue is not None
         seen: set[TopicPartition] = set()
-        kept: deque[_Queued] = deque()
+        kept: deque[_QueuedDelivery] = deque()
         while queue:
             queued = queue.pop()
             rows, dropped = _newest_rows(queued.envelope, seen)
@@ -457,13 +457,13 @@ def _newest_rows(
     return rows, dropped
 
 
-def _queued(delivery: LiveDelivery, batch: Batch) -> _Queued:
+def _queued(delivery: LiveDelivery, batch: Batch) -> _QueuedDelivery:
     """A queued delivery with its batch replaced."""
     buffers = pack(envelopes.encode(batch.envelope), batch.body)
     smaller = msgspec.structs.replace(
         delivery, buffers=buffers, size=sum(map(len, buffers)), messages=len(batch)
     )
-    return _Queued(smaller, batch.envelope, batch.body)
+    return _QueuedDelivery(smaller, batch.envelope, batch.body)
 
 
 def _count_missed(missed: dict[TopicPartition, list[int]], envelope: Envelope) -> None:

@@ -10,7 +10,7 @@ from runnel.client.connection.routing import Router
 from runnel.client.connection.timers import Deadline
 from runnel.errors import RunnelError
 from runnel.formats import wire
-from runnel.topics.habits import glob_hint, glob_meant
+from runnel.topics.hints import glob_hint, glob_meant
 
 # Without a handler of the program's own, warnings go to standard error.
 logger = logging.getLogger("runnel.client")

@@ -1,4 +1,4 @@
-"""What a consumer tells the broker: acks, gathered into one frame a wake-up; nacks, renewals, what was given up."""
+"""Sends the frames of a consumer: acks, collected into one frame per wake-up; nacks, renewals, given-up messages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from runnel.formats.work_heads import Ack, AckedHead, DeliveryPart, Nack, Picked
 
 _T = TypeVar("_T")
 
-_NAMED_MAX: Final = 1000  # deliveries or parts, in one frame
+_FRAME_ITEMS_MAX: Final = 1000  # deliveries, parts and picked
 _REASON_CHARS_MAX: Final = 1000
 
 
 class AckSender:
-    """The frames of one consumer. Nothing here waits, but for what is to be stored."""
+    """Sends acks, nacks, renewals and given-up messages of one consumer. Only `wait_stored` waits."""
 
     def __init__(
         self,
@@ -34,9 +34,8 @@ class AckSender:
         self._number = number
         self._on_late = on_late
         self._loop = asyncio.get_running_loop()
-        self._sent_frames = self._stored_frames = (
-            0  # frames with acks that were sent, and those known to be stored
-        )
+        # Frames with acks: sent, and known to be stored.
+        self._sent_frames = self._stored_frames = 0
 
     @property
     def is_stored(self) -> bool:
@@ -44,13 +43,13 @@ class AckSender:
         return self._sent_frames == self._stored_frames and not self._ledger.unsent
 
     def forget(self) -> bool:
-        """The connection is gone: whether acks may have gone with it."""
+        """Expect no more answers: the connection is lost. Returns whether acks may be lost with it."""
         may_have_lost_acks = self._sent_frames > self._stored_frames
         self._stored_frames = self._sent_frames
         return may_have_lost_acks
 
     def schedule(self) -> None:
-        """Send what has gathered at the end of the wake-up, or now if it is much."""
+        """Send collected acks and given-up messages at the end of the wake-up, or now if there are many."""
         if self._ledger.is_send_due:
             self.send()
         elif not self.is_scheduled and (self._ledger.unsent or self._ledger.given_up):
@@ -62,52 +61,53 @@ class AckSender:
         self.send()
 
     def send(self, answered: asyncio.Future[None] | None = None) -> None:
-        """A frame with all acks, another with what was given up. With a future: answered once all is stored."""
+        """Send all acks, then all given-up messages. `answered` resolves once all acks so far are stored."""
         link = self._link()
         connection = link.connection
         if connection is None:
-            return  # losing it has made everything late
+            return  # losing the connection has made all acks late
         if self._ledger.unsent or answered is not None:
             self._sent_frames += 1
             *others, last = _frames(self._ledger.take_acks())
-            for each in others:
-                link.tell(Ack(0, self._number, *each))
+            for frame in others:
+                link.tell(Ack(0, self._number, *frame))
             if answered is None:
                 link.tell(Ack(0, self._number, *last))
             else:
                 number = link.next_number()
-                settle = self._settles(answered, self._sent_frames)
+                settle = self._settle_function(answered, self._sent_frames)
                 connection.request(number, Ack(number, self._number, *last), settle)
         if self._ledger.given_up:
             for chunk in _chunks(self._ledger.take_given_up()):
                 link.tell(Recalled(self._number, chunk))
 
     def nack(self, parts: Sequence[DeliveryPart], delay_ms: int | None, reason: str) -> None:
-        """Tell what failed: behind the acks, or what was acked before might come again with it.
+        """Send nacks behind the acks so far; otherwise messages acked before might come again with the failed ones.
 
-        The reason has UTF-8, and the delay 64 bits: what could not be encoded would be lost with what is taken here.
+        The reason must be valid UTF-8 and the delay fit 64 bits: if encoding failed, what is taken here would be lost.
         """
         given_up = self._ledger.take_given_up()
         self.send()
         for chunk in _chunks(parts):
             self._link().tell(Nack(self._number, chunk, delay_ms, reason[:_REASON_CHARS_MAX]))
-        self._ledger.given_up += given_up  # understood only behind the nack that it belongs to
+        self._ledger.given_up += given_up  # the broker expects them behind their nack
         self.send()
 
     def renew(self, deliveries: Sequence[int], lease_ms: int | None = None) -> None:
+        """Renew the leases of deliveries; by default for the subscription's lease time."""
         for chunk in _chunks(deliveries):
             self._link().tell(Renew(self._number, chunk, lease_ms))
 
     async def wait_stored(self, deadline: Deadline, what: str) -> None:
-        """Send all acks, and wait until they are stored. By then those are told that were late."""
+        """Send all acks, and wait until they are stored. Late ones have been reported by then."""
         answered: asyncio.Future[None] = self._loop.create_future()
         self.send(answered)
         await deadline.wait(answered, lambda: self._link().expired(what, deadline))
 
-    def _settles(self, answered: asyncio.Future[None], told: int) -> OnAnswer:
+    def _settle_function(self, answered: asyncio.Future[None], sent_frames: int) -> OnAnswer:
         def settle(answer: wire.Answer | RunnelError, _: memoryview) -> None:
             if isinstance(answer, AckedHead):
-                self._stored_frames = max(self._stored_frames, told)
+                self._stored_frames = max(self._stored_frames, sent_frames)
                 self._on_late(answer.late)
                 if not answered.done():
                     answered.set_result(None)
@@ -122,13 +122,13 @@ class AckSender:
 
 
 def _chunks(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    for begin in range(0, len(items), _NAMED_MAX):
-        yield items[begin : begin + _NAMED_MAX]
+    for begin in range(0, len(items), _FRAME_ITEMS_MAX):
+        yield items[begin : begin + _FRAME_ITEMS_MAX]
 
 
 def _frames(acks: Acks) -> list[tuple[Sequence[int], Sequence[DeliveryPart], Sequence[Picked]]]:
-    """What each frame tells; at least one, which may be empty."""
-    if len(acks.deliveries) + len(acks.parts) + len(acks.picked) <= _NAMED_MAX:
+    """The contents of the frames; at least one, which may be empty."""
+    if len(acks.deliveries) + len(acks.parts) + len(acks.picked) <= _FRAME_ITEMS_MAX:
         return [acks]
     return [
         *((chunk, (), ()) for chunk in _chunks(acks.deliveries)),

@@ -1,7 +1,7 @@
-"""A consumer: takes part in a subscription, hands out what is leased to it, and acknowledges it.
+"""A consumer: joins a subscription, hands out the messages leased to it, and acknowledges them.
 
-Iterating suspends only when nothing has arrived, acknowledging only when the connection is full. Acks gather and
-leave together at the end of a wake-up: per message there is no task, no future and no frame.
+Iterating suspends only when nothing has arrived, acknowledging only when the connection is full. Acks are collected
+and sent together at the end of a wake-up: per message there is no task, no future and no frame.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from runnel.errors import (
 )
 from runnel.formats.batch import unpack_blocks
 from runnel.formats.work_heads import DeliveryPart, Lease
+from runnel.topics.names import TopicPartition
 
-# A reader that always finds something lets others run after so much.
+# A reader that always finds messages lets other tasks run after this many bytes.
 _YIELD_BYTES: Final = 256 * 2**10
 _NS_PER_MS: Final = 1_000_000
 
@@ -42,7 +43,7 @@ _NS_PER_MS: Final = 1_000_000
 class Consumer(ConsumerSession):
     """Iterate it for `Work`, `batches()` for `WorkBatch`, or give `process` a function. Use it in an `async with`.
 
-    Leaving it waits until acks are stored; what was not acknowledged goes back, and does not count as failed.
+    Leaving it waits until acks are stored. Unacknowledged messages go back and do not count as failed.
     """
 
     # --- Handing out ---
@@ -67,8 +68,8 @@ class Consumer(ConsumerSession):
         self._renewer.watch()
 
     async def __aiter__(self) -> AsyncIterator[Work]:
-        # A generator is quicker than __anext__. What it has not given yet stays in the arrivals: breaking off loses
-        # nothing, another loop goes on, and several may share the work.
+        # A generator is faster than __anext__. Messages that it has not yielded stay in the queue: leaving a loop
+        # loses nothing, another loop continues, and several loops may share the work.
         queue = self._queue
         while True:
             for work in queue.begin_each():
@@ -87,7 +88,7 @@ class Consumer(ConsumerSession):
                 raise StopAsyncIteration
 
     async def batches(self) -> AsyncIterator[WorkBatch]:
-        """The same work, a delivery at a time."""
+        """The same messages, one delivery at a time."""
         queue = self._queue
         while True:
             while (delivery := queue.take_delivery_nowait()) is not None:
@@ -99,7 +100,7 @@ class Consumer(ConsumerSession):
                 return
 
     async def wait_arrival(self) -> bool:
-        """Until something may have arrived. False: the consumer is closed. Raises why it has ended, if it has."""
+        """Wait until something may have arrived. False: the consumer is closed. Raises the error that ended it."""
         if not self._is_begun and not self._is_closed:
             await self.open()
         elif self._error is not None:
@@ -116,7 +117,7 @@ class Consumer(ConsumerSession):
     # --- For a reader in another thread ---
 
     async def next_works(self) -> list[Work]:
-        """Everything that waits, at least one message, none of it begun; empty once the consumer is closed."""
+        """All waiting messages, at least one, none of them begun; empty once the consumer is closed."""
         while True:
             works = []
             while (work := self._queue.take_nowait()) is not None:
@@ -131,18 +132,18 @@ class Consumer(ConsumerSession):
         return None
 
     async def put_back(self, works: Iterable[Work]) -> None:
-        """What `next_works` gave and was not begun is to be handed out in another way."""
+        """Return messages of `next_works` to the queue; those not begun are handed out again."""
         self._queue.put_back(work.delivery for work in works)
 
     def begin_nowait(self, work: Work) -> bool:
-        """Begin what `next_works` gave, from any thread; False: it was taken back meanwhile."""
+        """Begin a message of `next_works`, from any thread. False: it was recalled or lost meanwhile."""
         with self._ledger.lock:
             return self._queue.begin_nowait(work) is not None
 
     # --- Acknowledging ---
 
     def check_loop(self) -> None:
-        """Refuse to make a coroutine where nobody could await it: dropped, it would do nothing, silently."""
+        """Refuse to create a coroutine in a thread that cannot await it: it would be dropped without an error."""
         try:
             is_here = asyncio.get_running_loop() is self._loop
         except RuntimeError:
@@ -155,11 +156,11 @@ class Consumer(ConsumerSession):
             )
 
     async def ack(self, *items: LeasedItem, stored: bool = False) -> None:
-        """These are done: messages, or batches whole. Waits only for room.
+        """Acknowledge messages or whole batches. Waits only while the connection is full.
 
-        With `stored` it waits until the broker has stored that; LateAckError, if some came too late.
+        With `stored` it waits until the broker has stored the acks, and raises LateAckError if some came too late.
         """
-        # One message that this consumer works on is the usual case, and spared the longer way's calls.
+        # The usual case is one begun message of this consumer: it skips the calls of the general case.
         work = items[0] if len(items) == 1 and not stored else None
         if (
             work.__class__ is Work
@@ -179,7 +180,7 @@ class Consumer(ConsumerSession):
             await self.wait_room()
 
     def check_own(self, items: Iterable[LeasedItem]) -> None:
-        """Refuse what this consumer did not hand out, before anything of the rest is done. From any thread."""
+        """Refuse items that this consumer did not hand out, before any of the others is processed. From any thread."""
         for item in items:
             try:
                 holder = item.delivery.holder
@@ -193,7 +194,7 @@ class Consumer(ConsumerSession):
                 )
 
     def ack_nowait(self, items: Iterable[LeasedItem]) -> list[LateWork]:
-        """Own ones, without waiting for room. Those of them that are late, as far as can be known at once."""
+        """Acknowledge own items, even if the connection is full. Returns the late ones, as far as known at once."""
         ledger = self._ledger
         sender = self._ack_sender
         for item in items:
@@ -203,27 +204,27 @@ class Consumer(ConsumerSession):
         return self._report_late() if ledger.late else []
 
     async def _ack_stored(self, items: Sequence[LeasedItem]) -> None:
-        told: list[DeliveryPart] = []
-        self._late_listeners.append(told)
+        reported: list[DeliveryPart] = []
+        self._late_listeners.append(reported)
         try:
             late = self.ack_nowait(items)
             await self._wait_stored()
         finally:
-            self._late_listeners.remove(told)
-        for part in told:
+            self._late_listeners.remove(reported)
+        for part in reported:
             item = next((item for item in items if is_concerned(item, part)), None)
             if item is not None:
-                place = item.delivery.topic, item.delivery.partition
-                late.append(LateWork(*place, part.begin, part.end, part.delivery, LEASE_OVER))
+                partition = item.delivery.topic, item.delivery.partition
+                late.append(LateWork(*partition, part.begin, part.end, part.delivery, LEASE_OVER))
         if late:
             raise LateAckError(
                 f"acknowledged too late in {self.subscription!r}, {len(late)} of them: {late[0]}"
             )
 
     async def ack_up_to(self, item: WorkItem) -> None:
-        """This message is done, and everything before it of its partition that is leased to this consumer."""
+        """Acknowledge this message, and all earlier messages of its partition that are leased to this consumer."""
         self.check_own((item,))
-        if item.delivery.loss:  # late, and everything before it is another delivery's by now
+        if item.delivery.loss:  # late, and earlier messages belong to other deliveries by now
             item.ack_in(self._ledger)
         else:
             self._ledger.ack_up_to(item.topic, item.partition, item.offset)
@@ -234,27 +235,27 @@ class Consumer(ConsumerSession):
     async def nack(
         self, *items: LeasedItem, delay_s: float | None = None, reason: str = ""
     ) -> None:
-        """These failed, and come again after a delay: this one, or the subscription's."""
-        # What cannot be told is refused before the ledger takes anything: nobody else would tell it.
+        """Report messages as failed: they come again after `delay_s`, by default the subscription's delay."""
+        # Invalid values are refused before the ledger marks anything as nacked: those nacks would never be sent.
         delay_ms = milliseconds("delay_s", delay_s)
         reason = reason_text(reason)
         self.check_own(items)
         parts: list[DeliveryPart] = []
-        places: set[tuple[str, int]] = set()
+        held_back: set[TopicPartition] = set()
         for item in items:
             failed = self._ledger.nack(item)
             parts += failed
             if failed and self.mode == "key_shared":
-                places.add((item.delivery.topic, item.delivery.partition))
+                held_back.add((item.delivery.topic, item.delivery.partition))
                 for first in item.first_of_keys():
                     self._ledger.drop_later(first)
         self._ack_sender.nack(parts, delay_ms, reason)
-        for place in places:
-            self._barrier.hold(place, self._link)
+        for partition in held_back:
+            self._barrier.hold(partition, self._link)
         await self.wait_room()
 
     async def extend(self, item: LeasedItem, seconds: float) -> None:
-        """Lease an item's delivery for so long from now on, up to the subscription's longest processing time."""
+        """Lease an item's delivery for `seconds` from now, at most the subscription's longest processing time."""
         self.check_own((item,))
         delivery = item.delivery
         lease_ms = milliseconds("seconds", seconds)
@@ -268,7 +269,7 @@ class Consumer(ConsumerSession):
 
     @property
     def has_room(self) -> bool:
-        """Whether the connection takes more. Without one nothing is there to wait for."""
+        """Whether the connection accepts more frames. Without a connection there is nothing to wait for."""
         connection = self._link.connection
         return connection is None or connection.is_writable
 
@@ -287,11 +288,11 @@ class Consumer(ConsumerSession):
         drain_s: float = 30,
         on_error: OnError[Work] | None = None,
     ) -> None:
-        """Call a function for every message, so many at a time: acked when it returns, nacked when it raises.
+        """Call a function for every message, `concurrency` at a time: acked when it returns, nacked when it raises.
 
         An `async def` runs in the loop, a plain function in threads. In key_shared mode messages of one key are
-        processed one after the other. Goes on until `stop` is set or the caller is cancelled: then nothing new is
-        begun, and what runs has `drain_s` to finish. What has not goes back when the consumer is left.
+        processed one after the other. When `stop` is set or the caller is cancelled, no new call begins, and running
+        calls have `drain_s` to finish. Messages of unfinished calls go back when the consumer is closed.
         """
         source = MessageSource(self._queue, self)
         await WorkerPool(
@@ -307,7 +308,7 @@ class Consumer(ConsumerSession):
         drain_s: float = 30,
         on_error: OnError[WorkBatch] | None = None,
     ) -> None:
-        """The same for whole batches. In key_shared mode those of one partition come one after the other."""
+        """`process` for whole batches. In key_shared mode batches of one partition come one after the other."""
         source = BatchSource(self._queue, self)
         await WorkerPool(
             self, source, function, self._timers, concurrency=concurrency, on_error=on_error

@@ -37,7 +37,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 class ConsumerSession(ReconnectingReader):
-    """The part of `Consumer` that speaks with the broker. `Consumer` adds what programs call."""
+    """The part of `Consumer` that talks to the broker. `Consumer` adds the methods that programs call."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ConsumerSession(ReconnectingReader):
         self.subscription: Final = request.subscription
         self.thread_id: Final = threading.get_ident()
         self.late: Final[deque[LateWork]] = deque(maxlen=_LATE_MAX)
-        self.accepted: work_heads.Consuming | None = None  # how the broker understood it
+        self.accepted: work_heads.Consuming | None = None  # the broker's answer
         self._number = number = request.consumer
         self._request = request
         self._on_late = on_late
@@ -67,9 +67,8 @@ class ConsumerSession(ReconnectingReader):
         self._ack_sender = AckSender(self._ledger, lambda: self._link, number, self.reported_late)
         self._renewer = LeaseRenewer(self._ledger, timers, self._ack_sender.renew)
         self._may_have_lost_acks = False
-        self._late_listeners: list[
-            list[DeliveryPart]
-        ] = []  # what is told late, for whoever waits until acks are stored
+        # For each call that waits until acks are stored: the late parts reported meanwhile.
+        self._late_listeners: list[list[DeliveryPart]] = []
 
     def __repr__(self) -> str:
         return f"<Consumer of {self.subscription!r}, {self._state()}>"
@@ -83,12 +82,12 @@ class ConsumerSession(ReconnectingReader):
 
     @property
     def mode(self) -> str:
-        """shared, key_shared or multicast; empty until the broker has accepted it."""
+        """shared, key_shared or multicast; empty until the broker has accepted the consumer."""
         return "" if self.accepted is None else self.accepted.mode
 
     @property
     def statistics(self) -> ConsumerStatistics:
-        """What this consumer has received, acknowledged, given back and lost so far."""
+        """Counts of the messages received, acknowledged, given back and lost so far."""
         return self._ledger.statistics
 
     # --- Opening and closing ---
@@ -97,7 +96,7 @@ class ConsumerSession(ReconnectingReader):
         try:
             await self.open()
         except BaseException:
-            self._leave(_unheard)  # nobody will leave what was not entered
+            self._leave(_ignore_answer)  # `__aexit__` will not run
             raise
         return self
 
@@ -109,29 +108,29 @@ class ConsumerSession(ReconnectingReader):
     ) -> None:
         if error is None:
             await self.close()
-        else:  # its own trouble comes first: acks are sent, and not waited for
-            self._leave(_unheard)
+        else:  # the caller's error comes first: acks are sent, without waiting until they are stored
+            self._leave(_ignore_answer)
 
     async def close(self) -> None:
-        """Wait until acks are stored, then leave: unfinished work goes back without counting as failed.
+        """Wait until acks are stored, then leave. Unfinished messages go back and do not count as failed.
 
-        Should the connection be lost, what was not stored comes again, as ever.
+        If the connection is lost, messages whose acks were not stored come again.
         """
         if self._is_closed:
             return
         done = asyncio.Event()
-        is_heard = False
+        has_answer = False
         try:
             with contextlib.suppress(ConnectionLostError):
                 await self.flush()
         finally:
-            is_heard = self._leave(lambda _answer, _tail: done.set())
-        if is_heard:
-            with contextlib.suppress(TimeoutError):  # the broker is slow; it will have heard
+            has_answer = self._leave(lambda _answer, _tail: done.set())
+        if has_answer:
+            with contextlib.suppress(TimeoutError):  # the broker is slow; the request is sent
                 await asyncio.wait_for(done.wait(), _CLOSE_TIMEOUT_S)
 
     def _leave(self, on_answer: OnAnswer) -> bool:
-        """Leave, and tell the broker if it knows of the consumer. Whether there will be an answer."""
+        """Leave, and ask the broker to remove the consumer if it has it. Returns whether an answer follows."""
         self._ack_sender.send()
         connection = self._link.connection
         is_known = (
@@ -150,9 +149,9 @@ class ConsumerSession(ReconnectingReader):
     def abandon(self) -> None:
         """Close without waiting, because the connection ends anyway."""
         if not self._is_closed:
-            self._leave(_unheard)
+            self._leave(_ignore_answer)
 
-    # --- What the link and the connection tell ---
+    # --- Events of the link and the connection ---
 
     def _ask(self, connection: BrokerConnection) -> None:
         if self._number in connection.consumers:
@@ -180,22 +179,22 @@ class ConsumerSession(ReconnectingReader):
     def link_down(self) -> None:
         self._drop_everything(CONNECTION_LOST)
         super().link_down()
-        self.wake()  # whoever waited for room
+        self.wake()  # also calls that wait for room
 
     def link_writable(self) -> None:
         self.wake()
 
     @abstractmethod
     def leased(self, leases: Sequence[Lease], tail: memoryview) -> None:
-        """Take what the broker has leased to this consumer."""
+        """Take messages that the broker has leased to this consumer."""
 
     def recalled(self, parts: Sequence[DeliveryPart]) -> None:
         self._ledger.recall(parts)
         self._ack_sender.send()
 
     def reported_late(self, parts: Sequence[DeliveryPart]) -> None:
-        for told in self._late_listeners:
-            told += parts
+        for reported in self._late_listeners:
+            reported += parts
         self._ledger.reported_late(parts)
         self._report_late()
 
@@ -213,19 +212,22 @@ class ConsumerSession(ReconnectingReader):
         self._report_late()
 
     def _report_late(self) -> list[LateWork]:
-        told = self._ledger.take_late()
-        self.late.extend(told)
+        found = self._ledger.take_late()
+        self.late.extend(found)
         if self._on_late is not None:
-            for late in told:  # not from here: what it raises is no affair of the connection's
+            for late in (
+                found
+            ):  # called by the loop: an error of the callback must not reach the connection
                 self._loop.call_soon(self._on_late, late)
-        return told
+        return found
 
-    # --- Acks that are stored ---
+    # --- Stored acks ---
 
     async def flush(self) -> None:
-        """Wait until everything acked so far is stored. Late acks are no error here: `late` has them.
+        """Wait until everything acked so far is stored. Late acks raise no error here: they are in `late`.
 
-        ConnectionLostError: one was lost, and acks with it perhaps. What was not stored comes again.
+        ConnectionLostError: a connection was lost, and perhaps acks with it. Messages whose acks were not stored come
+        again.
         """
         if not self._ack_sender.is_stored:
             try:
@@ -240,10 +242,10 @@ class ConsumerSession(ReconnectingReader):
             )
 
     async def _wait_stored(self) -> None:
-        if self._is_attached:  # otherwise, whatever it was, it is late
+        if self._is_attached:  # otherwise every ack is late
             deadline = Deadline(self._timers, self._deadline_s)
             await self._ack_sender.wait_stored(deadline, f"storing acks in {self.subscription!r}")
 
 
-def _unheard(answer: wire.Answer | RunnelError, tail: memoryview) -> None:
-    """For an answer that nobody waits for."""
+def _ignore_answer(answer: wire.Answer | RunnelError, tail: memoryview) -> None:
+    """The callback of a request whose answer is not awaited."""

@@ -1,12 +1,12 @@
-"""A delivery as its consumer holds it: which of its messages wait, are worked on, or are done. Pure.
+"""A delivery as its consumer holds it: which of its messages wait, are being processed, or are done. Pure.
 
-Each message has a state, a byte at the place of its offset, so that what concerns many of them is one step:
+The state of each message is one byte, indexed by its offset, so that one step changes the states of many messages:
 
-    WAITING ── handed out ──▶ BEGUN ── acked ──▶ ACKED ── told ──▶ GONE
-       │                        ├───── nacked ─▶ NACKED ─ told ──▶ GONE
+    WAITING ── handed out ──▶ BEGUN ── acked ──▶ ACKED ── sent ──▶ GONE
+       │                        ├───── nacked ─▶ NACKED ─ sent ──▶ GONE
        │ recalled               │ recalled
        ▼                        ▼
-    DROPPED ─ told ─▶ GONE   RECALLED ─ acked or nacked ─▶ GIVEN_UP ─ told ─▶ GONE
+    DROPPED ─ sent ─▶ GONE   RECALLED ─ acked or nacked ─▶ GIVEN_UP ─ sent ─▶ GONE
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.work_heads import Attempt, DeliveryPart, Lease, Picked
 
-Range: TypeAlias = tuple[int, int]  # offsets, the second not included
+Range: TypeAlias = tuple[int, int]  # offsets, the second exclusive
 
-GONE: Final = 0  # or never there: acknowledged before, by whomever
+GONE: Final = 0  # or never in the delivery: acknowledged before, by any consumer
 WAITING: Final = 1
 BEGUN: Final = 2
 RECALLED: Final = 3
@@ -34,9 +34,9 @@ NACKED: Final = 5
 DROPPED: Final = 6
 GIVEN_UP: Final = 7
 
-# One delivery lies in what the broker read at once; a span beyond this is nonsense, not work.
+# A delivery comes from one read of the broker; a longer span is malformed.
 _SPAN_MAX: Final = 2**24
-# Fewer messages that lie scattered are told as ranges, which then take no more room than bits.
+# Fewer scattered acks are sent as ranges, which then take no more room than bits.
 _PICKED_MIN: Final = 8
 _NO_ATTEMPTS: Final[Mapping[int, Attempt]] = {}
 _RANGES: Final = {
@@ -46,7 +46,7 @@ _RANGES: Final = {
 
 
 def _transitions(changes: Mapping[int, int]) -> bytes:
-    """A table for `translate`: states that are not named stay."""
+    """A table for `translate`; all other states stay."""
     return bytes(changes.get(state, state) for state in range(256))
 
 
@@ -57,12 +57,12 @@ ON_BEGIN: Final = _transitions({WAITING: BEGUN})
 ON_DROP: Final = _transitions({WAITING: DROPPED})
 ON_SENT: Final = _transitions({ACKED: GONE})
 _DIGITS: Final = bytes(ord("1") if state == ACKED else ord("0") for state in range(256))
-# Whoever is not connected any more cannot be told: what is worked on stays, to be late.
+# Without the connection acks cannot be sent: begun messages stay, so that their acks are reported as late.
 ON_LOSS: Final = _transitions({WAITING: GONE, RECALLED: BEGUN})
 
 
 class LeasedItem(Protocol):
-    """Messages of one delivery, as consumers give them back: one, or a batch of them."""
+    """One message or a batch of one delivery, as users give it to `ack`, `nack` and `extend`."""
 
     @property
     def delivery(self) -> HeldDelivery: ...
@@ -75,19 +75,20 @@ class LeasedItem(Protocol):
 
 
 class AckRecorder(Protocol):
-    """Where acks are written down. The first is for a message that is worked on, and says if it was one."""
+    """Records acks; implemented by `Ledger`."""
 
-    def ack_begun(self, delivery: HeldDelivery, offset: int) -> bool: ...
+    def ack_begun(self, delivery: HeldDelivery, offset: int) -> bool:
+        """Record the ack of a begun message. False: it is not begun, and nothing is recorded."""
 
     def ack_range(self, delivery: HeldDelivery, begin: int, end: int) -> None: ...
 
 
 class LeaseHolder(Protocol):
-    """The consumer, as its work sees it."""
+    """The consumer, as its messages see it."""
 
     @property
     def thread_id(self) -> int:
-        """Where its loop ran when it was made. From elsewhere ask `check_loop` before making a coroutine."""
+        """The thread of its loop. Other threads call `check_loop` before they create a coroutine."""
 
     def check_loop(self) -> None: ...
 
@@ -101,7 +102,7 @@ class LeaseHolder(Protocol):
 
 
 def is_concerned(item: LeasedItem, part: DeliveryPart) -> bool:
-    """Whether messages of an item are in a part; one without offsets is a whole delivery."""
+    """Whether messages of an item are in a part. A part without offsets is a whole delivery."""
     return part.delivery == item.delivery.id and (
         part.begin >= part.end
         or any(begin < part.end and part.begin < end for begin, end in item.ranges())
@@ -109,7 +110,7 @@ def is_concerned(item: LeasedItem, part: DeliveryPart) -> bool:
 
 
 class HeldDelivery:
-    """A stretch of one partition, leased to one consumer."""
+    """A range of one partition, leased to one consumer."""
 
     __slots__ = (
         "arrived_ns",
@@ -156,18 +157,15 @@ class HeldDelivery:
         self.holder: Final = holder
         self.count: Final = len(batch)
         self.arrived_ns: Final = now_ns
-        self.arrived_time_ns: Final = time_ns  # by the wall's clock
-        self.deadline_ns = now_ns + lease_ns  # the broker's may be a little earlier
-        self.is_lapsed = False  # the lease has ended, as far as can be known here
-        self.loss = (
-            ""  # why nobody can be told of it any more: its connection is gone, or its consumer
-        )
+        self.arrived_time_ns: Final = time_ns  # wall clock
+        self.deadline_ns = now_ns + lease_ns  # the lease may end a little earlier at the broker
+        self.is_lapsed = False  # the lease has ended, by this client's clock
+        self.loss = ""  # why acks cannot be sent any more: the connection or the consumer is gone
         self.left = self.count  # neither acked nor nacked nor dropped
-        self.begun_ns: Final[
-            dict[int, int]
-        ] = {}  # by offset, in the order in which they were begun
-        self.begun_together_ns = 0  # when all that still waited was begun as a batch; 0: never
-        self.states: Final = self._marked()
+        # By offset, in the order in which messages were begun.
+        self.begun_ns: Final[dict[int, int]] = {}
+        self.begun_together_ns = 0  # when all waiting messages were begun as a batch; 0: never
+        self.states: Final = self._initial_states()
 
     def __repr__(self) -> str:
         return (
@@ -175,7 +173,7 @@ class HeldDelivery:
             f"{self.left} of {self.count} left>"
         )
 
-    def _marked(self) -> bytearray:
+    def _initial_states(self) -> bytearray:
         if not 0 <= self.end - self.begin <= _SPAN_MAX:
             raise MalformedError("work", f"a delivery from offset {self.begin} to {self.end}")
         states = bytearray(self.end - self.begin)
@@ -198,7 +196,7 @@ class HeldDelivery:
         return states
 
     def holder_on_loop(self) -> LeaseHolder:
-        """The consumer, to be told something on its loop; ClientFault from a thread that is not the loop's."""
+        """The consumer, for a call on its loop. Raises ClientFault in any other thread than the loop's."""
         holder = self.holder
         if get_ident() != holder.thread_id:
             holder.check_loop()
@@ -208,15 +206,15 @@ class HeldDelivery:
         return self.states[offset - self.begin]
 
     def transition(self, begin: int, end: int, table: bytes) -> None:
-        """Change the states of these offsets, as far as they are of this delivery."""
+        """Change the states of these offsets; offsets outside this delivery are ignored."""
         first = max(begin, self.begin) - self.begin
         last = min(end, self.end) - self.begin
         if first < last:
             self.states[first:last] = self.states[first:last].translate(table)
 
     def take(self, state: int) -> list[DeliveryPart]:
-        """All messages in a state, which are gone then: as ranges, to be told."""
-        if state not in self.states:  # nearly always, and known sooner than by matching
+        """Mark all messages in a state as gone, and return their ranges, to be sent."""
+        if state not in self.states:  # the usual case, and faster than matching
             return []
         found = [match.span() for match in _RANGES[state].finditer(self.states)]
         for first, last in found:
@@ -226,11 +224,11 @@ class HeldDelivery:
         ]
 
     def take_acked(self) -> list[DeliveryPart] | Picked:
-        """The same for those that are acked; where they lie scattered, as bits."""
+        """Mark all acked messages as gone, and return their ranges; if they are scattered, as bits."""
         states = self.states
         first, last = states.find(ACKED), states.rfind(ACKED) + 1
         acked = states.count(ACKED)
-        if last - first == acked:  # none, or one stretch
+        if last - first == acked:  # none, or one range
             states[first:last] = bytes(acked)
             return [DeliveryPart(self.id, self.begin + first, self.begin + last)] if acked else []
         if acked < _PICKED_MIN:
@@ -240,27 +238,27 @@ class HeldDelivery:
         return Picked(self.id, self.begin + first, mask.to_bytes((last - first + 7) // 8, "little"))
 
     def ranges_in(self, state: int) -> list[Range]:
-        """Where the messages in a state are, by offsets."""
+        """The ranges of offsets whose messages are in a state."""
         return [
             (self.begin + match.start(), self.begin + match.end())
             for match in _RANGES[state].finditer(self.states)
         ]
 
     def oldest_begun_ns(self, now_ns: int) -> int:
-        """Since when the message has been in work that has been so for longest; now, if there is none."""
+        """When the oldest message in processing was begun; now, if there is none."""
         begun_ns, states = self.begun_ns, self.states
         while begun_ns:
             offset, since_ns = next(iter(begun_ns.items()))
             if states[offset - self.begin] in (BEGUN, RECALLED):
                 return since_ns
-            del begun_ns[offset]  # acked: that leaves it to whoever looks
-        # Behind a batch nothing waits any more, so whatever was begun for itself was begun before.
+            del begun_ns[offset]  # acked: `ack_begun` does not remove it
+        # After a batch no message waits any more, so messages begun one by one were begun before it.
         if self.begun_together_ns and (BEGUN in states or RECALLED in states):
             return self.begun_together_ns
         return now_ns
 
     def end_work(self, begin: int, end: int) -> None:
-        """Nobody works on these any more."""
+        """Forget when these were begun: they are not in processing any more."""
         if begin <= self.begin and end >= self.end:
             self.begun_ns.clear()
         elif self.begun_ns:

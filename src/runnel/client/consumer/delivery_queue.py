@@ -1,4 +1,4 @@
-"""What has arrived for a consumer and was not handed out: deliveries in their order, messages of the first of them."""
+"""The queue of arrived messages that a consumer has not handed out yet."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from runnel.client.consumer.work import Work, WorkBatch
 
 
 class DeliveryQueue:
-    """Deliveries that wait, and the one whose messages are handed out now."""
+    """Waiting deliveries in their order, and the current one, whose messages are handed out one by one."""
 
     def __init__(
         self, ledger: Ledger, now_ns: Callable[[], int], wake: Callable[[], object]
     ) -> None:
-        self.taken_bytes = 0  # since its reader last let others run
+        self.taken_bytes = 0  # since the reader last let other tasks run
         self._ledger = ledger
         self._now_ns = now_ns
         self._wake = wake
         self._deliveries: deque[HeldDelivery] = deque()
         self._current: HeldDelivery | None = None
-        self._works: Iterator[Work] = iter(())  # of the current one; some may not wait any more
+        self._works: Iterator[Work] = iter(
+            ()
+        )  # of the current delivery; some may not wait any more
 
     def add(self, delivery: HeldDelivery) -> None:
         self._deliveries.append(delivery)
         self._wake()
 
     def put_back(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Whoever took of these did not begin all of it: the rest comes first again, in its order."""
+        """Put deliveries that were not begun completely before all others, in their order."""
         again = {delivery.id: delivery for delivery in deliveries}
         if self._current is not None:
             again[self._current.id] = self._current
@@ -43,10 +45,10 @@ class DeliveryQueue:
         self._current = None
         self._works = iter(())
 
-    # --- One at a time ---
+    # --- By message ---
 
     def begin_each(self) -> Iterator[Work]:
-        """The messages that wait, each begun as it is given; of what is not asked for nothing is begun.
+        """The waiting messages; each is begun only when it is yielded.
 
         Hot (bench/queue.py, "work"): `Ledger.begin` without a call for each message.
         """
@@ -63,7 +65,7 @@ class DeliveryQueue:
                 return
 
     def take_nowait(self) -> Work | None:
-        """The next message that waits; it is not begun yet."""
+        """The next waiting message, not begun yet."""
         while True:
             for work in self._works:
                 if work.delivery.state(work.message.offset) == WAITING:
@@ -72,7 +74,7 @@ class DeliveryQueue:
                 return None
 
     def begin_nowait(self, work: Work) -> Work | None:
-        """Hand out what was taken, unless it was recalled or lost meanwhile."""
+        """Begin a message that was taken. None: it was recalled or lost meanwhile."""
         if self._ledger.begin(work.delivery, work.message.offset, self._now_ns()):
             return work
         return None
@@ -85,10 +87,10 @@ class DeliveryQueue:
         self._works = map(Work, delivery.batch, repeat(delivery))
         return True
 
-    # --- A delivery at a time ---
+    # --- By delivery ---
 
     def take_delivery_nowait(self) -> HeldDelivery | None:
-        """The next delivery of which something waits, be it the rest of one; it is not begun yet."""
+        """The next delivery with waiting messages, or the rest of the current one; not begun yet."""
         current, self._current = self._current, None
         self._works = iter(())
         if current is not None and WAITING in current.states:
@@ -96,7 +98,7 @@ class DeliveryQueue:
         return self._pop()
 
     def begin_batch_nowait(self, delivery: HeldDelivery) -> WorkBatch | None:
-        """Hand out what waits of a delivery, if anything does."""
+        """Begin all waiting messages of a delivery. None: no message waits."""
         batch = delivery.batch
         begun = self._ledger.begin_all(delivery, self._now_ns())
         if sum([end - begin for begin, end in begun]) == delivery.count:
@@ -104,12 +106,12 @@ class DeliveryQueue:
         if not begun:
             return None
         wanted = {offset for begin, end in begun for offset in range(begin, end)}
-        there = (
+        offsets = (
             offset
             for run in batch.runs()
             for offset in range(run.base_offset, run.base_offset + run.count)
         )
-        rows = [row for row, offset in enumerate(there) if offset in wanted]
+        rows = [row for row, offset in enumerate(offsets) if offset in wanted]
         return WorkBatch(batch.take(rows), delivery)
 
     def _pop(self) -> HeldDelivery | None:

@@ -1,4 +1,4 @@
-"""Keeps the leases of a consumer: renews what is worked on, and lets go what has been worked on for too long."""
+"""Renews the leases of deliveries in processing, and lets those expire that take too long."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _RENEWALS_PER_LEASE: Final = 3
 
 
 class LeaseRenewer:
-    """Looks at a consumer's deliveries every third of a lease, as long as there are any."""
+    """Checks a consumer's deliveries every third of a lease, as long as there are any."""
 
     def __init__(
         self, ledger: Ledger, timers: Timers, renew: Callable[[Sequence[int]], object]
     ) -> None:
-        self.lease_ns = 0  # as the broker said, when it accepted the consumer
+        self.lease_ns = 0  # set when the broker has accepted the consumer
         self.processing_ns_max = 0
         self._ledger = ledger
         self._timers = timers
@@ -26,27 +26,27 @@ class LeaseRenewer:
         self._timer: Handle | None = None
 
     def watch(self) -> None:
-        """There is something leased."""
+        """Start the timer, unless it runs: a delivery is leased."""
         if self._timer is None and self.lease_ns:
             seconds = self.lease_ns / 1e9 / _RENEWALS_PER_LEASE
-            self._timer = self._timers.call_later(seconds, self._look)
+            self._timer = self._timers.call_later(seconds, self._renew_due)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _renew_due(self) -> None:
         self._timer = None
         now_ns = self._timers.monotonic_ns()
         due: list[int] = []
         for delivery in list(self._ledger.deliveries.values()):
             if delivery.is_lapsed or delivery.deadline_ns > now_ns + self.lease_ns:
-                continue  # nothing can be done for it, or somebody has extended it
+                continue  # its lease is over, or `extend` has made it longer
             if delivery.deadline_ns < now_ns:
-                # The loop was held up, or nobody has worked on it for long: by now it is somebody else's.
+                # The loop was blocked, or the delivery was not processed for long: the broker has taken it back by now.
                 self._ledger.lapse(delivery)
-            elif delivery.left and self._is_worked_on(delivery, now_ns):
+            elif delivery.left and self._is_in_processing(delivery, now_ns):
                 delivery.deadline_ns = now_ns + self.lease_ns
                 due.append(delivery.id)
         if due:
@@ -54,8 +54,8 @@ class LeaseRenewer:
         if self._ledger.deliveries:
             self.watch()
 
-    def _is_worked_on(self, delivery: HeldDelivery, now_ns: int) -> bool:
-        """Neither has a message of it been in work for too long, nor does one wait for a reader that stands still."""
+    def _is_in_processing(self, delivery: HeldDelivery, now_ns: int) -> bool:
+        """Whether no message is in processing for too long, and none waits for a reader that has stopped reading."""
         with self._ledger.lock:
             oldest_ns = delivery.oldest_begun_ns(now_ns)
         if now_ns - oldest_ns > self.processing_ns_max:

@@ -1,7 +1,7 @@
-"""What is leased to a consumer, and what it has to tell of that: acks, messages given up, late ones. Pure.
+"""The messages leased to a consumer, and those to be reported: acked, given up, late. Pure.
 
-Everything happens on the loop's thread, except that a blocking client begins messages in its own. Whatever takes
-messages away that wait holds the lock for that reason, and so does whoever begins one there.
+Everything runs in the loop's thread, except that a blocking client begins messages in its own thread. Therefore
+beginning a message there takes the lock, and so does every step that removes waiting messages.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from runnel.client.consumer.work import LateWork
 from runnel.formats.message import Message
 from runnel.formats.work_heads import DeliveryPart, Picked
 
-# Deliveries that were settled and are remembered, to say of late ones where they were.
+# Settled deliveries whose topic and offsets are remembered, for reports of late acks.
 _REMEMBERED_MAX: Final = 4096
-EARLY_ACKS_MIN: Final = 1000  # acks: fewer leave at the end of the wake-up
-_SCATTERED_MIN: Final = 512  # of one delivery, on average
+EARLY_ACKS_MIN: Final = 1000  # fewer acks are sent at the end of the wake-up
+_SCATTERED_MIN: Final = 512  # acks per delivery, on average
 
 RECALLED_MEANWHILE: Final = "it had been recalled, to come again behind a message before it"
 LEASE_OVER: Final = "its lease had ended, as the broker says"
@@ -49,7 +49,7 @@ CONSUMER_ENDED: Final = "the broker had ended the consumer"
 
 
 class ConsumerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consumer has done since it began, in messages; `late` are acks that came too late."""
+    """Counts of a consumer's messages since it was created; `late` counts acks that came too late."""
 
     received: int
     acked: int
@@ -60,7 +60,7 @@ class ConsumerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Acks(NamedTuple):
-    """Deliveries that were acked whole, and parts of others."""
+    """Deliveries that were acked completely, and acked parts of others."""
 
     deliveries: list[int]
     parts: list[DeliveryPart]
@@ -68,6 +68,8 @@ class Acks(NamedTuple):
 
 
 class _Place(NamedTuple):
+    """The offsets of a delivery: `begin` to `end` (exclusive)."""
+
     topic: str
     partition: int
     begin: int
@@ -75,18 +77,18 @@ class _Place(NamedTuple):
 
 
 class Ledger:
-    """All deliveries of a consumer."""
+    """All deliveries leased to a consumer, and the counts of its messages."""
 
     def __init__(self) -> None:
         self.lock: Final = threading.Lock()
         self.deliveries: Final[dict[int, HeldDelivery]] = {}
         self.taken_ns = 0  # when a message was last begun
-        self.unsent = 0  # messages that were acked, and of which the broker is not told
-        self.given_up: list[DeliveryPart] = []  # to be told as recalled
-        self.late: list[LateWork] = []  # to be told to the user
+        self.unsent = 0  # acked messages whose acks are not sent
+        self.given_up: list[DeliveryPart] = []  # to be sent as recalled
+        self.late: list[LateWork] = []  # to be reported to the user
         self._received = self._nacked = self._recalled = self._late = 0
-        self._acked = 0  # without those that are unsent
-        self._touched: dict[int, HeldDelivery] = {}  # have acks that are not sent
+        self._acked = 0  # without `unsent`
+        self._touched: dict[int, HeldDelivery] = {}  # with unsent acks
         self._remembered: dict[int, _Place] = {}
 
     @property
@@ -103,20 +105,20 @@ class Ledger:
 
     @property
     def is_send_due(self) -> bool:
-        """Whether acks should leave before the end of the wake-up.
+        """Whether acks should be sent before the end of the wake-up.
 
-        Those that lie scattered over many deliveries cost the less the more of them leave together.
+        Acks scattered over many deliveries cost less if more of them are sent together.
         """
         return self.unsent >= EARLY_ACKS_MIN and self.unsent >= _SCATTERED_MIN * len(self._touched)
 
-    # --- Coming and being handed out ---
+    # --- Arriving and being handed out ---
 
     def add(self, delivery: HeldDelivery) -> None:
         self.deliveries[delivery.id] = delivery
         self._received += delivery.count
 
     def begin(self, delivery: HeldDelivery, offset: int, now_ns: int) -> bool:
-        """A message is handed to the user's code; False: it is not to be worked on any more."""
+        """Mark a message as handed to the user's code. False: it does not wait any more."""
         row = offset - delivery.begin
         if delivery.states[row] != WAITING:
             return False
@@ -125,7 +127,7 @@ class Ledger:
         return True
 
     def begin_all(self, delivery: HeldDelivery, now_ns: int) -> list[Range]:
-        """Everything of a delivery that waits is handed out: where it is, by offsets."""
+        """Mark all waiting messages of a delivery as handed out. Returns their offsets."""
         with self.lock:
             begun = delivery.ranges_in(WAITING)
             delivery.transition(delivery.begin, delivery.end, ON_BEGIN)
@@ -136,7 +138,7 @@ class Ledger:
     # --- Acking ---
 
     def ack_begun(self, delivery: HeldDelivery, offset: int) -> bool:
-        """The usual case, quickly: a message that is worked on is done. False: it takes the longer way."""
+        """The fast path: ack one begun message. False: `ack_range` has to do it."""
         states, row = delivery.states, offset - delivery.begin
         if states[row] != BEGUN or delivery.loss:
             return False
@@ -147,12 +149,13 @@ class Ledger:
         return True
 
     def ack_up_to(self, topic: str, partition: int, offset: int) -> None:
+        """Ack all leased messages of a partition up to and including this offset."""
         for delivery in list(self.deliveries.values()):
             if (delivery.topic, delivery.partition) == (topic, partition):
                 self.ack_range(delivery, delivery.begin, offset + 1)
 
     def ack_range(self, delivery: HeldDelivery, begin: int, end: int) -> None:
-        """What is left of these is done. What was acked or nacked before stays so."""
+        """Ack the unsettled messages of a range. Messages acked or nacked before stay so."""
         before = delivery.states.count(ACKED)
         with self.lock:
             delivery.transition(begin, end, ON_ACK)
@@ -160,17 +163,17 @@ class Ledger:
         acked = delivery.states.count(ACKED) - before
         delivery.left -= acked
         if delivery.loss:
-            self._found_late(delivery.take(ACKED), delivery.loss, delivery)
+            self._add_late(delivery.take(ACKED), delivery.loss, delivery)
         elif acked:
             self.unsent += acked
             self._touched[delivery.id] = delivery
-        self._found_late(self._give_up(delivery), RECALLED_MEANWHILE, delivery)
+        self._add_late(self._give_up(delivery), RECALLED_MEANWHILE, delivery)
 
     def take_acks(self) -> Acks:
-        """What the broker is told next."""
+        """Take all unsent acks, to be sent."""
         acks = Acks([], [], [])
         touched, self._touched = self._touched, {}
-        self._end_unsent()
+        self._count_unsent_as_acked()
         for delivery in touched.values():
             if delivery.states.count(ACKED) == delivery.count:
                 acks.deliveries.append(delivery.id)
@@ -187,7 +190,7 @@ class Ledger:
     # --- Giving back ---
 
     def nack(self, item: LeasedItem) -> list[DeliveryPart]:
-        """What is left of it failed: the parts to be told."""
+        """Nack the unsettled messages of an item. Returns the parts to be sent."""
         delivery = item.delivery
         with self.lock:
             for begin, end in item.ranges():
@@ -204,7 +207,7 @@ class Ledger:
         return parts
 
     def recall(self, parts: Iterable[DeliveryPart]) -> None:
-        """The broker wants these back. Those that wait are given up at once, others as their work ends."""
+        """Give these back to the broker: waiting messages at once, begun ones when their processing ends."""
         for part in parts:
             if delivery := self.deliveries.get(part.delivery):
                 with self.lock:
@@ -212,13 +215,13 @@ class Ledger:
                 self._drop(delivery)
 
     def drop_later(self, failed: Message) -> None:
-        """Later messages of its key that wait are given up at once: the broker is about to recall them.
+        """Give up waiting messages of the same key behind a failed one: the broker is about to recall them.
 
-        Until it has, a reader that goes on would begin them out of order.
+        Until the recall arrives, a reader would begin them out of order.
         """
-        place = (failed.topic, failed.partition)
+        partition = (failed.topic, failed.partition)
         for delivery in list(self.deliveries.values()):
-            if failed.key is None or (delivery.topic, delivery.partition) != place:
+            if failed.key is None or (delivery.topic, delivery.partition) != partition:
                 continue
             if delivery.end <= failed.offset + 1 or WAITING not in delivery.states:
                 continue
@@ -240,7 +243,7 @@ class Ledger:
         self._forget_if_settled(delivery)
 
     def _give_up(self, delivery: HeldDelivery) -> list[DeliveryPart]:
-        """Work on what had been recalled has ended."""
+        """Give up recalled messages whose processing has ended."""
         parts = delivery.take(GIVEN_UP)
         if parts:
             given_up = sum(part.end - part.begin for part in parts)
@@ -257,7 +260,7 @@ class Ledger:
     # --- Losing ---
 
     def lapse(self, delivery: HeldDelivery) -> None:
-        """Its lease has ended: what waits goes to somebody else."""
+        """Remove the waiting messages of a delivery whose lease has ended: another consumer gets them."""
         delivery.is_lapsed = True
         with self.lock:
             delivery.left -= delivery.states.count(WAITING)
@@ -265,9 +268,9 @@ class Ledger:
         self._forget_if_settled(delivery)
 
     def lose(self, reason: str) -> None:
-        """Nothing is leased any more. Acks of which the broker was not told are late, as all that follow."""
+        """End all leases. Unsent acks are late, and so are all later acks of these deliveries."""
         for delivery in (self.deliveries | self._touched).values():
-            self._found_late(delivery.take(ACKED), reason, delivery)
+            self._add_late(delivery.take(ACKED), reason, delivery)
             delivery.loss = reason
             with self.lock:
                 delivery.transition(delivery.begin, delivery.end, ON_LOSS)
@@ -275,29 +278,29 @@ class Ledger:
         self._touched.clear()
         self._remembered.clear()
         self.given_up.clear()
-        self._end_unsent()
+        self._count_unsent_as_acked()
 
-    def _end_unsent(self) -> None:
+    def _count_unsent_as_acked(self) -> None:
         self._acked += self.unsent
         self.unsent = 0
 
     def reported_late(self, parts: Iterable[DeliveryPart]) -> None:
-        """The broker says that these came too late."""
+        """Record acks that came too late, as reported by the broker."""
         for part in parts:
-            self._found_late([part], LEASE_OVER, self.deliveries.get(part.delivery))
+            self._add_late([part], LEASE_OVER, self.deliveries.get(part.delivery))
 
-    def _found_late(
+    def _add_late(
         self, parts: Iterable[DeliveryPart], reason: str, delivery: HeldDelivery | None
     ) -> None:
         for part in parts:
-            place = self._remembered.get(part.delivery) if delivery is None else _placed(delivery)
+            place = self._remembered.get(part.delivery) if delivery is None else _place_of(delivery)
             if place is None:
                 late = LateWork("", 0, part.begin, part.end, part.delivery, reason)
             elif part.begin < part.end:
                 late = LateWork(
                     place.topic, place.partition, part.begin, part.end, part.delivery, reason
                 )
-            else:  # the broker does not know the delivery any more, only that it is late
+            else:  # the broker does not know the delivery any more, and so no offsets
                 late = LateWork(*place, part.delivery, reason)
             self._late += late.count
             self.late.append(late)
@@ -310,11 +313,11 @@ class Ledger:
         if delivery.left or ACKED in delivery.states:
             return
         if self.deliveries.pop(delivery.id, None) is not None:
-            self._remembered[delivery.id] = _placed(delivery)
+            self._remembered[delivery.id] = _place_of(delivery)
             if len(self._remembered) > _REMEMBERED_MAX:
                 for oldest in list(islice(self._remembered, _REMEMBERED_MAX // 4)):
                     del self._remembered[oldest]
 
 
-def _placed(delivery: HeldDelivery) -> _Place:
+def _place_of(delivery: HeldDelivery) -> _Place:
     return _Place(delivery.topic, delivery.partition, delivery.begin, delivery.end)

@@ -1,23 +1,22 @@
-"""Keeps keys in order after a failure: what arrives of a partition waits until the broker has heard of the nack.
+"""Keeps keys in order after a failure: new deliveries of a partition wait until the broker has received the nack.
 
-It may have been on its way already, with later messages of the key that failed. The broker recalls those as it takes
-the nack; whatever has not been recalled when it answers what was asked behind the nack may be handed out.
+A delivery with later messages of the failed key may be on its way already. The broker recalls these messages when it
+receives the nack. A ping follows the nack: messages that are not recalled when its answer arrives may be handed out.
 """
 
 from __future__ import annotations
-
-from typing import TypeAlias
 
 from runnel.client.connection import Link
 from runnel.client.consumer.deliveries import HeldDelivery
 from runnel.client.consumer.delivery_queue import DeliveryQueue
 from runnel.errors import RunnelError
 from runnel.formats import wire
-
-_Place: TypeAlias = tuple[str, int]
+from runnel.topics.names import TopicPartition
 
 
 class _Hold:
+    """The waiting deliveries of one partition, and the number of pings without an answer."""
+
     __slots__ = ("deliveries", "unanswered")
 
     def __init__(self) -> None:
@@ -26,14 +25,14 @@ class _Hold:
 
 
 class NackBarrier:
-    """Deliveries that have arrived, and wait for an answer."""
+    """Holds back new deliveries of partitions with a nack that the broker has not confirmed."""
 
     def __init__(self, queue: DeliveryQueue) -> None:
         self._queue = queue
-        self._holds: dict[_Place, _Hold] = {}
+        self._holds: dict[TopicPartition, _Hold] = {}
 
     def add(self, delivery: HeldDelivery) -> None:
-        """One has arrived: it waits if it must."""
+        """Queue an arrived delivery, or hold it back."""
         if hold := self._holds.get((delivery.topic, delivery.partition)):
             hold.deliveries.append(delivery)
         else:
@@ -42,18 +41,18 @@ class NackBarrier:
     def clear(self) -> None:
         self._holds.clear()
 
-    def hold(self, place: _Place, link: Link) -> None:
-        """A nack has been told: ask something behind it."""
+    def hold(self, partition: TopicPartition, link: Link) -> None:
+        """Hold a partition back after a nack was sent, until the answer to a ping behind it arrives."""
         connection = link.connection
         if connection is None:
             return
-        hold = self._holds.setdefault(place, _Hold())
+        hold = self._holds.setdefault(partition, _Hold())
         hold.unanswered += 1
 
         def answered(_answer: wire.Answer | RunnelError, _tail: memoryview) -> None:
             hold.unanswered -= 1
-            if not hold.unanswered and self._holds.get(place) is hold:
-                del self._holds[place]
+            if not hold.unanswered and self._holds.get(partition) is hold:
+                del self._holds[partition]
                 for delivery in hold.deliveries:
                     self._queue.add(delivery)
 

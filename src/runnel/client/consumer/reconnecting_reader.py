@@ -1,7 +1,7 @@
-"""What the broker serves over a connection, and again over the next one: subscriptions and consumers.
+"""The common part of subscriptions and consumers, which are opened again after a lost connection.
 
-Each asks for itself when it begins and whenever the link comes up, tries again what may succeed later, and gives up
-after a while without the broker.
+Each sends its request when it begins and whenever the link comes up. It repeats requests that may succeed later, and
+gives up when the broker has not accepted it for `deadline_s`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from runnel.client.connection import (
 from runnel.errors import ConnectionLostError, MovedError, RunnelError, SlowReaderError
 from runnel.formats import wire
 
-# Trying again cannot help these, whatever they say.
+# A retry cannot help these, even if they claim to be retriable.
 _FINAL: Final = (SlowReaderError,)
 
 
 class ReconnectingReader(ABC):
-    """Asks to be served, and again after a loss. What for, and what comes then, is the heir's to say."""
+    """Sends a request, and again after a lost connection. Subclasses define the request and handle its results."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class ReconnectingReader(ABC):
         self._link: Link = router.home
         self._loop = asyncio.get_running_loop()
         self._is_begun = False
-        self._is_attached = False  # the broker serves it now
-        self._was_attached = False  # it has done so once
+        self._is_attached = False  # the broker has accepted it over this connection
+        self._was_attached = False  # the broker has accepted it at least once
         self._is_closed = False
         self._error: RunnelError | None = None
         self._refusals = 0
@@ -57,18 +57,18 @@ class ReconnectingReader(ABC):
         self._give_up_timer: Handle | None = None
         self._waiting: set[asyncio.Future[None]] = set()
 
-    # --- The heir's ---
+    # --- For subclasses ---
 
     @abstractmethod
     def _ask(self, connection: BrokerConnection) -> None:
-        """Ask to be served, if that is not under way. Its answer leads to `_accepted` or `_refused`."""
+        """Send the request, unless it is under way. Its answer leads to `_accepted` or `_refused`."""
 
     @abstractmethod
     async def close(self) -> None: ...
 
     @abstractmethod
     def abandon(self) -> None:
-        """Close without waiting: its connection ends anyway."""
+        """Close without waiting, because the connection ends anyway."""
 
     @abstractmethod
     def link_writable(self) -> None: ...
@@ -94,7 +94,7 @@ class ReconnectingReader(ABC):
             self._attach()
 
     def _detach(self) -> None:
-        """Closed: nothing is asked for any more, and nobody waits."""
+        """End: send no more requests, and wake all waiting calls."""
         self._is_closed = True
         self._is_attached = False
         self._link.listeners.pop(self, None)
@@ -103,7 +103,7 @@ class ReconnectingReader(ABC):
                 timer.cancel()
         self.wake()
 
-    # --- Asking, and again after a loss ---
+    # --- Requesting, and again after a lost connection ---
 
     def _attach(self) -> None:
         connection = self._link.connection
@@ -123,7 +123,7 @@ class ReconnectingReader(ABC):
     def _refused(self, error: RunnelError) -> None:
         self._is_attached = False
         if isinstance(error, ConnectionLostError):
-            return  # the link comes back, and asks again
+            return  # `link_up` sends the request again
         if isinstance(error, MovedError):
             self._move(error)
         elif not error.retriable or isinstance(error, _FINAL):
@@ -142,7 +142,7 @@ class ReconnectingReader(ABC):
     def _move(self, error: MovedError) -> None:
         self._router.learn(error.routes)
         for route in error.routes:
-            assert isinstance(route, wire.Route)  # learn has looked
+            assert isinstance(route, wire.Route)  # `learn` has checked it
             self._link.listeners.pop(self, None)
             self._link = self._router.link(route.owners[0].address)
             self._link.listeners[self] = None
@@ -153,7 +153,7 @@ class ReconnectingReader(ABC):
         self.wake()
 
     def _watch(self) -> None:
-        """Without being served, give up after a while."""
+        """Start the timer that gives up, unless it runs."""
         if self._give_up_timer is None and self._deadline_s is not None:
             self._give_up_timer = self._timers.call_later(self._deadline_s, self._give_up)
 
@@ -166,7 +166,7 @@ class ReconnectingReader(ABC):
     def _give_up(self) -> None:
         self._fail(self._link.expired(self._what, Deadline(self._timers, self._deadline_s)))
 
-    # --- What the link tells ---
+    # --- Events of the link ---
 
     def link_up(self) -> None:
         self._attach()
@@ -183,7 +183,7 @@ class ReconnectingReader(ABC):
                 waiter.set_result(None)
 
     async def _wait(self, deadline: Deadline | None = None) -> None:
-        """Until something has changed."""
+        """Wait until `wake` is called."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(waiter)
         try:

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from runnel.client.arguments import check_natural, check_time
 from runnel.errors import ClientFault
 from runnel.formats import wire
-from runnel.topics.habits import start_meant
+from runnel.topics.hints import start_meant
 from runnel.topics.names import check_topic
 from runnel.topics.patterns import Pattern
 

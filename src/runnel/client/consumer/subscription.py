@@ -1,7 +1,7 @@
 """A live subscription: batches arrive, wait within its credit, and are iterated as messages.
 
-What has arrived is never asked for again, and what has not is: places move on when a delivery arrives, and a new
-connection resumes from them. Iterating suspends only when nothing has arrived, never for a single message.
+The read position advances when a delivery arrives, and a new connection resumes from it: arrived messages are never
+requested again. Iterating suspends only when nothing has arrived, never for a single message.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 OVERFLOWS: Final = ("drop_oldest", "newest_per_topic", "disconnect")
 _GAPS_MAX: Final = 1000
-# A reader that always finds something lets others run after so much.
+# A reader that always finds messages lets other tasks run after this many bytes.
 _YIELD_BYTES: Final = 256 * 2**10
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class _Arrived(msgspec.Struct, frozen=True):
-    """Blocks of one delivery, or a gap, in the order they came."""
+    """The batches of one delivery, or a gap."""
 
     batches: Sequence[Batch]
     size: int
@@ -77,10 +77,10 @@ class Subscription(ReconnectingReader):
         self._on_gap = on_gap
         self._on_close = on_close
         self._position = SubscriptionPosition(self.patterns, start)
-        self._is_read = False  # somebody waits for the next batch
+        self._is_read = False  # a reader waits for the next batch
         self._arrived: deque[_Arrived] = deque()
         self._gaps_arrived = 0
-        self._held_bytes = 0  # arrived, and credit not yet returned
+        self._held_bytes = 0  # arrived, and their credit is not returned yet
         self._consumed_bytes = 0  # of these: read
         self._unyielded_bytes = 0
         self._current: Iterator[Batch] = iter(())
@@ -102,7 +102,7 @@ class Subscription(ReconnectingReader):
         try:
             await self.open()
         except BaseException:
-            self._unsubscribe(lambda _answer, _tail: None)  # nobody will leave what was not entered
+            self._unsubscribe(lambda _answer, _tail: None)  # `__aexit__` will not run
             raise
         return self
 
@@ -115,14 +115,14 @@ class Subscription(ReconnectingReader):
         await self.close()
 
     async def close(self) -> None:
-        """Iteration ends; what has arrived and was not read is dropped."""
+        """End the iteration, and drop arrived messages that were not read."""
         done = asyncio.Event()
         if not self._is_closed and self._unsubscribe(lambda _answer, _tail: done.set()):
-            with contextlib.suppress(TimeoutError):  # the broker is slow; it will have heard
+            with contextlib.suppress(TimeoutError):  # the broker is slow; the request is sent
                 await asyncio.wait_for(done.wait(), _CLOSE_TIMEOUT_S)
 
     def _unsubscribe(self, on_answer: OnAnswer) -> bool:
-        """Leave, and tell the broker if it knows of the subscription. Whether there will be an answer."""
+        """Leave, and ask the broker to end the subscription if it has it. Returns whether an answer follows."""
         self._leave()
         connection = self._link.connection
         if connection is None or connection.receivers.pop(self._number, None) is None:
@@ -132,7 +132,7 @@ class Subscription(ReconnectingReader):
         return True
 
     def abandon(self) -> None:
-        """Close without telling the broker, whose connection ends anyway."""
+        """Close without a request to the broker, because the connection ends anyway."""
         if connection := self._link.connection:
             connection.receivers.pop(self._number, None)
         self._leave()
@@ -145,7 +145,7 @@ class Subscription(ReconnectingReader):
         if self._on_close is not None:
             self._on_close(self)
 
-    # --- Subscribing, and again after a loss ---
+    # --- Subscribing, and again after a lost connection ---
 
     def _ask(self, connection: BrokerConnection) -> None:
         if self._number in connection.receivers:
@@ -174,10 +174,10 @@ class Subscription(ReconnectingReader):
         else:
             self._fail(MalformedError("answer", f"{answer!r:.200} to a subscribe"))
 
-    # --- What the link and the connection tell ---
+    # --- Events of the link and the connection ---
 
     def link_writable(self) -> None:
-        """Credit is small, and goes out whenever it is due."""
+        """Nothing waits for room: credit frames are small, and are sent whenever they are due."""
 
     def delivered(self, head: wire.Deliver, tail: memoryview) -> None:
         batches = self._position.delivered(head, unpack_blocks(tail))
@@ -191,7 +191,7 @@ class Subscription(ReconnectingReader):
         if self._gaps_arrived < _GAPS_MAX:
             self._gaps_arrived += 1
             self._arrived.append(_Arrived((), 0, gap))
-        else:  # nobody reads: those beyond are added up
+        else:  # the reader does not read: further gaps are merged into one
             self._add_up(gap)
         self.wake()
 
@@ -212,7 +212,7 @@ class Subscription(ReconnectingReader):
     # --- Reading ---
 
     def _return_credit(self) -> None:
-        """In steps of a quarter of the buffer: a frame now and then, not one a batch."""
+        """Return credit in steps of a quarter of the buffer, to avoid a frame for each batch."""
         if self._consumed_bytes * 4 >= self._buffer_bytes:
             credit_bytes, self._consumed_bytes = self._consumed_bytes, 0
             self._held_bytes -= credit_bytes
@@ -220,7 +220,7 @@ class Subscription(ReconnectingReader):
                 self._link.tell(wire.Credit(self._number, credit_bytes))
 
     def _take(self) -> Sequence[Batch]:
-        """The batches of the next delivery, if one is there. Gaps before it are told."""
+        """The batches of the next delivery; empty if none has arrived. Reports gaps before it."""
         while self._arrived:
             arrived = self._arrived.popleft()
             if arrived.gap is not None:
@@ -233,11 +233,11 @@ class Subscription(ReconnectingReader):
             self._unyielded_bytes += arrived.size
             if arrived.batches:
                 return arrived.batches
-            self._return_credit()  # nothing of it is for the reader, who may wait next
+            self._return_credit()  # an empty delivery: the reader may wait next
         return ()
 
     async def _next_batch(self) -> Batch | None:
-        """The next batch; None once the subscription is closed. The others of its delivery follow it in `_current`."""
+        """The next batch; None once the subscription is closed. The rest of its delivery stays in `_current`."""
         for batch in self._current:
             return batch
         if self._is_read:
@@ -264,7 +264,7 @@ class Subscription(ReconnectingReader):
             self._is_read = False
 
     async def next_batches(self) -> list[Batch]:
-        """Everything that has arrived, at least one batch; empty once the subscription is closed."""
+        """All arrived batches, at least one; empty once the subscription is closed."""
         batch = await self._next_batch()
         if batch is None:
             return []
@@ -274,18 +274,18 @@ class Subscription(ReconnectingReader):
         return batches
 
     async def batches(self) -> AsyncIterator[Batch]:
-        """The same subscription, a batch at a time."""
+        """The same messages, one batch at a time."""
         while (batch := await self._next_batch()) is not None:
             yield batch
 
     async def to_arrow(self) -> AsyncIterator[pyarrow.RecordBatch]:
-        """The same subscription, a pyarrow.RecordBatch at a time: `pip install '.[arrow]'`."""
+        """The same messages, one pyarrow.RecordBatch at a time: `pip install '.[arrow]'`."""
         while (batch := await self._next_batch()) is not None:
             yield batch.to_arrow()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        # A generator is a quarter quicker than __anext__. What it has not given yet stays here, not in the
-        # generator, so that breaking off loses nothing and another loop goes on.
+        # A generator is a quarter faster than __anext__. Messages that it has not yielded stay in the subscription, so
+        # that leaving a loop loses nothing and another loop continues.
         while True:
             for message in self._messages:
                 yield message

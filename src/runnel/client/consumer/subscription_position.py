@@ -20,7 +20,7 @@ class SubscriptionPosition:
         self.is_known = False  # the broker has said where the subscription begins
         self._start: Final = start
         self._position: Final = ReadPosition(patterns, start)
-        # While last values come: epoch and offset of the newest message of each partition.
+        # While last values arrive: epoch and offset of the newest message of each partition.
         self._newest: dict[TopicPartition, tuple[int, int]] = {}
 
     def begin(self, answer: wire.Subscribed) -> None:
@@ -29,7 +29,7 @@ class SubscriptionPosition:
         self._position.begin(answer.partitions, answer.shards)
 
     def delivered(self, head: wire.Deliver, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """Move behind a delivery. Returns its batches without the last values that have come before."""
+        """Move behind a delivery. Returns its batches without repeated last values."""
         position = self._position
         if position.awaits_last_values:
             if batches:

@@ -1,4 +1,4 @@
-"""What a consumer hands out: a message, or a batch of them, with the lease they are under."""
+"""The items that a consumer hands out: leased messages and batches; and reports of late acks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from runnel.formats.message import Message
 
 
 class WorkItem(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A message under a lease, and how often it failed before."""
+    """A leased message, and how often it failed before."""
 
-    # gc=False: nothing that it refers to refers to it.
+    # gc=False: nothing that it refers to refers back to it.
 
     message: Message
     delivery: HeldDelivery
@@ -74,27 +74,27 @@ class WorkItem(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def failures(self) -> int:
-        """How often it was delivered and failed before."""
+        """The number of failed deliveries before this one."""
         attempt = self.delivery.attempts.get(self.message.offset)
         return 0 if attempt is None else attempt.failures
 
     @property
     def delivery_count(self) -> int:
-        """This delivery counted: 1 the first time."""
+        """The number of deliveries, including this one: 1 the first time."""
         return self.failures + 1
 
     @property
     def first_delivery_ns(self) -> int:
-        """When it was first delivered, to whomever: nanoseconds since 1970."""
+        """When it was first delivered to any consumer: nanoseconds since 1970."""
         attempt = self.delivery.attempts.get(self.message.offset)
         known_ns = 0 if attempt is None else attempt.first_delivery_ns
         return known_ns or self.delivery.arrived_time_ns
 
     @property
     def is_late(self) -> bool:
-        """Whether acknowledging it now would be late: recalled, its lease over, or its connection lost.
+        """Whether an ack would be late now: the message is recalled, its lease is over, or its connection is lost.
 
-        Long work may look at it from time to time, and stop.
+        Long processing may check this from time to time, and stop.
         """
         delivery = self.delivery
         state = delivery.state(self.message.offset)
@@ -102,23 +102,23 @@ class WorkItem(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Work(WorkItem, frozen=True, eq=False, gc=False):
-    """A message to be processed: `ack` it when that is done, `nack` it when that failed."""
+    """A message to be processed: `ack` it when processing is done, `nack` it when processing failed."""
 
     def ack(self, *, stored: bool = False) -> Coroutine[Any, Any, None]:
-        """It is done. Waits only for room; with `stored`, until the broker has stored it."""
+        """Acknowledge it. Waits only while the connection is full; with `stored`, until the ack is stored."""
         return self.delivery.holder_on_loop().ack(self, stored=stored)
 
     def nack(self, delay_s: float | None = None, reason: str = "") -> Coroutine[Any, Any, None]:
-        """It failed: it comes again after a delay, this one or the subscription's."""
+        """Report it as failed: it comes again after `delay_s`, by default the subscription's delay."""
         return self.delivery.holder_on_loop().nack(self, delay_s=delay_s, reason=reason)
 
     def extend(self, seconds: float) -> Coroutine[Any, Any, None]:
-        """Lease its delivery for so long from now on."""
+        """Lease its delivery for `seconds` from now."""
         return self.delivery.holder_on_loop().extend(self, seconds)
 
 
 class LeasedBatch(Batch):
-    """Messages of one delivery, all those that nobody has begun."""
+    """All messages of one delivery that were not begun before."""
 
     __slots__ = ("delivery",)
 
@@ -137,7 +137,7 @@ class LeasedBatch(Batch):
 
     def ack_in(self, ledger: AckRecorder) -> None:
         delivery = self.delivery
-        if len(self) == delivery.count:  # all of it, however scattered
+        if len(self) == delivery.count:  # the whole delivery: one range, however scattered
             ledger.ack_range(delivery, delivery.begin, delivery.end)
             return
         for begin, end in self.ranges():
@@ -153,31 +153,31 @@ class LeasedBatch(Batch):
 
 
 class WorkBatch(LeasedBatch):
-    """A batch to be processed: `ack` it whole, or its `works()` one by one."""
+    """A batch to be processed: `ack` the batch, or its `works()` one by one."""
 
     __slots__ = ()
 
     def works(self) -> Iterator[Work]:
-        """Its messages, each to be acknowledged for itself."""
+        """Its messages, each to be acknowledged on its own."""
         return map(Work, self, repeat(self.delivery))
 
     def ack(self, *, stored: bool = False) -> Coroutine[Any, Any, None]:
-        """All of it is done."""
+        """Acknowledge all its messages."""
         return self.delivery.holder_on_loop().ack(self, stored=stored)
 
     def nack(self, delay_s: float | None = None, reason: str = "") -> Coroutine[Any, Any, None]:
-        """All of it failed that is not acknowledged."""
+        """Report all its messages that are not acknowledged as failed."""
         return self.delivery.holder_on_loop().nack(self, delay_s=delay_s, reason=reason)
 
     def extend(self, seconds: float) -> Coroutine[Any, Any, None]:
-        """Lease it for so long from now on."""
+        """Lease its delivery for `seconds` from now."""
         return self.delivery.holder_on_loop().extend(self, seconds)
 
 
 class LateWork(msgspec.Struct, frozen=True):
-    """Acknowledged or given back too late: the messages from `begin` on, and not `end`, go to somebody again.
+    """Messages acknowledged or given back too late: offsets from `begin` to `end` (exclusive) are delivered again.
 
-    `topic` is empty where the delivery was settled so long ago that it is not remembered.
+    `topic` is empty if the delivery was settled so long ago that the consumer has forgotten it.
     """
 
     topic: str
@@ -198,5 +198,5 @@ class LateWork(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """How many offsets that are; 0 where the broker only knew the delivery."""
+        """The number of offsets; 0 if the broker only knew the delivery."""
         return max(0, self.end - self.begin)

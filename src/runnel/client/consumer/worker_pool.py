@@ -1,4 +1,4 @@
-"""Runs a function over a consumer's work: so many at a time, in order where there is one, drained at the end."""
+"""Runs a function over a consumer's messages: with limited concurrency, in key order, drained at the end."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ MessageFunction: TypeAlias = Callable[[Work], Awaitable[object] | object]
 BatchFunction: TypeAlias = Callable[[WorkBatch], Awaitable[object] | object]
 
 _ERROR_CHARS_MAX: Final = 400
-_TRACEBACK_CHARS_MAX: Final = 550  # together with the error, what a broker keeps of a reason
+_TRACEBACK_CHARS_MAX: Final = 550  # with the error text: as much of a reason as a broker keeps
 _FRAMES_MAX: Final = 8
-# A worker whose function never waits lets others run after so many.
+# A worker whose function never waits lets other tasks run after this many items.
 _YIELD_ITEMS: Final = 64
 
 
 class OnError(Protocol[_Argument]):
-    """Is told which item failed, and how, before it is given back."""
+    """A callback that gets each failed item and its error, before the item is nacked."""
 
     def __call__(self, item: _Argument, error: BaseException, /) -> object: ...
 
 
 class PooledConsumer(LeaseHolder, Protocol):
-    """The consumer, as processing sees it."""
+    """The consumer, as the worker pool sees it."""
 
     @property
     def mode(self) -> str: ...
@@ -53,7 +53,7 @@ class PooledConsumer(LeaseHolder, Protocol):
 
 
 class WorkSource(Protocol[_Candidate, _Begun]):
-    """What is there to be done, none of it begun."""
+    """A queue of candidates: messages or deliveries that are not begun."""
 
     def take_nowait(self) -> _Candidate | None: ...
 
@@ -62,11 +62,11 @@ class WorkSource(Protocol[_Candidate, _Begun]):
     def put_back(self, candidates: Iterable[_Candidate]) -> None: ...
 
     def order_key(self, candidate: _Candidate) -> Hashable | None:
-        """What shares a lane is done one after the other; None: whenever."""
+        """Candidates of one order key are processed one after the other; None: in any order."""
 
 
 class MessageSource:
-    """Message by message; in key_shared mode each key is a lane."""
+    """Gives single messages; in key_shared mode messages of one key stay in order."""
 
     def __init__(self, queue: DeliveryQueue, consumer: PooledConsumer) -> None:
         self._queue = queue
@@ -85,7 +85,7 @@ class MessageSource:
 
 
 class BatchSource:
-    """Delivery by delivery; in key_shared mode each partition is a lane."""
+    """Gives whole deliveries; in key_shared mode deliveries of one partition stay in order."""
 
     def __init__(self, queue: DeliveryQueue, consumer: PooledConsumer) -> None:
         self._consumer = consumer
@@ -100,9 +100,9 @@ class BatchSource:
 
 
 class WorkerPool(Generic[_Candidate, _Item]):
-    """A number of workers: each takes what may be begun, calls the function, acks or nacks, and goes on.
+    """Workers that repeatedly take an item, call the function, and ack or nack the item.
 
-    There is no task for each item, unless its function is a plain one, which a thread runs.
+    There is no task for each item. A plain function runs in a thread.
     """
 
     def __init__(
@@ -133,12 +133,12 @@ class WorkerPool(Generic[_Candidate, _Item]):
         self._threads: ThreadPoolExecutor | None = None
         if not is_async(function):
             self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="runnel work")
-        # Lanes in which something runs, and what waits there behind it.
+        # Order keys of the running items, and the candidates that wait behind them.
         self._queues: dict[Hashable, deque[_Candidate]] = {}
-        self._unblocked: deque[_Candidate] = deque()  # whose predecessor has ended
+        self._unblocked: deque[_Candidate] = deque()  # their predecessors have ended
 
     async def run(self, stop: asyncio.Event | None, drain_s: float) -> None:
-        """Until told to stop, or cancelled, or the consumer has ended; then drain."""
+        """Run until `stop` is set, the caller is cancelled, or the consumer has ended; then drain."""
         loop = asyncio.get_running_loop()
         workers = [
             loop.create_task(self._work(), name="runnel worker") for _ in range(self._concurrency)
@@ -162,7 +162,7 @@ class WorkerPool(Generic[_Candidate, _Item]):
                 raise error
 
     async def _drain(self, workers: list[asyncio.Task[None]], drain_s: float) -> None:
-        """Begin nothing new; what runs may finish for a while, and is cancelled then."""
+        """Begin no new item. Running calls have `drain_s` to finish, then they are cancelled."""
         self._is_stopping = True
         self._consumer.wake()
 
@@ -170,11 +170,11 @@ class WorkerPool(Generic[_Candidate, _Item]):
             for worker in workers:
                 worker.cancel()
 
-        alarm = self._timers.call_later(drain_s, cancel)
+        timer = self._timers.call_later(drain_s, cancel)
         try:
             await asyncio.wait(workers)
         finally:
-            alarm.cancel()
+            timer.cancel()
 
     # --- One worker ---
 
@@ -190,7 +190,7 @@ class WorkerPool(Generic[_Candidate, _Item]):
                 await asyncio.sleep(0)
 
     async def _next(self) -> _Candidate | None:
-        """What may be begun; None: nothing any more."""
+        """The next candidate that may begin; None: the pool stops, or the consumer is closed."""
         while not self._is_stopping:
             candidate = self._next_nowait()
             if candidate is not None:
@@ -230,8 +230,8 @@ class WorkerPool(Generic[_Candidate, _Item]):
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise  # drained for too long: it goes back when the consumer is left
-            await self._failed(item, error)  # of something that the function waited for
+                raise  # the drain took too long: the item goes back when the consumer is closed
+            await self._failed(item, error)  # something that the function awaited was cancelled
         except Exception as error:  # noqa: BLE001 - the user's code ends here; whatever it raises is a failed message
             await self._failed(item, error)
         else:
@@ -251,7 +251,7 @@ class WorkerPool(Generic[_Candidate, _Item]):
 
 
 def _reason_of(error: BaseException) -> str:
-    """What happened, and the last lines of the traceback: its innermost frames."""
+    """The error's text, and the last lines of the traceback: its innermost frames."""
     name = type(error).__qualname__
     module = type(error).__module__
     if module != "builtins":
@@ -263,19 +263,19 @@ def _reason_of(error: BaseException) -> str:
     kept = [name]
     while lines and (length := length + len(lines[-1]) + 1) <= _TRACEBACK_CHARS_MAX:
         kept.insert(0, lines.pop())
-    return "\n".join((_told(error)[:_ERROR_CHARS_MAX], TRACEBACK_MARK, *kept))
+    return "\n".join((_error_text(error)[:_ERROR_CHARS_MAX], TRACEBACK_MARK, *kept))
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     name = type(error).__name__
     try:
         return f"{name}: {error!s}"
-    except Exception:  # noqa: BLE001 - an error that cannot be told is the message's failure all the same
+    except Exception:  # noqa: BLE001 - an error without a readable text is a failed message all the same
         return name
 
 
 def is_async(function: Callable[..., object]) -> bool:
-    """Whether calling it makes a coroutine, which runs in the loop; others run in threads."""
+    """Whether calling it makes a coroutine, which runs in the loop. Other functions run in threads."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(

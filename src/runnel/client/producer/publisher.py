@@ -26,7 +26,7 @@ from runnel.errors import (
 )
 from runnel.formats import wire
 from runnel.formats.envelope import RUNS_MAX
-from runnel.topics.habits import level_meant
+from runnel.topics.hints import level_meant
 
 # The defaults. With a quarter of them, one publisher reached one subscriber at four fifths of the rate (bench/live.py).
 BATCH_MESSAGES_MAX: Final = 4000

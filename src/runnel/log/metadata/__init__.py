@@ -1,4 +1,4 @@
-"""What outlives segments: topics, offsets, cursors, subscriptions, producers, last values. Read `catalogue.py` first."""
+"""What outlives segments: topics, cursors, subscriptions, producers, last values. Read `catalogue.py` first."""
 
 __all__ = [
     "catalogue",

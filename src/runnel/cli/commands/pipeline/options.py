@@ -109,7 +109,7 @@ def open_session(
     """
     settings = spark_settings(conf)
     with needs_spark():
-        from runnel.spark.runtime.session import settings_elsewhere, session
+        from runnel.spark.runtime.session import session, settings_elsewhere
 
     if broker is not None and not master.startswith(_CONNECT):
         run_connected(broker, _nothing)

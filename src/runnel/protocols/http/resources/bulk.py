@@ -146,7 +146,7 @@ class _Bulk:
             ]
         except (RunnelError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             messages = []
-        # msgspec takes any blanks between two objects: if no line is empty and the counts agree, each line is one object.
+        # msgspec takes any blanks between objects: if no line is empty and the counts agree, each line is one object.
         if len(messages) == count and not _may_have_empty_lines(piece):
             self._line += count
             await self._publish(messages, range(first, first + count))

@@ -97,5 +97,5 @@ async def _wait_room(call: HttpCall, topic: str, ends_ns: int) -> None:
 
 
 def ignore_result(published: asyncio.Future[Published]) -> None:
-    """Ignore the result of a publish at level none: the broker counts a failure, but no client is told."""
+    """Ignore the result of a publish at level none: the broker counts a failure, the client gets no error."""
     published.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -31,7 +31,7 @@ _Mode = Literal["shared", "key_shared", "multicast"]
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a subscription delivers messages. Options that are left out have the broker's defaults, or stay as they are."""
+    """How a subscription delivers messages. Options left out have the broker's defaults, or stay as they are."""
 
     lease_ms: Natural | None = None
     processing_ms_max: Natural | None = None

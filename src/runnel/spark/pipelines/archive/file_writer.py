@@ -73,7 +73,7 @@ class _Key(NamedTuple):
     day: int  # since 1970
 
 
-class _OpenFile:
+class _GrowingFile:
     """An open file of one topic, partition and day. It collects rows until they make a row group."""
 
     def __init__(self, table: Path, key: _Key, packing: Packing, early_sync: EarlySync) -> None:
@@ -193,7 +193,7 @@ class FileWriter:
         self._table = Path(table)
         self._packing = packing
         self._early_sync = EarlySync()
-        self._open: dict[_Key, _OpenFile] = {}
+        self._open: dict[_Key, _GrowingFile] = {}
         self._done: list[ArchiveFile] = []
 
     def __enter__(self) -> Self:
@@ -219,7 +219,7 @@ class FileWriter:
         for key, part in _parts(rows):
             file = self._open.get(key)
             if file is None:
-                file = self._open[key] = _OpenFile(
+                file = self._open[key] = _GrowingFile(
                     self._table, key, self._packing, self._early_sync
                 )
             file.add(part)

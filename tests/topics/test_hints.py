@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runnel.topics.habits import glob_hint, glob_meant, level_meant, start_meant
+from runnel.topics.hints import glob_hint, glob_meant, level_meant, start_meant
 
 
 @pytest.mark.parametrize(
