@@ -24,7 +24,7 @@ from runnel.topics.names import TopicPartition
 
 _RETRY_NS: Final = 1_000_000_000
 # A flipped bit in a snapshot costs this many of its records, not all of them.
-_RECORDS_PER_CONTENT: Final = 256
+_RECORDS_TOGETHER: Final = 256
 
 
 RetryLater = Callable[[Callable[[], None]], None]
@@ -64,8 +64,8 @@ class ShardAckJournal:
         """The table as it is now. A worker iterates over it, and so encodes it."""
         known = self.table.snapshot()
         return (
-            records.encode(known[begin : begin + _RECORDS_PER_CONTENT])
-            for begin in range(0, len(known), _RECORDS_PER_CONTENT)
+            records.encode(known[begin : begin + _RECORDS_TOGETHER])
+            for begin in range(0, len(known), _RECORDS_TOGETHER)
         )
 
     @property

@@ -116,7 +116,7 @@ class WorkConsumer:
         await self._consumer_group.wait_stored()
 
     def close(self, *, is_clean: bool) -> None:
-        """Leave the group. Leased messages go back; unless the consumer leaves cleanly, each counts a failed delivery."""
+        """Leave the group. Leased messages go back; unless `is_clean`, that counts as a failed delivery."""
         if not self._is_closed:
             self._is_closed = True
             if self._consumer_group.leave(self._consumer_id, is_clean=is_clean):

@@ -344,9 +344,7 @@ class ConsumerGroup:
         subscription, member = self.definition.id, self.member
         for key, begin, end in effects.acked:
             shard = self._shards.get(key)
-            if (
-                shard is not None
-            ):  # None: the topic was deleted, and its state is not needed any more
+            if shard is not None:  # else the topic was deleted, and its state is not needed
                 shard.note_acked(subscription, member, key, begin, end)
                 self._touched.add(shard)
         for key, base, mask in effects.picked:
@@ -480,9 +478,8 @@ class ConsumerGroup:
         try:
             read = await self._read_page(key, offset, bytes_max)
         except UnknownTopicError:
-            if (
-                self._parts.stores.log_of(key[0]) is None
-            ):  # else the topic was made again, and is covered
+            # Else the topic was made again, and is covered.
+            if self._parts.stores.log_of(key[0]) is None:
                 self.uncover(key)
         except (RunnelError, OSError) as error:
             self._report_unreadable(key, offset, error)

@@ -71,7 +71,7 @@ class DeadLetterWriter:
         self._wait_room = wait_room
 
     async def write(self, subscription: str, member: str, dead_letter: DeadLetter) -> bool:
-        """Store a letter. Returns whether the message may be acknowledged: its letter is stored, or the message is gone."""
+        """Store a letter. Returns whether the message may be acknowledged: the letter is stored, or nothing is left."""
         try:
             message = await self.message_at(dead_letter.key, dead_letter.offset)
             if message is not None:

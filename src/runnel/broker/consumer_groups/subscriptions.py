@@ -289,15 +289,14 @@ class WorkSubscriptions:
             if member is not None:
                 self._check_member(subscription, member)
                 members = [member]
-            begins = await self._start_offsets(subscription, start)
+            begins = await self._begins(subscription, start)
             for each in members:
                 consumer_group = subscription.consumer_groups.get(each)
-                if (
-                    consumer_group is not None
-                ):  # no await until the note: memory and state change together
+                # No await until the note: memory and stored state change together.
+                if consumer_group is not None:
                     for key, floor in begins.items():
                         consumer_group.reset(key, floor)
-                self._note_start_offsets(subscription, each, begins)
+                self._note_begins(subscription, each, begins)
             await self._parts.state.wait_stored()
 
     async def remove_member(self, name: str, member: str) -> None:
@@ -327,12 +326,10 @@ class WorkSubscriptions:
 
     async def _begin(self, subscription: WorkSubscription, member: str, start: Start) -> None:
         """Store where each partition begins. Topics that are made later are owed from their first message on."""
-        self._note_start_offsets(
-            subscription, member, await self._start_offsets(subscription, start)
-        )
+        self._note_begins(subscription, member, await self._begins(subscription, start))
         await self._parts.state.wait_stored()
 
-    def _note_start_offsets(
+    def _note_begins(
         self, subscription: WorkSubscription, member: str, begins: Mapping[TopicPartition, int]
     ) -> None:
         for (topic, partition), floor in begins.items():
@@ -341,7 +338,7 @@ class WorkSubscriptions:
                     AtRecord(subscription.definition.id, member, topic, partition, floor, b"", [])
                 )
 
-    async def _start_offsets(
+    async def _begins(
         self, subscription: WorkSubscription, start: Start
     ) -> dict[TopicPartition, int]:
         return await start_offsets(
@@ -416,7 +413,7 @@ class WorkSubscriptions:
             return self._consumer_group(subscription, ""), ""
         start = request.start or Start("latest")
         if not request.member:
-            begins = await self._start_offsets(subscription, start)
+            begins = await self._begins(subscription, start)
             unnamed = ConsumerGroup(
                 definition,
                 f"{definitions.UNNAMED_MARK}{next(self._unnamed)}",
