@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ class FacesContract(Contract):
 
     type_name = "faces"
 
-    source: Any = fields.StringField()
+    package: Any = fields.StringField()
 
     def check(self, graph: grimp.ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002, FBT001 - its interface
-        faults = list(_faults(graph, Path(self.source)))
+        package = find_spec(self.package)
+        if package is None or package.origin is None:
+            raise ValueError(f"the contract's package, {self.package}, is not installed")
+        faults = list(_faults(graph, Path(package.origin).parent))
         return ContractCheck(kept=not faults, metadata={"faults": faults})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
