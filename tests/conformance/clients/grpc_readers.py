@@ -105,6 +105,7 @@ class GrpcConsumer(RemoteConsumer):
         self._now_ns = now_ns
         self._call: Any = None
         self._reading: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()  # gRPC fails a write that begins while another one is under way
         self._ids = itertools.count(1)
         self._recalled: set[Handle] = set()  # that the test has taken
         self._acking: dict[int, asyncio.Future[list[Handle]]] = {}
@@ -135,8 +136,9 @@ class GrpcConsumer(RemoteConsumer):
         self._waiting.clear()
 
     async def _say(self, **what: Any) -> None:
-        with contextlib.suppress(RunnelError):  # the reader learns that the call has ended
-            await say(self._call, pb.ConsumeRequest(**what))
+        async with self._writing:
+            with contextlib.suppress(RunnelError):  # the reader learns that the call has ended
+                await say(self._call, pb.ConsumeRequest(**what))
 
     # --- What comes ---
 
