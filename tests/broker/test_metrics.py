@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from runnel.broker.monitoring import topic_traffic
 from runnel.broker.monitoring.histogram import TimeHistogram, bucket_end, bucket_of
 from runnel.broker.monitoring.metrics import BrokerCounters, MetricKind, Metrics, MetricUnit
+from runnel.broker.monitoring.throttled import Throttled
 from runnel.broker.monitoring.topic_traffic import Flow, TopicTraffic
-from runnel.broker.throttled import Throttled
 from tests.fakes.clock import VirtualClock
 
 SECOND_NS = 1_000_000_000

@@ -1,4 +1,4 @@
-"""What `runnel serve` says on a terminal when it is ready."""
+"""The lines that `runnel serve` prints on a terminal when it is ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `runnel bench` finds: loss and disorder by the numbers in the payloads, and rates from real times."""
+"""`runnel bench` finds loss and disorder by the numbers in the payloads, and computes rates from real times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event loop of a command: what goes wrong in it comes out as one failure."""
+"""The event loop of a command: all errors in it become one failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`runnel consume` against a real broker: what is acknowledged when, and what goes back."""
+"""`runnel consume` against a real broker: when it acknowledges messages, and which ones it returns."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def attempts(name: str, capfd: pytest.CaptureFixture[str]) -> str:
 
 
 def backlog(name: str, capfd: pytest.CaptureFixture[str]) -> int:
-    """Messages that nobody has acknowledged."""
+    """Messages without an acknowledgement."""
     capfd.readouterr()
     assert run(["subscriptions", "show", name, "--format", "json"]) == 0
     members = json.loads(capfd.readouterr().out)["members"]

@@ -1,4 +1,4 @@
-"""Lines of diagnostics: one line each, whatever clients call themselves, and no secret in any of them."""
+"""Diagnostics: each is one line, whatever names clients choose, and none contains a secret."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_names_of_clients_can_forge_no_line_and_steer_no_terminal(
     }
     if form is LogFormat.JSON:
         first = json.loads(stderr.getvalue().split("\n")[0])
-        assert first["subject"] == HOSTILE  # the same text for whoever decodes it
+        assert first["subject"] == HOSTILE  # decoding gives the same text
     else:
         assert (
             r"a\n2026-01-01T00:00:00Z [info] all is well\r\x1b[2J\x9b1m\u2028\u202e"

@@ -1,4 +1,4 @@
-"""`runnel log export`: every message that was asked for, exact, in a file that is whole or not there."""
+"""`runnel log export` writes every requested message exactly, into a file that is complete or absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`runnel log inspect`: what a data directory holds, for programs and for people."""
+"""`runnel log inspect` shows the content of a data directory, for programs and for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`runnel log` beside a running writer: nothing false is said of it, and it is not disturbed."""
+"""`runnel log` beside a running writer: its reports are true, and it does not disturb the writer."""
 
 from __future__ import annotations
 

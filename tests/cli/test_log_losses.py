@@ -1,4 +1,4 @@
-"""`runnel log` on directories that lost files, and on runs that end before their time."""
+"""`runnel log` on directories that lost files, and on runs that end too early."""
 
 from __future__ import annotations
 

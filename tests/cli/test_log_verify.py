@@ -1,4 +1,4 @@
-"""`runnel log verify`: says what is damaged and where, and ends with 1."""
+"""`runnel log verify` reports each damage and its place, and exits with 1."""
 
 from __future__ import annotations
 

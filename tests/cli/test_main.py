@@ -1,4 +1,4 @@
-"""The command line itself: quick help, exit codes, and no tracebacks for what is no bug."""
+"""The command line itself: quick help, exit codes, and tracebacks only for bugs."""
 
 from __future__ import annotations
 

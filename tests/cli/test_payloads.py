@@ -1,4 +1,4 @@
-"""Payloads from lines: the same whatever the pieces in which the input comes."""
+"""Payloads from lines: they do not depend on how the input is split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where reading begins and where cursors stand, as people write it."""
+"""Start positions and cursor positions as people write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`runnel poll` against a real broker: offsets, where to go on, and cursors that remember it."""
+"""`runnel poll` against a real broker: offsets, the position to resume from, and cursors that remember it."""
 
 from __future__ import annotations
 

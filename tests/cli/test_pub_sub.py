@@ -263,7 +263,7 @@ def test_reader_that_leaves_early_hears_no_complaint(url: str, tmp_path: Path) -
 
 
 def test_reader_that_does_not_read_holds_up_only_itself(url: str, tmp_path: Path) -> None:
-    """Nobody takes what it prints, and yet Ctrl-C ends it."""
+    """Ctrl-C ends it although no process reads its output."""
     file = tmp_path / "many.txt"
     file.write_bytes(b"a line that fills the pipe\n" * 20_000)
     assert run(["pub", "stuck/a", "--file", str(file), "-q"]) == 0
@@ -276,7 +276,7 @@ def test_reader_that_does_not_read_holds_up_only_itself(url: str, tmp_path: Path
 def test_latest_means_what_comes_from_now_on(url: str) -> None:
     assert run(["pub", "now/a", "old", "-q"]) == 0
     with running(["sub", "now/a", "live/now", "--format", "raw"], url) as reader:
-        # Nobody keeps these: one that arrives shows that the subscription is there.
+        # These are not stored: one that arrives shows that the subscription exists.
         while not reader.has_output(within_s=0.05):
             assert run(["pub", "live/now", "tick", "-q"]) == 0
         assert run(["pub", "now/a", "new", "-q"]) == 0

@@ -1,4 +1,4 @@
-"""`runnel serve` as a process: what it says, and how it ends."""
+"""`runnel serve` as a process: its output, and how it ends."""
 
 from __future__ import annotations
 

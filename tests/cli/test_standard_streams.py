@@ -1,4 +1,4 @@
-"""Reading and writing beside an event loop: nothing is lost, nothing else has to wait, and a wait can be ended."""
+"""Reading and writing beside an event loop: loses nothing, blocks nothing else, and can be interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline's command passes on of what Java and Spark's Python processes say."""
+"""The lines of Java and Spark's Python processes that a pipeline's command passes on."""
 
 from __future__ import annotations
 

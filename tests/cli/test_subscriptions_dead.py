@@ -288,14 +288,14 @@ def test_wrong_subscription_is_refused_in_a_line(
 # --- Dead letters ---
 
 
-def bury(name: str, *payloads: str) -> None:
+def make_dead_letters(name: str, *payloads: str) -> None:
     """Messages that fail at the first attempt, and are given up then."""
     publish(name, *payloads)
     make(name, name, "--deliveries-max", "1")
     command = 'echo "bad $(cat)" >&2; exit 1'
     words = ["--count", str(len(payloads)), "--timeout", "20"]
     assert run(["consume", name, "--exec", command, *words]) == 0
-    # The letters are stored a little later: whoever reads their topic sees them come.
+    # The letters are stored a little later: a reader of their topic sees them arrive.
     assert run(["sub", f"!dead/{name}", "--from", "earliest", *words]) == 0
 
 
@@ -308,7 +308,7 @@ def dead_offsets(name: str, capfd: pytest.CaptureFixture[str], *words: str) -> l
 def test_dead_letters_are_counted_listed_and_shown(
     url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    bury("buried", "1", "2")
+    make_dead_letters("buried", "1", "2")
     capfd.readouterr()
     assert run(["dead"]) == 0
     assert re.search(r"^buried +2$", capfd.readouterr().out, re.MULTILINE)
@@ -343,7 +343,7 @@ def test_dead_letters_are_counted_listed_and_shown(
 
 
 def test_long_list_is_told_in_parts(url: str, capfd: pytest.CaptureFixture[str]) -> None:
-    bury("many", "1", "2", "3")
+    make_dead_letters("many", "1", "2", "3")
     capfd.readouterr()
     assert run(["dead", "many", "--count", "2"]) == 0
     captured = capfd.readouterr()
@@ -353,7 +353,7 @@ def test_long_list_is_told_in_parts(url: str, capfd: pytest.CaptureFixture[str])
 
 
 def test_letter_that_is_sent_back_comes_again(url: str, capfd: pytest.CaptureFixture[str]) -> None:
-    bury("again", "1", "2", "3")
+    make_dead_letters("again", "1", "2", "3")
     capfd.readouterr()
     assert run(["dead", "redrive", "again", "2"]) == 0
     assert capfd.readouterr().err == "sent back 1 dead letter\n"
@@ -371,7 +371,7 @@ def test_letter_that_is_sent_back_comes_again(url: str, capfd: pytest.CaptureFix
 
 
 def test_letter_that_is_dropped_is_gone(url: str, capfd: pytest.CaptureFixture[str]) -> None:
-    bury("dropped", "1", "2", "3")
+    make_dead_letters("dropped", "1", "2", "3")
     capfd.readouterr()
     assert run(["dead", "drop", "dropped", "2"]) == 2
     assert "Drop 1 dead letter of dropped? There is no terminal" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""`runnel token`, and commands that show one to a running broker."""
+"""`runnel token`, and commands that send a token to a running broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `runnel top` makes of a broker's reports."""
+"""`runnel top` shows a broker's reports."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_terminal_is_asked_first(answer: bytes, code: int, told: str, url: str) 
             if answer and shown.endswith(b"[y/N] "):
                 os.write(terminal, answer)
                 answer = b""
-    except OSError:  # a terminal that nobody has open any more
+    except OSError:  # no process has the terminal open any more
         os.close(terminal)
     _, status = os.waitpid(child, 0)
     assert b"Delete the topic asked and all of its messages? [y/N] " in shown

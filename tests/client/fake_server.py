@@ -1,4 +1,4 @@
-"""A broker made of nothing but frames, on a real socket: does the usual unless a test says otherwise."""
+"""A broker made of frames only, on a real socket: it answers as usual unless a test says otherwise."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class FakeServer:
         if self._late_listeners is not None:
             self._late_listeners.close()
             self._late_listeners = None
-        for _ in range(5):  # whoever was being let in is let in first
+        for _ in range(5):  # clients that are being admitted come first
             await asyncio.sleep(0)
         while self.peers:
             self.drop()

@@ -1,4 +1,4 @@
-"""What `send` collects, and the batches made of it."""
+"""`send` collects messages, and the builder makes batches of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runnel.formats.wire import Published
 
 
 class Collecting(SendBuffer):
-    """An intake that hands everything to a list."""
+    """A send buffer that appends everything to a list."""
 
     def __init__(self, topic: str | None = None, *, bytes_max: int = 2**20) -> None:
         super().__init__(topic, lambda: 77, chunk_messages=1000, chunk_bytes_max=bytes_max)
@@ -208,14 +208,14 @@ def test_without_a_topic_nothing_can_be_sent() -> None:
         Collecting().send(b"")
 
 
-def test_an_intake_is_full_at_its_bytes() -> None:
+def test_a_send_buffer_is_full_at_its_bytes() -> None:
     buffer = Collecting("a", bytes_max=1000)
     for _ in range(10):
         buffer.send(bytes(136))  # 200 with what each weighs besides
     assert [len(rows) for rows in buffer.full] == [5]
 
 
-def test_an_intake_settles_at_the_number_of_messages_wanted() -> None:
+def test_a_send_buffer_settles_at_the_number_of_messages_wanted() -> None:
     buffer = Collecting("a")
     for _ in range(5000):
         buffer.send(bytes(100))

@@ -1,4 +1,4 @@
-"""What a connection writes, and when."""
+"""The bytes that a connection writes, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers: what they are handed, how it is acknowledged, and what becomes of it when leases or connections end."""
+"""Consumers: the work they get, its acknowledgement, and its fate when leases or connections end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers and a real broker in this process: the whole way of acknowledged work, by a clock in the test's hand."""
+"""Consumers and a real broker in this process: all of acknowledged work, by a clock that the test moves."""
 
 from __future__ import annotations
 

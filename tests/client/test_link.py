@@ -1,4 +1,4 @@
-"""Connecting, staying connected, and what is said when that fails."""
+"""Connecting, staying connected, and the errors when that fails."""
 
 from __future__ import annotations
 

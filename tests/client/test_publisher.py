@@ -1,4 +1,4 @@
-"""The publisher: when batches leave, where they go, and what becomes of those that are refused or lost."""
+"""The publisher: when it sends batches, where to, and how it treats refused and lost ones."""
 
 from __future__ import annotations
 
@@ -519,7 +519,7 @@ async def test_publisher_without_a_deadline_waits_however_long_it_takes() -> Non
 
 @in_both_loops
 async def test_what_the_deadline_finds_under_way_again_is_not_said_to_be_refused() -> None:
-    """It may be stored after all: whoever takes it for refused and sends it once more has it twice."""
+    """It may be stored after all: a caller that takes it for refused and sends it again stores it twice."""
     timers = FakeTimers()
     async with FakeServer() as server, connect(server.url, timers=timers, deadline_s=5) as bus:
 

@@ -1,4 +1,4 @@
-"""Live subscriptions: what a reader gets, in which order, and how it goes on after a lost connection."""
+"""Live subscriptions: the messages of a reader, their order, and resuming after a lost connection."""
 
 from __future__ import annotations
 

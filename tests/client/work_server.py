@@ -1,4 +1,4 @@
-"""A broker made of frames that accepts consumers; what it delivers, recalls and calls late is the test's to say."""
+"""A broker made of frames that accepts consumers; the test decides what it delivers, recalls and calls late."""
 
 from __future__ import annotations
 

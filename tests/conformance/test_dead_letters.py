@@ -23,7 +23,7 @@ async def letters(stage: Stage, count: int) -> list[Message]:
     return await until(look, lambda found: len(found) >= count)
 
 
-async def bury(stage: Stage, *payloads: bytes) -> None:
+async def make_dead_letters(stage: Stage, *payloads: bytes) -> None:
     """Make dead letters of these offsets, and close the consumer."""
     async with consume(stage) as consumer:
         await stage.publish("a", *payloads)
@@ -79,7 +79,7 @@ async def test_letter_keeps_the_exception_and_the_end_of_its_traceback(stage: St
 @verb()
 async def test_letters_are_sent_back_to_their_subscription_alone(stage: Stage) -> None:
     await stage.bus.make_subscription("other", "a")
-    await bury(stage, b"1", b"2", b"3")
+    await make_dead_letters(stage, b"1", b"2", b"3")
     assert await stage.bus.redrive("s", [2]) == 1
     async with consume(stage) as consumer:
         work = await anext(consumer)
@@ -93,7 +93,7 @@ async def test_letters_are_sent_back_to_their_subscription_alone(stage: Stage) -
 
 @verb()
 async def test_letters_are_dropped_and_come_page_by_page(stage: Stage) -> None:
-    await bury(stage, b"1", b"2", b"3", b"4")
+    await make_dead_letters(stage, b"1", b"2", b"3", b"4")
     assert await stage.bus.drop_dead("s", [2]) == 1
     page = await stage.bus.dead_letter_page("s", messages_max=2)
     assert [message.offset for message in page.messages] == [1, 3]
@@ -106,7 +106,7 @@ async def test_letters_are_dropped_and_come_page_by_page(stage: Stage) -> None:
 
 @verb()
 async def test_letter_of_a_message_that_is_gone_is_published_anew(stage: Stage) -> None:
-    await bury(stage, b"1")
+    await make_dead_letters(stage, b"1")
     await stage.bus.purge_topic("a")
     assert await stage.bus.redrive("s", "all") == 1
     async with consume(stage) as consumer:
@@ -137,7 +137,7 @@ async def test_key_goes_on_behind_what_was_given_up(stage: Stage) -> None:
 
 @verb(needs=[Ability.RESTART])
 async def test_letters_and_what_became_of_them_survive_a_restart(stage: Stage) -> None:
-    await bury(stage, b"1", b"2", b"3")
+    await make_dead_letters(stage, b"1", b"2", b"3")
     await stage.bus.drop_dead("s", [1])
     await stage.bus.redrive("s", [3])
     await stage.restart()
@@ -149,7 +149,7 @@ async def test_letters_and_what_became_of_them_survive_a_restart(stage: Stage) -
 
 @verb()
 async def test_letters_stay_when_their_subscription_goes(stage: Stage) -> None:
-    await bury(stage, b"1")
+    await make_dead_letters(stage, b"1")
     await stage.bus.delete_subscription("s")
     page = await stage.bus.fetch("!dead/s", 1)
     assert [message.payload for message in page.messages] == [b"1"]
@@ -165,7 +165,7 @@ async def test_letters_that_are_not_there(stage: Stage) -> None:
     await stage.bus.make_subscription("s", "a", deliveries_max=1)
     assert await letters(stage, 0) == []
     assert await stage.bus.redrive("s", "all") == 0
-    await bury(stage, b"1")
+    await make_dead_letters(stage, b"1")
     with pytest.raises(ClientFault, match="no dead letter 2"):
         await stage.bus.drop_dead("s", [2])
     with pytest.raises(ClientFault, match="are no offsets"):

@@ -5,13 +5,13 @@
         checker.see(event)               # raises Violation at the first promise that is broken
 
 What is promised, in all modes:
-- Nothing is lost: in the end every message is acknowledged, buried as a dead letter, or gone by retention.
+- Nothing is lost: in the end every message is acknowledged, stored as a dead letter, or gone by retention.
 - Nothing comes after its acknowledgement: after a restart, if the acknowledgement was stored; before, in any case.
 - A message is leased once at a time, until its deadline; only its consumer or an operator can end that earlier.
 - Failures count, and what counts as one is told: nack, lapsed lease, lost consumer. Nothing else counts.
 - What a consumer returns unbegun comes again at once, uncounted.
 - Each lease that ends by time is told to its consumer, and no other is.
-- A failed message does not come before its delay is over; one that failed too often comes no more: it is buried, once.
+- A failed message does not come before its delay is over; one that failed too often comes no more: it is dead-lettered, once.
 - Nobody has more messages or bytes leased than its window allows, but for a single message that is larger.
 - An acknowledgement that comes too late is told so, and no other is.
 - What can be delivered to somebody who has room is delivered.
@@ -30,7 +30,7 @@ from typing import Any
 from tests.group_rules import delivering, failing
 from tests.group_rules.delivering import named
 from tests.group_rules.facts import Consumer, GroupFacts, Lease, LogFacts, PartitionFacts, count_of
-from tests.group_rules.failing import Message, bury, end, return_unbegun
+from tests.group_rules.failing import Message, end, move_to_dead_letters, return_unbegun
 from tests.group_rules.history import (
     Acked,
     AckedUpTo,
@@ -71,7 +71,7 @@ from tests.simulation.history import Violation
 
 # So often the same may be wanted in vain: each time, one consumer may turn out to have too little room.
 WANTS_MAX = 10
-# When a message is buried that had failed too often before a restart.
+# When a message is dead-lettered that had failed too often before a restart.
 AT_SOME_TIME = -1
 
 
@@ -395,7 +395,7 @@ class Checker:
                 may_wait = due_ns == AT_SOME_TIME and self._rules.is_keyed
                 is_due = (partition.place, offset) in told if may_wait else due_ns <= event.at_ns
                 if is_due:
-                    bury(partition, offset, expected)
+                    move_to_dead_letters(partition, offset, expected)
         compare(event, expected)
 
     def _fail(
@@ -411,7 +411,7 @@ class Checker:
             group.count(partition, offset, count, self.number)
             expected.failed[partition.place, offset] = count
             if self._rules.is_dead(count.failures):
-                bury(partition, offset, expected)
+                move_to_dead_letters(partition, offset, expected)
 
     def _dead_letter_settled(self, event: DeadLetterSettled) -> None:
         group = self.group(event.group)
@@ -446,7 +446,7 @@ class Checker:
                 self._take_up(partition)
 
     def _take_up(self, partition: PartitionFacts) -> None:
-        """What failed before is held back again, or has to be buried."""
+        """What failed before is held back again, or has to be dead-lettered."""
         for offset, count in partition.counts.items():
             if self._rules.is_dead(count.failures):
                 partition.letter_again_ns[offset] = AT_SOME_TIME
@@ -517,6 +517,6 @@ class Checker:
                     whose = f" of {group.name}" if group.name else ""
                     raise Violation(
                         f"{named(partition, offset)}{whose} was lost: it is neither "
-                        f"acknowledged nor buried, and {where}",
+                        f"acknowledged nor dead-lettered, and {where}",
                         (partition.place, {offset}),
                     )

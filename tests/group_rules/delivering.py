@@ -74,7 +74,7 @@ def _check_message(rules: Rules, partition: PartitionFacts, offset: int, event: 
     if (lease := partition.recalled.get(offset)) is not None:
         raise Violation(f"{what} though consumer {lease.consumer} has not given it back", about)
     if offset in partition.letters_under_way or offset in partition.letter_again_ns:
-        raise Violation(f"{what} though it failed too often and is to be buried", about)
+        raise Violation(f"{what} though it failed too often and is to be dead-lettered", about)
     count = partition.counts.get(offset)
     if count is not None and count.not_before_ns > event.at_ns:
         raise Violation(
@@ -107,7 +107,9 @@ def _check_order(partition: PartitionFacts, offset: int, event: Delivered) -> No
         if not partition.is_owed(other):
             continue  # done, or gone while somebody has it
         if other < offset and held is None:
-            state = "is about to be buried" if other in partition.letters_under_way else "waits"
+            state = (
+                "is about to be dead-lettered" if other in partition.letters_under_way else "waits"
+            )
             raise Violation(f"{what} before @{other} of its key, which {state}", about)
         if other > offset and held is not None and offset not in partition.reopened:
             raise Violation(f"{what} while the later @{other} of its key was out", about)
@@ -198,7 +200,7 @@ def _could_go(
         if other == offset or not partition.is_owed(other):
             continue
         if other in partition.letters_under_way or other in partition.letter_again_ns:
-            return False  # whichever of a key is being buried, the others wait for it
+            return False  # whichever of a key is being dead-lettered, the others wait for it
         if (other < offset) != (held is not None):
             return False
         if held is None and not partition.is_due(other, looked_ns):

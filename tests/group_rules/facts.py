@@ -113,7 +113,7 @@ class PartitionFacts:
     def __init__(self, log: LogFacts, floor: int) -> None:
         self.log = log
         self.floor = floor
-        self.done: dict[int, str] = {}  # how: acknowledged, buried, gone
+        self.done: dict[int, str] = {}  # how: acknowledged, dead-lettered, gone
         self.gone_below = 1  # the topic was deleted when it had got so far
         self.ever_done: set[int] = set()  # at any time, whatever a crash made of it
         self.counts: dict[int, Count] = {}

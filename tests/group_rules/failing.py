@@ -81,7 +81,7 @@ def _recall_later(
             expected.recalls.add((lease.consumer, lease.delivery, later))
 
 
-def bury(partition: PartitionFacts, offset: int, expected: Expected) -> None:
+def move_to_dead_letters(partition: PartitionFacts, offset: int, expected: Expected) -> None:
     """A dead letter is to be stored from now on."""
     partition.letter_again_ns.pop(offset, None)
     partition.letters_under_way.add(offset)

@@ -120,7 +120,7 @@ class Told(msgspec.Struct, frozen=True, gc=False):
                 ("too late:", self.late),
                 ("recalled:", self.recalls),
                 ("failed:", _together(self.failed)),
-                ("to be buried:", _together(self.dead_letters)),
+                ("to be dead-lettered:", _together(self.dead_letters)),
                 ("done:", acked),
                 ("expired:", [f"delivery {delivery}" for _, delivery in self.expired]),
             )

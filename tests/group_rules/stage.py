@@ -375,7 +375,7 @@ class Stage:
         effects = self.groups[name].expire(self.group_ns)
         self._told(name, effects, history.Expired)
 
-    def bury(self, name: str, place: Place, offset: int, *, is_stored: bool) -> None:
+    def write_dead_letter(self, name: str, place: Place, offset: int, *, is_stored: bool) -> None:
         self.dead_letters.remove((name, place, offset))
         group = self.groups[name]
         settle = group.dead_letter_stored if is_stored else group.dead_letter_failed

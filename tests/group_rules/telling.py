@@ -55,16 +55,16 @@ def compare(event: Event, expected: Expected) -> None:
     for (place, offset), failures in dead_letters.items():
         if expected.dead_letters.get((place, offset)) != failures:
             raise Violation(
-                f"{message_text(place, offset)} was to be buried after {failures} failures, out of turn",
+                f"{message_text(place, offset)} was to be dead-lettered after {failures} failures, out of turn",
                 (place, {offset}),
             )
     for place, offset in expected.dead_letters.keys() - dead_letters.keys():
         raise Violation(
-            f"{message_text(place, offset)} failed too often, and was not to be buried",
+            f"{message_text(place, offset)} failed too often, and was not to be dead-lettered",
             (place, {offset}),
         )
     if len(dead_letters) != len(told.dead_letters):
-        raise Violation("a message was to be buried twice at once")
+        raise Violation("a message was to be dead-lettered twice at once")
     recalls = {
         (recall.consumer, recall.stretch.delivery, offset)
         for recall in told.recalls

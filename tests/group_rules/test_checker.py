@@ -161,7 +161,7 @@ def test_history_that_keeps_every_promise_passes() -> None:
 def test_lost_message_is_found() -> None:
     assert_broken(
         SHARED,
-        "message orders[0]@2 was lost: it is neither acknowledged nor buried, and nobody holds it",
+        "message orders[0]@2 was lost: it is neither acknowledged nor dead-lettered, and nobody holds it",
         *beginning(None, None),
         got(1, 1, 1),
         acked(1, part(1, 1)),
@@ -403,14 +403,16 @@ def _failing(times: int, dead_letters: tuple[GivenUp, ...] = ()) -> list[Event]:
 
 
 def test_message_that_failed_too_often_has_to_be_buried() -> None:
-    assert_broken(SHARED, "orders[0]@1 failed too often, and was not to be buried", *_failing(3))
+    assert_broken(
+        SHARED, "orders[0]@1 failed too often, and was not to be dead-lettered", *_failing(3)
+    )
 
 
 def test_dead_letter_before_its_time_is_found() -> None:
     dead_letter = GivenUp(ORDERS, 1, 2)
     assert_broken(
         SHARED,
-        "orders[0]@1 was to be buried after 2 failures, out of turn",
+        "orders[0]@1 was to be dead-lettered after 2 failures, out of turn",
         *_failing(2, (dead_letter,)),
     )
 
@@ -608,7 +610,7 @@ def test_key_waits_while_its_message_is_being_buried() -> None:
     ]
     assert_broken(
         strict,
-        "@2 (key b'a') was delivered to consumer 1 before @1 of its key, which is about to be buried",
+        "@2 (key b'a') was delivered to consumer 1 before @1 of its key, which is about to be dead-lettered",
         *events,
         got(1, 2, 2),
     )

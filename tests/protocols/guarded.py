@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 
 import runnel
-from runnel.broker.quotas import Quotas
+from runnel.broker.limits.quotas import Quotas
 from runnel.client import Bus
 from runnel.config import (
     Authentication,
@@ -43,7 +43,7 @@ EVERYTHING: Final = tuple(
 _PATIENCE_S: Final = 30.0
 _USUAL: Final = SecuritySettings()
 ANYWHERE: Final = HttpSettings(listen="127.0.0.1:0")
-# Time passes ten times as fast: whoever shows wrong tokens is kept waiting.
+# Time passes ten times as fast: the broker delays clients that send wrong tokens.
 _TICK_S: Final = 0.001
 _TICK_NS: Final = 10_000_000
 

@@ -1,4 +1,4 @@
-"""The audit trail as it is read through every listener: who was denied what, and who changed what."""
+"""The audit trail, read through every listener: each denial and each change, with the client's name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.protocols.test_rights import set_the_scene
 
 
 class Auditor:
-    """Whoever reads `!system/audit`."""
+    """A reader of `!system/audit`."""
 
     def __init__(self, subscription: Any) -> None:
         self._subscription = subscription

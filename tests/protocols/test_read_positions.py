@@ -1,4 +1,4 @@
-"""A live reader stands at the same position, whichever protocol encodes it."""
+"""A live reader has the same position, whichever protocol encodes it."""
 
 from __future__ import annotations
 

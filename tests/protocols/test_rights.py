@@ -1,7 +1,7 @@
 """Rights times verbs times listeners: what is not allowed is refused at every listener, and what is allowed works.
 
 One table says what each verb needs; it is what docs/security.md promises. Everything is asked of topics `open/…`, once
-for every right that somebody may have: to these topics, to others, to all of them, and to the system's.
+for every right that a client may have: to these topics, to others, to all of them, and to the system's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tokens at every listener: none, wrong, in the wrong place, too many of one, and revoked while somebody is inside."""
+"""Tokens at every listener: none, wrong, in the wrong place, too many of one, and revoked while in use."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.conformance.clients.http_bus import HttpBus
 from tests.protocols.guarded import EVERYTHING, LISTENERS, Guarded, run_guarded
 
 at_every_listener = pytest.mark.parametrize("listener", LISTENERS)
-# The native client tries again by itself for as long as it is told to, and then says that it could not connect.
+# The native client retries for its configured time, and then reports that it could not connect.
 FULL = (LimitExceededError, Unavailable)
 STATUS = {"http": 401, "grpc": grpc.StatusCode.UNAUTHENTICATED}
 
 
 async def turned_away(guarded: Guarded, listener: str, token: str | None) -> UnauthenticatedError:
-    """Whoever shows this can do nothing."""
+    """A token that allows nothing."""
     with pytest.raises(UnauthenticatedError) as refusal:
         async with guarded.connecting(listener, token) as bus:
             await bus.publish("a", b"x")
@@ -191,7 +191,7 @@ def test_token_has_so_many_connections_or_calls_and_no_more(listener: str) -> No
                 await two.close()
             while await is_full(
                 guarded, listener, token
-            ):  # it is heard soon that somebody has left
+            ):  # the broker soon notices that a client has left
                 pass
             await staying[0].close()
 

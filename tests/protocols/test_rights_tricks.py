@@ -337,11 +337,11 @@ def test_resuming_at_a_shard_or_partition_of_others_gives_only_what_the_patterns
     run_guarded(scenario)
 
 
-# --- Paths, as nobody's client would write them ---
+# --- Paths that no client would write ---
 
 
 async def ask_raw(guarded: Guarded, method: str, path: str, token: str) -> int:
-    """The status of a request whose path nobody has tidied up."""
+    """The status of a request whose path is sent as it is."""
     host, port = guarded.addresses["http"].rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     body = b'{"text": "x"}' if method == "POST" else b""

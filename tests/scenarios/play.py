@@ -44,7 +44,7 @@ class SubscriptionPlayer:
     deliver                                 wait DURATION                   (and look at the clock)
     ack CONSUMER 7 | 7@18 | 7@18-20 …       up-to CONSUMER orders[0]@20
     nack CONSUMER 7@18 … [delay=DURATION]   renew CONSUMER 7 …              give-back CONSUMER 7@18 …
-    bury | fail-to-bury orders[0]@18        send-back orders[0]@18          move orders[0]@18
+    dead-letter | fail-dead-letter orders[0]@18        send-back orders[0]@18          move orders[0]@18
     pause | resume                          store                           crash
     finish                                  (nothing is owed)
     """
@@ -68,8 +68,10 @@ class SubscriptionPlayer:
             "nack": self._nack,
             "renew": lambda words: self._stage.renew("", int(words[0]), [*map(int, words[1:])]),
             "give-back": lambda words: self._stage.give_back("", int(words[0]), _parts(words[1:])),
-            "bury": lambda words: self._stage.bury("", *_message(words[0]), is_stored=True),
-            "fail-to-bury": lambda words: self._stage.bury(
+            "dead-letter": lambda words: self._stage.write_dead_letter(
+                "", *_message(words[0]), is_stored=True
+            ),
+            "fail-dead-letter": lambda words: self._stage.write_dead_letter(
                 "", *_message(words[0]), is_stored=False
             ),
             "send-back": lambda words: self._stage.reopen("", *_message(words[0])),

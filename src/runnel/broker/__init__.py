@@ -6,7 +6,7 @@ stores                        which log keeps a topic: disk, memory or none
 message_batcher, validation   single messages become batches; what a batch must be
 fetcher, shard_fetcher        replay by offset and time; whole shards for Spark
 topics, topic_creator, cursors, producer_terms, connections, pages    what can be created and listed
-quotas, rates, throttled, metered_sinks, fair_semaphore, loop_share   limits for each token, and fairness
+limits/, metered_sinks        quotas and rates of each token, and fairness among connections
 live/                         subscriptions by pattern, and ephemeral topics
 consumer_groups/              acknowledged work
 monitoring/                   metrics, events, audit trail
@@ -19,6 +19,7 @@ __all__ = [
     "connections",
     "consumer_groups",
     "fetcher",
+    "limits",
     "live",
     "log_maintenance",
     "monitoring",

@@ -16,6 +16,8 @@ from runnel.broker.connections import Connections
 from runnel.broker.consumer_groups import ConsumerGroups
 from runnel.broker.cursors import CursorStore
 from runnel.broker.fetcher import Fetcher, FetchRequest, FetchResult
+from runnel.broker.limits.loop_share import LoopShare
+from runnel.broker.limits.quotas import Account, Quota, Quotas
 from runnel.broker.live.ephemeral_publisher import EphemeralPublisher
 from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
 from runnel.broker.live.subscription import (
@@ -26,7 +28,6 @@ from runnel.broker.live.subscription import (
 )
 from runnel.broker.live.subscriptions import LiveSubscriptions
 from runnel.broker.log_maintenance import LogMaintenance, report_recovery
-from runnel.broker.loop_share import LoopShare
 from runnel.broker.message_batcher import MessageBatcher, Published
 from runnel.broker.monitoring.audit import Audit
 from runnel.broker.monitoring.events import EventKind, Events
@@ -36,7 +37,6 @@ from runnel.broker.monitoring.monitor import DiskRoom, Monitor, MonitoredParts
 from runnel.broker.monitoring.reporter import Reporter
 from runnel.broker.monitoring.store_statistics import StoreStatistics
 from runnel.broker.producer_terms import ProducerTerms
-from runnel.broker.quotas import Account, Quota, Quotas
 from runnel.broker.shard_fetcher import ShardFetcher, ShardFetchRequest, ShardFetchResult
 from runnel.broker.stores import LIVE_SHARD, KeptLog, Stores
 from runnel.broker.topic_creator import TOPICS_PER_STEP, TopicCreator

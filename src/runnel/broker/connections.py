@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, TypeAlias
 
-from runnel.broker.loop_share import LoopShare
+from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.monitoring.metric_tables import ConnectionStats
+from runnel.broker.monitoring.throttled import SHARE
 from runnel.broker.pages import Listed, PageBuilder
-from runnel.broker.throttled import SHARE
 from runnel.platform.clock import Clock
 
 # The connections of a listener: for each id, a function that reads its row.

@@ -8,9 +8,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from runnel.broker.loop_share import LoopShare
+from runnel.broker.limits.loop_share import LoopShare
+from runnel.broker.limits.quotas import Account
 from runnel.broker.pages import Listed, ListRequest, PageBuilder
-from runnel.broker.quotas import Account
 from runnel.broker.stores import KeptLog, Stores
 from runnel.config import LimitSettings
 from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runnel.broker.consumer_groups import WorkConsumer, WorkDelivery, WorkSink
+from runnel.broker.limits.quotas import Account
 from runnel.broker.live.subscription import LiveDelivery, LiveSink, LiveSubscription
-from runnel.broker.quotas import Account
 from runnel.errors import RunnelError
 from runnel.formats.wire import GapState
 from runnel.formats.work_heads import DeliveryPart

@@ -10,10 +10,10 @@ from functools import lru_cache
 
 import msgspec
 
+from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.live import start_positions
 from runnel.broker.live.feeds import damage_gaps, passed_gaps, wanted_block
 from runnel.broker.live.subscription import LiveSubscription
-from runnel.broker.loop_share import LoopShare
 from runnel.broker.stores import Stores
 from runnel.errors import ClientFault, UnknownTopicError
 from runnel.formats.wire import GapState, ShardState

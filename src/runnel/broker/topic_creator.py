@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Final
 
-from runnel.broker.loop_share import LoopShare
+from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.stores import KeptLog
 from runnel.errors import RunnelError
 from runnel.formats.envelope import Envelope

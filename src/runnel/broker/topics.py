@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
+from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
 from runnel.broker.live.subscription import LiveSubscription
 from runnel.broker.live.subscriptions import LiveSubscriptions
-from runnel.broker.loop_share import LoopShare
 from runnel.broker.pages import PAGE_MAX
 from runnel.broker.stores import LIVE_SHARD, KeptLog, Stores
 from runnel.config import Retain, format_duration, format_size

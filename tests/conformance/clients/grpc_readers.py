@@ -105,7 +105,9 @@ class GrpcConsumer(RemoteConsumer):
         self._now_ns = now_ns
         self._call: Any = None
         self._reading: asyncio.Task[None] | None = None
-        self._writing = asyncio.Lock()  # gRPC fails a write that begins while another one is under way
+        self._writing = (
+            asyncio.Lock()
+        )  # gRPC fails a write that begins while another one is under way
         self._ids = itertools.count(1)
         self._recalled: set[Handle] = set()  # that the test has taken
         self._acking: dict[int, asyncio.Future[list[Handle]]] = {}

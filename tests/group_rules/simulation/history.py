@@ -124,7 +124,7 @@ class History:
                 self.give_back: 6,
                 self.return_unbegun: 4,
                 self.pass_time: 12,
-                self.bury: 7,
+                self.write_dead_letter: 7,
                 self.store: 6,
                 self.compact: 1,
                 self.make_place: 0.5,
@@ -394,13 +394,17 @@ class History:
         for name in self.stage.groups:
             self.stage.expire(name)
 
-    def bury(self) -> None:
+    def write_dead_letter(self) -> None:
         if self.stage.dead_letters:
-            self.stage.bury(*self.random.choice(self.stage.dead_letters), is_stored=True)
+            self.stage.write_dead_letter(
+                *self.random.choice(self.stage.dead_letters), is_stored=True
+            )
 
     def fail_to_bury(self) -> None:
         if self.stage.dead_letters:
-            self.stage.bury(*self.random.choice(self.stage.dead_letters), is_stored=False)
+            self.stage.write_dead_letter(
+                *self.random.choice(self.stage.dead_letters), is_stored=False
+            )
 
     # --- The broker and its operators ---
 
@@ -468,7 +472,7 @@ class History:
         before = self.stage.checker.number
         self._expire()
         while self.stage.dead_letters:
-            self.bury()
+            self.write_dead_letter()
         for consumer in self.consumers.values():
             if consumer.recalled:
                 parts = list(consumer.recalled)

@@ -272,7 +272,7 @@ class ForgetsGraves(Group):
 
 
 class BuriesQuietly(Group):
-    """That a buried message is done is not told to be stored."""
+    """That a dead-lettered message is done is not told to be stored."""
 
     def dead_letter_stored(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:
         return replace(super().dead_letter_stored(key, offset, now_ns), acked=[])

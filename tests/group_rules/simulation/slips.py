@@ -33,7 +33,7 @@ def delays_do_not_hold_keys(patch: Patch) -> None:
     )
 
 
-def burials_do_not_hold_keys(patch: Patch) -> None:
+def dead_letters_do_not_hold_keys(patch: Patch) -> None:
     is_open = property(lambda queue: not (queue.unconfirmed or queue.held_until_ns))
     patch.setattr(KeyQueue, "is_open", is_open)
 
@@ -136,7 +136,7 @@ def scattered_acks_are_not_stored(patch: Patch) -> None:
 
 SLIPS: Final[tuple[Mutant, ...]] = (
     delays_do_not_hold_keys,
-    burials_do_not_hold_keys,
+    dead_letters_do_not_hold_keys,
     recalls_are_not_waited_for,
     keys_have_no_holder,
     what_came_back_waits_behind_the_rest,

@@ -42,7 +42,7 @@ from tests.protocols.grpc.stub import Stub
 ANYWHERE = GrpcSettings(listen="127.0.0.1:0")
 LIVE = TopicRule(match="live/*", keep=Keep.NONE)
 PARTED = TopicRule(match="parted/*", partitions=4)
-# Far more than any of these tests takes: whoever waits longer waits in vain.
+# Far more than any of these tests takes: a longer wait would be in vain.
 PATIENCE_S = 30.0
 
 LOOPS = pytest.mark.parametrize(

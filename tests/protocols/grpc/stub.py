@@ -1,4 +1,4 @@
-"""A client of the service, made from its description alone: what a generator would write."""
+"""A client of the service, built from its description alone, like a generated one."""
 
 from __future__ import annotations
 

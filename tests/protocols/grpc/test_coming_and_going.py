@@ -1,4 +1,4 @@
-"""Clients that come, talk and vanish at any moment: nothing of them stays, nobody else notices, nothing is logged."""
+"""Clients that connect, talk and vanish at any moment leave nothing, disturb no other client and log nothing."""
 
 from __future__ import annotations
 

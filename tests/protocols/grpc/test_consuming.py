@@ -1,4 +1,4 @@
-"""Acknowledged work over gRPC: leases out, and what becomes of them."""
+"""Acknowledged work over gRPC: leases, and how each of them ends."""
 
 from __future__ import annotations
 

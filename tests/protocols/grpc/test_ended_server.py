@@ -1,4 +1,4 @@
-"""A call whose method is not UTF-8 ends grpcio's server. Ours outlives it; otherwise another takes its place."""
+"""A call whose method is not UTF-8 ends grpcio's server. Ours survives it, or is replaced by another."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_method_that_is_no_text_does_not_close_the_listener(
     monkeypatch.setattr(sturdy_server, "IS_STURDY", False)
 
     async def scenario() -> None:
-        # grpcio leaves a task whose failure nobody asks for.
+        # grpcio leaves a task whose failure it never retrieves.
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
         async with opened(GrpcSettings(listen="127.0.0.1:0")) as scene:
             for _ in range(3):

@@ -1,4 +1,4 @@
-"""Who comes without a token, never finishes, or sends more than can be stored: others do not notice."""
+"""Clients without a token, that never finish, or that send too much to store: others do not notice them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_those_who_watch_health_take_no_place_of_a_callers(tmp_path: Path) -> No
             }
             await scene.stub.Ping(pb.PingRequest(), **with_token(text))
             await stub.Check(health_pb2.HealthCheckRequest())
-            # Who leaves makes room.
+            # A client that leaves makes room.
             for call in calls:
                 call.cancel()
             async with channel(scene) as other:

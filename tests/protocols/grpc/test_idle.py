@@ -1,4 +1,4 @@
-"""A connection that nobody calls over does not stay open for ever."""
+"""A connection without calls does not stay open for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live reading over gRPC: from wherever it begins, coming back without gap or repeat, and never piling up."""
+"""Live reading over gRPC: starts anywhere, resumes without gap or repeat, and never piles up messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/node-grpc against the real server on a socket: what was made from the .proto alone works."""
+"""examples/node-grpc against the real server on a socket: a client made from the .proto alone works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests whose messages have nothing but payloads: how they are known, joined and answered."""
+"""Requests whose messages have only payloads: how the listener recognises, joins and answers them."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def test_messages_without_offsets_are_answered_with_zeros() -> None:
         async with opened() as scene:
             plain = [pb.Message(payload=b"1"), pb.Message(payload=b"2")]
             keyed = [pb.Message(payload=b"1", key=b"k"), pb.Message(payload=b"2", key=b"k")]
-            for sent in (plain, keyed):  # nobody keeps the topic, and nobody reads it
+            for sent in (plain, keyed):  # the topic is ephemeral and has no reader
                 request = pb.PublishRequest(topic="live/a", messages=sent)
                 assert list((await scene.stub.Publish(request)).offsets) == [0, 0]
 

@@ -1,4 +1,4 @@
-"""Who is let in at the gRPC listener, how much they may ask for, and how calls end."""
+"""The gRPC listener: which clients it admits, how much they may request, and how calls end."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def raw(scene: Scene, method: str, data: bytes) -> Any:
 
 
 def _nested(depth: int) -> bytes:
-    """Groups within groups: fields that nobody knows, each inside the last."""
+    """Groups within groups: unknown fields, each inside the last."""
     return b"\xfb\x3e" * depth + b"\xfc\x3e" * depth
 
 

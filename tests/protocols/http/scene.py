@@ -1,4 +1,4 @@
-"""An HTTP scene on loopback over a broker in this loop, with a clock in the test's hand, and readers of its streams."""
+"""An HTTP listener on loopback, its broker in this loop, a clock that the test moves, and stream readers."""
 
 from __future__ import annotations
 

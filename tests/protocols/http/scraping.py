@@ -1,4 +1,4 @@
-"""A whole broker at work, and what `/metrics` says of it."""
+"""A whole broker at work, and its `/metrics`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client with its hand on every byte, for what a well-behaved one would never send."""
+"""A client that controls every byte, to send what a well-behaved client never would."""
 
 from __future__ import annotations
 

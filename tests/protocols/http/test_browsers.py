@@ -32,7 +32,7 @@ async def test_a_request_that_another_site_caused_is_refused_without_an_origin_t
             answer = await scene.http.request(method, path, content=b"x", headers=headers)
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
             assert "http.cors_origins" in answer.json()["detail"]
-        # Somebody follows a link: reading is let in, writing (a form) is not.
+        # A user follows a link: reading is allowed, writing (a form) is not.
         followed = {"sec-fetch-site": site, "sec-fetch-mode": "navigate"}
         assert (await scene.http.get("/v1/topics", headers=followed)).status_code == 200
         form = await scene.http.post("/v1/topics/a/messages", content=b"x", headers=followed)
@@ -164,7 +164,7 @@ async def test_pages_of_listed_origins_may_ask_and_are_told_so() -> None:
             assert answer.headers["vary"] == "origin"
         async with scene.http.stream("GET", "/v1/stream?pattern=a", headers=ASK) as stream:
             assert stream.headers["access-control-allow-origin"] == UI
-        # Nobody else gains by it.
+        # It opens nothing to other origins.
         for origin in ("https://evil.example", "https://ui.example.evil", f"{UI}:8443", "null"):
             refused = await scene.http.get("/v1/topics", headers={"origin": origin})
             assert refused.status_code == 403

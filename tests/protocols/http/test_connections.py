@@ -1,4 +1,4 @@
-"""Connections: how many, how long, and what becomes of them when the scene closes."""
+"""Connections: their number, their duration, and their end when the scene closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask: tokens, web pages of other sites, and what no resource takes."""
+"""Access control: tokens, web pages of other sites, and requests that no resource accepts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_missing_tokens_are_answered_at_once_however_many(tmp_path: Path) 
     keys = Keyring(tmp_path)
     async with open_scene(security=keys.settings().security) as scene:
         for headers in 10 * [{}, {"authorization": "Basic YTpi"}]:
-            # The clock stands still: whoever had to wait would wait for ever.
+            # The clock stands still: a request that had to wait would wait for ever.
             assert (await scene.http.get("/v1/topics", headers=headers)).status_code == 401
 
 

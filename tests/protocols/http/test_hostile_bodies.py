@@ -1,4 +1,4 @@
-"""Bodies and readers that mean harm, and tokens that are revoked while a body comes."""
+"""Hostile bodies and readers, and tokens that are revoked while a body arrives."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_bulk_ends_when_the_listener_closes_however_fast_it_comes() -> N
         answer = await talker.hear()
         assert (answer.status, answer.json["code"]) == (503, "closed")
         assert answer.json["details"]["published"] == counters.messages_in
-        while not draining.done():  # whoever goes on sending is cut off after a moment
+        while not draining.done():  # a client that keeps sending is soon cut off
             scene.clock.advance(SECOND_NS)
             await asyncio.sleep(0.001)
         assert await draining

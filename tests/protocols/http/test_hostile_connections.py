@@ -1,4 +1,4 @@
-"""Connections of clients that mean harm: what they send, hold, or leave unsaid costs others nothing."""
+"""Connections of hostile clients: whatever they send, hold or withhold, other clients pay nothing."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_what_comes_beside_a_body_has_a_size(flood: bytes, begin: bytes) -
         status = (await talker.hear()).status
         # A line end within an extension is wrong before it is too long.
         assert status == (400 if begin == b"5;" and b"\n" in flood else 431)
-        scene.clock.advance(5 * SECOND_NS)  # whoever goes on is cut off
+        scene.clock.advance(5 * SECOND_NS)  # a client that continues is cut off
         await flooding
 
 

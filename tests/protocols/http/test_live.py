@@ -1,4 +1,4 @@
-"""Live reading as server-sent events: what comes, how it goes on after a loss, and what a slow reader costs."""
+"""Live reading as server-sent events: the events, resuming after a loss, and the cost of a slow reader."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_a_wrong_pattern_is_refused() -> None:
 async def _read_in_pieces(
     scene: HttpScene, patterns: tuple[str, ...], start: str, total: int, piece: int
 ) -> list[Event]:
-    """Everything, by readers who each vanish after a few messages."""
+    """Reads everything, with readers that each vanish after a few messages."""
     found: list[Event] = []
     last_id = ""
     while len(found) < total:

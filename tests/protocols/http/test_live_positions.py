@@ -1,4 +1,4 @@
-"""Ids of events: what is written is read, and nothing else is taken."""
+"""Ids of events: the listener reads the ids that it writes, and refuses all others."""
 
 from __future__ import annotations
 

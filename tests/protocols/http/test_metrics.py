@@ -1,4 +1,4 @@
-"""`/metrics`, checked as promtool would, and for what only we know of it."""
+"""`/metrics`, checked like promtool does, and for Runnel's own rules."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def test_accept_that_makes_no_sense_is_answered_all_the_same(
         assert (await scrape(client, accept=accept)).families
 
 
-# --- Who may see it ---
+# --- Access ---
 
 
 @in_loop

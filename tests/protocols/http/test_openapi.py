@@ -1,4 +1,4 @@
-"""The OpenAPI document is complete, and the page needs nobody else."""
+"""The OpenAPI document is complete, and the page needs no other site."""
 
 from __future__ import annotations
 
@@ -112,5 +112,5 @@ async def test_the_document_and_the_page_are_served() -> None:
         page = await scene.http.get("/docs")
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         assert "script-src 'sha256-" in page.headers["content-security-policy"]
-        # Nothing of it is somebody else's.
+        # It refers to no other site.
         assert not re.search(r"https?://|\bsrc=", page.text)

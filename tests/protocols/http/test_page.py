@@ -1,4 +1,4 @@
-"""The page at /docs does what it should in the hands of a visitor."""
+"""The page at /docs works for a visitor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ INDENTED = r"""{
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    """What a visitor sees who sends one request, and opens a stream twice and stops it."""
+    """The page after a visitor sends one request, and opens and stops a stream twice."""
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
     script = re.search(rb"<script>(.*?)</script>", _PAGE, re.DOTALL)
@@ -100,7 +100,7 @@ async def test_the_root_is_a_page_for_browsers_and_an_index_for_programs(tmp_pat
         assert page.headers["content-security-policy"].startswith("default-src 'none'; ")
         assert "script-src" not in page.headers["content-security-policy"]
         assert "<script" not in page.text
-        assert not re.search(r"https?://|\bsrc=", page.text)  # nothing of it is somebody else's
+        assert not re.search(r"https?://|\bsrc=", page.text)  # it refers to no other site
         index = await scene.http.get("/")
         assert index.headers["content-type"] == "application/json"
         links = index.json()["links"].values()

@@ -1,4 +1,4 @@
-"""Publishing over HTTP: JSON, arrays, and bodies as they are."""
+"""Publishing over HTTP: JSON, arrays, and raw bodies."""
 
 from __future__ import annotations
 

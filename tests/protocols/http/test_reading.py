@@ -1,4 +1,4 @@
-"""Reading again over HTTP: pages, long polls, and single messages as they are."""
+"""Replayed reading over HTTP: pages, long polls, and raw single messages."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ async def test_times_are_texts_with_nanoseconds_beside_the_numbers_if_asked_for(
         assert message["event_time"] == "2026-01-31T12:00:00.123456789Z"
         assert message["event_time_ns"] == given_ns
         assert time_ns("receive_time", message["receive_time"]) == message["receive_time_ns"]
-        assert "transmit_time" not in message  # nobody gave one
+        assert "transmit_time" not in message  # the publisher gave none
         last = (await scene.http.get(f"{PATH}/last", params=query)).json()
         assert last == message
         async with scene.stream("a", start="earliest", times="rfc3339") as stream:

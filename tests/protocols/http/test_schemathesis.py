@@ -1,6 +1,6 @@
-"""The OpenAPI document against the scene: what it describes is asked, rightly and wrongly, and answered as it says.
+"""Valid and invalid requests from the OpenAPI document: the listener answers all as the document says.
 
-The broker is in a thread of its own, and its clock runs a thousand times as fast: whoever asks to wait waits a moment.
+The broker runs in its own thread, with a clock a thousand times as fast: a long poll takes only a moment.
 """
 
 from __future__ import annotations

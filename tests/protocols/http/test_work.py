@@ -1,4 +1,4 @@
-"""Acknowledged work over HTTP: leased to who asks, and to nobody else; settled once, by whom it was leased to."""
+"""Acknowledged work over HTTP: only the requesting consumer gets a lease, and only it settles it, once."""
 
 from __future__ import annotations
 

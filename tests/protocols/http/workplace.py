@@ -1,4 +1,4 @@
-"""Acknowledged work over HTTP as a test does it: verbs that look at the status, and what is known of messages."""
+"""Acknowledged work over HTTP for tests: verbs that check the status, and the fields of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker whose every answer is in the test's hand: it keeps what it is asked, and does what it was told to."""
+"""A broker whose every answer the test decides: it records requests, and does what the test says."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from runnel.broker.broker import (
 )
 from runnel.broker.connections import Connections
 from runnel.broker.fetcher import FetchRequest
+from runnel.broker.limits.loop_share import LoopShare
+from runnel.broker.limits.quotas import Quotas
 from runnel.broker.live.subscription import SubscribeRequest
-from runnel.broker.loop_share import LoopShare
 from runnel.broker.monitoring.audit import Audit
 from runnel.broker.monitoring.events import Events
 from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.pages import Listed, ListRequest
-from runnel.broker.quotas import Quotas
 from runnel.broker.topics import TopicListRequest
 from runnel.config import SecuritySettings
 from runnel.formats import wire

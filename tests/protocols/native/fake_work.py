@@ -1,4 +1,4 @@
-"""Acknowledged work in the test's hand: consumers that write down what is said to them."""
+"""Acknowledged work that the test controls: consumers that record every call."""
 
 from __future__ import annotations
 

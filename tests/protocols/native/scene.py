@@ -1,4 +1,4 @@
-"""A session without a connection: frames in, answers out, and a broker in the test's hand."""
+"""A session without a connection: frames in, answers out, and a broker that the test controls."""
 
 from __future__ import annotations
 

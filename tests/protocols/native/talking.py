@@ -1,4 +1,4 @@
-"""A client made of nothing but frames, to say to a listener what no real client would."""
+"""A client made of frames only, to send a listener what no real client would."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def answers_in(data: bytes) -> list[wire.Answer]:
 
 
 class Talker(asyncio.Protocol):
-    """Says whatever it is told to, and keeps every answer until somebody asks for it."""
+    """Sends any frame that the test gives it, and keeps every answer until the test asks for it."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport

@@ -1,4 +1,4 @@
-"""Acknowledged work over a connection: what reaches the broker, what the client is told, and when."""
+"""Acknowledged work over a connection: the calls that reach the broker, the client's frames, and their time."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_what_was_wrong_is_heard_also_while_more_is_being_sent(new_loop: NewLoop
 
 
 async def until_gone(listener: Listener, left: int) -> None:
-    while len(listener.server.connections) > left:  # noqa: ASYNC110 - a listener tells nobody of it
+    while len(listener.server.connections) > left:  # noqa: ASYNC110 - a listener has no event for it
         await asyncio.sleep(0.001)
 
 

@@ -1,4 +1,4 @@
-"""examples/node-client against the real server on a socket: what was written from docs/protocol.md alone works."""
+"""examples/node-client against the real server on a socket: a client written from docs/protocol.md alone works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session: what it answers to what, in which order, and what it does when the broker or the client is slow."""
+"""A session: its answers, their order, and its behaviour when the broker or the client is slow."""
 
 from __future__ import annotations
 

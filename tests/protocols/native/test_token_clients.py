@@ -1,4 +1,4 @@
-"""The Python client with tokens: shown to the broker, revoked under way, and told to whoever waits."""
+"""The Python client with tokens: it sends them, and reports a revocation to every waiting call."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_one_connection_too_many_is_told_so(scene: Scene) -> None:
 
 @scenario
 async def test_whoever_waits_hears_that_its_token_was_revoked(scene: Scene) -> None:
-    """Everybody, at once, although none of them has a deadline."""
+    """All callers, at once, although none of them has a deadline."""
     async with scene.connect("publish:*", "read:*", "consume:*", deadline_s=None) as bus:
         begun = asyncio.Barrier(6)
 

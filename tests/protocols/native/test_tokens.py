@@ -1,4 +1,4 @@
-"""Tokens at the native listener: hello shows one, which gives the connection its rights and its end."""
+"""Tokens at the native listener: hello carries one, which decides the connection's rights and its end."""
 
 from __future__ import annotations
 

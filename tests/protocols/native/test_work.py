@@ -191,7 +191,7 @@ def test_a_keys_later_messages_are_recalled_and_come_again_in_order(tmp_path: Pa
         talker.say(Nack(1, [DeliveryPart(lease.delivery, 1, 2)], 0))
         recall = await talker.hear(Recall)
         assert list(recall.parts) == [DeliveryPart(lease.delivery, 2, 4)]
-        await talker.ask(wire.Ping(3), wire.Pong)  # nobody gets the key's messages until then
+        await talker.ask(wire.Ping(3), wire.Pong)  # no consumer gets the key's messages until then
         talker.say(Recalled(1, recall.parts))
         told = await hear_work(talker, 3)
         assert (offsets(told), failures(told)) == ([1, 2, 3], {1: 1})

@@ -21,8 +21,8 @@ from runnel.broker.consumer_groups.run_cache import RunCache, StoredRun
 from runnel.broker.consumer_groups.run_reader import Missing, RunsRead, read_runs
 from runnel.broker.consumer_groups.sink import WorkDelivery, WorkSink
 from runnel.broker.consumer_groups.timer_queue import TimerQueue
-from runnel.broker.fair_semaphore import FairSemaphore
-from runnel.broker.loop_share import LoopShare
+from runnel.broker.limits.fair_semaphore import FairSemaphore
+from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.stores import KeptLog, Stores

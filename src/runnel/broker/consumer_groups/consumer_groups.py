@@ -17,13 +17,13 @@ from runnel.broker.consumer_groups.run_cache import RunCache
 from runnel.broker.consumer_groups.sink import WorkSink
 from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest, WorkSubscriptions
 from runnel.broker.consumer_groups.timer_queue import TimerQueue
-from runnel.broker.fair_semaphore import FairSemaphore
+from runnel.broker.limits.fair_semaphore import FairSemaphore
+from runnel.broker.limits.loop_share import LoopShare
+from runnel.broker.limits.quotas import Account
 from runnel.broker.live.subscription import LiveSubscription
-from runnel.broker.loop_share import LoopShare
 from runnel.broker.monitoring.events import Events
 from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.pages import Listed, ListRequest
-from runnel.broker.quotas import Account
 from runnel.broker.stores import Stores
 from runnel.config import Settings
 from runnel.formats.batch import Batch

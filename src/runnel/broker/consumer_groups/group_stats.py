@@ -12,7 +12,7 @@ from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
 from runnel.broker.consumer_groups.dead_letter_queues import DeadLetterQueues
 from runnel.broker.consumer_groups.run_reader import read_runs
 from runnel.broker.consumer_groups.subscriptions import WorkSubscription, WorkSubscriptions
-from runnel.broker.loop_share import LoopShare
+from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.pages import Listed, ListRequest, PageBuilder
 from runnel.broker.stores import KeptLog
 from runnel.errors import RunnelError

@@ -21,9 +21,9 @@ from runnel.broker.consumer_groups.consumer import WorkConsumer
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup, ConsumerGroupParts
 from runnel.broker.consumer_groups.sink import WorkSink
 from runnel.broker.consumer_groups.start_offsets import start_offsets
+from runnel.broker.limits.quotas import Account
 from runnel.broker.live.subscription import LiveSubscription
 from runnel.broker.monitoring.events import EventKind
-from runnel.broker.quotas import Account
 from runnel.broker.stores import KeptLog
 from runnel.errors import (
     ClientFault,

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
 from runnel.broker.live.subscriptions import LiveSubscriptions
-from runnel.broker.loop_share import LoopShare
 from runnel.broker.message_batcher import Published
 from runnel.broker.topic_creator import TOPICS_PER_STEP
 from runnel.errors import BusyError, RunnelError

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.live.subscription import LiveSubscription
-from runnel.broker.loop_share import LoopShare
 from runnel.broker.stores import KeptLog, Stores
 from runnel.errors import ClientFault, OffsetAheadError, UnknownTopicError
 from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start

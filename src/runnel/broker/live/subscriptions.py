@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
-from runnel.broker.fair_semaphore import FairSemaphore
+from runnel.broker.limits.fair_semaphore import FairSemaphore
+from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.live import fanout, start_positions
 from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
 from runnel.broker.live.feeds import LastValuesFeed, PartitionsFeed, ShardFeed
 from runnel.broker.live.subscription import Feed, LiveSubscription, Overflow, SubscribeRequest
-from runnel.broker.loop_share import LoopShare
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.stores import LIVE_SHARD, KeptLog, Stores

@@ -9,5 +9,6 @@ __all__ = [
     "monitor",
     "reporter",
     "store_statistics",
+    "throttled",
     "topic_traffic",
 ]

@@ -22,7 +22,7 @@ from runnel.broker.monitoring.metric_families import CursorLag, JournalRoster
 from runnel.broker.monitoring.metric_tables import ConnectionStats
 from runnel.broker.monitoring.metrics import AtLimit, Family, Metrics, MetricUnit
 from runnel.broker.monitoring.store_statistics import StoreReading, StoreStatistics
-from runnel.broker.throttled import SHARE, Throttled
+from runnel.broker.monitoring.throttled import SHARE, Throttled
 from runnel.config import Settings
 from runnel.formats.wire import CursorState
 from runnel.formats.work_heads import SubscriptionState

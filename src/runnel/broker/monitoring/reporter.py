@@ -25,7 +25,7 @@ from runnel.broker.monitoring.metric_tables import (
 )
 from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.monitoring.store_statistics import StoreStatistics
-from runnel.broker.throttled import Throttled
+from runnel.broker.monitoring.throttled import Throttled
 from runnel.config import Settings
 from runnel.errors import RunnelError
 from runnel.formats.work_heads import SubscriptionState

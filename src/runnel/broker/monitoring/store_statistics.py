@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import msgspec
 
 from runnel.broker.monitoring.metrics import Metrics, MetricUnit
-from runnel.broker.throttled import Throttled
+from runnel.broker.monitoring.throttled import Throttled
 from runnel.log.log import LogStatistics, ShardStatistics
 from runnel.platform.clock import Clock
 

@@ -50,16 +50,16 @@ class Hand:
 
     def check_on_way(self) -> None:
         """What was decided for it has reached it."""
-        seat = self.consumer._consumer_id
-        lost = [event for event in self.writer.on_way.values() if event.consumer == seat]
+        consumer_id = self.consumer._consumer_id
+        lost = [event for event in self.writer.on_way.values() if event.consumer == consumer_id]
         if lost and self.error is None:
             raise Violation(f"{self} never got this: {lost[0]}")
         if self.error is None:
             for number, part in self.writer.recalls_on_way:
-                if number == seat:
+                if number == consumer_id:
                     raise Violation(f"{self} was never told that {part} is recalled")
             for number, delivery in self.writer.expiries_on_way:
-                if number == seat:
+                if number == consumer_id:
                     raise Violation(f"{self} was never told that delivery {delivery} expired")
 
     # --- What the broker says ---

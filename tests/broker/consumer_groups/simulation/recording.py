@@ -121,8 +121,8 @@ class RecordingConsumerGroup(ConsumerGroup):
         self._recorder.defined(definition)
         super().redefine(definition)
 
-    def leave(self, seat: int, *, is_clean: bool) -> bool:
-        was_there = super().leave(seat, is_clean=is_clean)
+    def leave(self, consumer_id: int, *, is_clean: bool) -> bool:
+        was_there = super().leave(consumer_id, is_clean=is_clean)
         if not self.is_durable and not self.consumers:
             self._recorder.left(self)
         return was_there

@@ -43,7 +43,9 @@ class Writer:
         from_group = self._recorder.from_group
         told = Told(
             late=[stretch(part) for part in effects.late],
-            recalls=[history.Recall(seat, stretch(part)) for seat, part in effects.recalls],
+            recalls=[
+                history.Recall(consumer_id, stretch(part)) for consumer_id, part in effects.recalls
+            ],
             dead_letters=[
                 history.GivenUp(b.key, b.offset, b.failures) for b in effects.dead_letters
             ],

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from runnel.broker.fair_semaphore import FairSemaphore
+from runnel.broker.limits.fair_semaphore import FairSemaphore
 from runnel.broker.live.subscription import SubscribeRequest
 from tests.broker.scenes import EARLIEST, At, Reader, scene
 

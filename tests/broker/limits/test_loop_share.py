@@ -20,9 +20,9 @@ from runnel.broker.consumer_groups.group_stats import GroupStats
 from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
 from runnel.broker.cursors import CursorStore
 from runnel.broker.fetcher import FetchRequest
+from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.live.ephemeral_topics import EphemeralTopics
 from runnel.broker.live.start_positions import SHARDS_PER_STEP
-from runnel.broker.loop_share import LoopShare
 from runnel.broker.monitoring.metric_tables import ConnectionStats
 from runnel.broker.monitoring.topic_traffic import Flow
 from runnel.broker.pages import PAGE_MAX

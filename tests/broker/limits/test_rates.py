@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnel.broker.rates import Rate
+from runnel.broker.limits.rates import Rate
 
 SECOND = 1_000_000_000
 

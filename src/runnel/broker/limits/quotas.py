@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol
 
+from runnel.broker.limits.rates import Rate
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import BrokerCounters
-from runnel.broker.rates import Rate
 from runnel.config import SecuritySettings, format_size
 from runnel.errors import BusyError, QuotaExceededError
 from runnel.platform.clock import Clock
