@@ -11,7 +11,7 @@ What is promised, in all modes:
 - Failures count, and what counts as one is told: nack, lapsed lease, lost consumer. Nothing else counts.
 - What a consumer returns unbegun comes again at once, uncounted.
 - Each lease that ends by time is told to its consumer, and no other is.
-- A failed message does not come before its delay is over; one that failed too often comes no more: it is dead-lettered, once.
+- A failed message does not come before its delay is over. One that failed too often is dead-lettered, once.
 - Nobody has more messages or bytes leased than its window allows, but for a single message that is larger.
 - An acknowledgement that comes too late is told so, and no other is.
 - What can be delivered to somebody who has room is delivered.
