@@ -312,7 +312,7 @@ def _rules_acknowledge(count: int, *, is_shuffled: bool) -> Sample:
     return Sample((count / took_ns * 1e9,), trouble)
 
 
-# --- Subscriptions that nobody consumes ---
+# --- Subscriptions without consumers ---
 
 
 def bench_idle_subscriptions(*, quick: bool) -> list[Result]:

@@ -128,7 +128,7 @@ def _run_child(job: Job, folder: Path, *, quick: bool) -> int:
 
 
 def _end_with_us() -> None:
-    """In the child: if this process is killed, it is told to end, and ends its servers."""
+    """In the child: if this process is killed, the kernel ends the child, which ends its servers."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -139,7 +139,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             child.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             say("  it does not end: killed")
-    with suppress(ProcessLookupError):  # nobody was left
+    with suppress(ProcessLookupError):  # no process was left
         # Its session is its group: whatever it started and did not end.
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -1,7 +1,7 @@
 """The servers of one part: fresh for each run, or standing for all of it where starting one takes long.
 
 One that stands sleeps (SIGSTOP) while others are measured. Even idle, those of Java and Erlang take processor time now
-and then, and on two cores whoever is being measured waits for it.
+and then, and on two cores the measured system waits for it.
 """
 
 from __future__ import annotations

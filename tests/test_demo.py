@@ -1,4 +1,4 @@
-"""The demo: its proof finds whatever is lost, twice or wrong; it runs to its end, and leaves nobody behind."""
+"""The demo: its proof finds whatever is lost, twice or wrong; it runs to its end, and leaves no process behind."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def held() -> Iterator[ExitStack]:
-    """Ports that nobody else is given meanwhile."""
+    """Ports that no other test gets meanwhile."""
     with ExitStack() as stack:
         yield stack
 

@@ -78,7 +78,7 @@ def consume(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
 
 
 def audit(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
-    """What the server says is acknowledged. XREADGROUP delivers nothing twice unless it is told to."""
+    """The number of acknowledged messages, by the server. XREADGROUP delivers nothing twice unless asked to."""
     client = _connect(plan)
     authenticator.ready()
     (group,) = client.xinfo_groups(TOPIC)

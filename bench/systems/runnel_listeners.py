@@ -62,7 +62,7 @@ def serve(
 ) -> Iterator[ServedListeners]:
     """The native listener is always open."""
     with scratch() as directory:
-        # In the order in which they are opened: whoever waits for the last waits for all.
+        # In the order in which they are opened: when the last is ready, all are.
         opened = {"native": free_port()}
         if http:
             opened["http"] = free_port()

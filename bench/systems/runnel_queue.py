@@ -189,7 +189,7 @@ async def _taken(consumer: Consumer, count: int) -> list[Work]:
 
 
 def subscribe_idly(plan: WorkPlan, authenticator: RolePipe) -> RoleReport:
-    """Make subscriptions to the topic that nobody will consume."""
+    """Make subscriptions to the topic that get no consumers."""
 
     async def work() -> RoleReport:
         async with connect(plan.url) as bus:

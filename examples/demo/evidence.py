@@ -90,7 +90,7 @@ class WorkFound(msgspec.Struct, kw_only=True):
     cents: int  # of one invoice for each order
     more_than_once: int  # invoices beyond the first of their order
     came_again: int  # orders that were delivered more than once before they were done
-    wrong: int  # invoices of orders that nobody sent, that are poisonous, or with another price
+    wrong: int  # invoices of orders that were never sent, that are poisonous, or with another price
     dead: int
     dead_wrong: int  # dead letters of orders that were good
     dead_again: int

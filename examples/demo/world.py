@@ -1,7 +1,7 @@
 """The small world: its stations and its orders, and what each of them says. Pure, and the standard library alone.
 
-The same numbers give the same bytes, and every message says its number: so whoever reads knows what is missing, and
-whoever counts knows how many dead letters there must be.
+The same numbers give the same bytes, and every message says its number: so a reader knows which are missing, and
+how many dead letters there must be.
 """
 
 from __future__ import annotations

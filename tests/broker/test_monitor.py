@@ -50,7 +50,7 @@ def used(broker: Broker) -> dict[str, Any]:
 async def test_age_at_delivery_is_measured_once_a_batch_that_somebody_was_sent(at: At) -> None:
     age = at.broker.metrics.live_age
     await publish(at, at.pattern, age_s=1)
-    assert age.total().count == 0  # nobody reads it
+    assert age.total().count == 0  # it has no readers
     await at.subscribe(at.pattern)
     await at.subscribe("*")
     await publish(at, at.pattern, age_s=3)

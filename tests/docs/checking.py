@@ -171,7 +171,7 @@ def check(block: Block) -> None:
 
 
 def check_tested_elsewhere(block: Block) -> None:
-    """The test that is named exists; if nobody here knows the language, it has to know the page."""
+    """The named test exists. If the harness does not know the language, that test must name the page."""
     test = ROOT / block.notes[Word.TESTED_BY]
     assert test.is_file(), f"{block}: no test {test.relative_to(ROOT)}"
     if block.language in CHECKS:

@@ -58,6 +58,6 @@ def difference(expected: str, printed: str, *, do_numbers_vary: bool = False) ->
 
 
 def end_of(text: str) -> str:
-    """As much of it as anybody reads."""
+    """The beginning of a long text."""
     lines = text.splitlines()
     return "\n".join(["…", *lines[-_TOLD_LINES_MAX:]] if len(lines) > _TOLD_LINES_MAX else lines)

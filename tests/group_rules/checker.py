@@ -10,14 +10,14 @@ What is promised, in all modes:
 - A message is leased once at a time, until its deadline; only its consumer or an operator can end that earlier.
 - Failures count, and what counts as one is told: nack, lapsed lease, lost consumer. Nothing else counts.
 - What a consumer returns unbegun comes again at once, uncounted.
-- Each lease that ends by time is told to its consumer, and no other is.
+- A consumer is notified of each lease of its own that expires, and of no other.
 - A failed message does not come before its delay is over. One that failed too often is dead-lettered, once.
-- Nobody has more messages or bytes leased than its window allows, but for a single message that is larger.
+- No consumer has more messages or bytes leased than its window allows, except a single larger message.
 - An acknowledgement that comes too late is told so, and no other is.
 - What can be delivered to somebody who has room is delivered.
 With keys besides:
 - A key's messages are with one consumer at a time, and are delivered in order: when one is, all before it are done or
-  with the same consumer, and none after it is with anybody. So what failed comes again before what is newer.
+  with the same consumer, and no consumer holds a later one. So a failed message comes again before newer ones.
 - Only the first message of a key counts as failed, and those after it are recalled.
 A multicast is as many groups as it has members, each with promises of its own.
 """
@@ -83,7 +83,7 @@ def check(rules: Rules, events: Iterable[Event]) -> None:
 
 
 class Checker:
-    """See the module's first lines. `history` is what it has seen."""
+    """Compares each event of a group with the rules above, and keeps all events in `history`."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -175,7 +175,7 @@ class Checker:
         for offset in range(
             max(event.begin, partition.log.first), min(event.end, partition.log.end)
         ):
-            # Whoever has one of them keeps it: it knows nothing of this, and may do what it likes with it.
+            # A consumer that holds one of them keeps it: it does not know of this, and may still settle it.
             self._settle(group, partition, offset, "gone", expected)
         compare(event, expected)
 
@@ -187,7 +187,7 @@ class Checker:
         compare(event, expected)
 
     def _take_all(self, group: GroupFacts, partition: PartitionFacts) -> Expected:
-        """Whatever is held of a partition is recalled, and nobody waits for an answer."""
+        """All held messages of a partition are recalled, without waiting for an answer."""
         expected = Expected()
         for offset, lease in partition.held.items():
             expected.recalls.add((lease.consumer, lease.delivery, offset))

@@ -57,7 +57,7 @@ def deliver(rules: Rules, group: GroupFacts, event: Delivered) -> None:
 
 
 def _check_message(rules: Rules, partition: PartitionFacts, offset: int, event: Delivered) -> None:
-    """It is owed, with nobody else, its delay is over, and its key's order is kept."""
+    """The message is owed, no other consumer holds it, its delay is over, and its key's order is kept."""
     about = (partition.place, {offset})
     what = f"{named(partition, offset)} was delivered to consumer {event.consumer}"
     if not partition.log.first <= offset < partition.log.end:
@@ -87,7 +87,7 @@ def _check_message(rules: Rules, partition: PartitionFacts, offset: int, event: 
 
 
 def _check_order(partition: PartitionFacts, offset: int, event: Delivered) -> None:
-    """All before it of its key are done or with the same consumer; none after it is with anybody."""
+    """All earlier messages of its key are done or with the same consumer; no consumer holds a later one."""
     queue = partition.queue(offset)
     what = f"{named(partition, offset)} was delivered to consumer {event.consumer}"
     about = (partition.place, {offset, *queue})
@@ -167,7 +167,7 @@ def check_wanted(rules: Rules, group: GroupFacts, event: Wanted) -> None:
 
 
 def check_rested(rules: Rules, group: GroupFacts, cost_bytes_max: int) -> None:
-    """Nobody with room is left without a message that could be delivered."""
+    """No consumer with room is left without a message that could be delivered."""
     for number, consumer in group.consumers.items():
         # With less room, the message it was passed over for may be another, which is larger.
         if not consumer.has_room(cost_bytes_max):

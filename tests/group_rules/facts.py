@@ -160,7 +160,7 @@ class PartitionFacts:
         return (offset for offset in range(self.floor, self.log.end) if offset not in self.done)
 
     def is_waiting(self, offset: int) -> bool:
-        """Owed, with nobody, and not about to become a dead letter."""
+        """Owed, not held by a consumer, and not about to become a dead letter."""
         return (
             self.is_owed(offset)
             and offset not in self.held
@@ -223,7 +223,7 @@ class GroupFacts:
         self._undo = [entry for entry in self._undo if entry.number > last.get(entry.partition, 0)]
 
     def restart(self, events: int | None) -> None:
-        """None: how much of what was not stored is left will be told of each partition."""
+        """None: what is left of unstored records is given for each partition."""
         if events is not None:
             for entry in reversed(self._undo):
                 if entry.number > events:

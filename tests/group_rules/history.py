@@ -20,12 +20,12 @@ import msgspec
 # A topic and a partition of it.
 Place: TypeAlias = tuple[str, int]
 NS_PER_SECOND = 1_000_000_000
-# A delivery that nobody has is late as a whole, whatever was in it: from 0 to here.
+# An ack of a delivery that no consumer holds is late as a whole: from 0 to here.
 WHOLE_END = 2**63 - 1
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What a subscription was told to do with its messages: the part that promises depend upon."""
+    """The events of a subscription that its promises depend on."""
 
     is_keyed: bool
     lease_ns: int
@@ -414,7 +414,7 @@ class Reopened(Event, frozen=True, kw_only=True):
 
 
 class Gone(Event, frozen=True, kw_only=True):
-    """Messages that nobody will ever read: retention took them."""
+    """Messages that retention removed: no consumer will read them."""
 
     place: Place
     begin: int

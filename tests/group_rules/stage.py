@@ -40,7 +40,7 @@ WALL_NS = 1_000_000 * NS_PER_SECOND
 
 
 class Stage:
-    """See the module's first lines. `make_group` may make groups that break a rule."""
+    """Runs a group's rules under a checker. `make_group` may make groups that break a rule."""
 
     def __init__(
         self,

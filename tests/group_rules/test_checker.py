@@ -616,7 +616,7 @@ def test_key_waits_while_its_message_is_being_buried() -> None:
     )
 
 
-# --- What is taken up after a restart that nobody knows the outcome of ---
+# --- After a restart, records whose outcome is unknown ---
 
 
 def _acked_one_by_one() -> list[Event]:

@@ -471,7 +471,7 @@ def test_what_is_sent_back_comes_before_what_is_newer_of_its_key() -> None:
     ack(group, delivery, 2)
     group.publish(A)
     assert group.group.reopen(ORDERS, 1).failed == [(ORDERS, 1, 0, 0, 0, "")]
-    assert group.offer(4, 1) == []  # an older read: whose key the message is, nobody knows yet
+    assert group.offer(4, 1) == []  # an older read: the key of the message is not known yet
     delivered = [delivery for delivery in group.pump() if delivery.consumer == 1]
     assert offsets(delivered[0])[0] == 1
     assert group.group.in_flight == 2

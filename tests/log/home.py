@@ -22,7 +22,7 @@ LOG = LogSettings(allocate_bytes=4096, disk_reserve_bytes=0)
 
 
 class Home:
-    """One directory on a fake disk, with the settings of whoever opens it next."""
+    """One directory on a fake disk, with the settings for its next opening."""
 
     def __init__(
         self, *rules: TopicRule, log: LogSettings = LOG, disk: FakeDisk | None = None

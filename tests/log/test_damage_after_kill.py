@@ -1,4 +1,4 @@
-"""Messages that are missing are told to every reader, on every start, however the broker ended before."""
+"""Every reader gets a gap for missing messages, on every start, however the broker ended before."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run(disk: FakeDisk, work: Callable[[DiskLog], Awaitable[T]], *, is_closed: b
 
 
 async def fetched(log: DiskLog, topic: str = "a") -> tuple[set[int], set[int]]:
-    """The offsets that a reader from 1 on is given, and those that it is told of as missing."""
+    """The offsets that a reader from 1 on gets, and those that its gaps name."""
     found: set[int] = set()
     told: set[int] = set()
     offset = 1

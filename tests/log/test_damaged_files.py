@@ -67,7 +67,7 @@ def block_ends(content: bytes) -> list[int]:
 
 
 def test_segment_cut_at_every_byte_keeps_whole_batches_and_goes_on() -> None:
-    """As far as anybody knows: test_damage_after_kill.py has segments whose synced mark knows of more."""
+    """No synced mark knows of more: test_damage_after_kill.py has the segments whose mark does."""
     image = dict(killed_image())
     marks = the_path(image, "/synced")
     image[marks] = without_segment_marks(image[marks])

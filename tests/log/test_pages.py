@@ -1,4 +1,4 @@
-"""A page of a shard is read in pieces, some of them without waiting: whoever asked for it cannot tell."""
+"""A page of a shard is read in pieces, some of them without waiting; the result is the same."""
 
 from __future__ import annotations
 

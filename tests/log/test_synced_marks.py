@@ -196,7 +196,7 @@ def test_damaged_marks_are_told_and_cost_nothing(is_closed: bool) -> None:
 
 
 def test_directory_of_an_earlier_version_has_no_marks_and_gets_them() -> None:
-    """Its records do not speak of marks, so that nobody misses them."""
+    """Its records do not mention marks, so their absence is no damage."""
     disk = disk_of({})
 
     async def without_marks(log: DiskLog) -> None:

@@ -1,4 +1,4 @@
-"""Free memory goes back to the system. In a process of its own: the tests' own heap is nobody's to measure."""
+"""Free memory goes back to the system. The test uses a process of its own, whose heap does nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking who holds a lock: the right answer, and nobody is kept from locking by the question."""
+"""The holder of a lock is found, and looking for it does not prevent locking."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_another_process_holds_it_until_it_is_killed(path: str) -> None:
         assert find_lock_holder(path) == LockHolder(process.pid, is_certain=True)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert Path(path).read_text().strip() == str(process.pid)  # nobody was left to clear it
+        assert Path(path).read_text().strip() == str(process.pid)  # no process was left to clear it
         assert find_lock_holder(path) is None
 
 

@@ -1,4 +1,4 @@
-"""The audit trail, read through every listener: each denial and each change, with the client's name."""
+"""The audit trail, read through every listener: each denial and each change, with the token of the client."""
 
 from __future__ import annotations
 

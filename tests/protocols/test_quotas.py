@@ -115,7 +115,7 @@ def test_topics_of_a_batch_and_journals_of_their_own_count() -> None:
                 await publisher.flush()
         with pytest.raises(RunnelError, match="token_topics_max"):
             await bus.publish("main/1", b"1")
-        # Messages that are not stored count for no token.
+        # Topics that are not kept count against no token.
         for number in range(5):
             await bus.publish(f"live/{number}", b"1")
 

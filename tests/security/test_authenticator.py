@@ -79,7 +79,7 @@ def test_none_and_wrong_ones_are_refused_with_what_would_help(keys: Keyring) -> 
 
 
 async def refusal(authenticator: Authenticator, clock: VirtualClock, token: str | None) -> float:
-    """How many seconds whoever shows this waits for its answer."""
+    """The seconds that a client with this token waits for its answer."""
     with pytest.raises(UnauthenticatedError) as refused:
         authenticator.admit(token)
     waiting = asyncio.ensure_future(authenticator.penalty(refused.value, "192.0.2.1:5000"))

@@ -85,7 +85,7 @@ class Cluster:
 
 
 class _Daemon:
-    """A program of Spark's that runs until it is told to end, and writes what it does into a file."""
+    """A Spark program that runs until it is stopped, and writes its output to a file."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         self._log = log

@@ -75,7 +75,7 @@ class Driver:
         return answer["value"]
 
     def begin(self, job: str, **arguments: Any) -> subprocess.Popen[bytes]:
-        """A job that nobody waits for."""
+        """A job whose result is not awaited."""
         if self._process is None:
             self._process = self._started()
         assert self._process.stdin is not None

@@ -19,7 +19,7 @@ RULES = (TopicRule(match="sensors/*", partitions=2, rotate=Rotate(bytes_max=16_3
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Message]]:
-    """A data directory of several segments that nobody has open, and what is in it."""
+    """A data directory of several segments, not open in any process, and its messages."""
     directory: Path = tmp_path_factory.mktemp("shelf") / "data"
     with DiskBroker(directory, RULES) as serving, serving.connect() as bus:
         publish(bus, sensor_messages(800))

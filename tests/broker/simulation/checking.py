@@ -145,7 +145,7 @@ def _check_kept(history: History, reader: SimulatedReader, key: TopicPartition) 
                 f"{sorted(seen)}, gaps {gaps}"
             )
         if (
-            reader.is_literal  # a reader by shards is told of shards
+            reader.is_literal  # a reader by shards gets gaps of shards
             and model.policy(key[0]).retain.age_ns is not None
             and min(seen, default=offset) < offset < last_seen
             and offset >= partition.floor

@@ -22,7 +22,7 @@ Runs = Sequence[tuple[TopicPartition, list[bytes]]]
 
 
 class Traffic:
-    """Nobody waits for an answer; they are looked at now and then."""
+    """No task waits for the answers; the history looks at them now and then."""
 
     def __init__(self, history: History) -> None:
         self._history = history

@@ -123,7 +123,7 @@ class RemoteSubscription(Closable):
                         self._held_bytes += len(arrival.payload)
                     self._changed.notify_all()
                     await self._changed.wait_for(lambda: self._held_bytes < self._buffer_bytes)
-        except Exception as ended:  # noqa: BLE001 - whoever reads is told, whatever it was
+        except Exception as ended:  # noqa: BLE001 - the reader gets every error
             error = ended
         await self._finish(error)
 

@@ -21,7 +21,7 @@ EVERYTHING: Final = 2**40
 
 
 class ForgetsAcks(Group):
-    """What is acknowledged is not told to be stored."""
+    """Acknowledgements are not recorded for storing."""
 
     def ack(self, *arguments: Any) -> Effects:
         return replace(super().ack(*arguments), acked=[], picked=[])
@@ -42,7 +42,7 @@ class AcksBehindTheOffset(Group):
 
 
 class AsksNoQuestions(Group):
-    """Anybody may acknowledge what another consumer has."""
+    """A consumer may acknowledge messages that another consumer holds."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -68,7 +68,7 @@ class AsksNoQuestions(Group):
 
 
 class HidesLateness(Group):
-    """Whoever acknowledges too late believes it was in time."""
+    """A consumer whose ack is late is not informed."""
 
     def ack(self, *arguments: Any) -> Effects:
         return replace(super().ack(*arguments), late=[])
@@ -206,7 +206,7 @@ class ForgetsFailures(Group):
 
 
 class TellsNoFailures(Group):
-    """What a nack counts is not told to be stored."""
+    """A failure that a nack counts is not recorded for storing."""
 
     def nack(self, *arguments: Any, **options: Any) -> Effects:
         return replace(super().nack(*arguments, **options), failed=[])
@@ -272,7 +272,7 @@ class ForgetsGraves(Group):
 
 
 class BuriesQuietly(Group):
-    """That a dead-lettered message is done is not told to be stored."""
+    """The end of a dead-lettered message is not recorded for storing."""
 
     def dead_letter_stored(self, key: TopicPartition, offset: int, now_ns: int) -> Effects:
         return replace(super().dead_letter_stored(key, offset, now_ns), acked=[])

@@ -74,7 +74,7 @@ def scenario(
 ) -> Callable[[Scenario], ScenarioTest]:
     """Makes a test of a coroutine: it runs once for each store, with these rules and settings.
 
-    All topics are `keep = "disk"` by their rules: the memory store is told to take those.
+    All topics are `keep = "disk"` by their rules: the memory store is set to take those.
     """
     settings = Settings(log=log, limits=limits or LimitSettings())
 

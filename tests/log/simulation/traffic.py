@@ -168,7 +168,7 @@ class Traffic:
                 raise Violation(f"{sent} was never answered")
 
     def check_answered_after_sync(self) -> None:
-        """Nobody waits any more, but for repetitions that are looked up."""
+        """No publisher waits any more, except for repetitions that are looked up."""
         for future, sent in self.in_flight.items():
             if not future.done() and sent.producer is None:
                 raise Violation(f"{sent} is not answered after a sync")

@@ -1,4 +1,4 @@
-"""Acknowledged work over a connection: the calls that reach the broker, the client's frames, and their time."""
+"""Acknowledged work over a connection: what reaches the broker, which frames the client gets, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are on the disk before anybody is told of them, and an error of the disk's is not lost."""
+"""The archive syncs files before it commits them, and reports every disk error."""
 
 from __future__ import annotations
 

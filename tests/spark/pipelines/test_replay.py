@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DiskBroker]:
-    """A broker with messages of two topics that nobody adds to."""
+    """A broker with two topics that get no further messages."""
     with DiskBroker(tmp_path_factory.mktemp("home") / "data", RULES) as serving:
         with serving.connect() as bus:
             publish(bus, sensor_messages(800))

@@ -189,7 +189,7 @@ def test_messages_can_be_copied_as_they_are_each_where_its_topic_says(
     assert [(m.payload, m.key, m.tags, m.event_time_ns) for m in copied] == [
         (m.payload, m.key, m.tags, m.event_time_ns) for m in given
     ]
-    assert bus.cursors() == []  # without a checkpoint, nobody would come back to it
+    assert bus.cursors() == []  # without a checkpoint, no query would return to it
 
 
 @pytest.mark.parametrize(

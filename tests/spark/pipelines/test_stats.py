@@ -79,7 +79,7 @@ def test_figures_of_known_messages_are_exact(spark: SparkSession) -> None:
         ({"unit": "F"}, MINUTE + 3600 * S, MINUTE + 50 * S, MINUTE + 50 * S, 9),
         # Received in the second minute, an event of the first.
         ({"unit": "F"}, MINUTE + 59 * S, MINUTE + 61 * S, MINUTE + 62 * S, 10),
-        # Nobody set the times; and times that do not fit into a difference.
+        # Times that are not set, and times whose difference does not fit into 64 bits.
         ({}, 0, 0, MINUTE + 1 * S, 1),
         ({}, -INT64_MAX, 5, MINUTE + 2 * S, 2),
         ({}, INT64_MAX, -INT64_MAX, MINUTE + 3 * S, 0),

@@ -31,7 +31,7 @@ def windows(**changed: Any) -> Windows:
 
 
 def figures(topic: str = "sensors/a", minute: int = 0, **changed: Any) -> pa.Table:
-    """One row; what nobody says of it is 1."""
+    """One row; every value that is not given is 1."""
     row: dict[str, Any] = dict.fromkeys(FIGURES.names, 1) | {
         "topic": topic,
         "tags": [("unit", "C"), ("site", None)],

@@ -87,7 +87,7 @@ async def _join_all(history: History) -> None:
 
 
 def _work(history: History) -> bool:
-    """Whether anybody had anything to do."""
+    """Whether any consumer had work."""
     has_work = False
     for hand in history.hands:
         if hand.client.recalled:
@@ -130,7 +130,7 @@ async def _check_states(history: History) -> None:
 
 
 async def _rest(history: History) -> None:
-    """Nobody consumes: nothing stays active."""
+    """Without consumers no group stays active."""
     for hand in list(history.hands):
         dismiss(history, hand, is_clean=True)
     for _ in range(3):

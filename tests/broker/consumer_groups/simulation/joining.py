@@ -1,4 +1,4 @@
-"""Consumers that join subscriptions, make them on the way, or change their minds before they are in."""
+"""Consumers that join subscriptions, make them on the way, or leave before they have joined."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ The recorder checks what lies between subscriptions, or between them and the log
 
 - a message is gone only for a reason: deleted, purged, past a limit, or owed to no group at some time;
 - a message is done as a dead letter only after its letter is stored;
-- a subscription begins where it was told to; one that was made, paused or deleted is so after a crash, too;
+- a subscription begins where its creator asked; one that was made, paused or deleted is so after a crash, too;
 - what a group decides to deliver reaches its consumer, complete and as it was published.
 """
 
@@ -156,13 +156,13 @@ class Recorder:
                 self.drop_topics(subject, group)
 
     def note_purged(self, subject: Subject, group: str, key: TopicPartition) -> None:
-        """Nobody cares whether what was purged counts as owed."""
+        """Purged messages may or may not count as owed."""
         partition = subject.partition(group, key)
         assert partition is not None
         partition.gone_below = max(partition.gone_below, self.stock.purged_below(key))
 
     def excuse(self, subject: Subject, group: str, key: TopicPartition) -> None:
-        """A group begins with a partition, or elsewhere in it: what nobody else was owed all along may be gone."""
+        """A group begins with a partition, or elsewhere in it: messages that no other group was owed may be gone."""
         subject.excused[group, key] = {
             offset
             for offset in range(1, self.stock.end(key))

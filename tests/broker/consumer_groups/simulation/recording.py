@@ -57,7 +57,7 @@ def watched(recorder: Recorder) -> Iterator[None]:
 
 
 class RecordingWork(ConsumerGroups):
-    """Tells of messages and topics before anybody else hears of them."""
+    """Reports messages and topics before the other listeners get them."""
 
     def __init__(self, recorder: Recorder, *parts: Any) -> None:
         self._recorder = recorder

@@ -61,12 +61,12 @@ class Stock:
         return topic in self._purging
 
     def hidden(self, topic: str) -> None:
-        """There is an answer, or nobody is there to give one any more: what has come meanwhile may be gone, too."""
+        """The answer came, or cannot come any more: messages stored meanwhile may be gone, too."""
         self._purging.discard(topic)
         self._purged[topic] = self.ends(topic)
 
     def surely_hidden(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Somebody was told so: nobody gets any of what there was before."""
+        """The purge was acknowledged: no consumer gets an earlier message."""
         self._surely_purged |= ends
 
     def is_hidden(self, key: TopicPartition, offset: int) -> bool:
@@ -82,7 +82,7 @@ class Stock:
             self.hidden(topic)
 
     def may_be_gone(self, key: TopicPartition, offset: int) -> bool:
-        """Whatever anybody is owed."""
+        """All messages that any group is owed."""
         if key[0] in self._purging or offset < self._purged.get(key[0], {}).get(key, 1):
             return True
         retain = self._policies.for_topic(key[0]).retain

@@ -41,7 +41,7 @@ class Subject:
         self.pausing: list[bool] = []  # asked for without an answer
         self.members: set[str] = set()  # that were told they are
         self.consumer_groups: dict[str, RecordingConsumerGroup] = {}  # of this process
-        # What was not owed by anybody when a group began with a partition, or was moved: it may be gone.
+        # Messages that no group was owed when a group began with a partition, or was moved: they may be gone.
         self.excused: dict[tuple[str, TopicPartition], set[int]] = {}
         self.left_out: set[tuple[str, TopicPartition]] = set()  # topics deleted that a group knew
 
