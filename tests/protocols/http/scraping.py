@@ -123,6 +123,11 @@ class Worker:
 async def scrape_at_work(server: Server, client: httpx.AsyncClient) -> Scraped:
     """With a row of everything: an interval has ended in which there was traffic."""
     await work(server.broker)
+    # Readings are cached for fifty times as long as they took, and on a busy machine one from before the work may
+    # have taken long.
+    server.broker.monitor._stores.forget()
+    server.broker.monitor._live.forget()
+    server.broker.monitor._cursors_again_ns = 0
     await server.broker._reporter.report()
     scraped = await scrape(client)
     while "runnel_disk_free_bytes" not in scraped.text:  # a thread looks at the disk
