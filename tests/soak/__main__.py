@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from random import SystemRandom
-from typing import Any
+from typing import Any, Final
 
 from tests.soak.damage import soak_damage
 from tests.soak.everything import NAMES, soak_everything
@@ -31,6 +31,10 @@ examples:
   bin/soak listeners --seconds 300        attacks on the listeners of a real server
   bin/soak listeners --only http --tls    on one of them, with TLS
   bin/soak spark --seconds 600            the memory of Spark's Python workers, in a stream from topics to a topic"""
+
+
+# Former words of this command line, which scripts may still use.
+_FORMER_WORDS: Final = {"door": "listeners", "--doors": "--only"}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,16 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     formats = commands.add_parser("formats", help="hostile bytes for the formats' decoders")
     formats.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
     formats.add_argument("--seed", type=int, help="the first seed; random without it")
-    listeners = commands.add_parser(
-        "listeners", aliases=["door"], help="attacks on the listeners of a real server"
-    )
+    listeners = commands.add_parser("listeners", help="attacks on the listeners of a real server")
     listeners.add_argument(
-        "--only",
-        "--doors",
-        nargs="+",
-        choices=VANDALS,
-        default=tuple(VANDALS),
-        help="some of them",
+        "--only", nargs="+", choices=VANDALS, default=tuple(VANDALS), help="some of them"
     )
     listeners.add_argument("--tls", action="store_true", help="listeners that speak TLS")
     listeners.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
@@ -88,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str]) -> int:
     parser = _parser()
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args([_FORMER_WORDS.get(word, word) for word in arguments])
     if chosen.command == "all":
         if chosen.minutes <= 0:
             parser.error(
@@ -99,7 +96,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--seconds {chosen.seconds:g} leaves no time; at least a fraction is needed")
     if chosen.command == "formats":
         return _soak_formats(chosen)
-    if chosen.command in ("listeners", "door"):  # its former name
+    if chosen.command == "listeners":
         return soak_listeners(chosen.seconds, _seed(chosen), chosen.only, with_tls=chosen.tls)
     if chosen.command == "damage":
         return soak_damage(chosen.seconds, _seed(chosen))

@@ -32,9 +32,9 @@ class Soak(NamedTuple):
     needs: str = ""
 
 
-# The lanes run at the same time, the soaks of a lane one after the other. Those of the first lane keep a server, or
+# The tracks run at the same time, the soaks of a track one after the other. Those of the first track keep a server, or
 # Spark, and its clients busy; those of the second are one process each.
-LANES: Final[tuple[tuple[Soak, ...], ...]] = (
+TRACKS: Final[tuple[tuple[Soak, ...], ...]] = (
     (
         Soak("listeners", ("listeners",), 5),
         Soak("listeners-tls", ("listeners", "--tls"), 3),
@@ -48,7 +48,7 @@ LANES: Final[tuple[tuple[Soak, ...], ...]] = (
         Soak("formats", ("formats",), 2),
     ),
 )
-NAMES: Final = tuple(soak.name for lane in LANES for soak in lane)
+NAMES: Final = tuple(soak.name for track in TRACKS for soak in track)
 
 
 class FinishedSoak(NamedTuple):
@@ -72,12 +72,12 @@ class FinishedSoak(NamedTuple):
 
 
 def planned(seconds: float, chosen: Sequence[str]) -> list[list[tuple[Soak, float]]]:
-    """The soaks of each lane and their seconds, without those whose package is missing."""
+    """The soaks of each track and their seconds, without those whose package is missing."""
     plan = []
-    for lane in LANES:
+    for track in TRACKS:
         soaks = [
             soak
-            for soak in lane
+            for soak in track
             if soak.name in chosen
             and (not soak.needs or importlib.util.find_spec(soak.needs) is not None)
         ]
@@ -92,7 +92,7 @@ def soak_everything(
     seconds: float, seed: int, chosen: Sequence[str] = NAMES, findings: Path = FINDINGS
 ) -> int:
     """The command: prints what it does, and returns its exit code."""
-    print(f"all soaks from seed {seed} on, for {seconds:g} s, in {len(LANES)} lanes", flush=True)
+    print(f"all soaks from seed {seed} on, for {seconds:g} s, in {len(TRACKS)} tracks", flush=True)
     ended = asyncio.run(_run(planned(seconds, chosen), seed, findings))
     _print_table(ended)
     found = [each for each in ended if each.code != 0]
@@ -108,9 +108,9 @@ def soak_everything(
 async def _run(
     plan: Sequence[Sequence[tuple[Soak, float]]], seed: int, findings: Path
 ) -> list[FinishedSoak]:
-    async def run_lane(lane: Sequence[tuple[Soak, float]]) -> list[FinishedSoak]:
+    async def run_track(track: Sequence[tuple[Soak, float]]) -> list[FinishedSoak]:
         all_ended = []
-        for soak, seconds in lane:
+        for soak, seconds in track:
             ended = await _run_one(soak, seconds, seed)
             print(f"  {soak.name}: {ended.outcome} after {ended.seconds:.0f} s", flush=True)
             if ended.code != 0:  # saved at once, while the others run
@@ -118,13 +118,13 @@ async def _run(
             all_ended.append(ended)
         return all_ended
 
-    lanes = [asyncio.create_task(run_lane(lane)) for lane in plan]
+    tracks = [asyncio.create_task(run_track(track)) for track in plan]
     try:
-        return [each for lane in await asyncio.gather(*lanes) for each in lane]
+        return [each for track in await asyncio.gather(*tracks) for each in track]
     finally:  # interrupted: each task ends its own soak
-        for lane_task in lanes:
-            lane_task.cancel()
-        await asyncio.wait(lanes)
+        for track_task in tracks:
+            track_task.cancel()
+        await asyncio.wait(tracks)
 
 
 async def _run_one(soak: Soak, seconds: float, seed: int) -> FinishedSoak:
