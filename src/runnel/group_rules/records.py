@@ -22,7 +22,7 @@ _PAIR: Final = struct.Struct("<qq")
 
 
 class _StateRecord(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False):
-    pass
+    """One record of a state journal: an array that begins with its kind."""
 
 
 class AckedRecord(_StateRecord, tag="acked", frozen=True, gc=False):

@@ -197,7 +197,7 @@ class Creator(Protocol):
 
 
 class NullListener:
-    """A listener that ignores everything."""
+    """A `LogListener` that ignores everything."""
 
     def on_stored(self, shard: ShardId, batches: Sequence[VisibleBatch]) -> None:
         """Do nothing."""

@@ -45,6 +45,8 @@ class DrainDeadline:
 
 
 class _ListenerServer(Protocol):
+    """The part of a listener's server that ends it."""
+
     @property
     def connection_count(self) -> int: ...
     async def drain(self) -> bool: ...

@@ -67,7 +67,7 @@ class PageConnection:
         self._socket.close()
 
     def is_idle(self) -> bool:
-        """Whether it can take a request. Unrequested data means that the broker says farewell."""
+        """Whether it can take a request. Unrequested data means that the broker is closing."""
         if self._is_asked or self._socket.fileno() < 0:
             return False
         with contextlib.suppress(BlockingIOError):

@@ -21,7 +21,7 @@ _INCUBATOR: Final = b"WARNING: Using incubator modules"
 
 @contextmanager
 def filtered_stderr() -> Iterator[None]:
-    """AuthenticatedClient the standard error of processes started inside through `worth_telling`, line by line."""
+    """Pass the standard error of processes started inside through `worth_telling`, line by line."""
     reading, writing = os.pipe()
     original = os.dup(_STDERR)
     os.dup2(writing, _STDERR)
