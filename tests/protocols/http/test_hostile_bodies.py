@@ -14,7 +14,7 @@ from runnel.formats.heads import PartitionPlace, Start
 from runnel.formats.message import Message
 from runnel.protocols.http.encoding.event_ids import ID_CHARS_MAX, EventIds
 from runnel.protocols.http.encoding.sent_last_values import SentLists
-from runnel.protocols.http.resources.publishing import ARRAY_MAX
+from runnel.protocols.http.resources.publish import ARRAY_MAX
 from runnel.protocols.http.server.bodies import CONTROL_BYTES_MAX
 from tests.protocols.http.scene import in_loop, open_scene, until
 from tests.protocols.http.talking import Talker

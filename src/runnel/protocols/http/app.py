@@ -11,16 +11,16 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ControllerRouterHandler
 
 from runnel.protocols.http.encoding.problems import PROBLEM_TYPE, problem_bytes, problem_of
-from runnel.protocols.http.resources.consuming import work_handlers
 from runnel.protocols.http.resources.cursors import cursor_handlers
 from runnel.protocols.http.resources.health import health_handlers
 from runnel.protocols.http.resources.live import live_handlers
 from runnel.protocols.http.resources.messages import read_handlers
 from runnel.protocols.http.resources.metrics import metrics_handlers
 from runnel.protocols.http.resources.page import page_handlers
-from runnel.protocols.http.resources.publishing import publish_handlers
+from runnel.protocols.http.resources.publish import publish_handlers
 from runnel.protocols.http.resources.statistics import monitoring_handlers
 from runnel.protocols.http.resources.topics import topic_handlers
+from runnel.protocols.http.resources.work import work_handlers
 from runnel.protocols.http.server.answers import Answer
 from runnel.protocols.http.server.calls import call_of
 from runnel.protocols.http.server.requests import HttpRequest, explained

@@ -69,7 +69,7 @@ def named_messages(
 
 def _check(caller: Caller, owned: OwnedConsumer, subscription: str, at: int) -> None:
     if owned.owner is not caller.rights:
-        raise ForbiddenError(f"$.acks[{at}]: its message was given to somebody with another token")
+        raise ForbiddenError(f"$.acks[{at}]: its message was given to a client with another token")
     if owned.subscription != subscription:
         raise FieldFault(
             f"$.acks[{at}]", f"its message is of another subscription than {subscription!r}"

@@ -13,7 +13,7 @@ from runnel.protocols.http.server.answers import Answer
 from runnel.protocols.http.server.calls import call_of
 
 
-@get("/metrics", operation_id="metrics", tags=["watching"], media_type="text/plain")
+@get("/metrics", operation_id="metrics", tags=["monitoring"], media_type="text/plain")
 async def metrics(request: Request[Any, Any, Any]) -> Answer:
     """Return all metrics in Prometheus' text format, or as OpenMetrics if `Accept` asks for it.
 

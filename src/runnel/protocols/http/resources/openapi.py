@@ -20,47 +20,49 @@ from litestar.types import ControllerRouterHandler
 from runnel.protocols.http.encoding.messages import MessageIn
 from runnel.protocols.http.encoding.problems import PROBLEM_TYPE, Problem
 from runnel.protocols.http.resources.bulk import BulkReceipt
-from runnel.protocols.http.resources.publishing import Receipt, Receipts
+from runnel.protocols.http.resources.publish import Receipt, Receipts
 from runnel.topics.names import NAME_BYTES_MAX
 
 _Json = dict[str, Any]
 
 _DESCRIPTION: Final = """\
-REST for everyone who does not write Python: publish, read again, read live, share work, administer.
+REST for clients in any language: publish, replay, read live, share work, administer.
 
-Names of topics stand in paths percent-encoded (`sensors%2Fa`) or as they are (`sensors/a`). Errors are problem details
+Topic names in paths may be percent-encoded (`sensors%2Fa`) or not (`sensors/a`). Errors are problem details
 (RFC 9457): `code` is stable and for programs, `detail` says what would be right, `retriable` whether the same request
 may succeed later.
 """
 _TAGS: Final = (
-    Tag("publish", "Messages in."),
-    Tag("read", "Messages again, from any offset or time."),
-    Tag("live", "Messages as they come."),
+    Tag("publish", "Publish messages."),
+    Tag("read", "Replay: stored messages from any offset or time on."),
+    Tag("live", "Streams: messages as they arrive."),
     Tag("work", "Acknowledged work: each message to one consumer, until it is acknowledged."),
     Tag("topics", "Topics and how they are kept."),
     Tag("cursors", "Positions that outlive their readers."),
-    Tag("watching", "What the broker tells of itself."),
-    Tag("health", "For whatever keeps the broker running."),
+    Tag("monitoring", "Metrics, connections and statistics."),
+    Tag("health", "Probes for a supervisor: whether the broker lives, and whether it is ready."),
 )
 # Problems of every resource that needs a token, in addition to its own.
 _EVERYWHERE: Final = {
-    "400": "The request is wrong as it stands.",
-    "401": "A token is needed, or the one shown is not known.",
-    "403": "The token has no right to this; or a web page of another site asked.",
-    "429": "Beyond a limit: of a token's calls, of streams, of what may exist.",
-    "503": "Not now; the same request may succeed later.",
+    "400": "The request is wrong: repeating it unchanged cannot succeed.",
+    "401": "The request has no token, or an unknown one.",
+    "403": "The token has no right to this, or the request came from a web page of another site.",
+    "429": "A limit is reached: of a token's requests, of streams, or of objects.",
+    "503": "Temporarily unavailable: the same request may succeed later.",
 }
 _WITH_TOPIC: Final = {"404": "There is no such topic, partition, subscription or cursor."}
 _WITH_BODY: Final = {
     "413": "The body, or a message in it, is too large.",
-    "415": "A content type, or an encoding, that is not taken here.",
+    "415": "This resource does not accept the content type or the encoding.",
 }
 _STORING: Final = {"507": "The disk is full."}
 _OFFSETS: Final = {
     "410": "The messages from that offset on are gone.",
     "416": "The offset has not been reached.",
 }
-_STATES: Final = {"409": "Not as things are now: it differs, was replaced, or came too late."}
+_STATES: Final = {
+    "409": "The request conflicts with the state: it differs, or the request came too late."
+}
 _NAME_PATTERN: Final = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
 _OPEN: Final = frozenset(("health", "readiness", "openapi", "docs"))
 

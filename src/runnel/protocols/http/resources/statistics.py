@@ -48,7 +48,7 @@ class ConnectionList(msgspec.Struct, frozen=True):
     ]
 
 
-@get("/v1/connections", operation_id="listConnections", tags=["watching"])
+@get("/v1/connections", operation_id="listConnections", tags=["monitoring"])
 async def list_connections(
     request: Request[Any, Any, Any],
     after: Annotated[int, QueryParameter(ge=0, description="Only ids after this one.")] = 0,
@@ -76,7 +76,7 @@ def _connection(row: ConnectionStats) -> ConnectionOut:
     )
 
 
-@get("/v1/statistics", operation_id="statistics", tags=["watching"], sync_to_thread=False)
+@get("/v1/statistics", operation_id="statistics", tags=["monitoring"], sync_to_thread=False)
 def statistics(request: Request[Any, Any, Any]) -> dict[str, Any]:
     """Return the current statistics, as they are published on `!system/metrics/broker`."""
     return call_of(request).access.statistics()
