@@ -12,7 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from runnel.cli.main import run
-from tests.protocols.http.scraping import Scraped, running, scrape_at_work
+from tests.protocols.http.busy_broker import Scraped, running, scrape_at_work
 
 FOLDER = Path(__file__).parents[1] / "docs" / "operations"
 # Prometheus' own.

@@ -9,7 +9,7 @@ import pytest
 
 from runnel.broker.monitoring.events import _LINES, EVENTS_TOPIC, EventKind, Events
 from runnel.errors import BusyError
-from tests.broker.monitoring import Watcher
+from tests.broker.fake_publisher import FakePublisher
 from tests.fakes.clock import VirtualClock
 
 SECOND_NS = 1_000_000_000
@@ -18,8 +18,8 @@ SECOND_NS = 1_000_000_000
 class Told:
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.watcher = Watcher()
-        self.events = Events(self.clock, self.watcher.publish)
+        self.published = FakePublisher()
+        self.events = Events(self.clock, self.published.publish)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ class Lines:
 
 def test_an_event_is_a_message_with_its_kind_as_a_tag(told: Told) -> None:
     told.events.emit(EventKind.TOPIC_MADE, "a/b", journal="main", partitions=4)
-    assert told.watcher.seen == [
+    assert told.published.seen == [
         (
             EVENTS_TOPIC,
             {
@@ -100,9 +100,9 @@ def test_the_same_subject_is_told_of_once_a_second_and_the_rest_is_counted(told:
     for _ in range(100):
         told.events.emit(EventKind.SLOW_READER, "peer")
         told.clock.advance(SECOND_NS // 100)
-    assert len(told.watcher.seen) == 1
+    assert len(told.published.seen) == 1
     told.events.emit(EventKind.SLOW_READER, "peer")
-    first, summed_up, again = told.watcher.events("slow_reader")
+    first, summed_up, again = told.published.events("slow_reader")
     assert (first["subject"], again["subject"]) == ("peer", "peer")
     assert (summed_up["suppressed"], summed_up["of_other_subjects"]) == (99, 0)
 
@@ -114,13 +114,13 @@ def test_a_storm_of_subjects_is_told_in_part_and_summed_up_when_it_is_over(
         told.events.emit(EventKind.TOPIC_MADE, f"topic/{number}")
     assert len(lines()) == 10
     told.events.flush()
-    assert len(told.watcher.seen) == 10
+    assert len(told.published.seen) == 10
     told.clock.advance(SECOND_NS)
     told.events.flush()
     told.events.flush()
-    assert len(told.watcher.seen) == 11
-    assert told.watcher.seen[-1][1]["suppressed"] == 9990
-    assert told.watcher.seen[-1][1]["of_other_subjects"] == 9990
+    assert len(told.published.seen) == 11
+    assert told.published.seen[-1][1]["suppressed"] == 9990
+    assert told.published.seen[-1][1]["of_other_subjects"] == 9990
 
 
 def test_kinds_do_not_hold_each_other_back(told: Told) -> None:
@@ -128,11 +128,11 @@ def test_kinds_do_not_hold_each_other_back(told: Told) -> None:
         told.events.emit(EventKind.TOPIC_MADE, f"topic/{number}")
     for number in range(100):
         told.events.emit(EventKind.PIN_PASSED, f"cursor-{number}")
-    assert len(told.watcher.events("pin_passed")) == 100
+    assert len(told.published.events("pin_passed")) == 100
 
 
 def test_failing_to_publish_does_not_fail_whoever_tells(told: Told, lines: Lines) -> None:
-    told.watcher.failure = BusyError("the queue is full")
+    told.published.failure = BusyError("the queue is full")
     told.events.emit(EventKind.TOPIC_DELETED, "a")
     assert [line["event"] for line in lines()] == [
         "topic deleted",
@@ -142,15 +142,15 @@ def test_failing_to_publish_does_not_fail_whoever_tells(told: Told, lines: Lines
 
 
 def test_publishing_that_makes_a_topic_comes_to_an_end() -> None:
-    clock, watcher = VirtualClock(), Watcher()
+    clock, published = VirtualClock(), FakePublisher()
 
     def publish(topic: str, payload: bytes, tags: object) -> None:
         events.emit(EventKind.TOPIC_MADE, topic)
-        watcher.publish(topic, payload)
+        published.publish(topic, payload)
 
     events = Events(clock, publish)
     events.emit(EventKind.TOPIC_MADE, "a")
-    assert [document["subject"] for _, document, _ in watcher.seen] == [EVENTS_TOPIC, "a"]
+    assert [document["subject"] for _, document, _ in published.seen] == [EVENTS_TOPIC, "a"]
 
 
 def test_without_anybody_to_publish_for_there_are_lines(lines: Lines) -> None:

@@ -30,7 +30,7 @@ from runnel.log.log import (
 )
 from runnel.log.memory import MemoryLog
 from runnel.topics.policies import Difference, Policies
-from tests.broker.monitoring import Watcher, settle
+from tests.broker.fake_publisher import FakePublisher, settle
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import Kind
 from tests.log.home import Home
@@ -54,8 +54,8 @@ class House:
         settings: Settings | None = None,
     ) -> None:
         self.clock = clock
-        self.watcher = Watcher()
-        self.events = Events(clock, self.watcher.publish)
+        self.published = FakePublisher()
+        self.events = Events(clock, self.published.publish)
         self.keeping = LogMaintenance(
             settings or Settings(log=PLAIN),
             clock,
@@ -71,7 +71,7 @@ class House:
             await settle()
 
     def told(self, kind: str) -> list[str]:
-        return [event["subject"] for event in self.watcher.events(kind)]
+        return [event["subject"] for event in self.published.events(kind)]
 
 
 @asynccontextmanager
@@ -172,11 +172,13 @@ def test_retention_is_applied_at_its_interval_and_told() -> None:
             await kept.pass_time(1)
             first = (await log.bounds("a", 0)).first_offset
             assert first > 1
-            (event,) = kept.watcher.events("retention")
+            (event,) = kept.published.events("retention")
             assert event["segments_removed"] == first - 1
             assert event["bytes_removed"] > 100 * (first - 1)
             await kept.pass_time(10)
-            assert len(kept.watcher.events("retention")) == 1  # nothing more to do, nothing to tell
+            assert (
+                len(kept.published.events("retention")) == 1
+            )  # nothing more to do, nothing to tell
 
     asyncio.run(scenario())
 
@@ -191,7 +193,7 @@ def test_retention_in_memory_is_applied_too() -> None:
             await kept.pass_time(10)
             assert kept.told("retention") == ["*/0"]
             assert log.statistics().shards[0].stored_bytes == 0
-            assert not kept.watcher.events("segment_rotated")
+            assert not kept.published.events("segment_rotated")
 
     asyncio.run(scenario())
 
@@ -202,7 +204,7 @@ def test_round_that_fails_is_told_and_the_next_tries_again() -> None:
         log.unreadable = {ShardId("a")}
         async with house({"disk": log, "memory": other}, clock) as kept:
             await kept.pass_time(10)
-            (event,) = kept.watcher.events("retention_failed")
+            (event,) = kept.published.events("retention_failed")
             assert event["subject"] == "a/0"
             assert "bad sector" in event["error"]
             assert kept.told("retention") == ["b/0"]  # one log stops no other
@@ -249,7 +251,7 @@ def test_cursor_whose_hold_was_passed_is_named_with_what_it_lost() -> None:
             await log.set_cursor("in-time", [CursorPosition(topic="a", offset=11)])
             await kept.pass_time(10)
             first = (await log.bounds("a", 0)).first_offset
-            by_offset, by_shard = kept.watcher.events("pin_passed")
+            by_offset, by_shard = kept.published.events("pin_passed")
             assert by_offset["subject"] == "by-offset"
             assert by_offset["messages_lost"] == first - 2 > 0
             assert by_offset["places"] == [
@@ -286,13 +288,13 @@ def test_read_only_shard_is_reopened_and_both_are_told() -> None:
             with pytest.raises(ReadOnlyError):
                 log.append(one("a", b"3"), Level.RECEIVED)
             await kept.pass_time(1)
-            (event,) = kept.watcher.events("shard_reopened")
+            (event,) = kept.published.events("shard_reopened")
             assert (event["subject"], event["tries"]) == ("main/0", 1)
             assert event["closed_for_ns"] == SECOND_NS
             assert (await log.append(one("a", b"4"))).base_offsets == [2]
             await kept.pass_time(5)
-            assert len(kept.watcher.events("shard_reopened")) == 1
-            assert len(kept.watcher.events("shard_read_only")) == 1
+            assert len(kept.published.events("shard_reopened")) == 1
+            assert len(kept.published.events("shard_read_only")) == 1
 
     asyncio.run(scenario())
 
@@ -309,10 +311,10 @@ def test_disk_that_stays_broken_is_tried_again_after_longer_and_longer_times() -
             with pytest.raises(ReadOnlyError):
                 await log.append(one("a", b"2"))
             await kept.pass_time(20)
-            failed = kept.watcher.events("shard_reopen_failed")
+            failed = kept.published.events("shard_reopen_failed")
             assert [event["tries"] for event in failed] == [1, 2, 3]
             assert [event["next_try_in_ns"] // SECOND_NS for event in failed] == [1, 2, 4]
-            (event,) = kept.watcher.events("shard_reopened")
+            (event,) = kept.published.events("shard_reopened")
             assert event["tries"] == 4
             assert event["closed_for_ns"] == 8 * SECOND_NS
             assert (await log.append(one("a", b"3"))).base_offsets == [2]
@@ -344,7 +346,7 @@ def test_shard_that_cannot_be_reopened_keeps_no_other_from_it() -> None:
             assert kept.told("shard_reopen_failed") == ["broken/0"]
             await kept.pass_time(30)
             assert sum(shard == ShardId("hanging") for _, shard in log.tries) == 1  # under way
-            assert len(kept.watcher.events("retention")) == 9  # three rounds, three shards
+            assert len(kept.published.events("retention")) == 9  # three rounds, three shards
             log.released.set()
             await settle()
             assert kept.told("shard_reopened") == ["well/0", "hanging/0"]
@@ -408,7 +410,7 @@ def test_damage_found_while_running_is_told_once() -> None:
         log.damage = ["known at the start"]
         async with house({"disk": log}, clock) as kept:
             await kept.pass_time(2)
-            assert not kept.watcher.events("damage")
+            assert not kept.published.events("damage")
             log.damage.append("data/a.segment:4096: checksum\udcff")
             await kept.pass_time(3)
             assert kept.told("damage") == ["data/a.segment:4096: checksum\\udcff"]
@@ -426,7 +428,7 @@ def test_rotation_is_told() -> None:
             assert not kept.told("segment_rotated")
             await log.append(one("a", b"2"))
             await kept.pass_time(3)
-            (event,) = kept.watcher.events("segment_rotated")
+            (event,) = kept.published.events("segment_rotated")
             assert (event["subject"], event["segments"]) == ("main/0", 2)
 
     asyncio.run(scenario())
@@ -438,7 +440,7 @@ def test_rotation_is_told() -> None:
 def test_clean_start_has_nothing_to_tell() -> None:
     kept = House({}, VirtualClock())
     report_recovery(kept.events, "disk", Recovered(True, (), (), ()))
-    assert not kept.watcher.seen
+    assert not kept.published.seen
 
 
 def test_what_recovery_found_is_told() -> None:
@@ -448,10 +450,10 @@ def test_what_recovery_found_is_told() -> None:
         Difference(topic="a", key="journal", recorded="main", now="a*", rule="a*"),
     ]
     report_recovery(kept.events, "disk", Recovered(False, ["x:7: torn"], (), differences))
-    (recovered,) = kept.watcher.events("recovered")
+    (recovered,) = kept.published.events("recovered")
     assert recovered["torn"] == ["x:7: torn"]
     assert (recovered["torn_count"], recovered["damage_count"]) == (1, 0)
-    (differs,) = kept.watcher.events("policy_differs")
+    (differs,) = kept.published.events("policy_differs")
     assert differs["subject"] == "a"
     assert "keep = disk" in differs["text"]
     assert "journal = main" in differs["text"]
@@ -465,6 +467,6 @@ def test_events_held_back_are_summed_up_by_maintenance() -> None:
             await kept.pass_time(1)
             assert len(kept.told("damage")) == 100
             await kept.pass_time(1)
-            assert kept.watcher.events("damage")[-1]["suppressed"] == 30
+            assert kept.published.events("damage")[-1]["suppressed"] == 30
 
     asyncio.run(scenario())

@@ -18,7 +18,7 @@ from runnel.errors import LimitExceededError
 from runnel.log.log import LogStatistics, ShardId, ShardStatistics
 from runnel.log.memory import MemoryLog
 from runnel.topics.policies import Policies
-from tests.broker.monitoring import Watcher, settle
+from tests.broker.fake_publisher import FakePublisher, settle
 from tests.fakes.clock import VirtualClock
 from tests.log.samples import one
 
@@ -56,7 +56,7 @@ class Watched:
         )
         self.stores = StoreStatistics({"disk": self.log}, self.clock)
         self.stores.register(self.metrics)
-        self.watcher = Watcher()
+        self.published = FakePublisher()
         self.connections: list[ConnectionStats] = []
         self.subscriptions: list[LiveSubscriptionStats] = []
         self.reporter = Reporter(
@@ -64,7 +64,7 @@ class Watched:
             self.clock,
             self.metrics,
             self.stores,
-            self.watcher.publish,
+            self.published.publish,
             connections=self.read_connections,
             subscriptions=lambda: self.subscriptions,
         )
@@ -73,7 +73,7 @@ class Watched:
         return {row.id: row for row in self.connections}
 
     def last(self, name: str) -> Any:
-        return self.watcher.documents(f"!system/metrics/{name}")[-1]
+        return self.published.documents(f"!system/metrics/{name}")[-1]
 
     async def pass_time(self, ns: int = SECOND_NS) -> None:
         self.clock.advance(ns)
@@ -97,13 +97,13 @@ def run(scenario: Callable[[Watched], Awaitable[None]], settings: Settings | Non
 def test_all_documents_are_published_every_interval() -> None:
     async def scenario(watched: Watched) -> None:
         await watched.pass_time(SECOND_NS - 1)
-        assert not watched.watcher.seen
+        assert not watched.published.seen
         await watched.pass_time(1)
-        names = [topic.removeprefix("!system/metrics/") for topic, _, _ in watched.watcher.seen]
+        names = [topic.removeprefix("!system/metrics/") for topic, _, _ in watched.published.seen]
         assert names == ["broker", "topics", "journals", "connections", "subscriptions"]
         await watched.pass_time()
-        assert len(watched.watcher.seen) == 10
-        for _, document, _ in watched.watcher.seen:
+        assert len(watched.published.seen) == 10
+        for _, document, _ in watched.published.seen:
             assert document["node"] == "node-1"
             assert document["time_ns"] > 0
 
@@ -114,7 +114,7 @@ def test_interval_is_a_setting() -> None:
     async def scenario(watched: Watched) -> None:
         for _ in range(10):
             await watched.pass_time(100 * MILLISECOND_NS)
-        assert len(watched.watcher.documents("!system/metrics/broker")) == 10
+        assert len(watched.published.documents("!system/metrics/broker")) == 10
 
     run(scenario, Settings(broker=BrokerSettings(metrics_interval_ns=100 * MILLISECOND_NS)))
 
@@ -142,12 +142,12 @@ def test_ticks_that_a_busy_loop_missed_are_not_made_up_for() -> None:
         watched.metrics.counters.messages_in += 350
         watched.metrics.traffic.count_in("a", 350, 3500)
         await watched.pass_time(7 * SECOND_NS // 2)
-        (document,) = watched.watcher.documents("!system/metrics/broker")
+        (document,) = watched.published.documents("!system/metrics/broker")
         assert document["interval_ns"] == 7 * SECOND_NS // 2
         assert document["rates"]["messages_in"] == 100
         assert watched.last("topics")["topics"][0]["rates"]["bytes_in"] == 1000
         await watched.pass_time(SECOND_NS // 2)  # back in step
-        assert len(watched.watcher.documents("!system/metrics/broker")) == 2
+        assert len(watched.published.documents("!system/metrics/broker")) == 2
         assert watched.last("broker")["interval_ns"] == SECOND_NS // 2
 
     run(scenario)
@@ -314,13 +314,13 @@ def test_what_cannot_be_published_is_told_once_and_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(watched: Watched) -> None:
-        watched.watcher.failure = LimitExceededError("too large")
+        watched.published.failure = LimitExceededError("too large")
         await watched.pass_time()
         await watched.pass_time()
         assert len(caplog.records) == 5  # one a document
-        watched.watcher.failure = None
+        watched.published.failure = None
         await watched.pass_time()
-        assert len(watched.watcher.seen) == 5
+        assert len(watched.published.seen) == 5
 
     run(scenario)
 

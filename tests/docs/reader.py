@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.docs.checking import CHECKS, check, check_tested_elsewhere
+from tests.docs.block_checks import CHECKS, check, check_tested_elsewhere
 from tests.docs.output import difference, end_of
 from tests.docs.pages import ROOT, Block, PageError, Remark, Word, items_of, needs
 from tests.docs.places import Places

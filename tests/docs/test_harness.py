@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import pages
-from tests.docs.checking import check
+from tests.docs.block_checks import check
 from tests.docs.output import difference
 from tests.docs.pages import Block, PageError, Remark, Word, parse
 from tests.docs.reader import reading

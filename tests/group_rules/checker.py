@@ -27,10 +27,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tests.group_rules import delivering, failing
-from tests.group_rules.delivering import named
+from tests.group_rules import delivery_checks, failure_checks
+from tests.group_rules.delivery_checks import named
+from tests.group_rules.expectations import Expected, compare
 from tests.group_rules.facts import Consumer, GroupFacts, Lease, LogFacts, PartitionFacts, count_of
-from tests.group_rules.failing import Message, end, move_to_dead_letters, return_unbegun
+from tests.group_rules.failure_checks import Message, end, move_to_dead_letters, return_unbegun
 from tests.group_rules.history import (
     Acked,
     AckedUpTo,
@@ -66,7 +67,6 @@ from tests.group_rules.history import (
     offsets_text,
     place_text,
 )
-from tests.group_rules.telling import Expected, compare
 from tests.simulation.history import Violation
 
 # So often the same may be wanted in vain: each time, one consumer may turn out to have too little room.
@@ -254,16 +254,16 @@ class Checker:
                 f"{WANTS_MAX} times, and nothing of it was taken",
                 (event.place, {event.begin}),
             )
-        delivering.check_wanted(self._rules, self.group(event.group), event)
+        delivery_checks.check_wanted(self._rules, self.group(event.group), event)
 
     def _delivered(self, event: Delivered) -> None:
         if self._is_paused:
             raise Violation(f"delivery {event.delivery} while deliveries are paused")
-        delivering.deliver(self._rules, self.group(event.group), event)
+        delivery_checks.deliver(self._rules, self.group(event.group), event)
 
     def _rested(self, event: Rested) -> None:
         cost_bytes_max = max((log.cost_bytes_max for log in self._logs.values()), default=0)
-        delivering.check_rested(self._rules, self.group(event.group), cost_bytes_max)
+        delivery_checks.check_rested(self._rules, self.group(event.group), cost_bytes_max)
 
     # --- What consumers say ---
 
@@ -406,7 +406,7 @@ class Checker:
         expected: Expected,
         delay_ns: Callable[[int], int] = lambda failures: 0,
     ) -> None:
-        counted = failing.fail(self._rules, group, ended, at_ns, expected, delay_ns)
+        counted = failure_checks.fail(self._rules, group, ended, at_ns, expected, delay_ns)
         for partition, offset, count in counted:
             group.count(partition, offset, count, self.number)
             expected.failed[partition.place, offset] = count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.group_rules.checker import check
+from tests.group_rules.expectations import trail
 from tests.group_rules.history import (
     NS_PER_SECOND,
     Acked,
@@ -37,7 +38,6 @@ from tests.group_rules.history import (
     Stretch,
     Told,
 )
-from tests.group_rules.telling import trail
 from tests.simulation.history import Violation
 
 SECOND = NS_PER_SECOND

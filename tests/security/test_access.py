@@ -34,7 +34,7 @@ from runnel.platform.clock import SystemClock
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
 from runnel.security.rights import Grant, Rights
-from tests.protocols.native.talking import turn, until
+from tests.protocols.native.talker import turn, until
 
 SETTINGS = Settings(log=LogSettings(allocate_bytes=0, disk_reserve_bytes=0))
 MAIN = ShardId("main")

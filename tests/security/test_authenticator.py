@@ -20,7 +20,7 @@ from runnel.errors import (
 from runnel.security.authenticator import Authenticator, tokens_path
 from runnel.security.rights import Right
 from tests.fakes.clock import NS_PER_SECOND, VirtualClock
-from tests.protocols.native.talking import in_loop, turn
+from tests.protocols.native.talker import in_loop, turn
 from tests.security.keyring import Keyring
 
 

@@ -10,7 +10,7 @@ import pytest
 from runnel.client import connect
 from runnel.security.penalties import Penalties, origin_of
 from tests.fakes.clock import NS_PER_SECOND, VirtualClock
-from tests.protocols.native.talking import in_loop, turn
+from tests.protocols.native.talker import in_loop, turn
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ says. `tests/simulation` is the kernel of it.
 
 history   this: what happens, one operation after the other     plan     what the seed draws before the history begins
 traffic   messages that are published and answered              reader   a client that reads live
-model     what the broker has to serve                          checking compares the readers with the model
+model     what the broker has to serve                          checks   compares the readers with the model
 
 The operations are the public methods of `History`; in test_machine.py hypothesis chooses them.
 """
@@ -25,7 +25,7 @@ from runnel.config import Keep
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, PartitionPlace, Start
 from runnel.topics.policies import Policies
-from tests.broker.simulation import checking
+from tests.broker.simulation import checks
 from tests.broker.simulation.model import Model
 from tests.broker.simulation.plan import PATTERNS, SECOND_NS, TOPICS, draw
 from tests.broker.simulation.reader import SimulatedReader
@@ -146,7 +146,7 @@ class History(ProcessHistory):
         await self.close()
         for reader in self.readers:
             self._left(reader)
-            checking.note_lost(self, reader)
+            checks.note_lost(self, reader)
             reader.live.clear()
             reader.begins |= {key: (1, 1) for key in reader.begins if self.is_in_memory(key[0])}
             reader.ends = {
@@ -208,7 +208,7 @@ class History(ProcessHistory):
     async def _begin(self, reader: SimulatedReader) -> None:
         is_new = not reader.position.is_known
         if is_new:
-            reader.begins = checking.begins_now(self, reader, is_begun=False)
+            reader.begins = checks.begins_now(self, reader, is_begun=False)
         start = reader.position.next_start()
         reader.last_asked += start.kind in ("last", "resume_last")
         credit_bytes = self.random.choice((0, 1, 300, 10_000))
@@ -228,20 +228,20 @@ class History(ProcessHistory):
         finally:
             self._beginning.discard(reader)
         if is_new:
-            later = checking.begins_now(self, reader, is_begun=True)
+            later = checks.begins_now(self, reader, is_begun=True)
             reader.ends = {key: self.model.partition(key).next_offset for key in later}
             reader.begins = {
                 key: (reader.begins.get(key, later[key])[0], later[key][1]) for key in later
             }
         elif start.kind == "resume_last":
-            checking.note_gone_on(self, reader)
+            checks.note_gone_on(self, reader)
         reader.begun(subscription, credit_bytes)
         self.say(f"{reader} has begun")
         if self.random.random() < 0.7:
             subscription.start()
 
     def _on_message(self, reader: SimulatedReader, message: Message, epoch: int) -> None:
-        checking.check_message(self, reader, message)
+        checks.check_message(self, reader, message)
 
     async def grant(self) -> None:
         for reader in self.readers:
@@ -364,13 +364,13 @@ class History(ProcessHistory):
             await self.patiently(self._catch_up(reader), f"catching up of {reader}")
         await self.take_turns(10)
         self.raise_problems()
-        await checking.check_everything(self)
+        await checks.check_everything(self)
         for reader in [reader for reader in self.readers if reader.error is not None]:
             self.say(f"{reader} was ended: {reader.error}")
             self.readers.remove(reader)
 
     async def _catch_up(self, reader: SimulatedReader) -> None:
-        while checking.is_behind(reader):
+        while checks.is_behind(reader):
             if reader.credit_bytes <= 0:
                 reader.grant(500)
             await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
 from runnel.topics.names import TopicPartition
-from tests.broker.simulation import checking
+from tests.broker.simulation import checks
 from tests.broker.simulation.plan import GROUPS, KEPT_GROUPS, LIVE_GROUPS
 from tests.simulation.history import Violation
 
@@ -109,7 +109,7 @@ class Traffic:
             self._history.broker.publish(self._batch(runs)), "publishing"
         )
         for (key, payloads), base in zip(runs, answer.base_offsets, strict=True):
-            epoch = checking.live_epoch(self._history, key[0])
+            epoch = checks.live_epoch(self._history, key[0])
             for reader in self._history.readers:
                 if not reader.matches(key[0]) or reader.error is not None:
                     continue

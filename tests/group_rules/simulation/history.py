@@ -17,6 +17,7 @@ from random import Random
 
 from runnel.group_rules.definition import Mode
 from runnel.group_rules.group import Group
+from tests.group_rules.expectations import trail
 from tests.group_rules.history import (
     Delivered,
     Place,
@@ -30,7 +31,6 @@ from tests.group_rules.simulation.consumer import SimulatedConsumer
 from tests.group_rules.simulation.plan import MS, Plan, draw
 from tests.group_rules.simulation.rubbish import talk_rubbish
 from tests.group_rules.stage import Stage, offsets_of
-from tests.group_rules.telling import trail
 from tests.simulation import history as kernel
 from tests.simulation.history import Outcome, Violation
 from tests.simulation.operations import OperationTable

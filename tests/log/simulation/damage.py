@@ -13,7 +13,7 @@ from runnel.log.segments import paths
 from runnel.log.segments.segment import HEADER_BYTES, read_block
 from tests.fakes.disk import FakeDisk
 from tests.fakes.names import Directory
-from tests.log.simulation.checking import check_everything
+from tests.log.simulation.checks import check_everything
 from tests.simulation.history import Violation
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ histories meet interleavings. `tests/simulation` is the kernel of it.
 
 history     this: processes that begin and end     plan      what the seed draws before the history begins
 operations  what the history does                  traffic   batches that are sent and answered
-model       what the log has promised              checking  reads everything and compares it with the model
+model       what the log has promised              checks    reads everything and compares it with the model
 clients     named publishers                       damage    one flipped bit, as the last operation
-acknowledging   a subscription
+played_subscription   a subscription that acknowledges
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from runnel.log.log import ShardId
 from tests.fakes.disk import FakeDisk
 from tests.fakes.power import PowerLoss
 from tests.log.simulation import operations
-from tests.log.simulation.acknowledging import Subscription, attach
-from tests.log.simulation.checking import check_everything
+from tests.log.simulation.checks import check_everything
 from tests.log.simulation.damage import damage_something
 from tests.log.simulation.model import Model
 from tests.log.simulation.plan import Plan, draw
+from tests.log.simulation.played_subscription import Subscription, attach
 from tests.log.simulation.traffic import Traffic
 from tests.simulation import history as kernel
 from tests.simulation.history import Outcome, Violation

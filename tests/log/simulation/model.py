@@ -18,7 +18,6 @@ from runnel.log.log import Appended, Cursor, Level, OffsetBounds, ShardId
 from runnel.topics.names import TopicPartition
 from runnel.topics.patterns import Pattern
 from runnel.topics.policies import Policies
-from tests.log.simulation.acknowledging import Subscription
 from tests.log.simulation.facts import (
     Dropping,
     Fate,
@@ -28,6 +27,7 @@ from tests.log.simulation.facts import (
     TopicModel,
     drops,
 )
+from tests.log.simulation.played_subscription import Subscription
 from tests.simulation.history import Violation
 
 

@@ -19,10 +19,10 @@ from runnel.errors import (
 from runnel.log.log import Cursor, CursorPosition, Position
 from runnel.topics.names import TopicPartition
 from tests.fakes.disk import Kind
-from tests.log.simulation.acknowledging import acknowledge
-from tests.log.simulation.checking import check_everything, take_in
+from tests.log.simulation.checks import check_everything, take_in
 from tests.log.simulation.facts import Fate, drops
 from tests.log.simulation.plan import SECOND_NS
+from tests.log.simulation.played_subscription import acknowledge
 from tests.log.simulation.traffic import batch_of
 from tests.simulation import troubles
 from tests.simulation.history import Violation

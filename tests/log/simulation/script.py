@@ -18,10 +18,10 @@ from runnel.topics.policies import Policies
 from tests.fakes.disk import FakeDisk
 from tests.fakes.power import PowerLoss
 from tests.log.simulation import operations
-from tests.log.simulation.acknowledging import acknowledge
-from tests.log.simulation.checking import check_everything
+from tests.log.simulation.checks import check_everything
 from tests.log.simulation.history import History
 from tests.log.simulation.plan import Plan
+from tests.log.simulation.played_subscription import acknowledge
 from tests.simulation import history as kernel
 
 _RULES = (

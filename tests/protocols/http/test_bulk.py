@@ -11,7 +11,7 @@ import pytest
 from runnel.broker.fetcher import FetchRequest
 from runnel.config import HttpSettings, LimitSettings, Settings, TopicRule
 from tests.protocols.http.scene import HttpScene, in_loop, open_scene, until
-from tests.protocols.http.talking import Talker
+from tests.protocols.http.talker import Talker
 
 LINES = {"content-type": "application/x-ndjson"}
 PATH = "/v1/topics/lines/messages"

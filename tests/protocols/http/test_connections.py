@@ -15,7 +15,7 @@ import uvloop
 from runnel.config import HttpSettings
 from tests.protocols.grpc.certificates import make_certificate
 from tests.protocols.http.scene import HttpScene, in_loop, open_scene, until
-from tests.protocols.http.talking import Talker
+from tests.protocols.http.talker import Talker
 
 SECOND_NS = 1_000_000_000
 SHORT = HttpSettings(request_timeout_ns=10 * SECOND_NS, idle_timeout_ns=20 * SECOND_NS)

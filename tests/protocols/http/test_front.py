@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.protocols.http.scene import in_loop, open_scene, until
-from tests.protocols.http.talking import Talker
+from tests.protocols.http.talker import Talker
 from tests.security.keyring import Keyring
 
 SECOND_NS = 1_000_000_000

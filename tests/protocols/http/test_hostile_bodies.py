@@ -17,7 +17,7 @@ from runnel.protocols.http.encoding.sent_last_values import SentLists
 from runnel.protocols.http.resources.publish import ARRAY_MAX
 from runnel.protocols.http.server.bodies import CONTROL_BYTES_MAX
 from tests.protocols.http.scene import in_loop, open_scene, until
-from tests.protocols.http.talking import Talker
+from tests.protocols.http.talker import Talker
 from tests.security.keyring import Keyring
 
 SECOND_NS = 1_000_000_000

@@ -10,7 +10,7 @@ import pytest
 from runnel.config import HttpSettings
 from runnel.protocols.http.server.connection import HEAD_BYTES_MAX, QUEUED_MAX
 from tests.protocols.http.scene import HttpScene, in_loop, open_scene, until
-from tests.protocols.http.talking import Talker
+from tests.protocols.http.talker import Talker
 from tests.security.keyring import Keyring
 
 SECOND_NS = 1_000_000_000

@@ -13,8 +13,7 @@ from runnel.config import Authentication, SecuritySettings
 from runnel.protocols.http.encoding.exposition import exposed_name
 from runnel.security.rights import Grant
 from runnel.security.tokens import TokenFile, new_token
-from tests.protocols.http.scene import in_loop
-from tests.protocols.http.scraping import (
+from tests.protocols.http.busy_broker import (
     HOSTILE,
     OPENMETRICS,
     Scraped,
@@ -23,6 +22,7 @@ from tests.protocols.http.scraping import (
     scrape_at_work,
     work,
 )
+from tests.protocols.http.scene import in_loop
 
 _NAME = re.compile(r"(runnel|process)_[a-z0-9]+(_[a-z0-9]+)*")
 # As promtool's linter has them: units that are no base units, and abbreviations.

@@ -15,7 +15,7 @@ from runnel.config import BrokerSettings, HttpSettings, Keep, Settings, TopicRul
 from runnel.formats.message import Message
 from runnel.protocols.http.encoding.parameters import time_ns, time_text
 from tests.protocols.http.scene import in_loop, open_scene, until
-from tests.protocols.http.talking import Talker
+from tests.protocols.http.talker import Talker
 from tests.security.keyring import Keyring
 
 PATH = "/v1/topics/a/messages"

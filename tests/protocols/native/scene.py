@@ -6,7 +6,7 @@ from runnel.config import NativeSettings, Settings
 from runnel.formats import wire
 from runnel.protocols.native.session import Session
 from tests.protocols.native.fake_broker import FakeBroker
-from tests.protocols.native.talking import HELLO, Recorder, frames_of, packed, turn
+from tests.protocols.native.talker import HELLO, Recorder, frames_of, packed, turn
 
 
 class Scene:

@@ -22,7 +22,7 @@ from runnel.protocols.native.pipe import PipeTransport, connect_pipe
 from runnel.protocols.native.protocol import HELLO_BYTES_MAX, NativeConnection
 from runnel.security.authenticator import Authenticator
 from tests.protocols.native.fake_broker import FakeBroker
-from tests.protocols.native.talking import (
+from tests.protocols.native.talker import (
     HELLO,
     Talker,
     in_loop,

@@ -46,7 +46,7 @@ from runnel.group_rules.definition import SubscriptionOptions
 from runnel.protocols.native.requests import PARTS_MAX
 from tests.protocols.native.fake_work import FakeConsumer
 from tests.protocols.native.scene import Scene
-from tests.protocols.native.talking import frames_of, in_loop, packed, subscribe, turn
+from tests.protocols.native.talker import frames_of, in_loop, packed, subscribe, turn
 
 
 def consume(request_id: int, number: int = 1, **fields: object) -> Consume:

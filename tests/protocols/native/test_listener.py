@@ -33,7 +33,7 @@ from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
 from runnel.protocols.native.listener import Listener
 from runnel.security.authenticator import Authenticator
-from tests.protocols.native.talking import HELLO, Talker, packed, publish, subscribe
+from tests.protocols.native.talker import HELLO, Talker, packed, publish, subscribe
 
 MS_NS = 1_000_000
 LIVE = TopicRule(match="live/*", keep=Keep.NONE)

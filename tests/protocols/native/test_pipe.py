@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from runnel.protocols.native.pipe import PipeTransport, connect_pipe
-from tests.protocols.native.talking import in_loop, turn, until
+from tests.protocols.native.talker import in_loop, turn, until
 
 
 class End:

@@ -27,7 +27,7 @@ from runnel.formats.frames import pack_head
 from runnel.formats.message import Message
 from runnel.protocols.native.session import LARGE_ANSWERS_MAX
 from tests.protocols.native.scene import Scene
-from tests.protocols.native.talking import (
+from tests.protocols.native.talker import (
     HELLO,
     frames_of,
     in_loop,

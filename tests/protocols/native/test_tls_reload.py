@@ -24,7 +24,7 @@ from runnel.errors import SettingsError
 from runnel.formats import wire
 from runnel.platform.tls import TlsFiles
 from runnel.server import Server, open_server
-from tests.protocols.native.talking import Talker
+from tests.protocols.native.talker import Talker
 from tests.security.keyring import Keyring
 
 LOOPS = pytest.mark.parametrize(

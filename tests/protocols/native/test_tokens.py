@@ -17,7 +17,7 @@ from runnel.protocols.native.native_server import NativeServer
 from runnel.protocols.native.pipe import connect_pipe
 from runnel.security.authenticator import Authenticator
 from tests.protocols.native.fake_broker import FakeBroker
-from tests.protocols.native.talking import (
+from tests.protocols.native.talker import (
     HELLO,
     Talker,
     in_loop,

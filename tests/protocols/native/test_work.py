@@ -37,7 +37,7 @@ from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
 from runnel.protocols.native.native_server import NativeServer
 from runnel.security.authenticator import Authenticator
-from tests.protocols.native.talking import Talker
+from tests.protocols.native.talker import Talker
 
 SECONDS_MAX = 30
 QUICK = WorkOptions(retry_delay_ms=0)

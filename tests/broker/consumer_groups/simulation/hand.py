@@ -10,7 +10,7 @@ from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.work_heads import DeliveryPart
 from tests.broker.consumer_groups.simulation.recorder import Recorder
-from tests.broker.consumer_groups.simulation.recording import RecordingGroup, stretch
+from tests.broker.consumer_groups.simulation.recording_classes import RecordingGroup, stretch
 from tests.broker.consumer_groups.simulation.writer import Writer
 from tests.group_rules.simulation.consumer import SimulatedConsumer
 from tests.simulation.history import Violation

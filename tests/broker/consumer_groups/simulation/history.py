@@ -6,13 +6,13 @@ The broker runs unchanged on a simulated disk. The checker of subscriptions sees
 it happens. In the end disk and consumers work again for long enough: then every message is acknowledged, a dead letter,
 or gone for a reason. `tests/simulation` is the kernel of it.
 
-history     this: processes that begin and end, rest      plan       what the seed draws before the history begins
-operations  what may happen                               operators  what operators do
-joining     consumers come and go                         answering  what consumers say
-hand        a consumer's end of the connection            troubles   of the disk and the process
-recording   the parts of the broker that are observed     ending     everything works again
-recorder    turns what they report into events            writer     the same for one group
-stock       what the log has, and may have lost           subject    an observed subscription
+history      this: processes that begin and end, rest     plan          what the seed draws before the history begins
+operations   what may happen                              operators     what operators do
+membership   consumers join and leave                     answers       acks, nacks and renewals of consumers
+hand         a consumer's end of the connection           troubles      of the disk and the process
+recorder     records events, one history for each group   final_checks  everything works again, and nothing is left
+stock        what the log has, and may have lost          subject       an observed subscription
+recording_classes    the parts of the broker that report  writer        the recorder of one group
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from runnel.broker.broker import Broker, Published
 from runnel.broker.fetcher import FetchRequest
 from runnel.errors import RunnelError
 from runnel.topics.policies import Policies
-from tests.broker.consumer_groups.simulation import ending, operations
+from tests.broker.consumer_groups.simulation import final_checks, operations
 from tests.broker.consumer_groups.simulation.hand import Hand
 from tests.broker.consumer_groups.simulation.plan import SECOND_NS, Plan, draw
 from tests.broker.consumer_groups.simulation.recorder import Recorder
-from tests.broker.consumer_groups.simulation.recording import (
+from tests.broker.consumer_groups.simulation.recording_classes import (
     RecordingConsumerGroup,
     RecordingWork,
     watched,
@@ -127,7 +127,7 @@ class History(ProcessHistory):
             await operation(self)
         for _ in range(self.plan.steps):
             await self._survive(self._step)
-        await self._survive(lambda: ending.end(self))
+        await self._survive(lambda: final_checks.end(self))
 
     async def _survive(self, act: Callable[[], Awaitable[None]]) -> None:
         """Do something, again in the next process if the power goes meanwhile: but for a single step."""

@@ -9,9 +9,9 @@ from runnel.broker.broker import Level
 from runnel.errors import BusyError, RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from tests.broker.consumer_groups.simulation import answering, operators, troubles
+from tests.broker.consumer_groups.simulation import answers, operators, troubles
 from tests.broker.consumer_groups.simulation.hand import Hand
-from tests.broker.consumer_groups.simulation.joining import consume, dismiss
+from tests.broker.consumer_groups.simulation.membership import consume, dismiss
 from tests.broker.consumer_groups.simulation.operators import note_stored
 from tests.broker.consumer_groups.simulation.plan import JOURNALS, SECOND_NS
 from tests.broker.consumer_groups.simulation.subject import is_unnamed
@@ -174,13 +174,13 @@ TABLE: Final[OperationTable[Operation]] = OperationTable(
         publish: 22,
         join: 24,
         leave: 2,
-        answering.ack: 24,
-        answering.ack_whole: 10,
-        answering.ack_up_to: 4,
-        answering.renew: 3,
-        answering.give_back: 6,
-        answering.return_unbegun: 4,
-        answering.resize: 3,
+        answers.ack: 24,
+        answers.ack_whole: 10,
+        answers.ack_up_to: 4,
+        answers.renew: 3,
+        answers.give_back: 6,
+        answers.return_unbegun: 4,
+        answers.resize: 3,
         wait_stored: 8,
         pass_time: 10,
         trim: 5,
@@ -194,8 +194,8 @@ TABLE: Final[OperationTable[Operation]] = OperationTable(
         Trouble.DISK_FULL: {troubles.fill_disk: 4},
         Trouble.LOST_CONSUMER: {lose: 5},
         Trouble.STALLED_CONSUMER: {stall: 5},
-        Trouble.NACK: {answering.nack: 18},
-        Trouble.BAD_ACK: {answering.rubbish: 6},
+        Trouble.NACK: {answers.nack: 18},
+        Trouble.BAD_ACK: {answers.rubbish: 6},
         Trouble.OPERATOR: {
             operators.pause: 4,
             operators.move: 3,

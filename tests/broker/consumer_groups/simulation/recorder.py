@@ -29,13 +29,13 @@ from runnel.group_rules.records import (
 from runnel.platform.clock import Clock
 from runnel.topics.names import SYSTEM_MARK, TopicPartition
 from runnel.topics.policies import Policies
-from tests.broker.consumer_groups.simulation.recording import RecordingConsumerGroup
+from tests.broker.consumer_groups.simulation.recording_classes import RecordingConsumerGroup
 from tests.broker.consumer_groups.simulation.stock import Stock
 from tests.broker.consumer_groups.simulation.subject import Subject, is_unnamed, names
 from tests.broker.consumer_groups.simulation.writer import Writer, failed_before
 from tests.group_rules import history
+from tests.group_rules.expectations import trail
 from tests.group_rules.history import Event, place_text
-from tests.group_rules.telling import trail
 from tests.simulation.history import Violation
 
 # Costs depend on how a message is read, alone or with others; of these small ones none costs more.

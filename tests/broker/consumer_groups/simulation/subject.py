@@ -12,7 +12,7 @@ from tests.group_rules.facts import PartitionFacts
 from tests.group_rules.history import Rules
 
 if TYPE_CHECKING:
-    from tests.broker.consumer_groups.simulation.recording import RecordingConsumerGroup
+    from tests.broker.consumer_groups.simulation.recording_classes import RecordingConsumerGroup
 
 
 class Subject:

@@ -9,7 +9,7 @@ from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.effects import Effects, Failure, LeasedDelivery
 from runnel.topics.names import TopicPartition
-from tests.broker.consumer_groups.simulation.recording import stretch
+from tests.broker.consumer_groups.simulation.recording_classes import stretch
 from tests.broker.consumer_groups.simulation.subject import Subject
 from tests.group_rules import history
 from tests.group_rules.facts import PartitionFacts

@@ -1,4 +1,4 @@
-"""Somebody who watches a broker: keeps what is published for him, and lets the loop turn until all is quiet."""
+"""A publisher of events and metrics that keeps them in a list, and a wait until simulated workers are done."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 from runnel.errors import RunnelError
 
 
-class Watcher:
-    """Stands where the broker's publishing would be."""
+class FakePublisher:
+    """Takes the place of the broker's own publisher of system topics. `failure`: the error of each publish."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, Any, Mapping[str, str]]] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runnel.group_rules.definition import Mode
-from tests.broker.consumer_groups.simulation.answering import give_back_these, to_parts
-from tests.broker.consumer_groups.simulation.joining import dismiss, forget_unnamed, join
+from tests.broker.consumer_groups.simulation.answers import give_back_these, to_parts
+from tests.broker.consumer_groups.simulation.membership import dismiss, forget_unnamed, join
 from tests.broker.consumer_groups.simulation.operations import see_rest
 from tests.broker.consumer_groups.simulation.operators import look_at_definitions
 from tests.broker.consumer_groups.simulation.plan import SECOND_NS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tests.group_rules.expectations import Expected
 from tests.group_rules.facts import Count, GroupFacts, Lease, PartitionFacts
 from tests.group_rules.history import Place, Rules
-from tests.group_rules.telling import Expected
 
 Message = tuple[PartitionFacts, int]
 
