@@ -68,7 +68,7 @@ def test_a_result_without_a_good_run_is_as_far_from_its_target_when_read_back(
     assert read.met is False
 
 
-def test_a_failure_keeps_the_result_before_it_and_is_told(tmp_path: Path) -> None:
+def test_a_failure_keeps_the_result_before_it_and_is_reported(tmp_path: Path) -> None:
     record.keep(tmp_path, "live", part("first", against("NATS", 8, 1)), TITLES)
     record.keep(tmp_path, "live", part("first", failure="RoleError: no luck"), TITLES)
     parts = record.read(tmp_path, "live")
@@ -111,7 +111,7 @@ def test_systems_take_turns_and_the_run_before_them_is_not_counted() -> None:
     assert standings["b"].figures() == [3, 5]
 
 
-def test_a_run_with_trouble_is_told_and_not_counted() -> None:
+def test_a_run_with_trouble_is_reported_and_not_counted() -> None:
     samples = iter([Sample((1.0,)), Sample((100.0,), "2 of 3 messages"), Sample((3.0,))])
     standing = contest([Contender("a", lambda: next(samples))], 3)["a"]
     measured = standing.measured()

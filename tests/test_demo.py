@@ -233,7 +233,7 @@ def test_proof_finds_what_went_wrong(tamper: Callable[[Evidence], None], found_b
     assert found_by in broken(found)
 
 
-def test_second_invoice_and_second_delivery_are_told_and_no_fault() -> None:
+def test_second_invoice_and_second_delivery_are_reported_and_no_fault() -> None:
     again = msgspec.json.encode(Invoice("web-1", cents(1), 2))
     work = count_work(ORDERS, [*invoices(), again], dead_letters(), left=0)
     assert (work.invoiced, work.more_than_once, work.came_again) == (len(invoices()), 1, 1)

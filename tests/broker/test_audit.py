@@ -46,7 +46,7 @@ def test_every_change_is_told_however_many_there_are() -> None:
     assert len(trail.documents) == 1000
 
 
-def test_denials_of_a_token_beyond_a_bound_are_counted_and_those_of_others_are_told() -> None:
+def test_denials_of_a_token_beyond_a_bound_are_counted_and_those_of_others_are_reported() -> None:
     trail = Trail()
     for number in range(50):
         trail.audit.deny("fetch", f"no {number}", token="eve")
@@ -76,7 +76,7 @@ def test_what_very_many_tokens_are_denied_takes_bounded_memory() -> None:
     assert trail.audit.denied_count == 5000
 
 
-def test_a_token_that_was_changed_is_told_by_name() -> None:
+def test_a_token_that_was_changed_is_reported_by_name() -> None:
     trail = Trail()
     for change in TokenChange:
         trail.audit.token_changed(change, "gateway")

@@ -104,7 +104,7 @@ async def test_place_of_an_older_epoch_is_answered_with_a_gap_and_all_there_is(a
 
 
 @scene()
-async def test_place_beyond_the_end_is_told(at: At) -> None:
+async def test_place_beyond_the_end_is_reported(at: At) -> None:
     await at.publish("a", b"1")
     start = Start("resume", shards=[ShardPlace("main", 0, 0, 17)])
     reader, subscription = await at.subscribe("?", start=start)

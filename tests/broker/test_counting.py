@@ -50,7 +50,7 @@ async def test_what_the_broker_says_itself_is_no_traffic(at: At) -> None:
 
 
 @scene(patterns=("a", "a*"))
-async def test_slow_reader_is_told_of_and_told_of_again_when_it_has_caught_up(at: At) -> None:
+async def test_slow_reader_is_reported_and_reported_again_when_it_has_caught_up(at: At) -> None:
     watcher, watching = await at.subscribe("!system/events")
     _, slow = await at.subscribe(at.pattern, credit_bytes=1)
     for number in range(10):

@@ -88,7 +88,7 @@ def test_what_needs_attention_is_a_warning(told: Told, kind: EventKind, lines: L
     )
 
 
-def test_passing_a_pin_is_told_loudly(told: Told, lines: Lines) -> None:
+def test_passing_a_pin_is_reported_loudly(told: Told, lines: Lines) -> None:
     told.events.emit(EventKind.PIN_PASSED, "spark-billing", messages_lost=12)
     (line,) = lines()
     assert line["event"].startswith("MESSAGES ARE GONE")
@@ -96,7 +96,7 @@ def test_passing_a_pin_is_told_loudly(told: Told, lines: Lines) -> None:
     assert line["messages_lost"] == 12
 
 
-def test_the_same_subject_is_told_of_once_a_second_and_the_rest_is_counted(told: Told) -> None:
+def test_the_same_subject_is_reported_once_a_second_and_the_rest_is_counted(told: Told) -> None:
     for _ in range(100):
         told.events.emit(EventKind.SLOW_READER, "peer")
         told.clock.advance(SECOND_NS // 100)
@@ -107,7 +107,7 @@ def test_the_same_subject_is_told_of_once_a_second_and_the_rest_is_counted(told:
     assert (summed_up["suppressed"], summed_up["of_other_subjects"]) == (99, 0)
 
 
-def test_a_storm_of_subjects_is_told_in_part_and_summed_up_when_it_is_over(
+def test_a_storm_of_subjects_is_reported_in_part_and_summed_up_when_it_is_over(
     told: Told, lines: Lines
 ) -> None:
     for number in range(10_000):

@@ -160,7 +160,7 @@ class FakeDiskLog(FakeLog):
 # --- Retention ---
 
 
-def test_retention_is_applied_at_its_interval_and_told() -> None:
+def test_retention_is_applied_at_its_interval_and_reported() -> None:
     home = Home(SMALL, log=PLAIN)
 
     async def scenario() -> None:
@@ -198,7 +198,7 @@ def test_retention_in_memory_is_applied_too() -> None:
     asyncio.run(scenario())
 
 
-def test_round_that_fails_is_told_and_the_next_tries_again() -> None:
+def test_round_that_fails_is_reported_and_the_next_tries_again() -> None:
     async def scenario() -> None:
         log, other, clock = FakeLog("a"), FakeLog("b"), VirtualClock()
         log.unreadable = {ShardId("a")}
@@ -274,7 +274,7 @@ def test_cursor_whose_hold_was_passed_is_named_with_what_it_lost() -> None:
 # --- Shards that a failed sync closed ---
 
 
-def test_read_only_shard_is_reopened_and_both_are_told() -> None:
+def test_read_only_shard_is_reopened_and_both_are_reported() -> None:
     home = Home(log=PLAIN)
 
     async def scenario() -> None:
@@ -404,7 +404,7 @@ def test_shard_that_somebody_else_reopened_is_left_alone() -> None:
 # --- Damage and rotation ---
 
 
-def test_damage_found_while_running_is_told_once() -> None:
+def test_damage_found_while_running_is_reported_once() -> None:
     async def scenario() -> None:
         log, clock = FakeDiskLog("a"), VirtualClock()
         log.damage = ["known at the start"]
@@ -418,7 +418,7 @@ def test_damage_found_while_running_is_told_once() -> None:
     asyncio.run(scenario())
 
 
-def test_rotation_is_told() -> None:
+def test_rotation_is_reported() -> None:
     home = Home(TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=1)), log=PLAIN)
 
     async def scenario() -> None:
@@ -443,7 +443,7 @@ def test_clean_start_has_nothing_to_tell() -> None:
     assert not kept.published.seen
 
 
-def test_what_recovery_found_is_told() -> None:
+def test_what_recovery_found_is_reported() -> None:
     kept = House({}, VirtualClock())
     differences = [
         Difference(topic="a", key="keep", recorded="disk", now="memory", rule="a*"),

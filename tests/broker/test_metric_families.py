@@ -147,7 +147,7 @@ def test_of_too_many_cursors_those_most_behind_are_shown() -> None:
 # --- The registry ---
 
 
-def test_limits_are_told_with_what_is_in_use() -> None:
+def test_limits_are_reported_with_what_is_in_use() -> None:
     metrics = Metrics(topics_max=1, journal_of=str)
     used = [3]
     metrics.add_limit("native.connections_max", 10, lambda: used[0])

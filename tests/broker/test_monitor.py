@@ -112,7 +112,7 @@ async def test_fetched_and_leased_messages_are_traffic_of_their_topic(at: At) ->
 
 
 @scene()
-async def test_everything_in_use_is_told_beside_its_limit(at: At) -> None:
+async def test_everything_in_use_is_reported_beside_its_limit(at: At) -> None:
     await publish(at, "a", age_s=1)
     await at.subscribe("a")
     await at.broker.cursors.set("c", [CursorPlace("a", 0, 1)])

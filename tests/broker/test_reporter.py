@@ -310,7 +310,7 @@ def test_most_behind_subscriptions_come_first() -> None:
     run(scenario)
 
 
-def test_what_cannot_be_published_is_told_once_and_tried_again(
+def test_what_cannot_be_published_is_reported_once_and_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(watched: Watched) -> None:

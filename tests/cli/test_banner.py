@@ -54,7 +54,7 @@ def test_in_memory_it_says_that_everything_will_be_lost() -> None:
     ]
 
 
-def test_what_recovery_found_is_told_up_to_a_limit() -> None:
+def test_what_recovery_found_is_reported_up_to_a_limit() -> None:
     found = [f"torn tail cut: {number}" for number in range(25)]
     lines = banner_lines("0.1.0", Settings(data="d"), ADDRESSES, found)
     assert lines[2] == "data in d (25 remarks below)"

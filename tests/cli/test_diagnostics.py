@@ -138,7 +138,7 @@ def test_what_libraries_warn_of_looks_the_same_and_names_the_library() -> None:
     assert all({"event", "level", "timestamp"} <= line.keys() for line in told)
 
 
-def test_thread_that_fails_is_told_of_in_a_line() -> None:
+def test_thread_that_fails_is_reported_in_a_line() -> None:
     def fail() -> None:
         raise ValueError("on purpose")
 

@@ -240,7 +240,7 @@ def test_target_in_the_data_directory_is_refused(
     assert "lies in the data directory" in capsys.readouterr().err
 
 
-def test_missing_pyarrow_is_told_with_what_to_install(
+def test_missing_pyarrow_is_reported_with_what_to_install(
     data: tuple[Path, list[Message]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -252,7 +252,7 @@ def test_missing_pyarrow_is_told_with_what_to_install(
     assert run(["log", "export", str(data[0]), "--to", str(tmp_path / "out.jsonl")]) == 0
 
 
-def test_damage_is_told_and_everything_else_exported(
+def test_damage_is_reported_and_everything_else_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "data"

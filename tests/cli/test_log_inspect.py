@@ -135,7 +135,7 @@ def test_topics_are_left_out_unless_asked_for(
     assert "topics" not in json.loads(capsys.readouterr().out)
 
 
-def test_open_directory_is_told_with_its_process_and_cursors(
+def test_open_directory_is_reported_with_its_process_and_cursors(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario() -> None:

@@ -39,7 +39,7 @@ def test_sound_directory_ends_with_0_and_a_summary(
     )
 
 
-def test_flipped_bit_is_told_by_file_and_position(
+def test_flipped_bit_is_reported_by_file_and_position(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stretch = list(OfflineLog(str(directory)).plan())[1]

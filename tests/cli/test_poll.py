@@ -15,7 +15,7 @@ def publish(topic: str, *payloads: str) -> None:
     assert run(["pub", topic, *payloads, "-q"]) == 0
 
 
-def test_messages_come_from_an_offset_on_and_the_next_is_told(
+def test_messages_come_from_an_offset_on_and_the_next_is_reported(
     url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     publish("poll/a", "1", "2", "3")

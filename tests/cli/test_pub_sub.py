@@ -299,5 +299,5 @@ def test_latest_means_what_comes_from_now_on(url: str) -> None:
         ),
     ],
 )
-def test_gap_is_told_in_a_line(gap: GapState, text: str) -> None:
+def test_gap_is_reported_in_a_line(gap: GapState, text: str) -> None:
     assert gap_text(gap) == text

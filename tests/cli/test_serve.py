@@ -64,7 +64,7 @@ def test_text_logs_are_a_line_with_fields_for_people(tmp_path: Path) -> None:
     assert re.fullmatch(r"\S+Z \[debug +\] topic made .*kind=topic_made .*subject=made", made)
 
 
-def test_unclean_end_is_recovered_and_told(tmp_path: Path) -> None:
+def test_unclean_end_is_recovered_and_reported(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as (broker, url):
         assert run(["pub", "kept", "1", "-q", "--url", url]) == 0
         broker.process.kill()

@@ -342,7 +342,7 @@ def test_dead_letters_are_counted_listed_and_shown(
     }
 
 
-def test_long_list_is_told_in_parts(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_long_list_is_reported_in_parts(url: str, capfd: pytest.CaptureFixture[str]) -> None:
     make_dead_letters("many", "1", "2", "3")
     capfd.readouterr()
     assert run(["dead", "many", "--count", "2"]) == 0

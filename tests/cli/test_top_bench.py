@@ -106,7 +106,7 @@ def test_processes_share_the_clients_of_a_broker_of_their_own(
     assert (report["processes"], report["subscribers"], report["lost"]) == (2, 3, 0)
 
 
-def test_loss_is_told_and_fails(
+def test_loss_is_reported_and_fails(
     url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def lossy(*_: object) -> tuple[list[Sent], list[Received], int]:

@@ -237,7 +237,7 @@ def test_limits_that_are_nearly_reached_are_told_the_nearest_first(latest: Broke
     )
 
 
-def test_full_disk_and_refused_tokens_are_told(latest: BrokerReports) -> None:
+def test_full_disk_and_refused_tokens_are_reported(latest: BrokerReports) -> None:
     gauges = {**BROKER["gauges"], "disk_full": 1}
     rates = {**BROKER["rates"], "tokens_refused": 2.5}
     document = {**BROKER, "gauges": gauges, "rates": rates}

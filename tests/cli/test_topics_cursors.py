@@ -74,7 +74,7 @@ def test_system_topics_are_listed_when_asked_for(
     assert "!system/metrics/broker" in capfd.readouterr().out
 
 
-def test_no_match_is_told(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_match_is_reported(url: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["topics", "nothing*"]) == 0
     assert capfd.readouterr() == ("", "no topic matches nothing*\n")
     assert run(["topics", "nothing*", "--format", "json"]) == 0

@@ -112,7 +112,7 @@ def test_leases_are_renewed_while_the_calling_thread_is_busy(
         work.ack()
 
 
-def test_late_acks_are_told(thread: ServerThread, server: WorkServer) -> None:
+def test_late_acks_are_reported(thread: ServerThread, server: WorkServer) -> None:
     leasing(server, b"1", b"2")
     with connect_blocking(server.url) as bus, bus.consume("s", "a") as consumer:
         work = next(iter(consumer))
@@ -226,7 +226,7 @@ def test_a_coroutine_function_of_process_is_given_what_can_be_awaited(
     assert server.nacked == [DeliveryPart(1, 1, 2)]
 
 
-def test_what_is_no_work_is_refused_in_the_calling_thread_and_other_acks_are_told(
+def test_what_is_no_work_is_refused_in_the_calling_thread_and_other_acks_are_reported(
     thread: ServerThread, server: WorkServer
 ) -> None:
     leasing(server, b"1", b"2")

@@ -319,7 +319,7 @@ async def test_no_frame_names_more_than_a_thousand_deliveries() -> None:
 
 
 @in_both_loops
-async def test_acks_that_lie_scattered_are_told_as_bits() -> None:
+async def test_acks_that_lie_scattered_are_reported_as_bits() -> None:
     async with consuming() as (server, _, consumer):
         server.lease(*[b"x"] * 20)
         works = await take(consumer, 20)

@@ -28,7 +28,7 @@ from tests.client.running import FakeTimers, in_both_loops, until
 
 
 @in_both_loops
-async def test_a_broker_that_is_not_there_is_told_with_its_address_and_what_to_do() -> None:
+async def test_a_broker_that_is_not_there_is_reported_with_its_address_and_what_to_do() -> None:
     async with FakeServer() as server:
         url = server.url
     with pytest.raises(Unavailable, match=rf"{url[9:]}: connection refused.*runnel serve"):

@@ -106,7 +106,7 @@ async def test_an_exception_is_a_nack_with_its_text_and_the_others_go_on() -> No
 
 
 @in_both_loops
-async def test_of_a_long_traceback_the_innermost_lines_are_told() -> None:
+async def test_of_a_long_traceback_the_innermost_lines_are_reported() -> None:
     def deep(left: int) -> None:
         if not left:
             raise LookupError("too deep")

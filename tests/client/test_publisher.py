@@ -288,7 +288,7 @@ async def test_a_refusal_at_level_none_is_told_at_the_next_flush() -> None:
 
 
 @in_both_loops
-async def test_a_loop_that_never_waits_is_told() -> None:
+async def test_a_loop_that_never_waits_is_reported() -> None:
     async with FakeServer() as server, connect(server.url) as bus:
         publisher = bus.publisher("a", buffer_bytes_max=100_000)
         with pytest.raises(BusyError, match="ready"):  # noqa: PT012

@@ -17,7 +17,7 @@ def test_equal_settings_have_no_changes() -> None:
     assert changes_between(OLD, OLD) == []
 
 
-def test_each_key_that_differs_is_told_as_the_file_writes_it() -> None:
+def test_each_key_that_differs_is_reported_as_the_file_writes_it() -> None:
     new = replace(
         OLD,
         node="other",

@@ -103,7 +103,7 @@ async def test_cursor_over_patterns_holds_what_they_match(stage: Stage) -> None:
 
 
 @verb(AGED)
-async def test_pin_has_a_ceiling_whose_passing_is_told_loudly(stage: Stage) -> None:
+async def test_pin_has_a_ceiling_whose_passing_is_reported_loudly(stage: Stage) -> None:
     await stage.publish("a", b"1", b"2", b"3")
     await stage.bus.set_cursor("slow", {"a": 2})
     async with stage.bus.subscribe("!system/events") as events:

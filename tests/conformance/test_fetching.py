@@ -151,7 +151,7 @@ async def test_fetch_that_waits_in_vain_gets_an_empty_page_by_the_clock(stage: S
 
 
 @verb(AGED)
-async def test_offset_that_retention_has_passed_is_told_with_the_first_there_is(
+async def test_offset_that_retention_has_passed_is_reported_with_the_first_there_is(
     stage: Stage,
 ) -> None:
     await stage.publish("a", b"1", b"2", b"3")
@@ -179,7 +179,7 @@ async def test_fetch_without_an_offset_begins_with_the_first_there_is(stage: Sta
 
 
 @verb()
-async def test_offset_beyond_the_next_is_a_mistake_and_told_with_the_next(stage: Stage) -> None:
+async def test_offset_beyond_the_next_is_a_mistake_and_reported_with_the_next(stage: Stage) -> None:
     await stage.publish("a", b"1", b"2")
     with pytest.raises(OffsetAheadError, match=r"has not reached offset 9: the next .* be 3") as e:
         await stage.bus.fetch("a", 9)

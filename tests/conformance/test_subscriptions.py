@@ -60,7 +60,7 @@ async def test_subscription_is_made_listed_described_and_deleted(stage: Stage) -
 
 
 @verb()
-async def test_backlog_and_what_is_in_flight_are_told(stage: Stage) -> None:
+async def test_backlog_and_what_is_in_flight_are_reported(stage: Stage) -> None:
     await stage.publish("a", b"1", b"2", b"3")
     async with stage.bus.consume("s", "a", window_messages=2) as consumer:
         works = await take_work(consumer, 2)

@@ -81,7 +81,7 @@ def test_output_that_differs_where_it_may_is_the_same(expected: str, printed: st
     ("expected", "printed"),
     [("a", ""), ("", "a\n"), ("a 1", "a 2\n"), ("a", "a\nb\n"), ("a\nb", "a\n")],
 )
-def test_output_that_differs_elsewhere_is_told(expected: str, printed: str) -> None:
+def test_output_that_differs_elsewhere_is_reported(expected: str, printed: str) -> None:
     assert difference(expected, printed) is not None
 
 
@@ -142,7 +142,7 @@ def test_terminals_variables_and_files_last_from_block_to_block(page: Path, tmp_
         reader.read()
 
 
-def test_command_that_does_not_keep_running_is_told_of(page: Path, tmp_path: Path) -> None:
+def test_command_that_does_not_keep_running_is_reported(page: Path, tmp_path: Path) -> None:
     page.write_text(
         "<!-- broker: none -->\n\n<!-- keeps running: short until done -->\n```sh\n"
         "trap '' INT; echo done; exit 3\n```\n"

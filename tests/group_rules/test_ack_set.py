@@ -46,7 +46,7 @@ def test_a_straggler_holds_the_floor_and_nothing_else() -> None:
     assert acked.count_above == 0
 
 
-def test_only_what_was_not_done_before_is_told() -> None:
+def test_only_what_was_not_done_before_is_reported() -> None:
     acked = AckSet()
     acked.add(5, 8)
     acked.add(10, 11)

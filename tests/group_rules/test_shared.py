@@ -431,7 +431,9 @@ def test_group_says_which_messages_a_consumer_does_not_have() -> None:
     assert group.group.missing(2, [part(delivery, 1)]) == [part(delivery, 1)]
 
 
-def test_lease_that_ends_by_time_is_told_once_even_if_it_was_renewed_for_less_and_more() -> None:
+def test_lease_that_ends_by_time_is_reported_once_even_if_it_was_renewed_for_less_and_more() -> (
+    None
+):
     group = bare(3)
     group.join(1, messages=2)
     group.join(2)
@@ -614,7 +616,7 @@ def test_a_million_messages_in_flight_are_a_thousand_masks() -> None:
 # --- Scattered acks ---
 
 
-def test_scattered_acks_are_told_as_bits() -> None:
+def test_scattered_acks_are_reported_as_bits() -> None:
     group = bare(40)
     group.join(1)
     delivery = group.only()

@@ -346,7 +346,7 @@ def test_older_runnel_that_was_here_in_between_is_not_accused_of_what_it_removed
     assert run(disk.restart(), damage) == []
 
 
-def test_damaged_file_of_losses_is_told() -> None:
+def test_damaged_file_of_losses_is_reported() -> None:
     files = image(is_closed=False)
     [path] = the_segments(files)
     begin, _ = block_of(files, path, payload(8))

@@ -72,7 +72,7 @@ def test_readiness_warns_of_damage_without_a_path() -> None:
     assert "journals" not in warning
 
 
-def test_subscription_whose_definition_is_lost_is_told_with_its_topics(
+def test_subscription_whose_definition_is_lost_is_reported_with_its_topics(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its number and topics are in the state journals, its name is not."""

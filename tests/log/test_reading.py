@@ -467,7 +467,7 @@ def test_plan_survives_the_rewriting_of_its_segments() -> None:
     run(scenario)
 
 
-def test_segment_that_retention_removed_is_told_and_passed() -> None:
+def test_segment_that_retention_removed_is_reported_and_passed() -> None:
     home = written(SMALL, write=write_sparse)
     log = offline(home)
     plan = list(log.plan())
@@ -568,7 +568,7 @@ def test_index_of_another_segment_is_found_out(topic: str, count: int) -> None:
     assert log.report.damage == []
 
 
-def test_body_that_was_published_unreadable_is_told_and_passed() -> None:
+def test_body_that_was_published_unreadable_is_reported_and_passed() -> None:
     garbage = b"not columns"
     head = envelopes.published(["a"], [1], body_bytes=len(garbage), body_crc=crc32c(garbage))
 
@@ -584,7 +584,7 @@ def test_body_that_was_published_unreadable_is_told_and_passed() -> None:
     assert "body" in damage.problem
 
 
-def test_damaged_segment_header_is_told_and_its_batches_are_served() -> None:
+def test_damaged_segment_header_is_reported_and_its_batches_are_served() -> None:
     home = written(SMALL, write=write_sparse)
     expected = payloads(offline(home).scan())
     path = home.shard_files(".segment")[0]

@@ -439,7 +439,7 @@ def test_first_segment_and_first_state_are_made_at_the_same_time() -> None:
     run(scenario)
 
 
-def test_torn_end_is_cut_and_told() -> None:
+def test_torn_end_is_cut_and_reported() -> None:
     async def scenario() -> None:
         home = Home()
         log = await home.open()

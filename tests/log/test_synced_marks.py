@@ -113,7 +113,7 @@ def test_whole_directory_has_nothing_to_tell(is_closed: bool) -> None:
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed"])
 @pytest.mark.parametrize("part", [CATALOGUE, STATE])
 @pytest.mark.parametrize("way", WAYS)
-def test_lost_records_are_told(way: str, part: str, is_closed: bool) -> None:
+def test_lost_records_are_reported(way: str, part: str, is_closed: bool) -> None:
     whole = image(is_closed)
     path = the_path(whole, part)
     bad = damaged(whole, path, WAYS[way])
@@ -123,7 +123,7 @@ def test_lost_records_are_told(way: str, part: str, is_closed: bool) -> None:
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed"])
 @pytest.mark.parametrize("part", [CATALOGUE, STATE])
-def test_file_cut_at_every_length_is_told(part: str, is_closed: bool) -> None:
+def test_file_cut_at_every_length_is_reported(part: str, is_closed: bool) -> None:
     whole = image(is_closed)
     path = the_path(whole, part)
     for size in range(len(whole[path])):
@@ -131,7 +131,7 @@ def test_file_cut_at_every_length_is_told(part: str, is_closed: bool) -> None:
         assert [one for one in told if one.startswith(path)], size
 
 
-def test_missing_folder_of_a_journal_is_told() -> None:
+def test_missing_folder_of_a_journal_is_reported() -> None:
     rest = {path: data for path, data in image(True).items() if "/journals/" not in path}
     assert any("journals/all/0/state:0: missing" in told for told in run(_told, disk_of(rest)))
     assert any("journals/all/0/state:0: missing" in told for told in verified(rest))
@@ -175,7 +175,7 @@ def test_catalogue_that_was_lost_is_written_anew_and_told_once() -> None:
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed"])
-def test_damaged_marks_are_told_and_cost_nothing(is_closed: bool) -> None:
+def test_damaged_marks_are_reported_and_cost_nothing(is_closed: bool) -> None:
     whole = image(is_closed)
 
     async def look(log: DiskLog) -> list[str]:
@@ -247,7 +247,7 @@ def test_marks_only_rise() -> None:
     assert found.bytes == 3 * SLOT_BYTES
 
 
-def test_slot_that_power_loss_took_is_used_again_and_nothing_is_told() -> None:
+def test_slot_that_power_loss_took_is_used_again_and_nothing_is_reported() -> None:
     disk = FakeDisk(1)
     disk.make_directory("data")
     marks = SyncedMarks(disk, "data")

@@ -65,7 +65,7 @@ def test_every_flipped_bit_of_an_index_is_found_where_it_is() -> None:
         assert places(found) == [(path, position)]
 
 
-def test_every_flipped_bit_of_a_catalogue_record_is_told() -> None:
+def test_every_flipped_bit_of_a_catalogue_record_is_reported() -> None:
     home = written(SMALL, write=write)
     (path,) = home.catalogue_files()
     content = home.content(path)

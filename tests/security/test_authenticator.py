@@ -251,7 +251,7 @@ def test_a_broker_does_not_start_with_a_file_that_cannot_be_read(keys: Keyring) 
         opened(keys)
 
 
-def test_a_file_that_others_can_read_is_told_of(
+def test_a_file_that_others_can_read_is_reported(
     keys: Keyring, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys.add("a", "read:*")

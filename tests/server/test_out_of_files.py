@@ -32,7 +32,7 @@ async def _until_told(server: ServerProcess) -> None:
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux's prlimit")
 @pytest.mark.parametrize("listener", ["native", "http"])
-def test_running_out_of_files_is_told_once_and_accepting_goes_on(
+def test_running_out_of_files_is_reported_once_and_accepting_goes_on(
     listener: str, tmp_path: Path
 ) -> None:
     async def scenario() -> None:

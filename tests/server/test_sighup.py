@@ -51,7 +51,9 @@ def segments_in(directory: Path) -> int:
     return len(list(directory.glob("data/journals/sensors/0/*.segment")))
 
 
-def test_changed_rules_and_levels_hold_after_sighup_and_the_rest_is_told(tmp_path: Path) -> None:
+def test_changed_rules_and_levels_hold_after_sighup_and_the_rest_is_reported(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "runnel.toml"
     file.write_text(RULES.format(rotate="1MiB", last_value="false"))
 

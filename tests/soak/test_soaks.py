@@ -39,7 +39,7 @@ def test_a_soak_whose_package_is_missing_is_left_out(
 
 
 @pytest.mark.slow
-def test_what_a_soak_finds_is_told_and_saved_with_the_command_that_finds_it_again(
+def test_what_a_soak_finds_is_reported_and_saved_with_the_command_that_finds_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     fine = Soak("fine", ("log", "--jobs", "1"), 1)

@@ -207,7 +207,7 @@ def test_a_partition_that_the_topic_has_not_is_refused() -> None:
         ({"payload": [b""], "event_time": [2**62]}, "1678 to 2261"),
     ],
 )
-def test_a_row_that_cannot_be_published_is_told_of(
+def test_a_row_that_cannot_be_published_is_reported(
     columns: dict[str, object], problem: str
 ) -> None:
     with pytest.raises(ClientFault, match=problem):

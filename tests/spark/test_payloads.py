@@ -40,6 +40,6 @@ def test_text_replaces_what_is_not_utf_8(messages: DataFrame) -> None:
     assert values == ['{"celsius": 21.5, "site": "nörd"}', "not JSON", "\ufffd\ufffd"]
 
 
-def test_rows_without_a_payload_are_told_of(messages: DataFrame) -> None:
+def test_rows_without_a_payload_are_reported(messages: DataFrame) -> None:
     with pytest.raises(ClientFault, match="no column payload to take apart, only offset"):
         text(messages.select("offset"))

@@ -119,7 +119,7 @@ def test_a_stream_with_a_cursor_holds_retention_back(tmp_path: Path) -> None:
             reader.step()
 
 
-def test_beyond_the_ceiling_what_was_not_read_is_told(
+def test_beyond_the_ceiling_what_was_not_read_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pin = Pin(bytes_max=2 * RETAINED_BYTES)

@@ -130,7 +130,7 @@ def test_no_java_at_all_says_what_to_install(
         java.find_java({"PATH": "", "JAVA_HOME": str(tmp_path / "nowhere")})
 
 
-def test_a_cache_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ClientFault, match="Set XDG_CACHE_HOME to a directory that can"):
         java.find_java({"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "file")})

@@ -26,7 +26,7 @@ LAST = pb.Start(kind=pb.Start.KIND_LAST)
 EARLIEST = pb.Start(kind=pb.Start.KIND_EARLIEST)
 
 
-def test_last_values_come_first_and_their_end_is_told() -> None:
+def test_last_values_come_first_and_their_end_is_reported() -> None:
     async def scenario() -> None:
         async with opened() as scene:
             await publish(scene, "t/a", b"1", b"2")

@@ -123,7 +123,7 @@ async def test_counters_and_histograms_never_go_down(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_what_the_broker_did_is_told(tmp_path: Path) -> None:
+async def test_what_the_broker_did_is_reported(tmp_path: Path) -> None:
     async with running(tmp_path) as (server, client):
         scraped = await scrape_at_work(server, client)
         value = scraped.value

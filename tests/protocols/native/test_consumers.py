@@ -190,7 +190,7 @@ async def test_deliveries_share_frames_that_are_not_too_large() -> None:
 
 
 @in_loop
-async def test_recalls_late_notices_and_the_end_are_told() -> None:
+async def test_recalls_late_notices_and_the_end_are_reported() -> None:
     scene, consumer = await consuming()
     consumer.sink.recall(1, [DeliveryPart(7, 18, 20)])
     consumer.sink.late(1, [DeliveryPart(7, 20, 21)])
@@ -286,7 +286,7 @@ async def test_everything_else_reaches_the_consumer() -> None:
 
 
 @in_loop
-async def test_a_late_nack_is_told() -> None:
+async def test_a_late_nack_is_reported() -> None:
     scene, consumer = await consuming()
     consumer.late_deliveries = {8}
     assert scene.ask(Nack(1, [DeliveryPart(7, 1, 2), DeliveryPart(8, 3, 4)])) == [
@@ -481,7 +481,7 @@ async def test_subscriptions_are_made_changed_and_deleted() -> None:
 
 @pytest.mark.parametrize("failure", [UnknownSubscriptionError("no billing")])
 @in_loop
-async def test_what_cannot_be_done_with_a_subscription_is_told(failure: RunnelError) -> None:
+async def test_what_cannot_be_done_with_a_subscription_is_reported(failure: RunnelError) -> None:
     scene = Scene()
     scene.broker.consumer_groups.failure = failure
     error = error_in(await scene.ask_later(DeleteSubscription(2, "billing")))

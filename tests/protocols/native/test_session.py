@@ -147,7 +147,7 @@ async def test_bytes_behind_a_head_that_has_none_are_an_error(head: wire.Head) -
 
 
 @in_loop
-async def test_a_mistake_in_what_has_no_answer_is_told_and_ends_the_connection() -> None:
+async def test_a_mistake_in_what_has_no_answer_is_reported_and_ends_the_connection() -> None:
     scene = Scene()
     (error,) = scene.ask(packed(wire.Credit(1, 1), b"12345678"), wire.Ping(2))
     assert isinstance(error, wire.Error)
@@ -493,7 +493,7 @@ async def test_one_subscription_more_than_allowed_is_refused() -> None:
 
 
 @in_loop
-async def test_a_subscription_that_the_broker_ends_is_told_of_and_its_number_free() -> None:
+async def test_a_subscription_that_the_broker_ends_is_reported_and_its_number_free() -> None:
     scene = Scene()
     await scene.ask_later(subscribe(2, 7))
     scene.broker.subscriptions[0].sink.ended(7, SlowReaderError("too slow"))

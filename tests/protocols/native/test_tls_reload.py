@@ -199,7 +199,7 @@ def test_a_server_looks_for_new_certificates_by_itself(
     serve(asyncio.new_event_loop, pair.settings(), scenario)
 
 
-def test_a_replacement_that_cannot_be_used_leaves_the_old_one_and_is_told_once(
+def test_a_replacement_that_cannot_be_used_leaves_the_old_one_and_is_reported_once(
     tmp_path: Path,
 ) -> None:
     pair = Pair(tmp_path)

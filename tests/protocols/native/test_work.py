@@ -163,7 +163,7 @@ def test_a_lost_connection_gives_back_at_once_and_it_counts(tmp_path: Path) -> N
     run(tmp_path / "data", scenario)
 
 
-def test_refused_messages_come_again_and_a_late_ack_is_told(tmp_path: Path) -> None:
+def test_refused_messages_come_again_and_a_late_ack_is_reported(tmp_path: Path) -> None:
     async def scenario(listener: NativeServer) -> None:
         await publish(listener, b"1", b"2")
         talker = await consuming(listener)

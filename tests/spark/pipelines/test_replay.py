@@ -306,7 +306,7 @@ def test_a_broker_that_does_not_know_the_producer_gets_nothing_a_second_time(
         ),
     ],
 )
-def test_what_cannot_be_replayed_is_told(
+def test_what_cannot_be_replayed_is_reported(
     spark: SparkSession, home: DiskBroker, options: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(RunnelError, match=problem):

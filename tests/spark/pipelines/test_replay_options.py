@@ -56,7 +56,7 @@ def test_a_wrong_rule_is_refused_with_what_is_right(rule: str, problem: str) -> 
         RenameRules.make([rule])
 
 
-def test_a_name_that_becomes_too_long_is_told() -> None:
+def test_a_name_that_becomes_too_long_is_reported() -> None:
     with pytest.raises(ClientFault, match=r"rename \*=long/\*: .* longer than 255 bytes"):
         RenameRules.make(["*=long/*"]).of("x" * 254)
 
