@@ -52,13 +52,21 @@ async def list_dead(
     request: Request[Any, Any, Any],
     name: FromPath[str],
     offset: Annotated[
-        int, QueryParameter(ge=0, le=INT64_MAX, description="The first letter, by its own offset.")
+        int,
+        QueryParameter(
+            ge=0,
+            le=INT64_MAX,
+            description="Offset of the first dead letter, in the dead-letter topic.",
+        ),
     ] = 0,
     limit: Annotated[
-        int, QueryParameter(ge=1, le=_LETTERS_MAX, description="Letters of the page at most.")
+        int,
+        QueryParameter(
+            ge=1, le=_LETTERS_MAX, description="Maximum number of dead letters per page."
+        ),
     ] = 100,
     payload: Annotated[
-        PayloadForm, QueryParameter(description="How payloads are given.")
+        PayloadForm, QueryParameter(description="The form of the payloads.")
     ] = PayloadForm.AUTO,
     times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
 ) -> DeadLetters:

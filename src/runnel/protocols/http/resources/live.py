@@ -59,7 +59,7 @@ async def stream(
         QueryParameter(description="What a slow reader misses of ephemeral topics."),
     ] = Overflow.DROP_OLDEST,
     payload: Annotated[
-        PayloadForm, QueryParameter(description="How payloads are given.")
+        PayloadForm, QueryParameter(description="The form of the payloads.")
     ] = PayloadForm.AUTO,
     times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
     last_event_id: Annotated[

@@ -62,7 +62,9 @@ async def read_messages(
     topic: FromPath[str],
     partition: Annotated[
         int | None,
-        QueryParameter(ge=0, le=INT64_MAX, description="Needed where the topic has several."),
+        QueryParameter(
+            ge=0, le=INT64_MAX, description="Required if the topic has several partitions."
+        ),
     ] = None,
     offset: Annotated[
         Offset | None,
@@ -78,7 +80,7 @@ async def read_messages(
         ),
     ] = None,
     limit: Annotated[
-        int, QueryParameter(ge=1, le=LIMIT_MAX, description="Messages of the page at most.")
+        int, QueryParameter(ge=1, le=LIMIT_MAX, description="Maximum number of messages per page.")
     ] = 1000,
     bytes_max: Annotated[
         int,
@@ -86,7 +88,7 @@ async def read_messages(
             name="bytes",
             ge=1,
             le=_BYTES_MAX,
-            description="Bytes of the page, about: one message is given in any case.",
+            description="Approximate size of the page in bytes; at least one message is returned.",
         ),
     ] = 2**20,
     wait: Annotated[
@@ -97,7 +99,7 @@ async def read_messages(
         ),
     ] = None,
     payload: Annotated[
-        PayloadForm, QueryParameter(description="How payloads are given.")
+        PayloadForm, QueryParameter(description="The form of the payloads.")
     ] = PayloadForm.AUTO,
     times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
 ) -> MessagePage:
@@ -170,10 +172,12 @@ async def read_last_message(
     topic: FromPath[str],
     partition: Annotated[
         int | None,
-        QueryParameter(ge=0, le=INT64_MAX, description="Needed where the topic has several."),
+        QueryParameter(
+            ge=0, le=INT64_MAX, description="Required if the topic has several partitions."
+        ),
     ] = None,
     payload: Annotated[
-        PayloadForm, QueryParameter(description="How payloads are given.")
+        PayloadForm, QueryParameter(description="The form of the payloads.")
     ] = PayloadForm.AUTO,
     times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
 ) -> MessageOut:
@@ -216,7 +220,9 @@ async def read_message(
     offset: Annotated[int, PathParameter(description="The message's number.")],
     partition: Annotated[
         int | None,
-        QueryParameter(ge=0, le=INT64_MAX, description="Needed where the topic has several."),
+        QueryParameter(
+            ge=0, le=INT64_MAX, description="Required if the topic has several partitions."
+        ),
     ] = None,
 ) -> Answer:
     """Read one message: the payload is the body, everything else is in headers, percent-encoded."""

@@ -48,7 +48,9 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     level: Level = Level.NONE
     receivers: Annotated[
         int | UnsetType,
-        Meta(description="Of an ephemeral topic: how many subscriptions it was sent to."),
+        Meta(
+            description="Only for ephemeral topics: the number of subscriptions that got the message."
+        ),
     ] = UNSET
 
 

@@ -43,7 +43,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backoff: Annotated[
         float | None, Meta(description="Factor by which each further delay is longer.")
     ] = None
-    absent_ms_max: Annotated[Natural | None, Meta(description="Of a multicast member.")] = None
+    absent_ms_max: Annotated[
+        Natural | None, Meta(description="Only for members of a multicast subscription.")
+    ] = None
 
 
 class PlaceIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,7 +193,7 @@ async def _described(call: HttpCall, name: str) -> SubscriptionOut:
     "/v1/subscriptions/{name:str}",
     operation_id="makeSubscription",
     tags=["work"],
-    responses={201: ResponseSpec(SubscriptionOut, description="It was made.")},
+    responses={201: ResponseSpec(SubscriptionOut, description="Created.")},
 )
 async def make(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[SubscriptionIn]

@@ -77,7 +77,7 @@ async def list_topics(
         QueryParameter(
             ge=1,
             le=_LIMIT_MAX,
-            description="Topics of the page at most; a page has 1,000 or fewer.",
+            description="Maximum number of topics per page; a page has 1,000 or fewer.",
         ),
     ] = 1000,
 ) -> TopicPage:

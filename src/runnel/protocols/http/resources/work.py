@@ -107,7 +107,7 @@ async def consume(
     request: Request[Any, Any, Any],
     name: FromPath[str],
     limit: Annotated[
-        int, QueryParameter(ge=1, le=_MESSAGES_MAX, description="Messages at most.")
+        int, QueryParameter(ge=1, le=_MESSAGES_MAX, description="Maximum number of messages.")
     ] = 1,
     bytes_max: Annotated[
         int,
@@ -115,7 +115,7 @@ async def consume(
             name="bytes",
             ge=1,
             le=_BYTES_MAX,
-            description="Bytes of the messages, about: one is given in any case.",
+            description="Approximate size of the answer in bytes; at least one message is returned.",
         ),
     ] = _BYTES_USUAL,
     wait: Annotated[
@@ -141,7 +141,7 @@ async def consume(
         ),
     ] = "",
     payload: Annotated[
-        PayloadForm, QueryParameter(description="How payloads are given.")
+        PayloadForm, QueryParameter(description="The form of the payloads.")
     ] = PayloadForm.AUTO,
     times: Annotated[TimeForm, QueryParameter(description=TIMES_TEXT)] = TimeForm.NS,
 ) -> Answer:
