@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from runnel.broker.monitoring import topic_traffic
 from runnel.broker.monitoring.histogram import TimeHistogram, bucket_end, bucket_of
 from runnel.broker.monitoring.metrics import BrokerCounters, MetricKind, Metrics, MetricUnit
-from runnel.broker.monitoring.throttled import Throttled
+from runnel.broker.monitoring.throttled import Throttled, ThrottledAsync
 from runnel.broker.monitoring.topic_traffic import Flow, TopicTraffic
 from tests.fakes.clock import VirtualClock
 
@@ -203,7 +205,7 @@ def test_topics_without_number_neither_fill_memory_nor_are_lost_from_their_journ
     assert sum(flow.messages_in for flow in sample.journals.values()) == 60_000
 
 
-# --- Looking sparingly ---
+# --- Expensive readings ---
 
 
 def test_what_is_costly_to_read_is_read_no_more_than_a_fiftieth_of_the_time() -> None:
@@ -226,7 +228,31 @@ def test_what_is_costly_to_read_is_read_no_more_than_a_fiftieth_of_the_time() ->
     assert throttled.value() == 3
 
 
-def test_what_costs_nothing_is_read_whenever_somebody_asks() -> None:
+def test_a_reading_that_is_awaited_takes_no_more_than_a_fiftieth_of_the_time_either() -> None:
+    clock = VirtualClock()
+    readings = 0
+
+    async def read() -> int:
+        nonlocal readings
+        readings += 1
+        clock.advance(SECOND_NS // 10)
+        return readings
+
+    async def run() -> None:
+        throttled = ThrottledAsync(read, clock, first=0)
+        assert throttled.last == 0
+        assert await throttled.value() == await throttled.value() == throttled.last == 1
+        clock.advance(5 * SECOND_NS - 1)
+        assert await throttled.value() == 1
+        clock.advance(1)
+        assert await throttled.value() == 2
+        throttled.forget()
+        assert await throttled.value() == throttled.last == 3
+
+    asyncio.run(run())
+
+
+def test_what_costs_nothing_is_read_whenever_it_is_asked_for() -> None:
     values = iter(range(9))
     throttled = Throttled(lambda: next(values), VirtualClock())
     assert [throttled.value() for _ in range(3)] == [0, 1, 2]

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.monitoring.metric_tables import ConnectionStats
-from runnel.broker.monitoring.throttled import SHARE
+from runnel.broker.monitoring.throttled import ThrottledAsync
 from runnel.broker.pages import Listed, PageBuilder
 from runnel.platform.clock import Clock
 
@@ -23,9 +23,9 @@ class Connections:
     def __init__(self, share: LoopShare, clock: Clock) -> None:
         self.listeners: list[Callable[[], ReadRows]] = []
         self._share = share
-        self._clock = clock
-        self._reported: Mapping[int, ConnectionStats] = {}
-        self._report_again_ns = 0  # of the monotonic clock
+        self._report: ThrottledAsync[Mapping[int, ConnectionStats]] = ThrottledAsync(
+            self._read_all, clock, first={}
+        )
 
     async def page(self, *, after: int, limit: int, owner: Hashable) -> Listed[ConnectionStats]:
         """Connections with an id above `after`, in order of age, and whether these are all that remain."""
@@ -41,15 +41,13 @@ class Connections:
 
     async def report(self) -> Mapping[int, ConnectionStats]:
         """All connections by id. Reading them takes at most 2 % of the time; a new reading is a new object."""
-        now_ns = self._clock.monotonic_ns()
-        if now_ns >= self._report_again_ns:
-            rows: dict[int, ConnectionStats] = {}
-            async for some in self._share.steps(self._known(0), None, _ROWS_PER_STEP):
-                rows |= {number: read() for number, read in some}
-            self._reported = rows
-            done_ns = self._clock.monotonic_ns()
-            self._report_again_ns = done_ns + (done_ns - now_ns) * SHARE
-        return self._reported
+        return await self._report.value()
+
+    async def _read_all(self) -> Mapping[int, ConnectionStats]:
+        rows: dict[int, ConnectionStats] = {}
+        async for some in self._share.steps(self._known(0), None, _ROWS_PER_STEP):
+            rows |= {number: read() for number, read in some}
+        return rows
 
     def _known(self, after: int) -> list[tuple[int, Callable[[], ConnectionStats]]]:
         known = [

@@ -127,7 +127,7 @@ async def scrape_at_work(server: Server, client: httpx.AsyncClient) -> Scraped:
     # have taken long.
     server.broker.monitor._stores.forget()
     server.broker.monitor._live.forget()
-    server.broker.monitor._cursors_again_ns = 0
+    server.broker.monitor._cursors.forget()
     await server.broker._reporter.report()
     scraped = await scrape(client)
     while "runnel_disk_free_bytes" not in scraped.text:  # a thread looks at the disk

@@ -13,6 +13,7 @@ from runnel.broker.consumer_groups.dead_letter_queues import DeadLetterQueues
 from runnel.broker.consumer_groups.run_reader import read_runs
 from runnel.broker.consumer_groups.subscriptions import WorkSubscription, WorkSubscriptions
 from runnel.broker.limits.loop_share import LoopShare
+from runnel.broker.monitoring.throttled import ThrottledAsync
 from runnel.broker.pages import Listed, ListRequest, PageBuilder
 from runnel.broker.stores import KeptLog
 from runnel.errors import RunnelError
@@ -28,8 +29,6 @@ _OLDEST_PARTITIONS_MAX: Final = 16
 _PARTITIONS_LISTED_MAX: Final = 10_000
 _SUBSCRIPTIONS_PER_STEP: Final = 32
 _PARTITIONS_PER_STEP: Final = 200
-# `report` takes at most one part in this many of the time.
-_SHARE: Final = 50
 
 
 class _Progress(msgspec.Struct):
@@ -70,10 +69,10 @@ class GroupStats:
         clock: Clock,
         share: LoopShare,
     ) -> None:
-        self._clock = clock
         self._share = share
-        self._reported: Sequence[SubscriptionState] = ()
-        self._report_again_ns = 0  # by the monotonic clock
+        self._report: ThrottledAsync[Sequence[SubscriptionState]] = ThrottledAsync(
+            self.states, clock, first=()
+        )
         self._state = state
         self._subscriptions = subscriptions
         self._dead = dead
@@ -123,12 +122,7 @@ class GroupStats:
 
     async def report(self) -> Sequence[SubscriptionState]:
         """All subscriptions, cached: computing them takes at most a fiftieth of the time."""
-        now_ns = self._clock.monotonic_ns()
-        if now_ns >= self._report_again_ns:
-            self._reported = await self.states()
-            done_ns = self._clock.monotonic_ns()
-            self._report_again_ns = done_ns + (done_ns - now_ns) * _SHARE
-        return self._reported
+        return await self._report.value()
 
     async def _state_of(
         self, subscription: WorkSubscription, owner: Hashable, *, with_partitions: bool

@@ -22,7 +22,7 @@ from runnel.broker.monitoring.metric_families import CursorLag, JournalRoster
 from runnel.broker.monitoring.metric_tables import ConnectionStats
 from runnel.broker.monitoring.metrics import AtLimit, Family, Metrics, MetricUnit
 from runnel.broker.monitoring.store_statistics import StoreReading, StoreStatistics
-from runnel.broker.monitoring.throttled import SHARE, Throttled
+from runnel.broker.monitoring.throttled import Throttled, ThrottledAsync
 from runnel.config import Settings
 from runnel.formats.wire import CursorState
 from runnel.formats.work_heads import SubscriptionState
@@ -121,8 +121,9 @@ class Monitor:
         self._parts = parts
         self._in_memory = in_memory
         self._live = Throttled(lambda: LiveSums.of(parts.live()), clock)
-        self._cursors: Sequence[CursorLag] = ()
-        self._cursors_again_ns = 0  # of the monotonic clock
+        self._cursors: ThrottledAsync[Sequence[CursorLag]] = ThrottledAsync(
+            self._read_cursors, clock, first=()
+        )
         self._open_files = Throttled(process.open_files, clock)
         self._connections: Mapping[int, ConnectionStats] = {}
         self._subscriptions_peak = 0  # of one connection
@@ -155,18 +156,13 @@ class Monitor:
     async def refresh(self) -> Sequence[SubscriptionState]:
         """Make the readings that have to be awaited: acknowledged subscriptions, connections and the cursors' lag."""
         async with self._refreshing:
-            await self._refresh_cursors()
+            await self._cursors.value()  # counting their lag reads the log
             await self._refresh_connections()
             self._states = await self._parts.subscriptions()
             return self._states
 
-    async def _refresh_cursors(self) -> None:
-        """Count the cursors' lag, which takes at most 2 % of the time."""
-        began_ns = self._clock.monotonic_ns()
-        if began_ns >= self._cursors_again_ns:
-            self._cursors = [CursorLag.of(each) for each in await self._parts.cursors()]
-            done_ns = self._clock.monotonic_ns()
-            self._cursors_again_ns = done_ns + (done_ns - began_ns) * SHARE
+    async def _read_cursors(self) -> Sequence[CursorLag]:
+        return [CursorLag.of(each) for each in await self._parts.cursors()]
 
     async def _refresh_connections(self) -> None:
         rows = await self._parts.connections()
@@ -256,7 +252,7 @@ class Monitor:
             unit=MetricUnit.BYTES,
         )
         add("subscriptions_durable", "Acknowledged subscriptions.", lambda: len(self._states))
-        add("cursors", "Named cursors.", lambda: len(self._cursors))
+        add("cursors", "Named cursors.", lambda: len(self._cursors.last))
         add("topics_live", "Ephemeral topics.", parts.ephemeral_topics)
         add("fetches_waiting", "Fetches that wait for a message.", parts.fetches_waiting)
 
@@ -334,7 +330,7 @@ class Monitor:
             lambda: max(parts.ephemeral_topics(), *(each.topics for each in read().logs.values())),
         )
         add("limits.producers_max", limits.producers_max, peak("producers"), AtLimit.REPLACES)
-        add("limits.cursors_max", limits.cursors_max, lambda: len(self._cursors))
+        add("limits.cursors_max", limits.cursors_max, lambda: len(self._cursors.last))
         add(
             "limits.durable_subscriptions_max",
             limits.durable_subscriptions_max,
@@ -396,7 +392,7 @@ class Monitor:
         yield from self._storage()
         yield from families.topic_families(traffic)
         yield from families.work_families(self._states, self._clock.time_ns())
-        cursors = self._cursors
+        cursors = self._cursors.last
         yield from families.cursor_families(cursors)
         members = sum(len(each.members) for each in self._states)
         yield families.left_out_family(
