@@ -176,7 +176,7 @@ class SettingsError(ClientFault):
 
 
 class Unavailable(RunnelError):
-    """Cannot be done now; nothing was changed; try again."""
+    """Cannot be done now; try again. Nothing was changed, unless the text says that this is unknown."""
 
     code = "unavailable"
     retriable = True

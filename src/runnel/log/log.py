@@ -276,6 +276,9 @@ class ShardStatistics(msgspec.Struct, frozen=True):
     failed_batches: int
     is_read_only: bool
     producers: int = 0  # named publishers that the shard knows
+    unknown_outcomes: int = (
+        0  # attempts to store a group after which it was not known whether it is stored
+    )
 
 
 class LogStatistics(msgspec.Struct, frozen=True):

@@ -104,8 +104,8 @@ class Checkpoints:
             self._paused = []
             ends.callback(self._resume_writers)
             for shard in list(self._shards.values()):  # shards made from now on begin paused
+                self._paused.append(shard.writer)  # first: it is paused even if waiting for it is cancelled
                 await shard.writer.pause()
-                self._paused.append(shard.writer)
             # Journals last: a writer may be waiting for one.
             ends.callback(self._states.resume)
             await self._states.pause()

@@ -15,6 +15,7 @@ from runnel.formats.envelope import Envelope
 from runnel.log.backup import checkpoint
 from runnel.log.disk.checkpoints import Checkpoints
 from runnel.log.disk.folders import ShardFolders
+from runnel.log.disk.group_writer import FileGroupStore, GroupWriter, MakeGroupStore
 from runnel.log.disk.last_value_keeper import LastValueKeeper
 from runnel.log.disk.recovery import Recovered, Recovery, checked_directory, lock_directory
 from runnel.log.disk.shard import DiskShard
@@ -84,6 +85,7 @@ class DiskLog(LogMetadata):
         clock: Clock,
         workers: Workers,
         listener: LogListener,
+        make_group_store: MakeGroupStore | None = None,
     ) -> None:
         super().__init__(settings, policies, self._on_topic_made)
         self._listener = listener
@@ -93,6 +95,7 @@ class DiskLog(LogMetadata):
         self._disk = disk
         self._clock = clock
         self._workers = workers
+        self._make_group_store = make_group_store or self._make_file_store
         self._files = OpenFiles(disk, settings.limits.open_files_max)
         self._cache = IndexCache(settings.log.index_cache_bytes_max)
         self._tasks = OwnedTasks("the log")
@@ -156,8 +159,11 @@ class DiskLog(LogMetadata):
         clock: Clock,
         workers: Workers,
         listener: LogListener | None = None,
+        make_group_store: MakeGroupStore | None = None,
     ) -> DiskLog:
         """Lock the directory, recover what a crash left, and begin a new epoch.
+
+        `make_group_store` makes what stores the groups of a shard, if that is not its segment files alone.
 
         LockedError if another process holds it, FormatVersionError if a newer Runnel wrote it, SettingsError
         if it cannot be a data directory.
@@ -170,6 +176,7 @@ class DiskLog(LogMetadata):
             clock,
             workers,
             listener or NullListener(),
+            make_group_store,
         )
         opening = asyncio.get_running_loop().create_task(log._open())
         try:
@@ -250,6 +257,7 @@ class DiskLog(LogMetadata):
                 self._state.epoch,
                 self._listener,
                 self._marks,
+                self._make_group_store,
             ),
             self._policies.for_journal(shard_id.journal, keep=Keep.DISK),
             SegmentFolder(self._disk, self._files, folder),
@@ -262,6 +270,9 @@ class DiskLog(LogMetadata):
             before_removal=self._last_keeper.take_over,
             on_damage=self._on_damage,
         )
+
+    def _make_file_store(self, shard_id: ShardId, writer: GroupWriter) -> FileGroupStore:
+        return FileGroupStore(shard_id, writer, self._workers)
 
     # --- Appending ---
 
@@ -514,13 +525,13 @@ class DiskLog(LogMetadata):
         if self._is_closed:
             return
         self._is_closed = True
+        for shard in self._shards.values():  # at once: a checkpoint may wait for an unknown outcome
+            shard.writer.refuse(ClosedError("the log is closed"))
         async with self._checkpoints.resting:  # a checkpoint under way ends soon
             await self._close()
 
     async def _close(self) -> None:
         try:
-            for shard in self._shards.values():
-                shard.writer.refuse(ClosedError("the log is closed"))
             # Close all of them before raising a failure: every waiting caller gets an answer.
             outcomes = await asyncio.gather(
                 *(shard.close() for shard in self._shards.values()),

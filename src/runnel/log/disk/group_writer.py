@@ -1,19 +1,23 @@
-"""The blocking part of writing: reserves room, writes and syncs a group of batches, cuts back after a failure."""
+"""Storing groups in segment files: `FileGroupStore`, the local medium, and `GroupWriter`, the blocking part of it."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from runnel.config import LogSettings
+from runnel.errors import ClosedError, DiskFullError, ReadOnlyError
 from runnel.formats import block
-from runnel.log.disk.pending import PendingBatch
+from runnel.log.group_store import STORED, Failed, Group, GroupStore, Outcome
+from runnel.log.log import ShardId
 from runnel.log.segments.files import OpenFiles
 from runnel.log.segments.segment import SegmentHeader
 from runnel.log.segments.segments import Segment, SegmentFolder
 from runnel.log.segments.synced_marks import SyncedMarks
-from runnel.platform.disk import Buffer, Disk
+from runnel.platform.disk import Disk
+from runnel.platform.workers import Workers
 
 # Errors of a disk that is full but otherwise healthy.
 NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
@@ -22,10 +26,10 @@ _STEP_BYTES_MIN: Final = 64 * 1024
 
 
 class GroupWriter:
-    """Writes one shard's groups, one at a time, in a worker. It decides nothing.
+    """Writes one shard's groups into its segment files, one at a time, in a worker. It decides nothing.
 
     An OSError means that nothing of the group is stored. If its `__context__` is another OSError, removing the
-    remains of the group has failed too.
+    remains of the group has failed too. In any case the same group can be written again.
     """
 
     def __init__(
@@ -48,38 +52,41 @@ class GroupWriter:
         self._marks = marks
         self._make_folder = make_folder
         self._is_resting = is_resting  # whether no other group waits
+        self._remains: SegmentHeader | None = None  # of a new segment that could not be discarded
 
-    def write(
-        self, active: Segment | None, header: SegmentHeader | None, group: list[PendingBatch]
-    ) -> Segment:
-        """Write and sync the group. Returns its segment: a new one if `header` is given."""
+    def write(self, group: Group) -> None:
+        """Write and sync the group, in a new segment file if it has a header."""
+        segment, header = group.segment, group.header
         if header is not None:
             self._make_folder()
+            if self._remains is not None:
+                self._discard(self._remains)
             try:
-                active = self._folder.begin(header)
+                self._folder.begin(segment, header)
             except OSError:
-                self._folder.discard(header)
+                self._discard(header)
                 raise
-        assert active is not None
-        buffers: list[Buffer] = []
-        for pending in group:
-            buffers += block.pack(pending.encoded, pending.body, durable_position=active.end)
-        end = active.end + sum(pending.size for pending in group)
+        end = group.position + group.size
         try:
-            with self._files.use(active.path) as file:
-                if end > active.allocated:
-                    self._allocate(active, end)
-                file.write(active.end, buffers, sync=True)
-                self._marks.note(self._folder.folder, active.number, end)
+            with self._files.use(segment.path) as file:
+                if end > segment.allocated:
+                    self._allocate(segment, end)
+                file.write(group.position, group.blocks(), sync=True)
+                self._marks.note(self._folder.folder, segment.number, end)
                 if self._is_resting():
                     _leave_mark(file.write, end)
         except OSError as error:
             if header is not None:
-                self._folder.discard(header)
+                segment.allocated = 0
+                self._discard(header)
             elif error.errno in NO_ROOM:
-                self._cut_back(active)
+                self._cut_back(segment)
             raise
-        return active
+
+    def _discard(self, header: SegmentHeader) -> None:
+        self._remains = header
+        self._folder.discard(header)
+        self._remains = None
 
     def _allocate(self, active: Segment, end: int) -> None:
         """Reserve room ahead: syncs then need not write a file size, and a full disk shows early."""
@@ -109,6 +116,51 @@ class GroupWriter:
             file.truncate(active.end)
             file.sync()
         active.allocated = active.end
+
+
+class FileGroupStore:
+    """Stores groups in the shard's segment files. One write and sync, in a worker, is both of a store's steps."""
+
+    def __init__(self, shard: ShardId, writer: GroupWriter, workers: Workers) -> None:
+        self._shard = shard
+        self._writer = writer
+        self._workers = workers
+
+    def store(self, group: Group) -> asyncio.Future[Outcome]:
+        try:
+            return self._workers.submit(self._store, group)
+        except ClosedError as error:
+            refused: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+            refused.set_result(Failed(error))
+            return refused
+
+    def abandon(self) -> None:
+        """Do nothing: a write that is under way ends by itself."""
+
+    def _store(self, group: Group) -> Outcome:
+        try:
+            self._writer.write(group)
+        except OSError as error:
+            return self._judge(error)
+        return STORED
+
+    def _judge(self, error: OSError) -> Failed:
+        is_cut = not isinstance(error.__context__, OSError)
+        reason = error.strerror or error  # without the file's path: clients see this
+        if error.errno in NO_ROOM and is_cut:
+            return Failed(
+                DiskFullError(f"shard {self._shard}: no room to store the batch: {reason}")
+            )
+        return Failed(
+            ReadOnlyError(
+                f"shard {self._shard} takes no more batches until it has been reopened: {reason}"
+            ),
+            needs_reopening=True,
+        )
+
+
+# Makes the store of a shard from what writes its segment files.
+MakeGroupStore: TypeAlias = Callable[[ShardId, GroupWriter], GroupStore]
 
 
 def _step(end: int, step_max: int) -> int:

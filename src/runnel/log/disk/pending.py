@@ -58,8 +58,10 @@ class WriteCounters:
         "sync_time_max_ns",
         "sync_time_ns",
         "syncs",
+        "unknown_outcomes",
     )
 
     def __init__(self) -> None:
         self.entries = self.messages = self.bytes = self.failed_batches = 0
         self.syncs = self.sync_time_ns = self.sync_time_max_ns = 0
+        self.unknown_outcomes = 0

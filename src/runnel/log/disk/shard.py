@@ -174,8 +174,13 @@ class DiskShard:
         }
 
     async def close(self) -> None:
+        """Store what is queued and seal the shard. It must refuse batches by now.
+
+        Raises if it was dropped: it is left as a crash leaves it then.
+        """
         async with self._trimmer.at_work:
             await self.writer.wait_idle()
+            self.writer.check_kept()
             await self.seal_all()
             await self.save_losses()
 
@@ -213,6 +218,7 @@ class DiskShard:
         """After a failed sync: cut off what is not known to be stored, then recover as at start."""
         async with self._trimmer.at_work, self.writer.sealing:
             await self.writer.wait_idle()
+            self.writer.check_kept()
             opened = await self._parts.workers.submit(self._recover)
             self._segments.clear()
             self.writer.unsealed.clear()
@@ -500,6 +506,7 @@ class DiskShard:
             queued_bytes=self.writer.queued_bytes,
             failed_batches=counters.failed_batches,
             is_read_only=self.writer.is_read_only,
+            unknown_outcomes=counters.unknown_outcomes,
             producers=len(self.producers),
         )
 

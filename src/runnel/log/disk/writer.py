@@ -1,18 +1,21 @@
 """Writes one shard: numbers and queues batches at once, stores them in groups, shows them to readers after the sync.
 
 One group is under way at a time. Batches that arrive meanwhile share the next: the slower the disk, the larger the
-groups. A worker does a group's write and sync; the loop decides before and applies after.
+groups. The group store (`log/group_store.py`) makes a group durable; the loop decides before and applies after.
 
-    append: number, queue ──▶ commit: take a group, rotate if due ──▶ worker: allocate, write + sync
+    append: number, queue ──▶ commit: take a group, rotate if due ──▶ group store: write + sync in a worker
                                         ▲                                       │
                                         └── index, visible_next, answers ◀──────┘
 
-The worker gets the next group before the group just written is applied: the disk is idle only while the loop picks the
+The store gets the next group before the group just stored is applied: the disk is idle only while the loop picks the
 batches.
 
-A failed write also fails everything queued behind it: numbers go back, as if none of it had been appended. Bytes that
-it may have left are cut off, durably. After a failed sync the content of the disk is unknown: the shard accepts nothing
-more until `reopen`.
+A group that failed also fails everything queued behind it: numbers go back, as if none of it had been appended. Bytes
+that a write may have left are cut off, durably. After a failed sync the content of the disk is unknown: the shard
+accepts nothing more until `reopen`.
+
+While the outcome of a group is unknown, nothing is answered or taken back. The same group is stored again, after
+growing delays, until it is stored; batches queue up behind it. `drop` gives the shard up instead.
 """
 
 from __future__ import annotations
@@ -20,17 +23,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from runnel.config import LogSettings
-from runnel.errors import BusyError, DiskFullError, ReadOnlyError, RunnelError
+from runnel.errors import BusyError, ReadOnlyError, RunnelError, Unavailable
 from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
-from runnel.log.disk.group_writer import NO_ROOM, GroupWriter
+from runnel.log.disk.group_writer import GroupWriter, MakeGroupStore
 from runnel.log.disk.pending import PendingBatch, WriteCounters
+from runnel.log.group_store import Failed, Group, Outcome, Stored, Unknown
 from runnel.log.log import Appended, Level, LogListener, ShardId, VisibleBatch
 from runnel.log.metadata.catalogue import Catalogue, ShardAt
 from runnel.log.metadata.producers import ProducerTable, check_same_batch
@@ -47,12 +51,19 @@ from runnel.platform.workers import Workers
 from runnel.topics.policies import JournalPolicy
 
 
-class _Written(NamedTuple):
-    """A stored group, with its segment and its position there."""
+# While an outcome is unknown the group is stored again: at once, then after delays that double between these.
+REPEAT_SECONDS_MIN: Final = 0.05
+REPEAT_SECONDS_MAX: Final = 5.0
+# How long a shard that takes no more batches waits for an unknown outcome before it drops what is queued.
+UNKNOWN_SECONDS_MAX: Final = 10.0
 
-    segment: Segment
-    position: int
-    group: list[PendingBatch]
+
+class _StoredGroup(NamedTuple):
+    """A stored group with its batches. `in_segment` is done when readers can read it; None: they can."""
+
+    group: Group
+    batches: list[PendingBatch]
+    in_segment: asyncio.Future[None] | None
 
 
 class ShardParts(msgspec.Struct, frozen=True):
@@ -68,6 +79,7 @@ class ShardParts(msgspec.Struct, frozen=True):
     epoch: int
     listener: LogListener
     marks: SyncedMarks
+    make_group_store: MakeGroupStore
 
 
 class ShardWriter:
@@ -92,7 +104,7 @@ class ShardWriter:
         self._producers = producers
         self._stored_producers = stored_producers
         self._queue: deque[PendingBatch] = deque()
-        self._groups = GroupWriter(
+        self._files = GroupWriter(
             parts.disk,
             parts.files,
             parts.settings,
@@ -102,13 +114,20 @@ class ShardWriter:
             make_folder=make_folder,
             is_resting=lambda: not self._queue,
         )
+        self._store = parts.make_group_store(shard, self._files)
         self._group: list[PendingBatch] = []
-        self._written: _Written | None = None  # stored, but not applied yet
+        self._is_attempted = False  # the group store has been given the group
+        self._stored: _StoredGroup | None = None  # not applied yet
         self._room: list[asyncio.Future[None]] = []
         self._idle: list[asyncio.Future[None]] = []
         self._is_committing = False
         self._is_paused = False
         self._refusal: RunnelError | None = None
+        self._is_ending = False  # no batch will be accepted any more
+        self._dropped: RunnelError | None = None
+        self._is_unknown = False  # the outcome of the group under way has been unknown
+        self._delay: asyncio.Task[None] | None = None  # before an attempt is repeated
+        self._giving_up: asyncio.Task[None] | None = None
         # Why a batch failed that no publisher waited for; `sync` raises it.
         self._unreported: RunnelError | None = None
         self.queued_bytes = 0
@@ -124,14 +143,14 @@ class ShardWriter:
     def use_policy(self, policy: JournalPolicy) -> None:
         """Use this policy from the next group on."""
         self._policy = policy
-        self._groups.segment_bytes_max = policy.rotate.bytes_max
+        self._files.segment_bytes_max = policy.rotate.bytes_max
 
     # --- Appending ---
 
     @property
     def queued_batches(self) -> int:
-        written = 0 if self._written is None else len(self._written.group)
-        return written + len(self._group) + len(self._queue)
+        stored = 0 if self._stored is None else len(self._stored.batches)
+        return stored + len(self._group) + len(self._queue)
 
     @property
     def is_read_only(self) -> bool:
@@ -190,8 +209,8 @@ class ShardWriter:
 
     def repeat(self, entry: int, repeated: Envelope) -> asyncio.Future[Appended] | None:
         """The future answer to a repetition of a queued batch; None if entry `entry` is not queued."""
-        written = () if self._written is None else self._written.group
-        for pending in (*written, *self._group, *self._queue):
+        stored = () if self._stored is None else self._stored.batches
+        for pending in (*stored, *self._group, *self._queue):
             if pending.envelope.entry == entry:
                 check_same_batch(pending.envelope, repeated)
                 future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
@@ -241,8 +260,14 @@ class ShardWriter:
             raise failure
 
     def refuse(self, reason: RunnelError) -> None:
-        """Accept no more batches. Queued batches are still stored."""
+        """Accept no batches any more. Queued batches are still stored.
+
+        If an outcome stays unknown for `UNKNOWN_SECONDS_MAX` from now on, they are dropped: waiting for them ends.
+        """
         self._refusal = reason
+        self._is_ending = True
+        if self._is_unknown:
+            self._limit_unknown()
 
     def continue_from(self, next_entry: int, last_time_ns: int) -> None:
         """Continue behind entries that were found to be stored."""
@@ -255,7 +280,13 @@ class ShardWriter:
         self.continue_from(self.next_entry + count, 0)
 
     def accept_again(self) -> None:
+        """Accept batches again after the shard has been reopened."""
         self._refusal = None
+
+    def check_kept(self) -> None:
+        """Raise the reason of `drop` if the shard was dropped: nothing more may be written then."""
+        if self._dropped is not None:
+            raise self._dropped
 
     # --- Committing ---
 
@@ -263,12 +294,14 @@ class ShardWriter:
         while self._queue and not self._is_paused:
             self._take_group()
             try:
-                await self._store()
-            except (OSError, RunnelError) as error:
-                self._apply_written()
-                self._fail(error)
+                failed = await self._store_group()
+            except RunnelError as error:  # the catalogue could not be written
+                failed = Failed(error)
+            if failed is not None:
+                await self._show_stored()
+                self._fail(failed)
             if not self._queue or self._is_paused:
-                self._apply_written()
+                await self._show_stored()
             _wake(self._room)
         self._is_committing = False
         _wake(self._idle)
@@ -308,42 +341,100 @@ class ShardWriter:
             != self._period(first)
         )
 
-    async def _store(self) -> None:
-        group = self._group
+    async def _store_group(self) -> Failed | None:
+        batches = self._group
         active = self.active
-        is_new = active is None or self._is_rotation_due(active, group[0])
-        unrecorded = [recorded for pending in group for recorded in pending.unrecorded]
+        is_new = active is None or self._is_rotation_due(active, batches[0])
+        unrecorded = [recorded for pending in batches for recorded in pending.unrecorded]
         if is_new or unrecorded:
-            self._apply_written()  # its publishers need not wait for the catalogue too
+            await self._show_stored()  # its publishers need not wait for the catalogue too
         # The catalogue first: a crash here leaves topics without messages, never messages without topics.
         for recorded in unrecorded:
             await recorded
-        header = None
-        if is_new:
-            if active is not None:
-                await self.checkpoint(active)
-            header = SegmentHeader(
-                shard=self._shard.shard,
-                number=self._next_number(),
-                first_entry=group[0].envelope.entry,
-                generation=0,
-                epoch=self._parts.epoch,
-                created_ns=self._parts.clock.time_ns(),
-            )
+        if is_new and active is not None:
+            await self.checkpoint(active)
+        if self._dropped is not None:
+            return None
         started_ns = self._parts.clock.monotonic_ns()
-        writing = self._parts.workers.submit(self._groups.write, active, header, group)
-        self._apply_written()
-        segment = await writing
+        group = self._place(batches, None if is_new else active)
+        self._is_attempted = True
+        storing = self._store.store(group)
+        await self._show_stored()
+        outcome = await storing
+        if isinstance(outcome, Unknown):
+            outcome = await self._settle(group, outcome)
+        if self._dropped is not None:
+            return None
+        self._is_attempted = False
+        if not isinstance(outcome, Stored):
+            assert isinstance(outcome, Failed)
+            return outcome
         self._count_sync(self._parts.clock.monotonic_ns() - started_ns)
-        self._written = _Written(segment, segment.end, group)
-        segment.end += sum(pending.size for pending in group)
+        self._stored = _StoredGroup(group, batches, outcome.in_segment)
+        segment = group.segment
+        segment.end += group.size
         self._group = []
-        if header is not None:
+        if is_new:
             if active is not None:
                 self._retire(active)
             self._segments.append(segment)
             self.last_number = segment.number
-            self._apply_written()  # so that the segment's index tells when it is full
+            await self._show_stored()  # so that the segment's index tells when it is full
+        return None
+
+    def _place(self, batches: list[PendingBatch], active: Segment | None) -> Group:
+        """The group of these batches, behind what the active segment holds, or in a new segment."""
+        entry = batches[0].envelope.entry
+        header = None
+        if active is None:
+            header = SegmentHeader(
+                shard=self._shard.shard,
+                number=self._next_number(),
+                first_entry=entry,
+                generation=0,
+                epoch=self._parts.epoch,
+                created_ns=self._parts.clock.time_ns(),
+            )
+            active = self._folder.new_segment(header)
+        size = 0
+        for pending in batches:
+            size += pending.size
+        return Group(
+            self._shard,
+            self._parts.epoch,
+            entry,
+            entry + len(batches),
+            batches,
+            size,
+            active,
+            active.end,
+            header,
+        )
+
+    async def _settle(self, group: Group, outcome: Outcome) -> Outcome:
+        """Store a group with an unknown outcome again until it is stored, or until the shard is dropped.
+
+        `failed` does not end this: an earlier attempt may still be stored.
+        """
+        self._is_unknown = True
+        if self._is_ending:
+            self._limit_unknown()
+        delay = 0.0
+        while not isinstance(outcome, Stored):
+            self.counters.unknown_outcomes += 1
+            if self._dropped is None:
+                self._delay = self._parts.tasks.start_awaited(self._parts.clock.sleep(delay))
+                await asyncio.wait((self._delay,))  # drop cancels it
+                self._delay = None
+                delay = min(max(2 * delay, REPEAT_SECONDS_MIN), REPEAT_SECONDS_MAX)
+            if self._dropped is not None:
+                return outcome
+            outcome = await self._store.store(group)
+        self._is_unknown = False
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+        return outcome
 
     def _next_number(self) -> int:
         return max(self.last_number, self._segments[-1].number if self._segments else 0) + 1
@@ -371,16 +462,24 @@ class ShardWriter:
 
         await self._parts.catalogue.add_made(records)
 
-    def _apply_written(self) -> None:
+    async def _show_stored(self) -> None:
+        """Wait until readers can read the stored group, if there is one, and apply it."""
+        if self._stored is not None:
+            if self._stored.in_segment is not None:
+                await self._stored.in_segment
+            self._apply_stored()
+
+    def _apply_stored(self) -> None:
         """Apply a stored group: index it, show it to readers, answer its publishers."""
-        if self._written is None:
-            return
-        segment, position, group = self._written
-        self._written = None
+        if self._stored is None:
+            return  # dropped meanwhile
+        group, batches, _ = self._stored
+        self._stored = None
+        segment, position = group.segment, group.position
         growing = segment.growing
         assert growing is not None
         counters = self.counters
-        for pending in group:
+        for pending in batches:
             head = pending.envelope
             growing.add(head, [part.key for part in pending.partitions], position, pending.size)
             position += pending.size
@@ -391,12 +490,11 @@ class ShardWriter:
                     head.producer, head.term, head.number, head.entry, time_ns
                 )
         describe_by(segment, growing)
-        size = sum(pending.size for pending in group)
-        counters.entries += len(group)
-        counters.bytes += size
-        self.visible_next_entry = group[-1].envelope.entry + 1
-        self.queued_bytes -= size
-        for pending in group:
+        counters.entries += len(batches)
+        counters.bytes += group.size
+        self.visible_next_entry = group.next_entry
+        self.queued_bytes -= group.size
+        for pending in batches:
             head = pending.envelope
             for partition, base, count in zip(
                 pending.partitions,
@@ -407,9 +505,9 @@ class ShardWriter:
                 partition.visible_next = base + count
         self._parts.listener.on_stored(
             self._shard,
-            [VisibleBatch(pending.envelope, pending.body, pending.encoded) for pending in group],
+            [VisibleBatch(pending.envelope, pending.body, pending.encoded) for pending in batches],
         )
-        for pending in group:
+        for pending in batches:
             for future, is_repeated in pending.answers:
                 if not future.done():
                     future.set_result(pending.answer(Level.STORED, is_repeated=is_repeated))
@@ -423,38 +521,77 @@ class ShardWriter:
 
     # --- Failing ---
 
-    def _fail(self, error: OSError | RunnelError) -> None:
+    def _fail(self, failed: Failed) -> None:
         """Undo the numbering of all batches that are not stored, and fail their answers."""
-        failed = [*self._group, *self._queue]
+        if failed.needs_reopening:
+            self._refusal = failed.error
+        batches = [*self._group, *self._queue]
+        if not batches:
+            return  # dropped meanwhile
         self._group = []
         self._queue.clear()
         self.queued_bytes = 0
-        self.next_entry = failed[0].envelope.entry
-        for pending in failed:
+        self.next_entry = batches[0].envelope.entry
+        for pending in batches:
             for partition in pending.partitions:
                 partition.next_offset = partition.visible_next
             if pending.envelope.producer is not None:
                 self._producers.reset(pending.envelope.producer, self._stored_producers)
-        self.counters.failed_batches += len(failed)
-        failure = self._judge(error)
-        for pending in failed:
+        self._fail_answers(batches, failed.error)
+
+    def _fail_answers(self, batches: Sequence[PendingBatch], failure: RunnelError) -> None:
+        self.counters.failed_batches += len(batches)
+        for pending in batches:
             if not pending.answers:
                 self._unreported = failure
             for future, _ in pending.answers:
                 if not future.done():
                     future.set_exception(failure)
 
-    def _judge(self, error: OSError | RunnelError) -> RunnelError:
-        if isinstance(error, RunnelError):
-            return error
-        is_cut = not isinstance(error.__context__, OSError)
-        reason = error.strerror or error  # without the file's path: clients see this
-        if error.errno in NO_ROOM and is_cut:
-            return DiskFullError(f"shard {self._shard}: no room to store the batch: {reason}")
-        self._refusal = ReadOnlyError(
-            f"shard {self._shard} takes no more batches until it has been reopened: {reason}"
+    def drop(self, reason: RunnelError) -> None:
+        """Give the shard up without storing what is queued: it is lost, or an outcome stays unknown for too long.
+
+        No number is taken back, and nothing more is accepted or written. `reason` is for batches that the group store
+        was never given: nothing of them is stored. `wait_idle` then waits until the store has let go of its files.
+        """
+        if self._dropped is not None:
+            return
+        self._dropped = self._refusal = reason
+        never_given = list(self._queue)
+        maybe_stored = [] if self._stored is None else self._stored.batches
+        if self._is_attempted:
+            maybe_stored = [*maybe_stored, *self._group]
+        else:
+            never_given = [*self._group, *never_given]
+        self._stored = None
+        self._group = []
+        self._queue.clear()
+        self.queued_bytes = 0
+        self._fail_answers(never_given, reason)
+        self._fail_answers(
+            maybe_stored,
+            Unavailable(
+                f"shard {self._shard}: it is unknown whether this batch is stored: {reason}. A named publisher can "
+                "send it again; without a name that may store it twice"
+            ),
         )
-        return self._refusal
+        self._store.abandon()
+        for task in (self._delay, self._giving_up):
+            if task is not None:
+                task.cancel()
+        _wake(self._room)
+        if not self._is_committing:
+            _wake(self._idle)
+
+    def _limit_unknown(self) -> None:
+        if self._giving_up is None:
+            self._giving_up = self._parts.tasks.start_awaited(self._give_up())
+
+    async def _give_up(self) -> None:
+        await self._parts.clock.sleep(UNKNOWN_SECONDS_MAX)
+        self._giving_up = None
+        assert self._refusal is not None
+        self.drop(self._refusal)
 
     # --- At rest ---
 
@@ -497,7 +634,7 @@ class ShardWriter:
         """Close the active segment: record and seal it. Nothing more is written to it."""
         await self.wait_idle()
         active = self.active
-        if active is None:
+        if active is None or self._dropped is not None:
             return
         # As during a commit: batches that arrive meanwhile wait, and then go to a new segment.
         self._is_committing = True

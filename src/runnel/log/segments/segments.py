@@ -324,15 +324,18 @@ class SegmentFolder:
             self.write_index(rebuilt, rebuilt.growing)
         return opened
 
-    def begin(self, header: SegmentHeader) -> Segment:
-        """Make a new, empty segment file. It is durable when this returns."""
+    def new_segment(self, header: SegmentHeader) -> Segment:
+        """An empty segment. `begin` makes its file."""
         path = paths.segment_path(self.folder, header.number, header.generation)
-        with self._files.use(path, FileAccess.CREATE) as file:
+        made = Segment(path, header.number, header.generation, header.first_entry)
+        made.growing = GrowingIndex(HEADER_BYTES)
+        return made
+
+    def begin(self, new: Segment, header: SegmentHeader) -> None:
+        """Make the file of a new segment. It is durable when this returns."""
+        with self._files.use(new.path, FileAccess.CREATE) as file:
             file.write(0, [header.encode()], sync=True)
         self._disk.sync_directory(self.folder)
-        begun = Segment(path, header.number, header.generation, header.first_entry)
-        begun.growing = GrowingIndex(HEADER_BYTES)
-        return begun
 
     def discard(self, header: SegmentHeader) -> None:
         """Remove the remains of a failed `begin`."""
