@@ -10,6 +10,7 @@ import msgspec
 
 from runnel.config import LimitSettings, LogSettings, Settings, TopicRule
 from runnel.log.disk.disk_log import DiskLog
+from runnel.log.disk.group_writer import MakeGroupStore
 from runnel.log.segments import paths
 from runnel.platform.disk import FileAccess
 from runnel.topics.policies import Policies
@@ -33,20 +34,23 @@ class Home:
         self.clock = VirtualClock()
         self.directory = "data"
         self._random = Random(7)
+        self.workers = SimulatedWorkers(self._random)
 
     def limit(self, **limits: int) -> Home:
         set_limits = msgspec.structs.replace(LimitSettings(), **limits)
         self.settings = Settings(log=self.settings.log, limits=set_limits)
         return self
 
-    async def open(self) -> DiskLog:
+    async def open(self, make_group_store: MakeGroupStore | None = None) -> DiskLog:
+        self.workers = SimulatedWorkers(self._random)
         return await DiskLog.open(
             self.directory,
             settings=self.settings,
             policies=Policies(self.rules),
             disk=self.disk,
             clock=self.clock,
-            workers=SimulatedWorkers(self._random),
+            workers=self.workers,
+            make_group_store=make_group_store,
         )
 
     async def reopen(self, log: DiskLog) -> DiskLog:

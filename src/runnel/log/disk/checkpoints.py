@@ -104,7 +104,9 @@ class Checkpoints:
             self._paused = []
             ends.callback(self._resume_writers)
             for shard in list(self._shards.values()):  # shards made from now on begin paused
-                self._paused.append(shard.writer)  # first: it is paused even if waiting for it is cancelled
+                self._paused.append(
+                    shard.writer
+                )  # first: it is paused even if waiting for it is cancelled
                 await shard.writer.pause()
             # Journals last: a writer may be waiting for one.
             ends.callback(self._states.resume)

@@ -50,7 +50,6 @@ from runnel.platform.tasks import OwnedTasks
 from runnel.platform.workers import Workers
 from runnel.topics.policies import JournalPolicy
 
-
 # While an outcome is unknown the group is stored again: at once, then after delays that double between these.
 REPEAT_SECONDS_MIN: Final = 0.05
 REPEAT_SECONDS_MAX: Final = 5.0
@@ -244,7 +243,7 @@ class ShardWriter:
 
     async def wait_idle(self) -> None:
         """Wait until nothing is queued or being written."""
-        while self._is_committing or self._queue:
+        while self._is_committing or self._queue or self._stored is not None:
             await self._wait_committed()
 
     async def _wait_committed(self) -> None:
@@ -264,9 +263,9 @@ class ShardWriter:
 
         If an outcome stays unknown for `UNKNOWN_SECONDS_MAX` from now on, they are dropped: waiting for them ends.
         """
-        self._refusal = reason
-        self._is_ending = True
-        if self._is_unknown:
+        if self._dropped is None:
+            self._refusal = reason
+            self._is_ending = True
             self._limit_unknown()
 
     def continue_from(self, next_entry: int, last_time_ns: int) -> None:
@@ -301,7 +300,7 @@ class ShardWriter:
                 await self._show_stored()
                 self._fail(failed)
             if not self._queue or self._is_paused:
-                await self._show_stored()
+                self._apply_stored()
             _wake(self._room)
         self._is_committing = False
         _wake(self._idle)
@@ -353,8 +352,8 @@ class ShardWriter:
             await recorded
         if is_new and active is not None:
             await self.checkpoint(active)
-        if self._dropped is not None:
-            return None
+        if self._group is not batches:
+            return None  # dropped meanwhile
         started_ns = self._parts.clock.monotonic_ns()
         group = self._place(batches, None if is_new else active)
         self._is_attempted = True
@@ -363,7 +362,7 @@ class ShardWriter:
         outcome = await storing
         if isinstance(outcome, Unknown):
             outcome = await self._settle(group, outcome)
-        if self._dropped is not None:
+        if self._group is not batches:
             return None
         self._is_attempted = False
         if not isinstance(outcome, Stored):
@@ -371,6 +370,8 @@ class ShardWriter:
             return outcome
         self._count_sync(self._parts.clock.monotonic_ns() - started_ns)
         self._stored = _StoredGroup(group, batches, outcome.in_segment)
+        if outcome.in_segment is not None:
+            outcome.in_segment.add_done_callback(self._on_in_segment)
         segment = group.segment
         segment.end += group.size
         self._group = []
@@ -417,8 +418,7 @@ class ShardWriter:
         `failed` does not end this: an earlier attempt may still be stored.
         """
         self._is_unknown = True
-        if self._is_ending:
-            self._limit_unknown()
+        self._limit_unknown()
         delay = 0.0
         while not isinstance(outcome, Stored):
             self.counters.unknown_outcomes += 1
@@ -469,11 +469,19 @@ class ShardWriter:
                 await self._stored.in_segment
             self._apply_stored()
 
+    def _on_in_segment(self, done: asyncio.Future[None]) -> None:
+        if self._stored is not None and self._stored.in_segment is done:
+            self._apply_stored()
+            _wake(self._room)
+            _wake(self._idle)
+
     def _apply_stored(self) -> None:
-        """Apply a stored group: index it, show it to readers, answer its publishers."""
+        """Apply a stored group that readers can read: index it, show it to readers, answer its publishers."""
         if self._stored is None:
-            return  # dropped meanwhile
-        group, batches, _ = self._stored
+            return
+        group, batches, in_segment = self._stored
+        if in_segment is not None and not in_segment.done():
+            return
         self._stored = None
         segment, position = group.segment, group.position
         growing = segment.growing
@@ -584,7 +592,9 @@ class ShardWriter:
             _wake(self._idle)
 
     def _limit_unknown(self) -> None:
-        if self._giving_up is None:
+        """Give up later if the outcome is unknown and the shard takes no more batches."""
+        is_due = self._is_unknown and self._is_ending and self._dropped is None
+        if is_due and self._giving_up is None:
             self._giving_up = self._parts.tasks.start_awaited(self._give_up())
 
     async def _give_up(self) -> None:
@@ -598,7 +608,7 @@ class ShardWriter:
     async def pause(self) -> None:
         """Finish the group under way, then write nothing until `resume`. Queued batches wait."""
         self.pause_at_once()
-        while self._is_committing:
+        while self._is_committing or self._stored is not None:
             await self._wait_committed()
 
     def pause_at_once(self) -> None:
