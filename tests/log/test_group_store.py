@@ -271,6 +271,28 @@ def test_publisher_that_stops_waiting_changes_nothing() -> None:
     run(scenario)
 
 
+def test_checkpoint_that_is_cancelled_while_it_waits_for_a_group_leaves_no_writer_paused() -> None:
+    bench = Bench(Fate.STORED, HANGS)
+
+    async def scenario() -> None:
+        log = await bench.open()
+        await log.append(one("a", b"1"))
+        under_way = log.append(one("a", b"2"))
+        await bench.attempts(2)
+        checkpoint = asyncio.ensure_future(log.checkpoint())
+        await turns()
+        checkpoint.cancel()
+        await asyncio.wait([checkpoint])
+        bench.store.tell()
+        await under_way
+        behind = log.append(one("a", b"3"))
+        await turns()
+        assert behind.done()
+        await log.close()
+
+    run(scenario)
+
+
 def test_process_that_dies_with_an_unknown_outcome_leaves_the_whole_group_or_nothing() -> None:
     for lost, found in ((LOST, []), (LOST_AFTER, [b"1", b"2"])):
         bench = Bench(lost, LOST)

@@ -38,6 +38,9 @@ class Trouble(enum.Enum):
     LAG = enum.auto()  # the broker reads slowly and looks at the clock late
     TOPIC_REMOVAL = enum.auto()  # operators purge and delete topics
     CANCELLATION = enum.auto()  # the caller of an operation is cancelled
+    LOST_ANSWER = (
+        enum.auto()
+    )  # what makes groups durable loses answers; shards are lost without warning
 
 
 def draw_troubles(

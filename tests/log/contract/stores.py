@@ -12,6 +12,7 @@ from random import Random
 from runnel.config import Keep, LimitSettings, LogSettings, Settings, TopicRule
 from runnel.formats.message import Message
 from runnel.log.disk.disk_log import DiskLog
+from runnel.log.group_store import Group
 from runnel.log.log import Level, PartitionPage, Position, ShardId
 from runnel.log.memory import MemoryLog
 from runnel.platform.disk import RealDisk
@@ -19,6 +20,7 @@ from runnel.platform.workers import ThreadWorkers
 from runnel.topics.policies import Policies
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
+from tests.fakes.lossy_store import Fate, lossy
 from tests.fakes.workers import SimulatedWorkers
 
 # Small, so that fake disks stay small, and no room is kept free on the machine's own.
@@ -29,6 +31,9 @@ class Store(enum.Enum):
     MEMORY = "memory"
     DISK = "disk"
     FAKE_DISK = "fake disk"
+    LOST_ANSWERS = (
+        "lost answers"  # a fake disk, where each group is stored with an unknown outcome at first
+    )
 
 
 @dataclass
@@ -89,6 +94,13 @@ def scenario(
     return decorate
 
 
+def _lose_first_answer(group: Group, is_repeated: bool) -> Fate:
+    """Of every second group before it is stored, of the others after it."""
+    if is_repeated:
+        return Fate.STORED
+    return Fate.LOST_AFTER if group.first_entry % 2 else Fate.LOST_BEFORE
+
+
 async def _run(
     store: Store, directory: str, settings: Settings, rules: Sequence[TopicRule], run: Scenario
 ) -> None:
@@ -100,6 +112,7 @@ async def _run(
         if store is Store.MEMORY:
             log = MemoryLog(settings=settings, policies=policies, clock=clock, keep=Keep.DISK)
         else:
+            losing = lossy(workers, _lose_first_answer) if store is Store.LOST_ANSWERS else None
             log = await DiskLog.open(
                 directory,
                 settings=settings,
@@ -107,6 +120,7 @@ async def _run(
                 disk=RealDisk() if store is Store.DISK else FakeDisk(1),
                 clock=clock,
                 workers=workers,
+                make_group_store=losing,
             )
         try:
             await run(At(log, clock, store))

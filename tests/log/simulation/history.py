@@ -10,21 +10,26 @@ operations  what the history does                  traffic   batches that are se
 model       what the log has promised              checks    reads everything and compares it with the model
 clients     named publishers                       damage    one flipped bit, as the last operation
 played_subscription   a subscription that acknowledges
+medium      what stores groups, and may lose answers
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
+from typing import Final, TypeVar
 
 from runnel.errors import RunnelError, Unavailable
 from runnel.log.disk.disk_log import DiskLog
+from runnel.log.disk.group_writer import GroupWriter
+from runnel.log.group_store import GroupStore
 from runnel.log.log import ShardId
 from tests.fakes.disk import FakeDisk
 from tests.fakes.power import PowerLoss
 from tests.log.simulation import operations
 from tests.log.simulation.checks import check_everything
 from tests.log.simulation.damage import damage_something
+from tests.log.simulation.medium import Medium
 from tests.log.simulation.model import Model
 from tests.log.simulation.plan import Plan, draw
 from tests.log.simulation.played_subscription import Subscription, attach
@@ -33,6 +38,11 @@ from tests.simulation import history as kernel
 from tests.simulation.history import Outcome, Violation
 from tests.simulation.process import ProcessHistory
 from tests.simulation.troubles import Trouble
+
+T = TypeVar("T")
+# What may wait for a group whose outcome is unknown: time passes meanwhile, so that the group is stored again.
+_WAITS_FOR_GROUPS: Final = {"append", "close", "reopen", "rewrite", "sync", "trim", "wait_room"}
+_TURNS_BETWEEN_ATTEMPTS: Final = 40
 
 
 def run_history(seed: int, change: Callable[[Plan], Plan] = lambda plan: plan) -> Outcome:
@@ -54,9 +64,14 @@ class History(ProcessHistory):
         )
         self.model = Model(plan.policies, self.subscription)
         self.traffic = Traffic(self)
+        self.medium = None if plan.losses is None else Medium(plan.losses)
+        self._waiting: list[str] = []  # what waits, of `_WAITS_FOR_GROUPS`
+        self._waited_turns = 0
+        self.lost_shards: dict[ShardId, RunnelError] = {}  # dropped by this process, and why
         self.is_damaged = False  # a stored bit was flipped
         self._log: DiskLog | None = None
         self._recoveries = self._disk_operations = 0
+        self._has_lost = False  # the process before this one has dropped a shard
 
     @property
     def log(self) -> DiskLog:
@@ -72,6 +87,7 @@ class History(ProcessHistory):
             "disk operations": self._disk_operations + len(self.disk.operations),
             "recoveries": self._recoveries,
             "messages": len(self.model.at),
+            "unknown outcomes": 0 if self.medium is None else self.medium.unknown_count,
         }
 
     def is_expected_loop_failure(self, message: str, error: BaseException | None) -> bool:
@@ -96,6 +112,8 @@ class History(ProcessHistory):
                 await self._recover()
             else:
                 break
+        if self.medium is not None:
+            self.medium.is_well = True
         await self.open()
         await operations.settle(self)
         await check_everything(self)
@@ -119,10 +137,71 @@ class History(ProcessHistory):
             try:
                 return await self.patiently(self.log.sync(), "sync")
             except Unavailable as error:
-                if not self.was_faulty:
+                if not self.was_faulty and not self._is_of_medium(error):
                     raise
                 self.say(f"   sync reports: {error}")
         raise Violation("sync reports more errors than there are shards")
+
+    # --- The medium: outcomes that are unknown ---
+
+    async def patiently(self, work: Awaitable[T], what: str) -> T:
+        if self.medium is None or what not in _WAITS_FOR_GROUPS:
+            return await super().patiently(work, what)
+        self._waiting.append(what)
+        try:
+            return await super().patiently(work, what)
+        finally:
+            self._waiting.remove(what)
+
+    def check_turn(self) -> None:
+        """What waits for a group long enough lets time pass, and heals the medium unless the log is closing."""
+        super().check_turn()
+        if self.medium is None or not self._waiting:
+            return
+        self._waited_turns += 1
+        if self._waited_turns % _TURNS_BETWEEN_ATTEMPTS == 0:
+            self.medium.tell(heals="close" not in self._waiting)
+            if (wake_ns := self.clock.next_wake_ns) is not None:
+                self.clock.advance(wake_ns)
+
+    @property
+    def may_have_failed(self) -> bool:
+        """Whether a batch that was answered before it was stored may have failed in this process."""
+        return self.was_faulty or (self.medium is not None and self.medium.has_failures)
+
+    def accept_failure(self, error: BaseException) -> None:
+        if self._is_of_medium(error):
+            self.say(f"   {type(error).__name__}: {error}")
+        else:
+            super().accept_failure(error)
+
+    def _is_of_medium(self, error: BaseException) -> bool:
+        """Whether it is right that this failed: the medium failed cleanly, or a shard was dropped."""
+        if self.medium is None:
+            return False
+        return self.medium.has_failed(error) or self.is_loss(error) or self.is_unknown_loss(error)
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Whether it is the reason why a shard was dropped: nothing of the batch is stored."""
+        return any(error is reason for reason in self._losses().values())
+
+    def is_unknown_loss(self, error: BaseException) -> bool:
+        """Whether it says that a shard was dropped, and that it is unknown whether the batch is stored."""
+        return isinstance(error, Unavailable) and any(
+            str(error).startswith(f"shard {shard}: it is unknown") for shard in self._losses()
+        )
+
+    def _losses(self) -> Mapping[ShardId, RunnelError]:
+        """The shards that were dropped, by the history or by the log when it closed."""
+        if self._log is not None:
+            for shard_id, shard in self._log._shards.items():
+                if shard.writer._dropped is not None:
+                    self.lost_shards[shard_id] = shard.writer._dropped
+        return self.lost_shards
+
+    def _make_group_store(self, shard: ShardId, writer: GroupWriter) -> GroupStore:
+        assert self.medium is not None
+        return self.medium.make(shard, writer, self.workers)
 
     # --- Processes: each opens the log, and closes it or dies ---
 
@@ -141,6 +220,7 @@ class History(ProcessHistory):
                 disk=self.disk,
                 clock=self.clock,
                 workers=self.workers,
+                make_group_store=None if self.medium is None else self._make_group_store,
             ),
             "open",
         )
@@ -161,7 +241,7 @@ class History(ProcessHistory):
         except (OSError, RunnelError) as error:
             self.accept_failure(error)
         else:
-            if self.traffic.failed_batches() == failed_before and not self.was_faulty:
+            if self.traffic.failed_batches() == failed_before and not self.may_have_failed:
                 self.traffic.all_is_stored()
         self.traffic.look_at_answers()
         self.traffic.check_all_answered()
@@ -171,6 +251,7 @@ class History(ProcessHistory):
         """Close and open again: nothing may be left to recover."""
         was_faulty = self.was_faulty
         await self.close()
+        was_faulty = was_faulty or self._has_lost
         await self.open()
         recovered = self.log.recovered
         is_clean = recovered.was_clean and not recovered.torn and not recovered.damage
@@ -190,7 +271,11 @@ class History(ProcessHistory):
         """The process before it is over: what it did not answer stays open."""
         self.traffic.process_ended()
         self._disk_operations += len(self.disk.operations)
+        self._has_lost = bool(self._losses())
+        self.lost_shards = {}
         super().begin_process()
+        if self.medium is not None:
+            self.medium.begin_process()
         self._log = None
 
     async def _recover(self) -> None:

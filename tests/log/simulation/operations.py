@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runnel.errors import (
     BusyError,
+    MovedError,
     OffsetAheadError,
     OffsetGoneError,
     ReadOnlyError,
@@ -128,12 +129,26 @@ async def sync(history: History) -> None:
     await history.sync()
     traffic.look_at_answers()
     traffic.check_answered_after_sync()
-    if traffic.failed_batches() == failed_before and not history.was_faulty:
+    if traffic.failed_batches() == failed_before and not history.may_have_failed:
         for sent in waiting:
             history.model.stored_by_now(sent)
 
 
 async def restart(history: History) -> None:
+    await history.restart()
+
+
+async def lose_shard(history: History) -> None:
+    """A shard is lost without warning: what was queued is answered at once. The next process finds what was stored."""
+    shards = [
+        shard for shard in history.log.shards() if not history.log._shards[shard].writer._dropped
+    ]
+    if history.medium is None or not shards:
+        return
+    shard = history.random.choice(shards)
+    history.say(f"{shard} is lost")
+    history.log._shards[shard].writer.drop(MovedError(f"{shard} is elsewhere now"))
+    history.traffic.look_at_answers()
     await history.restart()
 
 
@@ -407,6 +422,7 @@ TABLE: Final[OperationTable[Operation]] = OperationTable(
         Trouble.DISK_FULL: {fill_disk: 4},
         Trouble.RECOVERY_CRASH: {crash: 2, kill: 1},
         Trouble.CANCELLATION: {cancel_operation: 5, trim: 5, rewrite: 3},
+        Trouble.LOST_ANSWER: {lose_shard: 3},
     },
     beside=_BESIDE,
     beside_share=0.5,

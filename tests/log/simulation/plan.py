@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
@@ -33,6 +33,20 @@ TROUBLES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class Losses:
+    """How often a group store loses answers: the shares of attempts, and the seed of its own random numbers."""
+
+    seed: int
+    before: float  # not stored, and unknown
+    after: float  # stored, and unknown
+    failed: float
+    hangs: float
+    stays_unknown: (
+        float  # of unknown attempts: all later ones are unknown too, until the medium is well again
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The plan of one history of the log."""
 
@@ -45,6 +59,7 @@ class Plan:
     worker_turns_max: int
     troubles: frozenset[Trouble]
     ends_in_damage: bool
+    losses: Losses | None = None  # None: groups are stored in segment files as usual
 
     @property
     def retains(self) -> bool:
@@ -77,7 +92,7 @@ def draw(random: Random) -> Plan:
         ),
         topics=rules,
     )
-    return Plan(
+    plan = Plan(
         settings=settings,
         policies=Policies(rules),
         topics=topics,
@@ -87,6 +102,26 @@ def draw(random: Random) -> Plan:
         worker_turns_max=random.choice((0, 1, 4)),
         troubles=draw_troubles(random, TROUBLES, 0.45),
         ends_in_damage=random.random() < 0.4,
+    )
+    losses = _losses(random)
+    if losses is None:
+        return plan
+    return replace(plan, losses=losses, troubles=plan.troubles | {Trouble.LOST_ANSWER})
+
+
+def _losses(random: Random) -> Losses | None:
+    """For a third of the histories. Nothing is drawn from `random` itself: the others stay what they are without it."""
+    own = Random()
+    own.setstate(random.getstate())
+    if own.random() >= 1 / 3:
+        return None
+    return Losses(
+        seed=own.getrandbits(32),
+        before=own.choice((0.0, 0.1, 0.3)),
+        after=own.choice((0.1, 0.3, 0.6)),
+        failed=own.choice((0.0, 0.05, 0.2)),
+        hangs=own.choice((0.0, 0.1)),
+        stays_unknown=own.choice((0.0, 0.2)),
     )
 
 

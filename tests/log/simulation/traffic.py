@@ -118,8 +118,14 @@ class Traffic:
         """When all is well, a batch is stored."""
         sent, batch = self.new_batch()
         self._history.say(f"append {sent}, which must succeed: {summary(sent)}")
+        medium = self._history.medium
+        was_well = medium is None or medium.is_well
+        if medium is not None:
+            medium.is_well = True
         appended = await self._history.patiently(self._history.log.append(batch), "append")
         self._model.answered(sent, appended)
+        if medium is not None:
+            medium.is_well = was_well
 
     # --- Answers ---
 
@@ -147,7 +153,7 @@ class Traffic:
         self._history.accept_failure(error)
         if sent.fate is Fate.STORED and sent.producer is not None:
             return  # a repetition failed; the first answer stands
-        if isinstance(error, DiskFullError):
+        if isinstance(error, DiskFullError) or self._history.is_loss(error):
             self._model.refused(sent)
         elif isinstance(error, (RunnelError, PowerLoss)):
             self._model.left_open(sent)
