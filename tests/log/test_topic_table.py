@@ -8,6 +8,7 @@ from runnel.config import TopicRule
 from runnel.errors import ClientFault, InvalidNameError, LimitExceededError, UnknownTopicError
 from runnel.log.log import ShardId
 from runnel.log.metadata.topic_table import Partition, Topic, TopicTable, number_runs
+from runnel.topics.partitions import shard_of_partition
 from runnel.topics.policies import Policies
 from tests.log.samples import batch, one
 
@@ -132,3 +133,54 @@ def test_numbers_fill_in_the_brokers_part_and_move_on() -> None:
     assert partitions[0].next_offset == 14
     assert partitions[0].visible_next == 11  # until it is stored
     assert sent.envelope.base_offsets == b""
+
+
+SPLIT = Policies(
+    [
+        TopicRule(match="p/*", partitions=3, journal="main"),
+        TopicRule(match="own/*", partitions=3, journal="{topic}"),
+    ]
+)
+
+
+def shards_by_rule(name: str, journal: str, shards: int) -> list[ShardId]:
+    return [ShardId(journal, shard_of_partition(name, number, shards)) for number in range(3)]
+
+
+def test_partitions_of_a_journal_with_several_shards_are_spread_by_the_rule() -> None:
+    topics = TopicTable(SPLIT, 100, journal_shards=4)
+    foreseen = topics.shards_of_new("p/1", SPLIT.for_topic("p/1"))
+    assert topics.shard_count("main") is None
+    assert topics.ensure("p/1").info().shards == foreseen == shards_by_rule("p/1", "main", 4)
+    assert topics.shard_count("main") == 4
+    assert all(topics.uses(ShardId("main", shard)) for shard in range(4))
+    assert not topics.uses(ShardId("main", 4))
+
+
+def test_journal_that_a_template_names_has_one_shard() -> None:
+    topics = TopicTable(SPLIT, 100, journal_shards=4)
+    assert topics.ensure("own/a").info().shards == [ShardId("own/a")] * 3
+
+
+def test_journal_keeps_its_number_of_shards() -> None:
+    topics = TopicTable(SPLIT, 100, journal_shards=4)
+    topics.restore_journal("main", 2)
+    assert topics.ensure("p/1").info().shards == shards_by_rule("p/1", "main", 2)
+    found = TopicTable(SPLIT, 100, journal_shards=4)
+    found.restore("p/1", SPLIT.for_topic("p/1"))  # of a journal without a record
+    assert found.ensure("p/2").info().shards == [ShardId("main")] * 3
+
+
+def test_topics_move_when_the_right_number_of_shards_is_found() -> None:
+    topics = TopicTable(SPLIT, 100, journal_shards=4)
+    topic = topics.restore("p/1", SPLIT.for_topic("p/1"))
+    topics.restore_journal("main", 4)
+    assert topic.info().shards == shards_by_rule("p/1", "main", 4)
+
+
+def test_batch_for_several_shards_of_a_journal_is_refused() -> None:
+    topics = TopicTable(SPLIT, 100, journal_shards=4)
+    names = ["p/1", "p/2", "p/3", "p/4", "p/5"]
+    assert len({shard_of_partition(name, 0, 4) for name in names}) > 1
+    with pytest.raises(ClientFault, match="a batch goes to one shard"):
+        topics.resolve(batch(*((name, [b"x"]) for name in names)).envelope)

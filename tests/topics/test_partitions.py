@@ -1,10 +1,16 @@
-"""Which partition a message goes to."""
+"""Which partition a message goes to, and which shard a topic-partition lies in."""
 
 from __future__ import annotations
 
 import pytest
 
-from runnel.topics.partitions import KeylessTurns, partition_of_key, partitions_of_keys
+from runnel.topics.partitions import (
+    KeylessTurns,
+    fewest_shards,
+    partition_of_key,
+    partitions_of_keys,
+    shard_of_partition,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +50,32 @@ def test_without_a_key_a_publisher_stays_for_a_batch_and_then_moves_on() -> None
 def test_a_single_partition_has_no_turns() -> None:
     turns = KeylessTurns(1, begin=5)
     assert [turns.current, turns.next_batch(), turns.next_batch()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition", "of_4", "of_7", "of_16"),
+    [
+        ("orders", 0, 1, 3, 5),
+        ("orders", 1, 1, 5, 13),
+        ("plant/a/T", 12, 0, 3, 12),
+        ("größe", 0, 0, 4, 12),
+    ],
+)
+def test_the_shard_of_a_topic_partition_is_the_documented_one(
+    topic: str, partition: int, of_4: int, of_7: int, of_16: int
+) -> None:
+    found = [shard_of_partition(topic, partition, shards) for shards in (1, 4, 7, 16)]
+    assert found == [0, of_4, of_7, of_16]
+
+
+def test_topic_partitions_spread_over_all_shards() -> None:
+    shards = [shard_of_partition(f"plant/{i}", i % 3, 8) for i in range(8000)]
+    assert all(900 < shards.count(shard) < 1100 for shard in range(8))
+
+
+@pytest.mark.parametrize("shards", [1, 2, 16, 1024])
+def test_a_lost_number_of_shards_is_the_lowest_that_fits_what_was_found(shards: int) -> None:
+    found = [(f"t{i}", i % 3, shard_of_partition(f"t{i}", i % 3, shards)) for i in range(30)]
+    assert fewest_shards(found, 1 + max(shard for _, _, shard in found)) == shards
+    assert fewest_shards([], 3) == 3
+    assert fewest_shards([("t0", 0, 0), ("t0", 0, 1)], 2) is None

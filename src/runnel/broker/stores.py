@@ -148,13 +148,13 @@ class Stores:
         check_topic(topic)
         policy = self.policies.for_topic(topic)
         if policy.keep is Keep.NONE:
-            epoch, shard = self.ephemeral.epoch, LIVE_SHARD
+            epoch, shards = self.ephemeral.epoch, [LIVE_SHARD] * policy.partitions
         else:
-            epoch = (self.disk if policy.keep is Keep.DISK else self.memory).epoch
-            shard = ShardId(policy.journal)
-        owner = Owner(shard.journal, shard.shard, epoch)
+            log = self.disk if policy.keep is Keep.DISK else self.memory
+            epoch, shards = log.epoch, log.shards_of_new(topic, policy)
+        owners = [Owner(shard.journal, shard.shard, epoch) for shard in shards]
         exists = self.ephemeral.find(topic) is not None
-        return Route(topic, policy.keep, [owner] * policy.partitions, exists)
+        return Route(topic, policy.keep, owners, exists)
 
     async def close(self) -> None:
         try:

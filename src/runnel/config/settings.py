@@ -55,6 +55,7 @@ TimeOfDay = Annotated[int, Meta(ge=0, lt=DAY_NS, extra={"kind": Kind.TIME_OF_DAY
 Tags = Annotated[int, Meta(ge=1, le=TAGS_CEILING)]
 OpenFiles = Annotated[int, Meta(ge=16, le=INT64_MAX)]
 Threads = Annotated[int, Meta(ge=1, le=64)]
+Shards = Annotated[int, Meta(ge=1, le=1024)]
 
 
 def key_of_field(field: str) -> str:
@@ -142,6 +143,7 @@ class LogSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     allocate_bytes: SizeOrZero = 16 * MIB
     disk_reserve_bytes: SizeOrZero = 64 * MIB
     writers: Threads = 2
+    journal_shards: Shards = 1
     index_cache_bytes_max: Size = 64 * MIB
     segment_runs_max: Count = 1_000_000
     retention_interval_ns: Interval = 10 * SECOND_NS
@@ -287,6 +289,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "log.allocate_bytes": "How far ahead of its end a segment file is allocated; less if it is small. 0: none.",
     "log.disk_reserve_bytes": "Free disk space below which publishing is refused.",
     "log.writers": "Threads that write and sync. Each serves many journals.",
+    "log.journal_shards": "Shards of each new journal, which are written in parallel. Existing journals keep theirs.",
     "log.index_cache_bytes_max": "Memory for the indexes of sealed segments.",
     "log.segment_runs_max": "Most runs in one segment. The segment rotates then, whatever its size.",
     "log.retention_interval": "How often retention looks for segments to remove.",

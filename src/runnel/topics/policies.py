@@ -205,6 +205,10 @@ class Policies:
         users = list(self._users_of(journal))
         return users[0].topic_of(journal) if len(users) == 1 else None
 
+    def may_split(self, journal: str) -> bool:
+        """Whether a new journal may have several shards. One that a `{topic}` template names has a single one."""
+        return all(rule.template is None for rule in self._users_of(journal))
+
     def differences(self, topic: str, recorded: FixedPolicy) -> list[Difference]:
         """The differences between a topic's recorded part and what the current rules would give it."""
         policy = self._rule_of(topic).policy_of(topic)

@@ -100,7 +100,7 @@ class DiskLog(LogMetadata):
         self._cache = IndexCache(settings.log.index_cache_bytes_max)
         self._tasks = OwnedTasks("the log")
         self._shards: dict[ShardId, DiskShard] = {}
-        self._folders = ShardFolders(disk, self._directory)
+        self._folders = ShardFolders(disk, self._directory, self._topics.shard_count)
         self._marks = SyncedMarks(disk, self._directory)
         self._catalogue = Catalogue(
             disk,

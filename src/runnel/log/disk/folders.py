@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from runnel.log.log import ShardId
 from runnel.log.segments import paths
 from runnel.log.segments.segments import write_whole
+from runnel.log.segments.shards_file import write_shards
 from runnel.platform.disk import Disk
 
 
 class ShardFolders:
     """The folders of one data directory. Thread-safe: a shard's first segment and state may be written at once."""
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, shard_count: Callable[[str], int | None]
+    ) -> None:
+        """`shard_count` returns the number of shards of a journal."""
         self._disk = disk
         self._directory = directory
+        self._shard_count = shard_count
         self._made: set[ShardId] = set()
         self._lock = threading.Lock()
 
     def make(self, shard_id: ShardId) -> None:
-        """Make the folders of a shard and its journal, with the journal's name in a file. Runs in a worker."""
+        """Make the folders of a shard and its journal, which say its name and shards. Runs in a worker."""
         with self._lock:
             if shard_id in self._made:
                 return
@@ -28,6 +34,8 @@ class ShardFolders:
             self._disk.make_directory(journal)
             if paths.NAME_FILE not in self._disk.list(journal):
                 write_whole(self._disk, f"{journal}/{paths.NAME_FILE}", shard_id.journal.encode())
+            if (shards := self._shard_count(shard_id.journal) or 1) > 1:
+                write_shards(self._disk, journal, shards)
             self._disk.sync_directory(journal)  # also for a process that was killed before its sync
             self._disk.make_directory(
                 paths.shard_folder(self._directory, shard_id.journal, shard_id.shard)

@@ -18,6 +18,7 @@ from runnel.config import Keep
 from runnel.errors import DiskFullError, FormatVersionError, SettingsError
 from runnel.formats import block
 from runnel.formats.envelope import BODY_BYTES_CEILING
+from runnel.log.disk.journal_shards import Found, restore_shard_count
 from runnel.log.disk.loss_recovery import LossRecovery
 from runnel.log.disk.shard import DiskShard
 from runnel.log.log import ShardId
@@ -200,7 +201,7 @@ class Recovery:
     def find_shards(self) -> list[tuple[ShardId, list[OpenedSegment]]]:
         """Open every shard on disk and its state; mend a last segment that a crash cut. Runs in a worker."""
         recorded = {paths.folder_name(topic.policy.journal): topic for topic in self._state.topics}
-        found = []
+        found: list[tuple[ShardId, list[OpenedSegment]]] = []
         root = f"{self._directory}/{paths.JOURNALS}"
         for name in self._disk.list(root):
             folder = f"{root}/{name}"
@@ -219,6 +220,7 @@ class Recovery:
                 journal = known.policy.journal if known else paths.journal_name(name)
                 problem += f"; the folder is read as journal {journal!r}"
                 self._damage.append(Damage(path, 0, 0, problem))
+            of_journal: list[Found] = []
             for child in children:
                 if child.isdecimal():
                     shard = SegmentFolder(self._disk, self._files, f"{folder}/{child}")
@@ -226,7 +228,9 @@ class Recovery:
                     opened = shard.open_all(is_clean=self._is_closed, synced=mark)
                     self._damage += shard.missing
                     self._damage += self._losses.read(ShardId(journal, int(child)), shard)
-                    found.append((ShardId(journal, int(child)), opened))
+                    of_journal.append((ShardId(journal, int(child)), shard, opened))
+            found += [(shard_id, opened) for shard_id, _, opened in of_journal]
+            self._restore_shard_count(journal, folder, of_journal)
         for state in self._states.open_found([shard_id for shard_id, _ in found]):
             self._torn += [state.torn] if state.torn else []
             self._damage += state.damage
@@ -236,6 +240,15 @@ class Recovery:
         gone = [*self._state.checkpoints, *self._marked_shards(recorded)]
         found += [(each, []) for each in dict.fromkeys(gone) if each not in there]
         return found
+
+    def _restore_shard_count(self, journal: str, folder: str, found: Sequence[Found]) -> None:
+        """Shards of the journal that the catalogue does not know any more are told by its folder."""
+        topics = self._state.topics
+        recorded = topics.shard_count(journal)
+        damage = restore_shard_count(self._disk, topics, journal, folder, found)
+        self._damage += [] if damage is None else [damage]
+        if recorded is not None and topics.shard_count(journal) != recorded:
+            self.is_incomplete = True
 
     def _marked_shards(self, recorded: Mapping[str, Topic]) -> Iterator[ShardId]:
         """Shards that have a synced mark and no folder."""

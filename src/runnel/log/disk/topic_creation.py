@@ -9,7 +9,7 @@ from runnel.config import Keep
 from runnel.errors import ClientFault
 from runnel.log.log import LogListener
 from runnel.log.metadata.catalogue import Catalogue, PartitionAt
-from runnel.log.metadata.catalogue_state import topic_record
+from runnel.log.metadata.catalogue_state import journal_records, topic_record
 from runnel.log.metadata.topic_table import Topic, TopicTable, kept_elsewhere
 
 
@@ -22,6 +22,9 @@ class TopicCreation:
         self._listener = listener
         self._made: list[Topic] = []  # by the current call
         self._unrecorded: dict[str, asyncio.Future[None]] = {}  # on their way to the catalogue
+        self._recorded_journals: set[str] = (
+            set()
+        )  # in this process; a journal may be recorded again
 
     def on_made(self, topic: Topic) -> None:
         """Take a new topic of the topic table. ClientFault if its policy does not keep it on disk."""
@@ -43,7 +46,14 @@ class TopicCreation:
             for part in topic.partitions
             if part.floor > 1
         ]
-        recorded = self._catalogue.add_made(lambda: [*map(topic_record, topics), *floors])
+        journals = [
+            journal
+            for journal in journal_records(self._topics, topics)
+            if journal.name not in self._recorded_journals
+        ]
+        recorded = self._catalogue.add_made(
+            lambda: [*journals, *map(topic_record, topics), *floors]
+        )
         self._unrecorded.update(dict.fromkeys((topic.name for topic in topics), recorded))
 
         def done(future: asyncio.Future[None]) -> None:
@@ -53,6 +63,8 @@ class TopicCreation:
                 if future.exception() is not None:
                     self._topics.forget(topic)
                     self._listener.on_topic_deleted(topic.name)
+            if future.exception() is None:
+                self._recorded_journals.update(journal.name for journal in journals)
 
         recorded.add_done_callback(done)
 

@@ -108,7 +108,9 @@ class MemoryLog(LogMetadata):
     def _known_shard(self, shard: ShardId) -> MemoryShard:
         known = self._shards.get(shard)
         if known is None:
-            raise UnknownTopicError(f"there is no shard {shard}")
+            if self._is_closed or not self._topics.uses(shard):
+                raise UnknownTopicError(f"there is no shard {shard}")
+            known = self._shard(shard)  # nothing has been published there yet
         return known
 
     # --- Appending ---

@@ -25,6 +25,14 @@ class _Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """The base of all records of the catalogue."""
 
 
+class JournalMade(_Record, tag="journal", frozen=True):
+    """A journal was made with this number of shards. A journal without this record has one."""
+
+    name: str
+    keep: Keep
+    shards: int
+
+
 class TopicMade(_Record, tag="topic", frozen=True):
     """A topic was made, with this fixed policy."""
 
@@ -109,7 +117,8 @@ class SubscriptionRemoved(_Record, tag="unsubscription", frozen=True):
 
 
 Record = (
-    TopicMade
+    JournalMade
+    | TopicMade
     | TopicDeleted
     | PartitionAt
     | Opened

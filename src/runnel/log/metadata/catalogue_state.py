@@ -42,6 +42,8 @@ class CatalogueState:
 
     def _apply(self, record: Record) -> None:
         match record:
+            case records.JournalMade(name, _, shards):
+                self.topics.restore_journal(name, shards)
             case records.TopicMade(name, keep, partitions, journal, owner):
                 fixed = FixedPolicy(keep=keep, partitions=partitions, journal=journal)
                 self.topics.restore(name, self._policies.for_recorded(name, fixed), owner)
@@ -81,7 +83,9 @@ class CatalogueState:
         Runs in a worker beside the loop: each table is copied in one step before it is read.
         """
         found: list[Record] = [records.Opened(self.epoch, now_ns, self.has_marks)]
-        for topic in list(self.topics):
+        topics = list(self.topics)
+        found += journal_records(self.topics, topics)
+        for topic in topics:
             found.append(topic_record(topic))
             found += [
                 records.PartitionAt(*part.key, part.visible_next, part.floor)
@@ -95,6 +99,16 @@ class CatalogueState:
         found += [records.SubscriptionSet(*item) for item in self.subscriptions.all().items()]
         found += [records.LastValue(*key, value) for key, value in self.last_values.items()]
         return found
+
+
+def journal_records(table: TopicTable, topics: Iterable[Topic]) -> list[records.JournalMade]:
+    """The records of the journals of these topics, which come before them. A journal with one shard needs none."""
+    keeps = {topic.policy.journal: topic.policy.keep for topic in topics}
+    return [
+        records.JournalMade(journal, keep, count)
+        for journal, keep in keeps.items()
+        if (count := table.shard_count(journal)) is not None and count > 1
+    ]
 
 
 def topic_record(topic: Topic) -> records.TopicMade:

@@ -26,7 +26,12 @@ class LogMetadata:
         self, settings: Settings, policies: Policies, on_topic_made: Callable[[Topic], None]
     ) -> None:
         limits = settings.limits
-        self._topics = TopicTable(policies, limits.topics_max, on_topic_made)
+        self._topics = TopicTable(
+            policies,
+            limits.topics_max,
+            on_topic_made,
+            journal_shards=settings.log.journal_shards,
+        )
         self._cursors = CursorTable(limits.cursors_max, self._shard_of)
         self._subscriptions = DefinitionTable(limits.durable_subscriptions_max)
         self._last_values = LastValues()
@@ -52,6 +57,10 @@ class LogMetadata:
     def policy(self, name: str) -> Policy:
         """The policy of a topic that exists."""
         return self._known_topic(name).policy
+
+    def shards_of_new(self, topic: str, policy: Policy) -> list[ShardId]:
+        """The shards, by partition, that a topic will have when it is made."""
+        return self._topics.shards_of_new(topic, policy)
 
     def topics_owned_by(self, owner: str) -> int:
         """The number of topics that this token made."""

@@ -21,6 +21,7 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log.log import Creator, Level, LogTopic, ShardId
 from runnel.topics.names import TopicPartition, check_topic
+from runnel.topics.partitions import shard_of_partition
 from runnel.topics.policies import Difference, Policies, Policy
 
 # Topics processed between two turns of the loop, which takes about a millisecond.
@@ -81,16 +82,26 @@ class SomeMade(NamedTuple):
 
 
 class TopicTable:
-    """All topics of a store. The first publication makes a topic, by the rules of `policies`."""
+    """All topics of a store. The first publication makes a topic, by the rules of `policies`.
+
+    The first topic of a journal makes the journal, with `journal_shards` shards. It keeps them.
+    """
 
     def __init__(
-        self, policies: Policies, topics_max: int, on_made: Callable[[Topic], None] | None = None
+        self,
+        policies: Policies,
+        topics_max: int,
+        on_made: Callable[[Topic], None] | None = None,
+        *,
+        journal_shards: int = 1,
     ) -> None:
         self._policies = policies
         self._topics_max = topics_max
         self._on_made = on_made
+        self._journal_shards = journal_shards
         self._topics: dict[str, Topic] = {}
-        self._shard_ids: dict[str, ShardId] = {}
+        # By journal. One object for each shard: `resolve` compares identities.
+        self._journals: dict[str, tuple[ShardId, ...]] = {}
         self._owned: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -118,8 +129,45 @@ class TopicTable:
         return None if topic is None or topic.is_deleted else topic
 
     def uses(self, shard: ShardId) -> bool:
-        """Whether a topic uses this shard, or did."""
-        return self._shard_ids.get(shard.journal) == shard
+        """Whether a topic's journal has this shard, or had."""
+        return shard in self._journals.get(shard.journal, ())
+
+    # --- Journals ---
+
+    def shard_count(self, journal: str) -> int | None:
+        """The number of shards of a journal; None: the journal does not exist."""
+        shards = self._journals.get(journal)
+        return None if shards is None else len(shards)
+
+    def restore_journal(self, journal: str, shard_count: int) -> None:
+        """Put a journal into the table. If another number was assumed, its topics get their right shards."""
+        before = self.shard_count(journal)
+        if before == shard_count:
+            return
+        self._journals[journal] = _shards(journal, shard_count)
+        if before is not None:
+            for topic in self._topics.values():
+                if topic.policy.journal == journal:
+                    for partition in topic.partitions:
+                        partition.shard = self._shard_of(journal, partition.key)
+
+    def shards_of_new(self, topic: str, policy: Policy) -> list[ShardId]:
+        """The shards, by partition, of a topic that does not exist yet."""
+        journal = policy.journal
+        shards = self._journals.get(journal) or _shards(journal, self._new_shard_count(journal))
+        return [
+            shards[shard_of_partition(topic, number, len(shards))]
+            for number in range(policy.partitions)
+        ]
+
+    def _new_shard_count(self, journal: str) -> int:
+        return self._journal_shards if self._policies.may_split(journal) else 1
+
+    def _shard_of(self, journal: str, key: TopicPartition) -> ShardId:
+        shards = self._journals[journal]
+        return shards[shard_of_partition(*key, len(shards))]
+
+    # --- Topics ---
 
     def partition(self, name: str, number: int) -> Partition:
         topic = self.find(name)
@@ -145,21 +193,29 @@ class TopicTable:
         if creator is not None:
             creator.check_topic(name)
             owner = creator.name
-        made = self.restore(name, self._policies.for_topic(name), owner)
+        policy = self._policies.for_topic(name)
+        if policy.journal not in self._journals:
+            self.restore_journal(policy.journal, self._new_shard_count(policy.journal))
+        made = self.restore(name, policy, owner)
         if self._on_made is not None:
             self._on_made(made)
         return made
 
     def restore(self, name: str, policy: Policy, owner: str = "") -> Topic:
-        """Put a topic with this policy into the table. It continues from the offsets of a former topic."""
+        """Put a topic with this policy into the table. It continues from the offsets of a former topic.
+
+        A journal that is not in the table has one shard.
+        """
         former = self._topics.get(name)
         if former is not None:
             former.former = None
             self._count(former, -1)
-        shard = self._shard_ids.setdefault(policy.journal, ShardId(policy.journal))
+        if policy.journal not in self._journals:
+            self.restore_journal(policy.journal, 1)
         partitions = []
         for number in range(policy.partitions):
-            partition = Partition((name, number), shard)
+            key = (name, number)
+            partition = Partition(key, self._shard_of(policy.journal, key))
             if former is not None and number < len(former.partitions):
                 before = former.partitions[number]
                 partition.advance(before.next_offset)
@@ -281,6 +337,10 @@ class TopicTable:
             return self.ensure(envelope.topics[run], creator)
         except ClientFault as fault:
             raise type(fault)(f"{run_prefix(envelope, run)}{fault}") from None
+
+
+def _shards(journal: str, count: int) -> tuple[ShardId, ...]:
+    return tuple(ShardId(journal, number) for number in range(count))
 
 
 def run_prefix(envelope: Envelope, run: int) -> str:

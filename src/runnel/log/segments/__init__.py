@@ -1,3 +1,13 @@
 """The files of one shard: segments of blocks, and their index. Read `segments.py` first."""
 
-__all__ = ["files", "index", "paths", "records", "scan", "segment", "segments", "synced_marks"]
+__all__ = [
+    "files",
+    "index",
+    "paths",
+    "records",
+    "scan",
+    "segment",
+    "segments",
+    "shards_file",
+    "synced_marks",
+]

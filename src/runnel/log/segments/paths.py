@@ -6,6 +6,7 @@
     checkpoint/                      all of this as of one moment, while a backup is made
     catalogue/00000000000000000007   the newest is the one in use
     journals/<journal>/name          the journal's real name
+    journals/<journal>/shards        its number of shards, unless it has one
     journals/<journal>/<shard>/00000000000000000001-0.segment    number and generation
     journals/<journal>/<shard>/00000000000000000001-0.index
     journals/<journal>/<shard>/losses                            the shard's losses, if there are any
@@ -31,6 +32,7 @@ CATALOGUE: Final = "catalogue"
 JOURNALS: Final = "journals"
 CHECKPOINT: Final = "checkpoint"
 NAME_FILE: Final = "name"
+SHARDS_FILE: Final = "shards"
 STATE: Final = "state"
 LOSSES_FILE: Final = "losses"
 SEGMENT_SUFFIX: Final = ".segment"
