@@ -470,3 +470,31 @@ def test_events_held_back_are_summed_up_by_maintenance() -> None:
             assert kept.published.events("damage")[-1]["suppressed"] == 30
 
     asyncio.run(scenario())
+
+
+def test_retention_over_several_shards_is_told_by_the_shard_that_lost_segments() -> None:
+    rule = TopicRule(
+        match="*", journal="main", rotate=Rotate(bytes_max=1), retain=Retain(bytes_max=3000)
+    )
+    home = Home(rule, log=LogSettings(allocate_bytes=0, disk_reserve_bytes=0, journal_shards=4))
+
+    async def scenario() -> None:
+        async with disk_house(home) as (kept, log):
+            for number in range(60):
+                home.clock.advance(1)
+                await log.append(one(f"t{number % 10}", bytes(100)))
+            before = {each.shard: each.segments for each in log.statistics().shards}
+            assert len(before) == 4
+            await kept.pass_time(20)
+            told = dict.fromkeys(kept.told("retention"), 0)
+            for event in kept.watcher.events("retention"):
+                told[event["subject"]] += event["segments_removed"]
+            after = {each.shard: each.segments for each in log.statistics().shards}
+            assert told == {str(shard): before[shard] - after[shard] for shard in before}
+            assert sum(each.stored_bytes for each in log.statistics().shards) <= 3000
+            reading = StoreStatistics({"disk": log}, home.clock).read()
+            assert reading.journals["main"].shards == 4
+            stored = sum(each.stored_bytes for each in log.statistics().shards)
+            assert reading.peaks["disk"].stored_bytes == stored
+
+    asyncio.run(scenario())

@@ -21,10 +21,15 @@ IN_MEMORY = TopicRule(match="*", keep=Keep.MEMORY, journal="m")
 
 
 def made(
-    rule: TopicRule = IN_MEMORY, *, bytes_max: int = 10**6, clock: VirtualClock | None = None
+    rule: TopicRule = IN_MEMORY,
+    *,
+    bytes_max: int = 10**6,
+    clock: VirtualClock | None = None,
+    journal_shards: int = 1,
 ) -> MemoryLog:
+    log = LogSettings(memory_journal_bytes_max=bytes_max, journal_shards=journal_shards)
     return MemoryLog(
-        settings=Settings(log=LogSettings(memory_journal_bytes_max=bytes_max)),
+        settings=Settings(log=log),
         policies=Policies([rule]),
         clock=clock or VirtualClock(),
     )
@@ -197,5 +202,30 @@ def test_closed_log_has_let_go_of_everything() -> None:
         assert log.shards() == []
         with pytest.raises(UnknownTopicError):
             log.entries(M)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("shards", [1, 4, 64])
+def test_bound_is_of_the_journal_and_the_oldest_of_all_its_shards_go(shards: int) -> None:
+    async def scenario() -> None:
+        clock = VirtualClock()
+        log = made(bytes_max=20_000, clock=clock, journal_shards=shards)
+        topics = [f"t{number}" for number in range(20)]
+        await log.append(one(topics[0], b"first"))
+        await log.set_cursor("c", [CursorPosition(topic=topics[0], offset=1)])
+        for number in range(400):
+            clock.advance(1)
+            await log.append(one(topics[number % 20], bytes(100)))
+            assert sum(each.stored_bytes for each in log.statistics().shards) <= 20_000
+        left = [
+            bounds.next_offset - bounds.first_offset
+            for bounds in [await log.bounds(topic, 0) for topic in topics]
+        ]
+        assert max(left) - min(left) <= 1  # they were sent in turns
+        trimmed = [await log.trim_shard(shard) for shard in log.shards()]
+        removed = sum(each.segments_removed for each in trimmed)
+        assert removed == 401 - sum(left)
+        assert [each.holds_passed for each in trimmed if each.holds_passed] == [["c"]]
 
     run(scenario)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runnel.config import Keep, Pin, Retain
 from runnel.log.log import Cursor, CursorPosition, Position, ShardId
 from runnel.log.retention.holds import Hold, Holds, holds_of_cursor
 from runnel.log.retention.rules import (
-    Decision,
+    Removal,
     SegmentFacts,
-    decide,
     rotation_period,
     served_at,
     served_runs,
@@ -23,24 +26,49 @@ MAIN = ShardId("main")
 NO_PIN = Pin(age_ns=None, bytes_max=None)
 
 
-def facts(*times: int, held: dict[int, set[str]] | None = None) -> list[SegmentFacts]:
+class Held(NamedTuple):
+    """A segment, and the readers that hold it."""
+
+    facts: SegmentFacts
+    held_by: frozenset[str]
+
+
+class Decision(NamedTuple):
+    """The numbers of the segments that go, of those that only a hold keeps, and the readers whose holds are passed."""
+
+    remove: list[int]
+    held: list[int]
+    holds_passed: set[str]
+
+
+def facts(*times: int, held: dict[int, set[str]] | None = None) -> list[Held]:
     """Segments of 100 bytes, numbered from 1, with these last times."""
     return [
-        SegmentFacts(number, 100, time, frozenset((held or {}).get(number, ())))
+        Held(SegmentFacts(number, 100, time), frozenset((held or {}).get(number, ())))
         for number, time in enumerate(times, 1)
     ]
 
 
 def decided(
-    segments: Sequence[SegmentFacts],
+    segments: Sequence[Held],
     retain: Retain,
     pin: Pin = NO_PIN,
     *,
     active_bytes: int = 0,
     now_ns: int = 1000,
 ) -> Decision:
-    total = active_bytes + sum(segment.bytes for segment in segments)
-    return decide(segments, total, retain, pin, now_ns)
+    total = active_bytes + sum(segment.facts.bytes for segment in segments)
+    removal = Removal(total, retain, pin, now_ns)
+    decision = Decision([], [], set())
+    for each, held_by in segments:
+        if not removal.is_due(each):
+            break
+        if removal.takes(each, held_by):
+            decision.remove.append(each.number)
+            decision.holds_passed.update(held_by)
+        else:
+            decision.held.append(each.number)
+    return decision
 
 
 def test_without_rules_nothing_goes() -> None:
@@ -65,37 +93,71 @@ def test_active_segment_counts_but_never_goes() -> None:
 
 def test_held_segment_stays_and_is_named_and_those_behind_it_go() -> None:
     decision = decided(facts(1, 2, 3, held={2: {"c"}}), Retain(age_ns=100))
-    assert decision.remove == [1, 3]
-    assert decision.held == [2]
-    assert decision.holds_passed == frozenset()
+    assert decision == Decision([1, 3], [2], set())
 
 
 def test_hold_is_passed_at_its_age() -> None:
     segments = facts(100, 600, 880, held={1: {"a", "b"}, 2: {"b"}, 3: {"c"}})
     decision = decided(segments, Retain(age_ns=100), Pin(age_ns=500, bytes_max=None))
-    assert decision.remove == [1]
-    assert decision.held == [2, 3]
-    assert decision.holds_passed == {"a", "b"}
+    assert decision == Decision([1], [2, 3], {"a", "b"})
 
 
 def test_hold_is_passed_at_its_bytes() -> None:
     segments = facts(1, 2, 3, 4, held={1: {"a"}, 2: {"a"}, 3: {"b"}})
     decision = decided(segments, Retain(bytes_max=100), Pin(age_ns=None, bytes_max=250))
-    assert decision.remove == [1, 2, 4]
-    assert decision.held == [3]
-    assert decision.holds_passed == {"a"}
+    assert decision == Decision([1, 2, 4], [3], {"a"})
 
 
-def test_no_more_segments_are_looked_at_than_needed() -> None:
-    looked: list[int] = []
+def naive(
+    segments: Sequence[Held], total: int, retain: Retain, pin: Pin, now_ns: int
+) -> Iterator[Held]:
+    """What goes, judged anew for each segment from all that is left: the twin of `Removal`."""
+    left = {(each.facts.shard, each.facts.number): each for each in segments}
+    for each in sorted(segments, key=lambda held: (held.facts.last_time_ns, held.facts.shard)):
+        gone = sum(one.facts.bytes for one in segments) - sum(
+            one.facts.bytes for one in left.values()
+        )
+        age = now_ns - each.facts.last_time_ns
+        is_old = retain.age_ns is not None and age > retain.age_ns
+        is_over = retain.bytes_max is not None and total - gone > retain.bytes_max
+        is_pinned = each.held_by and not (
+            (pin.age_ns is not None and age > pin.age_ns)
+            or (pin.bytes_max is not None and total - gone > pin.bytes_max)
+        )
+        if (is_old or is_over) and not is_pinned:
+            del left[each.facts.shard, each.facts.number]
+            yield each
 
-    def lazily() -> Iterator[SegmentFacts]:
-        for segment in facts(1, 2, 900, 950, 960):
-            looked.append(segment.number)
-            yield segment
 
-    assert decide(lazily(), 500, Retain(age_ns=200), NO_PIN, 1000).remove == [1, 2]
-    assert looked == [1, 2, 3]
+BOUND = st.none() | st.integers(0, 60)
+
+
+@given(
+    times=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(1, 9))),
+    held=st.sets(st.integers(0, 20)),
+    active_bytes=st.integers(0, 20),
+    retain=st.tuples(BOUND, BOUND),
+    pin=st.tuples(BOUND, BOUND),
+)
+def test_segments_of_all_shards_go_as_if_the_journal_were_one(
+    times: list[tuple[int, int, int]],
+    held: set[int],
+    active_bytes: int,
+    retain: tuple[int | None, int | None],
+    pin: tuple[int | None, int | None],
+) -> None:
+    in_order = sorted(times, key=lambda each: (each[1], each[0]))
+    segments = [
+        Held(SegmentFacts(number, size, time, shard), frozenset({"r"} if number in held else ()))
+        for number, (shard, time, size) in enumerate(in_order)
+    ]
+    assert segments == sorted(segments, key=lambda each: each.facts.age_order)
+    rule = Retain(age_ns=retain[0], bytes_max=retain[1])
+    ceiling = Pin(age_ns=pin[0], bytes_max=pin[1])
+    total = active_bytes + sum(size for _, _, size in times)
+    found = decided(segments, rule, ceiling, active_bytes=active_bytes, now_ns=50)
+    expected = [each.facts.number for each in naive(segments, total, rule, ceiling, 50)]
+    assert found.remove == expected
 
 
 # --- Holds ---

@@ -314,7 +314,7 @@ class Monitor:
         add, read = self._metrics.add_limit, self._stores.read
 
         def peak(field: str, logs: Sequence[str] | None = None) -> Callable[[], int]:
-            """The fullest shard of all logs, or of the given ones."""
+            """The fullest shard or journal of all logs, or of the given ones."""
             return lambda: max(
                 (
                     int(getattr(peaks, field))

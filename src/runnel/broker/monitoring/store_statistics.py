@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -54,7 +55,7 @@ class JournalStatistics(msgspec.Struct, gc=False):
 
 
 class Peaks(msgspec.Struct, gc=False):
-    """The highest figure of any shard of a log: these limits hold for each shard."""
+    """The highest figures in a log. Stored bytes are limited for each journal, all others for each shard."""
 
     stored_bytes: int = 0
     queued_batches: int = 0
@@ -62,7 +63,6 @@ class Peaks(msgspec.Struct, gc=False):
     producers: int = 0
 
     def add(self, shard: ShardStatistics) -> None:
-        self.stored_bytes = max(self.stored_bytes, shard.stored_bytes)
         self.queued_batches = max(self.queued_batches, shard.queued_batches)
         self.queued_bytes = max(self.queued_bytes, shard.queued_bytes)
         self.producers = max(self.producers, shard.producers)
@@ -83,10 +83,13 @@ class StoreReading(msgspec.Struct, frozen=True):
         peaks = {name: Peaks() for name in logs}
         total = JournalStatistics()
         for name, statistics in logs.items():
+            stored_bytes: Counter[str] = Counter()
             for shard in statistics.shards:
                 peaks[name].add(shard)
+                stored_bytes[shard.shard.journal] += shard.stored_bytes
                 journals.setdefault(shard.shard.journal, JournalStatistics()).add(shard)
                 total.add(shard)
+            peaks[name].stored_bytes = max(stored_bytes.values(), default=0)
         largest = heapq.nlargest(
             _LARGEST_MAX, journals, key=lambda name: journals[name].stored_bytes
         )

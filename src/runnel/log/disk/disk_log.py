@@ -265,6 +265,7 @@ class DiskLog(LogMetadata):
             producers(),
             producers(),
             make_folder=lambda: self._folders.make(shard_id),
+            of_journal=lambda: self._of_journal(shard_id.journal),
             find=self._find_partition,
             shard_holds=self._holds_on(shard_id),
             before_removal=self._last_keeper.take_over,
@@ -273,6 +274,11 @@ class DiskLog(LogMetadata):
 
     def _make_file_store(self, shard_id: ShardId, writer: GroupWriter) -> FileGroupStore:
         return FileGroupStore(shard_id, writer, self._workers)
+
+    def _of_journal(self, journal: str) -> list[DiskShard]:
+        """The shards of a journal that have been opened."""
+        shards = map(self._shards.get, self._topics.shards_of(journal))
+        return [shard for shard in shards if shard is not None]
 
     # --- Appending ---
 

@@ -60,6 +60,7 @@ class DiskShard:
         stored_producers: ProducerTable,
         *,
         make_folder: Callable[[], None],
+        of_journal: Callable[[], Sequence[DiskShard]],
         find: Callable[[TopicPartition], Partition | None],
         shard_holds: ShardHolds,
         before_removal: Callable[[Sequence[Partition]], Awaitable[None]],
@@ -82,7 +83,7 @@ class DiskShard:
         self._reader = ShardReader(
             folder, parts.files, parts.workers, cache, self._segments, self._on_damage
         )
-        self._trimmer = ShardTrimmer(
+        self.trimmer = ShardTrimmer(
             shard,
             parts,
             policy,
@@ -92,6 +93,7 @@ class DiskShard:
             self.writer,
             self._reader,
             self.losses,
+            of_journal=lambda: [each.trimmer for each in of_journal()],
             find=find,
             shard_holds=shard_holds,
             before_removal=before_removal,
@@ -108,7 +110,7 @@ class DiskShard:
         """Rotate and retain by this policy from now on."""
         self.policy = policy
         self.writer.use_policy(policy)
-        self._trimmer.use_policy(policy)
+        self.trimmer.use_policy(policy)
         self._first_offsets = {}  # another age may hide more, or less
 
     # --- Opening and closing ---
@@ -164,7 +166,7 @@ class DiskShard:
     @asynccontextmanager
     async def undisturbed(self) -> AsyncIterator[None]:
         """Within this context no segment is removed, rewritten or sealed. Messages are still stored."""
-        async with self._trimmer.at_work, self.writer.sealing:
+        async with self.trimmer.at_work, self.writer.sealing:
             yield
 
     def growing_ends(self) -> dict[str, int]:
@@ -178,7 +180,8 @@ class DiskShard:
 
         Raises if it was dropped: it is left as a crash leaves it then.
         """
-        async with self._trimmer.at_work:
+        async with self.trimmer.at_work:
+            self.trimmer.stop()
             await self.writer.wait_idle()
             self.writer.check_kept()
             await self.seal_all()
@@ -216,7 +219,7 @@ class DiskShard:
 
     async def reopen(self) -> Sequence[OpenedSegment]:
         """After a failed sync: cut off what is not known to be stored, then recover as at start."""
-        async with self._trimmer.at_work, self.writer.sealing:
+        async with self.trimmer.at_work, self.writer.sealing:
             await self.writer.wait_idle()
             self.writer.check_kept()
             opened = await self._parts.workers.submit(self._recover)
@@ -355,7 +358,7 @@ class DiskShard:
         self.hide_count += 1
         self._counter.forget()
         self._first_offsets = {}
-        self._trimmer.recheck_all()
+        self.trimmer.recheck_all()
 
     async def read(self, partition: Partition, offset: int, bytes_max: int) -> PartitionPage:
         topic, number = partition.key
@@ -479,11 +482,11 @@ class DiskShard:
 
     async def trim(self) -> Trimmed:
         """One round of retention."""
-        return await self._trimmer.trim(self._is_served)
+        return await self.trimmer.trim(self._is_served)
 
     async def rewrite(self, keep: KeepOffsets) -> int:
         """Rewrite every sealed segment, keeping only these offsets. Returns the number of segments."""
-        return await self._trimmer.rewrite(keep)
+        return await self.trimmer.rewrite(keep)
 
     def _forget_first_offsets(self) -> None:
         self._first_offsets = {}

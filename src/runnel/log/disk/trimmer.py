@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -20,7 +21,7 @@ from runnel.log.retention import acked, rules
 from runnel.log.retention.acked import PartitionSpan, Remainder
 from runnel.log.retention.holds import Holds, ShardHolds
 from runnel.log.retention.rewriter import KeepOffsets, Rewritten, rewrite
-from runnel.log.retention.rules import Decision, IsServed, SegmentFacts
+from runnel.log.retention.rules import IsServed, Removal, SegmentFacts
 from runnel.log.segments.index import Index, runs_of_blocks
 from runnel.log.segments.scan import Damage
 from runnel.log.segments.segments import IndexCache, Segment, SegmentFolder
@@ -34,7 +35,11 @@ _SPANS_KEPT_MAX: Final = 1000
 
 
 class ShardTrimmer:
-    """Runs rounds of retention, one at a time. A round holds `at_work`; so does code that must exclude rounds."""
+    """Runs rounds of retention. Each step of a round holds `at_work`; so does code that must exclude rounds.
+
+    By age and size the oldest segments of the journal go first, so a round of one shard removes those of the others
+    too. No step waits for two shards at once.
+    """
 
     def __init__(
         self,
@@ -48,13 +53,17 @@ class ShardTrimmer:
         reader: ShardReader,
         losses: ShardLosses,
         *,
+        of_journal: Callable[[], Sequence[ShardTrimmer]],
         find: Callable[[TopicPartition], Partition | None],
         shard_holds: ShardHolds,
         before_removal: Callable[[Sequence[Partition]], Awaitable[None]],
         on_damage: Callable[[Damage], None],
         on_removed: Callable[[], None],
     ) -> None:
-        self._shard = shard
+        self.shard = shard
+        self._of_journal = (
+            of_journal  # the trimmers of all shards of the journal, this one included
+        )
         self._parts = parts
         self._policy = policy
         self._folder = folder
@@ -73,7 +82,18 @@ class ShardTrimmer:
         # By segment path: the version of the holds at the last check for acknowledged messages; end and spans.
         self._checked_at: dict[str, tuple[int, int]] = {}
         self._spans: dict[str, tuple[int, Sequence[PartitionSpan]]] = {}
+        self._held: set[int] = set()  # numbers of segments that only a hold keeps
+        # What was removed with older segments of the journal, until a round of this shard reports it.
+        self._removed: list[Trimmed] = []
+        self._stopped = False
         self.at_work = asyncio.Lock()
+
+    def stop(self) -> None:
+        """Remove and rewrite nothing more. The caller holds `at_work`."""
+        self._stopped = True
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
 
     def use_policy(self, policy: JournalPolicy) -> None:
         """Use this policy from the next decision on."""
@@ -87,48 +107,92 @@ class ShardTrimmer:
 
     async def trim(self, served_at: Callable[[int], IsServed]) -> Trimmed:
         """Run one round: end an old active segment, remove segments, rewrite sparse ones."""
+        now_ns = self._parts.clock.time_ns()
         async with self.at_work:
-            now_ns = self._parts.clock.time_ns()
+            if self._is_stopped():
+                return Trimmed()
             with suppress(Unavailable):  # no room to record where it ends: removals below make some
                 await self._end_old_active(now_ns)
             for segment in list(self._writer.unsealed):
                 await self._writer.seal(segment)
             acknowledged, sparse = await self._remove_acked()
-            trimmed = await self._trim(now_ns, served_at(now_ns))
+        await self._remove_old(now_ns)
+        async with self.at_work:
+            removed, self._removed = self._removed, []
+            if self._is_stopped():
+                return Trimmed.of([acknowledged, *removed])
             # Last: on a full disk the removals make the room that this needs.
-            rewritten = await self._rewrite_acked(sparse)
-            return Trimmed.of([acknowledged, trimmed, Trimmed(segments_rewritten=rewritten)])
+            rewritten = await self._rewrite_unserved(served_at(now_ns))
+            rewritten += await self._rewrite_acked(sparse)
+            return Trimmed.of([acknowledged, *removed, Trimmed(segments_rewritten=rewritten)])
 
     def _sealed(self) -> list[Segment]:
         return [segment for segment in self._segments if segment.growing is None]
 
-    async def _trim(self, now_ns: int, is_served: IsServed) -> Trimmed:
-        sealed = self._sealed()
-        holds = self._shard_holds.of_all_readers()
-        decision = await self._decide(sealed, holds, now_ns)
-        removed = removed_bytes = rewritten = 0
-        for segment in sealed:
-            is_held = segment.number in decision.held
-            if segment.number in decision.remove:
-                with suppress(Unavailable):  # no room for its last values: the others may make some
-                    await self._remove(segment)
-                    removed += 1
-                    removed_bytes += segment.end
-            elif is_held or (self._may_be_sparse and segment.path not in self._compact):
+    async def _remove_old(self, now_ns: int) -> None:
+        """Remove the segments of the journal that are past its age or size, in all its shards, oldest first."""
+        trimmers = {trimmer.shard.shard: trimmer for trimmer in self._of_journal()}
+        removal = Removal(
+            sum(trimmer.stored_bytes for trimmer in trimmers.values()),
+            self._policy.retain,
+            self._policy.pin,
+            now_ns,
+        )
+        holds: dict[int, Holds] = {}
+        self._held.clear()
+        for facts in heapq.merge(
+            *(trimmer.facts() for trimmer in trimmers.values()), key=lambda each: each.age_order
+        ):
+            if not removal.is_due(facts):
+                return
+            trimmer = trimmers[facts.shard]
+            if facts.shard not in holds:
+                holds[facts.shard] = trimmer.holds()
+            is_kept = await trimmer.remove_due(facts, removal, holds[facts.shard])
+            if is_kept and trimmer is self:
+                self._held.add(facts.number)
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(segment.end for segment in self._segments)
+
+    def facts(self) -> list[SegmentFacts]:
+        """The sealed segments, without their holds."""
+        shard = self.shard.shard
+        return [
+            SegmentFacts(segment.number, segment.end, segment.last_time_ns, shard=shard)
+            for segment in self._sealed()
+        ]
+
+    def holds(self) -> Holds:
+        """The holds of all readers on this shard."""
+        return self._shard_holds.of_all_readers()
+
+    async def remove_due(self, facts: SegmentFacts, removal: Removal, holds: Holds) -> bool:
+        """Remove a segment that is due, unless it is held. Returns whether only a hold keeps it."""
+        async with self.at_work:
+            segment = next((each for each in self._sealed() if each.number == facts.number), None)
+            if segment is None or self._is_stopped():
+                return False
+            held_by = await self._holders(segment, holds) if holds else set()
+            if not removal.takes(facts, held_by):
+                return True
+            with suppress(Unavailable):  # no room for its last values: the others may make some
+                await self._remove(segment)
+                self._removed.append(Trimmed(1, segment.end))
+            self._removed.append(Trimmed(holds_passed=sorted(held_by)))
+            return False
+
+    async def _rewrite_unserved(self, is_served: IsServed) -> int:
+        """Rewrite segments that are held by few messages, or in which much is hidden."""
+        holds = self.holds()
+        rewritten = 0
+        for segment in self._sealed():
+            is_held = segment.number in self._held
+            if is_held or (self._may_be_sparse and segment.path not in self._compact):
                 held = holds if is_held else None
                 rewritten += await self._rewrite_sparse(segment, is_served, held)
-        return Trimmed(removed, removed_bytes, rewritten, sorted(decision.holds_passed))
-
-    async def _decide(self, sealed: Sequence[Segment], holds: Holds, now_ns: int) -> Decision:
-        """Decide which segments go. Indexes are read for holds only if a segment would go without them."""
-        policy = self._policy
-        total_bytes = sum(segment.end for segment in self._segments)
-        facts = [SegmentFacts(seg.number, seg.end, seg.last_time_ns) for seg in sealed]
-        decision = rules.decide(facts, total_bytes, policy.retain, policy.pin, now_ns)
-        if decision.remove and holds:
-            facts = [await self._held_facts(segment, holds) for segment in sealed]
-            decision = rules.decide(facts, total_bytes, policy.retain, policy.pin, now_ns)
-        return decision
+        return rewritten
 
     async def _end_old_active(self, now_ns: int) -> None:
         """Seal an active segment whose rotation period or retention age is over, even if nothing more arrives."""
@@ -143,13 +207,14 @@ class ShardTrimmer:
         if is_past or (age_ns is not None and active.last_time_ns < now_ns - age_ns):
             await self._writer.end_active()
 
-    async def _held_facts(self, segment: Segment, holds: Holds) -> SegmentFacts:
+    async def _holders(self, segment: Segment, holds: Holds) -> set[str]:
+        """The readers that hold messages in a segment."""
         held_by: set[str] = set()
         index = await self._reader.index(segment)
         for key in index.keys():  # noqa: SIM118 - not a dict
             end = index.next_offset(key)
             held_by |= holds.holders(key, end, segment.last_entry)
-        return SegmentFacts(segment.number, segment.end, segment.last_time_ns, frozenset(held_by))
+        return held_by
 
     async def _remove(self, segment: Segment) -> None:
         await self._before_removal(
@@ -334,7 +399,7 @@ class ShardTrimmer:
             parts.files,
             self._folder.folder,
             segment,
-            self._shard.shard,
+            self.shard.shard,
             parts.epoch,
             keep,
             save_losses,

@@ -28,16 +28,26 @@ def _slice_entry(part: PartitionSlice) -> int:
     return part.stored.entry
 
 
+class JournalSize:
+    """The bytes of all shards of a journal."""
+
+    __slots__ = ("stored_bytes",)
+
+    def __init__(self) -> None:
+        self.stored_bytes = 0
+
+
 class BatchStore:
-    """Adds, finds and removes batches. It decides nothing.
+    """Adds, finds and removes batches, and counts their bytes in the journal's size too. It decides nothing.
 
     A batch stays until all its messages are removed. A purged topic-partition has no slices of a batch any more, even
     if the batch stays for other topic-partitions.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, journal: JournalSize) -> None:
         self._batches: SortedQueue[StoredBatch] = SortedQueue()
         self._slices: dict[TopicPartition, SortedQueue[PartitionSlice]] = {}
+        self._journal = journal
         self.stored_bytes = 0
 
     # --- Finding ---
@@ -109,7 +119,7 @@ class BatchStore:
 
     def add(self, stored: StoredBatch, slices: Mapping[TopicPartition, PartitionSlice]) -> None:
         self._batches.append(stored)
-        self.stored_bytes += len(stored.packed)
+        self._grow(len(stored.packed))
         for key, part in slices.items():
             queue = self._slices.get(key)
             if queue is None:
@@ -120,7 +130,7 @@ class BatchStore:
         """Remove the oldest batch."""
         stored = self._batches.first
         self._batches.drop_first()
-        self.stored_bytes -= len(stored.packed)
+        self._grow(-len(stored.packed))
         for key in dict.fromkeys(stored.keys):
             queue = self._slices.get(key)
             if queue is None or queue.first.stored is not stored:
@@ -160,7 +170,7 @@ class BatchStore:
     ) -> None:
         """Replace the batches that have the entries of `new`. `slices_of` gives the slices of the other batches."""
         former, self._batches, self._slices = self._batches, SortedQueue(), {}
-        self.stored_bytes = 0
+        self._grow(-self.stored_bytes)
         for stored in former:
             other = new.get(stored.entry)
             if other is None:
@@ -174,4 +184,9 @@ class BatchStore:
         return queue is not None and queue.last.stored is stored
 
     def _count_bytes(self) -> None:
-        self.stored_bytes = sum(len(stored.packed) for stored in self._batches)
+        stored_bytes = sum(len(stored.packed) for stored in self._batches)
+        self._grow(stored_bytes - self.stored_bytes)
+
+    def _grow(self, added_bytes: int) -> None:
+        self.stored_bytes += added_bytes
+        self._journal.stored_bytes += added_bytes

@@ -33,6 +33,7 @@ from runnel.log.log import (
 )
 from runnel.log.match_count import Turn
 from runnel.log.memory.shard import MemoryShard
+from runnel.log.memory.trimmer import MemoryJournal
 from runnel.log.metadata.last_values import fits, messages_of, only_message
 from runnel.log.metadata.log_metadata import LogMetadata
 from runnel.log.metadata.producers import ProducerTable
@@ -70,6 +71,7 @@ class MemoryLog(LogMetadata):
         self._keep = keep
         self.epoch = clock.time_ns() if epoch is None else epoch
         self._shards: dict[ShardId, MemoryShard] = {}
+        self._journals: dict[str, MemoryJournal] = {}
         self._states: dict[ShardId, MemoryState] = {}
 
     def _on_topic_made(self, topic: Topic) -> None:
@@ -91,6 +93,7 @@ class MemoryLog(LogMetadata):
                 ProducerTable(settings.limits.producers_max, settings.log.producer_age_max_ns),
                 settings.log,
                 self.epoch,
+                journal=self._journals.setdefault(shard_id.journal, MemoryJournal()),
                 find=self._find_partition,
                 shard_holds=self._holds_on(shard_id),
                 keep_last=self._keep_last,
@@ -309,3 +312,4 @@ class MemoryLog(LogMetadata):
         """Drop all messages."""
         self._is_closed = True
         self._shards.clear()
+        self._journals.clear()

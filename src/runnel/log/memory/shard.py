@@ -32,7 +32,7 @@ from runnel.log.log import (
 from runnel.log.match_count import KEYS_PER_STEP, Turn, floors
 from runnel.log.memory.batch_store import BatchStore
 from runnel.log.memory.stored_batch import PartitionSlice, StoredBatch
-from runnel.log.memory.trimmer import MemoryTrimmer
+from runnel.log.memory.trimmer import MemoryJournal, MemoryTrimmer
 from runnel.log.metadata.producers import ProducerTable, check_same_batch
 from runnel.log.metadata.topic_table import Partition, number_runs
 from runnel.log.retention import rules
@@ -58,6 +58,7 @@ class MemoryShard:
         settings: LogSettings,
         epoch: int,
         *,
+        journal: MemoryJournal,
         find: Callable[[TopicPartition], Partition | None],
         shard_holds: ShardHolds,
         keep_last: Callable[[Batch, Sequence[Partition]], None],
@@ -70,8 +71,11 @@ class MemoryShard:
         self._epoch = epoch
         self._find = find
         self._shard_holds = shard_holds
-        self._store = BatchStore()
+        self._journal_size = journal.size
+        self._store = BatchStore(journal.size)
         self._trimmer = MemoryTrimmer(
+            shard.shard,
+            journal,
             self._store,
             policy,
             clock,
@@ -117,7 +121,7 @@ class MemoryShard:
         self._entries += 1
         self._messages += stored.messages
         self._bytes += len(stored.packed)
-        if self._store.stored_bytes > self._trimmer.bytes_cap:
+        if self._journal_size.stored_bytes > self._trimmer.bytes_cap:
             self._trimmer.shed()
         self._listener.on_stored(
             self.id, (VisibleBatch(numbered, stored.body, packed=stored.packed),)

@@ -1,13 +1,14 @@
 """Applies retention to a shard in memory. Each batch counts as a segment does on disk.
 
-Between two rounds of retention a shard never holds more bytes than its cap: `retain.bytes` or
-`log.memory_journal_bytes_max`, whichever is more. Beyond the cap the oldest batches go. A reader that holds them meets
-a gap.
+Age and size are of the journal: the oldest batches of all its shards go first. Between two rounds of retention a
+journal never holds more bytes than its cap: `retain.bytes` or `log.memory_journal_bytes_max`, whichever is more. Beyond
+the cap the oldest batches go. A reader that holds them meets a gap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -15,18 +16,26 @@ import msgspec
 from runnel.config import LogSettings, Until
 from runnel.formats.batch import Batch
 from runnel.log.log import Trimmed
-from runnel.log.memory.batch_store import BatchStore
+from runnel.log.memory.batch_store import BatchStore, JournalSize
 from runnel.log.memory.stored_batch import PartitionSlice, StoredBatch
 from runnel.log.metadata.topic_table import Partition
 from runnel.log.retention.acked import Range, left_of, within
 from runnel.log.retention.holds import Holds, ShardHolds
-from runnel.log.retention.rules import SegmentFacts, decide
+from runnel.log.retention.rules import Removal, SegmentFacts
 from runnel.platform.clock import Clock
 from runnel.topics.names import TopicPartition
 from runnel.topics.policies import JournalPolicy
 
-# Above its cap a shard sheds this part (1/16) of the cap at once, so that the next appends need not shed again.
+# Above its cap a journal sheds this part (1/16) of the cap at once, so that the next appends need not shed again.
 _SHED_PART: Final = 16
+
+
+class MemoryJournal:
+    """What the shards of one journal share: its size, and the trimmers of all of them by shard."""
+
+    def __init__(self) -> None:
+        self.size = JournalSize()
+        self.trimmers: dict[int, MemoryTrimmer] = {}
 
 
 class MemoryTrimmer:
@@ -38,6 +47,8 @@ class MemoryTrimmer:
 
     def __init__(
         self,
+        shard: int,
+        journal: MemoryJournal,
         store: BatchStore,
         policy: JournalPolicy,
         clock: Clock,
@@ -47,6 +58,9 @@ class MemoryTrimmer:
         shard_holds: ShardHolds,
         keep_last: Callable[[Batch, Sequence[Partition]], None],
     ) -> None:
+        self._shard = shard
+        self._journal = journal
+        journal.trimmers[shard] = self
         self._store = store
         self._clock = clock
         self._find = find
@@ -59,9 +73,9 @@ class MemoryTrimmer:
         self._is_sparse = False  # there may be purged messages that have not been cut out
         # At the last check for acknowledged messages: the version of the holds, and the next entry.
         self._checked_at: tuple[tuple[int, int], int] | None = None
-        # What was shed since the last round of retention; the next round reports it.
-        self._shed_batches = self._shed_bytes = 0
-        self._shed_holders: set[str] = set()
+        # What was removed with older batches of the journal, or shed; the next round of retention reports it.
+        self._removed_batches = self._removed_bytes = 0
+        self._holders_passed: set[str] = set()
 
     def use_policy(self, policy: JournalPolicy) -> None:
         """Use this policy. Readers may hold more than `retain.bytes`, but never more than the cap."""
@@ -90,41 +104,94 @@ class MemoryTrimmer:
         return None if partition is None else partition.floor
 
     def shed(self) -> None:
-        """Remove the oldest batches of a store above its cap at once, down to the newest batch if need be."""
-        store = self._store
-        holds = self._shard_holds.of_all_readers()
+        """Remove the oldest batches of a journal above its cap at once, down to the newest batch if need be."""
+        size = self._journal.size
         target = self.bytes_cap - self.bytes_cap // _SHED_PART
-        bytes_before, batches_before = store.stored_bytes, len(store)
-        while store.stored_bytes > target and len(store) > 1:
-            self._shed_holders |= _facts(store.first, holds).held_by
-            self._drop_first()
-        self._shed_bytes += bytes_before - store.stored_bytes
-        self._shed_batches += batches_before - len(store)
+        trimmers = self._journal.trimmers
+        holds: dict[int, Holds] = {}
+        oldest = [each.oldest for each in trimmers.values() if each.oldest is not None]
+        heapq.heapify(oldest)
+        while size.stored_bytes > target:
+            shard = oldest[0][1]
+            if len(oldest) == 1 and trimmers[shard].has_one_batch:
+                return
+            if shard not in holds:
+                holds[shard] = trimmers[shard].holds()
+            following = trimmers[shard].shed_first(holds[shard])
+            if following is None:
+                heapq.heappop(oldest)
+            else:
+                heapq.heapreplace(oldest, following)
+
+    @property
+    def oldest(self) -> tuple[int, int] | None:
+        """The time of the oldest batch, and the shard."""
+        return (self._store.first.time_ns, self._shard) if len(self._store) else None
+
+    @property
+    def has_one_batch(self) -> bool:
+        return len(self._store) == 1
+
+    def shed_first(self, holds: Holds) -> tuple[int, int] | None:
+        """Remove the oldest batch. Returns what is the `oldest` then."""
+        first = self._store.first
+        self._holders_passed |= _holders(first, holds)
+        self._removed_batches += 1
+        self._removed_bytes += len(first.packed)
+        self._drop_first()
+        return self.oldest
 
     def trim(self, next_entry: int) -> Trimmed:
-        """One round of retention, and what was shed since the last. `next_entry` is the shard's."""
+        """One round of retention, and what was removed since the last. `next_entry` is the shard's."""
         acknowledged = self._trim_acked(next_entry)
-        holds = self._shard_holds.of_all_readers()
-        decision = decide(
-            (_facts(stored, holds) for stored in self._store),
-            self._store.stored_bytes,
-            self.policy.retain,
-            self.policy.pin,
-            self._clock.time_ns(),
-        )
-        bytes_before = self._store.stored_bytes
-        self._remove(set(decision.remove))
-        bytes_removed = bytes_before - self._store.stored_bytes
+        self._remove_old()
         rewritten = self._rewrite_sparse() if self._is_sparse else 0
         trimmed = Trimmed(
-            len(decision.remove) + self._shed_batches,
-            bytes_removed + self._shed_bytes,
-            rewritten,
-            sorted(decision.holds_passed | self._shed_holders),
+            self._removed_batches, self._removed_bytes, rewritten, sorted(self._holders_passed)
         )
-        self._shed_batches = self._shed_bytes = 0
-        self._shed_holders.clear()
+        self._removed_batches = self._removed_bytes = 0
+        self._holders_passed.clear()
         return Trimmed.of([acknowledged, trimmed])
+
+    def _remove_old(self) -> None:
+        """Remove the batches of the journal that are past its age or size, in all its shards, oldest first."""
+        trimmers = self._journal.trimmers
+        stored_bytes = self._journal.size.stored_bytes
+        policy = self.policy
+        removal = Removal(stored_bytes, policy.retain, policy.pin, self._clock.time_ns())
+        holds: dict[int, Holds] = {}
+        removed: dict[int, list[StoredBatch]] = {}
+        for facts, stored in heapq.merge(
+            *(trimmer.facts() for trimmer in trimmers.values()), key=lambda each: each[0].age_order
+        ):
+            if not removal.is_due(facts):
+                break
+            shard = facts.shard
+            if shard not in holds:
+                holds[shard] = trimmers[shard].holds()
+            if removal.takes(facts, _holders(stored, holds[shard])):
+                removed.setdefault(shard, []).append(stored)
+        for shard, some in removed.items():
+            trimmers[shard].remove(some, holds[shard])
+
+    def facts(self) -> Iterator[tuple[SegmentFacts, StoredBatch]]:
+        """The batches in their order."""
+        for stored in self._store:
+            size = len(stored.packed)
+            yield SegmentFacts(stored.entry, size, stored.time_ns, self._shard), stored
+
+    def holds(self) -> Holds:
+        """The holds of all readers on this shard."""
+        return self._shard_holds.of_all_readers()
+
+    def remove(self, batches: Sequence[StoredBatch], holds: Holds) -> None:
+        """Remove batches that are past age or size."""
+        for stored in batches:
+            self._holders_passed |= _holders(stored, holds)
+        bytes_before = self._store.stored_bytes
+        self._remove({stored.entry for stored in batches})
+        self._removed_batches += len(batches)
+        self._removed_bytes += bytes_before - self._store.stored_bytes
 
     def _remove(self, entries: set[int]) -> None:
         store = self._store
@@ -232,10 +299,10 @@ class MemoryTrimmer:
         return part.base_offset if offset is None else min(offset, part.base_offset)
 
 
-def _facts(stored: StoredBatch, holds: Holds) -> SegmentFacts:
+def _holders(stored: StoredBatch, holds: Holds) -> set[str]:
+    """The readers that hold messages of a batch."""
     held_by: set[str] = set()
     if holds:
         for key, part in stored.slices().items():
             held_by |= holds.holders(key, part.next_offset, stored.entry)
-    size = len(stored.packed)
-    return SegmentFacts(stored.entry, size, stored.time_ns, frozenset(held_by))
+    return held_by

@@ -58,6 +58,10 @@ class LogMetadata:
         """The policy of a topic that exists."""
         return self._known_topic(name).policy
 
+    def has_shard(self, shard: ShardId) -> bool:
+        """Whether a topic's journal has this shard, or had."""
+        return self._topics.uses(shard)
+
     def shards_of_new(self, topic: str, policy: Policy) -> list[ShardId]:
         """The shards, by partition, that a topic will have when it is made."""
         return self._topics.shards_of_new(topic, policy)

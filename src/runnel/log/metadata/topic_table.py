@@ -130,9 +130,13 @@ class TopicTable:
 
     def uses(self, shard: ShardId) -> bool:
         """Whether a topic's journal has this shard, or had."""
-        return shard in self._journals.get(shard.journal, ())
+        return 0 <= shard.shard < len(self._journals.get(shard.journal, ()))
 
     # --- Journals ---
+
+    def shards_of(self, journal: str) -> Sequence[ShardId]:
+        """The shards of a journal; none if it does not exist."""
+        return self._journals.get(journal, ())
 
     def shard_count(self, journal: str) -> int | None:
         """The number of shards of a journal; None: the journal does not exist."""

@@ -1,13 +1,15 @@
 """Decides which segments retention removes, and which messages readers still get. Pure.
 
-`age` and `bytes` remove whole segments. A reader's hold (see `holds`) keeps a segment up to the ceiling that the
+`age` and `bytes` remove whole segments. They are of a journal: the oldest segments of all its shards go first, until
+the rest fits. A reader's hold (see `holds`) keeps a segment up to the ceiling that the
 setting `pin` gives. Beyond it the segment goes, and the reader meets a gap. `acked` decides what `until = "acked"`
 removes earlier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -85,48 +87,47 @@ def passed_runs(head: Envelope, runs: Sequence[int]) -> Iterator[PassedRun]:
 
 
 class SegmentFacts(msgspec.Struct, frozen=True):
-    """A sealed segment and the readers that hold messages in it. In memory each batch counts as a segment."""
+    """A sealed segment of a journal. In memory each batch counts as a segment."""
 
     number: int
     bytes: int
     last_time_ns: int
-    held_by: frozenset[str] = frozenset()
+    shard: int = 0
+
+    @property
+    def age_order(self) -> tuple[int, int, int]:
+        """Segments of all shards of a journal are removed in this order."""
+        return self.last_time_ns, self.shard, self.number
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """The numbers of the segments to remove, and of those that only a hold keeps."""
+class Removal:
+    """Judges the sealed segments of a journal one after the other, in their `age_order`.
 
-    remove: Sequence[int]
-    held: Sequence[int]
-    holds_passed: frozenset[str]  # the readers whose holds have reached the ceiling
-
-
-def decide(
-    segments: Iterable[SegmentFacts], total_bytes: int, retain: Retain, pin: Pin, now_ns: int
-) -> Decision:
-    """Choose among the sealed segments, oldest first; stop at the first one that stays for age and size.
-
-    `total_bytes` is the size of all segments, also of the active one, which is never removed.
+    `total_bytes` is the size of all segments of all its shards, also of the active ones, which are never removed.
     """
-    remove: list[int] = []
-    held: list[int] = []
-    passed: set[str] = set()
-    total = total_bytes
-    for facts in segments:
-        is_old = retain.age_ns is not None and facts.last_time_ns < now_ns - retain.age_ns
-        is_over = retain.bytes_max is not None and total > retain.bytes_max
-        if not is_old and not is_over:
-            break  # the newer ones stay too: times rise, and the total only falls
-        if facts.held_by:
-            is_too_old = pin.age_ns is not None and facts.last_time_ns < now_ns - pin.age_ns
-            is_too_much = pin.bytes_max is not None and total > pin.bytes_max
+
+    def __init__(self, total_bytes: int, retain: Retain, pin: Pin, now_ns: int) -> None:
+        self._total_bytes = total_bytes
+        self._retain = retain
+        self._pin = pin
+        self._now_ns = now_ns
+
+    def is_due(self, facts: SegmentFacts) -> bool:
+        """Whether a segment goes unless it is held. If not, the newer ones stay too: times rise, the total falls."""
+        retain = self._retain
+        is_old = retain.age_ns is not None and facts.last_time_ns < self._now_ns - retain.age_ns
+        return is_old or (retain.bytes_max is not None and self._total_bytes > retain.bytes_max)
+
+    def takes(self, facts: SegmentFacts, held_by: AbstractSet[str]) -> bool:
+        """Whether a segment that is due goes although these readers hold it. If so, its bytes are free."""
+        if held_by:
+            pin = self._pin
+            is_too_old = pin.age_ns is not None and facts.last_time_ns < self._now_ns - pin.age_ns
+            is_too_much = pin.bytes_max is not None and self._total_bytes > pin.bytes_max
             if not is_too_old and not is_too_much:
-                held.append(facts.number)
-                continue
-            passed |= facts.held_by
-        remove.append(facts.number)
-        total -= facts.bytes
-    return Decision(remove, held, frozenset(passed))
+                return False
+        self._total_bytes -= facts.bytes
+        return True
 
 
 def rotation_period(time_ns: int, every_ns: int | None, at_ns: int) -> int:
