@@ -167,9 +167,9 @@ class Access:
         account.charge_in(1, message.size)
         return published
 
-    async def wait_room(self, topic: str) -> None:
-        """Wait until the broker can take a batch of this topic and the token's rate allows it."""
-        await self._broker.wait_room(topic)
+    async def wait_room(self, topic: str, partition: int | None = None) -> None:
+        """Wait until the broker can take a batch of this topic-partition and the token's rate allows it."""
+        await self._broker.wait_room(topic, partition)
         if self._account is not None:
             await self._account.wait_in()
 

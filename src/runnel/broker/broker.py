@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from runnel.broker.connections import Connections
@@ -50,6 +51,7 @@ from runnel.errors import (
     DiskFullError,
     InvalidNameError,
     RunnelError,
+    Unavailable,
 )
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
@@ -404,15 +406,21 @@ class Broker:
         """Whether a message creates this topic: batched with others, the topic would count for no account."""
         return self._stores.log_of(topic) is None and self._stores.log_for(topic) is not None
 
-    async def wait_room(self, topic: str) -> None:
-        """Wait until the broker can take a batch of this topic."""
+    async def wait_room(self, topic: str, partition: int | None = None) -> None:
+        """Wait until the broker can take a batch of this topic-partition; without a partition, of any in the topic."""
         await self.topic_creator.wait(topic)
         log = self._stores.log_for(topic)
         if log is None:
             await self._ephemeral_publisher.wait_room(topic)
         else:
-            owner = self._stores.routes([topic])[0].owners[0]
-            await log.wait_room(ShardId(owner.journal, owner.shard))
+            owners = self._stores.routes([topic])[0].owners
+            if partition is not None:
+                owner = owners[min(partition, len(owners) - 1)]
+                await log.wait_room(ShardId(owner.journal, owner.shard))
+                return
+            for shard in dict.fromkeys(ShardId(owner.journal, owner.shard) for owner in owners):
+                with suppress(Unavailable):  # one that takes nothing may not be the caller's
+                    await log.wait_room(shard)
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -50,10 +50,9 @@ class CursorStore:
             raise ClientFault(f"cursor {name!r}: at least one position is needed")
         self._check_counts(name, places)
         _check_distinct(name, places)
-        shards = {shard: log for log, shard in self._stores.shards()}
-        log = self._log_of(name, places[0], shards)
+        log = self._log_of(name, places[0])
         for place in places[1:]:
-            if self._log_of(name, place, shards) is not log:
+            if self._log_of(name, place) is not log:
                 raise ClientFault(
                     f"cursor {name!r}: a cursor stands in topics on disk or in memory, not in both"
                 )
@@ -190,7 +189,7 @@ class CursorStore:
                 f"{_PATTERNS_MAX} are allowed"
             )
 
-    def _log_of(self, name: str, place: CursorPlace, shards: Mapping[ShardId, KeptLog]) -> KeptLog:
+    def _log_of(self, name: str, place: CursorPlace) -> KeptLog:
         if (place.topic is None) == (place.journal is None):
             raise ClientFault(
                 f"cursor {name!r}: a position names either a topic with partition and offset, or a "
@@ -200,7 +199,7 @@ class CursorStore:
             return self._stores.existing(place.topic)
         assert place.journal is not None
         shard = ShardId(place.journal, place.shard)
-        log = shards.get(shard)
+        log = self._stores.log_of_shard(shard)
         if log is None:
             raise UnknownTopicError(f"cursor {name!r}: there is no shard {shard}")
         return log

@@ -20,7 +20,7 @@ from runnel.platform.tasks import OwnedTasks
 
 Published = Appended
 Publish = Callable[[Batch, Level | None], asyncio.Future[Published]]
-WaitRoom = Callable[[str], Awaitable[None]]
+WaitRoom = Callable[[str, int], Awaitable[None]]  # a topic and its partition
 
 
 class ShardBatcher:
@@ -85,7 +85,7 @@ class ShardBatcher:
             published = self._publish(Batch.from_messages(messages), level)
         except BusyError:
             self._is_held = True
-            self._tasks.start(self._flush_when_room(messages[0].topic))
+            self._tasks.start(self._flush_when_room(*_key(messages[0])))
             return
         except ClientFault as fault:
             self._clear()
@@ -98,9 +98,9 @@ class ShardBatcher:
         self._clear()
         published.add_done_callback(lambda done: _answer_each(done, messages, waiting))
 
-    async def _flush_when_room(self, topic: str) -> None:
+    async def _flush_when_room(self, topic: str, partition: int) -> None:
         try:
-            await self._wait_room(topic)
+            await self._wait_room(topic, partition)
         except RunnelError as error:
             waiting = self._waiting
             self._clear()

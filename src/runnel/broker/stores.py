@@ -130,7 +130,8 @@ class Stores:
                 yield log, shard
 
     def log_of_shard(self, shard: ShardId) -> KeptLog | None:
-        return next((log for log, known in self.shards() if known == shard), None)
+        """The log that has this shard, also if nothing is stored there yet."""
+        return next((log for log in self.kept if log.has_shard(shard)), None)
 
     def routes(self, topics: Sequence[str]) -> list[Route]:
         if len(topics) > ROUTES_MAX:

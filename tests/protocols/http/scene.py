@@ -89,6 +89,7 @@ async def open_scene(
     security: SecuritySettings | None = None,
     clock: VirtualClock | None = None,
     settings: Settings | None = None,
+    journal_shards: int = 1,
 ) -> AsyncIterator[HttpScene]:
     """In memory, or in a directory that can be opened again."""
     clock = clock or VirtualClock()
@@ -97,7 +98,7 @@ async def open_scene(
         data=directory or "memory:",
         http=msgspec.structs.replace(http or HttpSettings(), listen="127.0.0.1:0"),
         topics=topics,
-        log=LOG,
+        log=msgspec.structs.replace(LOG, journal_shards=journal_shards),
         security=security or SecuritySettings(),
     )
     workers = ThreadWorkers(2)

@@ -132,6 +132,35 @@ async def test_keys_choose_partitions_and_the_rest_takes_turns() -> None:
 
 
 @in_loop
+async def test_lines_for_several_shards_keep_the_order_of_each_partition() -> None:
+    topics = (TopicRule(match="lines", partitions=4, journal="spread"),)
+    async with open_scene(topics=topics, journal_shards=4) as scene:
+        keyed = "\n".join(json.dumps({"text": str(n), "key": str(n % 50)}) for n in range(500))
+        answer = await scene.http.post(PATH, content=keyed, headers=LINES)
+        assert answer.json()["published"] == 500
+        stored = [[int(text) for text in await _payloads(scene, number)] for number in range(4)]
+        assert all(numbers == sorted(numbers) for numbers in stored)
+        assert sorted(number for numbers in stored for number in numbers) == list(range(500))
+
+
+@in_loop
+async def test_lines_of_all_shards_before_one_that_is_too_large_are_published() -> None:
+    settings = Settings(limits=LimitSettings(message_bytes_max=100))
+    topics = (TopicRule(match="lines", partitions=4, journal="spread"),)
+    async with open_scene(settings=settings, topics=topics, journal_shards=4) as scene:
+        lines = [
+            json.dumps({"text": f"{n} " + "x" * (101 if n in (37, 51) else 10), "key": str(n)})
+            for n in range(60)
+        ]
+        answer = await scene.http.post(PATH, content="\n".join(lines), headers=LINES)
+        assert answer.status_code == 413
+        assert answer.json()["details"]["line"] == 38
+        stored = {int(text.split()[0]) for n in range(4) for text in await _payloads(scene, n)}
+        assert stored >= set(range(37))
+        assert answer.json()["details"]["published"] == len(stored)
+
+
+@in_loop
 async def test_lines_are_published_while_the_rest_is_still_to_come() -> None:
     async with open_scene() as scene:
         talker = await Talker.connect(scene.listener.address)

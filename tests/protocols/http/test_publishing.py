@@ -161,6 +161,30 @@ async def test_an_array_is_stored_whole_and_answered_in_its_order() -> None:
 
 
 @in_loop
+async def test_an_array_for_several_shards_is_answered_in_its_order() -> None:
+    """A batch for each shard: each is stored whole."""
+    topics = (TopicRule(match="p", partitions=4, journal="spread"),)
+    async with open_scene(topics=topics, journal_shards=4) as scene:
+        (route,) = scene.broker.routes(["p"])
+        assert len({owner.shard for owner in route.owners}) > 1
+        keys = [str(number) for number in range(40)]
+        for level in ("", "?level=none"):
+            answer = await scene.http.post(
+                f"/v1/topics/p/messages{level}", json=[{"text": key, "key": key} for key in keys]
+            )
+            assert answer.json()["published"] == 40
+            partitions = [receipt["partition"] for receipt in answer.json()["receipts"]]
+            assert partitions == [partition_of_key(key.encode(), 4) for key in keys]
+            if not level:
+                for key, receipt in zip(keys, answer.json()["receipts"], strict=True):
+                    stored = await _stored(scene, "p", receipt["partition"])
+                    assert stored[receipt["offset"] - 1].payload == key.encode()
+        assert sum([len(await _stored(scene, "p", number)) for number in range(4)]) == 80
+        wrong = await scene.http.post("/v1/topics/p/messages?partition=4", json=[{"key": "0"}, {}])
+        assert "has partitions 0 to 3, not 4" in wrong.json()["detail"]
+
+
+@in_loop
 async def test_a_body_of_another_type_is_the_payload() -> None:
     async with open_scene() as scene:
         answer = await scene.http.post(

@@ -40,7 +40,7 @@ from runnel.topics.names import DEAD_LETTER_PREFIX, TopicPartition
 _ERROR_CHARACTERS_MAX: Final = 1000
 
 Publish = Callable[[Batch, Level], asyncio.Future[Appended]]
-WaitRoom = Callable[[str], Awaitable[None]]
+WaitRoom = Callable[[str, int], Awaitable[None]]  # a topic and its partition
 
 
 def dead_topic(subscription: str) -> str:
@@ -120,7 +120,7 @@ class DeadLetterWriter:
             try:
                 published = self._publish(batch, Level.STORED)
             except BusyError:
-                await self._wait_room(message.topic)
+                await self._wait_room(message.topic, message.partition)
                 continue
             await published
             return

@@ -28,6 +28,7 @@ from runnel.errors import (
 )
 from runnel.formats import wire
 from runnel.formats import work_heads as work
+from runnel.formats.batch import Batch
 from runnel.formats.frames import Frame
 from runnel.platform.diagnostics import get_logger
 from runnel.platform.tasks import OwnedTasks
@@ -434,8 +435,7 @@ class Session:
         level = None if request.level is None else Level.checked(request.level)
         batch = only_batch(tail)
         self.messages_in += len(batch)
-        topic = batch.envelope.topics[0]
-        self._append(request.id, level, topic, partial(self._access.publish, batch, level))
+        self._append(request.id, level, batch, partial(self._access.publish, batch, level))
 
     def _send(self, request: wire.Send) -> None:
         self._check_open()
@@ -443,13 +443,13 @@ class Session:
         self.messages_in += 1
         message = message_of(request)
         append = partial(self._access.send, message, level, partition=request.partition)
-        self._append(request.id, level, request.topic, append)
+        self._append(request.id, level, request, append)
 
     def _append(
         self,
         request_id: int,
         level: Level | None,
-        topic: str,
+        given: Batch | wire.Send,
         append: Callable[[], asyncio.Future[Published]],
     ) -> None:
         try:
@@ -457,7 +457,7 @@ class Session:
         except BusyError:
             # Later frames wait too: the order of a connection's publishes is a promise.
             self._block(_ROOM)
-            waiting = partial(self._append_later, request_id, level, topic, append)
+            waiting = partial(self._append_later, request_id, level, _place_of(given), append)
             self._appending = self._start(request_id, waiting)
             self._appending.add_done_callback(self._on_appended)
         else:
@@ -471,12 +471,12 @@ class Session:
         self,
         request_id: int,
         level: Level | None,
-        topic: str,
+        place: tuple[str, int | None],
         append: Callable[[], asyncio.Future[Published]],
     ) -> None:
         """Retry a publish that met a full queue, whenever there is room, until it succeeds."""
         while True:
-            await self._access.wait_room(topic)
+            await self._access.wait_room(*place)
             if self._stage is _Stage.CLOSED:
                 return
             try:
@@ -602,3 +602,11 @@ class Session:
 
 def _shutting_down() -> ClosedError:
     return ClosedError("the broker is shutting down; connect again later")
+
+
+def _place_of(given: Batch | wire.Send) -> tuple[str, int | None]:
+    """The topic and partition of the first message; without a partition the broker chooses it."""
+    if isinstance(given, wire.Send):
+        return given.topic, given.partition
+    head = given.envelope
+    return head.topics[0], head.column32(head.partitions)[0]

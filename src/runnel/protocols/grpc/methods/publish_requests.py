@@ -45,10 +45,10 @@ class RequestPart(NamedTuple):
     """The part of a request that goes to one shard."""
 
     append: Callable[[], asyncio.Future[Published]]  # BusyError: wait for room, then call it again
-    topic: str  # one of its topics
+    topic: str  # of its first message
     rows: Sequence[int] = ()  # which of the request's messages, in the order of the batch
     counts: Sequence[int] = ()  # of its runs
-    partition: int = 0  # of all messages, if they have the same one
+    partition: int = 0  # of its first message
 
 
 class PreparedPublish(NamedTuple):
@@ -95,7 +95,9 @@ def prepare(call: GrpcCall, request: pb.PublishRequest) -> PreparedPublish:
             raise ClientFault("a request has either messages or a batch, not both")
         batch = batch_of(request.batch)
         publish = partial(call.access.publish, batch, level)
-        part = RequestPart(publish, batch.envelope.topics[0])
+        head = batch.envelope
+        first = head.column32(head.partitions)[0]
+        part = RequestPart(publish, head.topics[0], partition=first)
         return PreparedPublish(request.id, level, (part,), (), len(batch))
     if not given:
         raise ClientFault("a request needs messages, or a batch; it has neither")
@@ -136,7 +138,7 @@ def _prepare_single(
         given, topic, partition, key, partition_key, call.traceparent, call.tracestate
     )
     send = partial(call.access.send, message, level, partition=partition)
-    part = RequestPart(send, topic, (0,), (1,))
+    part = RequestPart(send, topic, (0,), (1,), partition)
     return PreparedPublish(request.id, level, (part,), (partition,), 1)
 
 
@@ -238,6 +240,7 @@ def _part(
         batch.envelope.topics[0],
         [row for row, _ in rows],
         [len(run) for run in runs],
+        rows[0][1].partition,
     )
 
 

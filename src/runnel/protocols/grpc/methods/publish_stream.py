@@ -83,7 +83,7 @@ async def _appended(call: GrpcCall, part: RequestPart) -> asyncio.Future[Publish
         try:
             return part.append()
         except BusyError:
-            await call.access.wait_room(part.topic)
+            await call.access.wait_room(part.topic, part.partition)
 
 
 class PublishStream:

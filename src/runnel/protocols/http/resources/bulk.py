@@ -22,10 +22,10 @@ from runnel.protocols.http.encoding.messages import MESSAGE_FIELDS, MessageIn, d
 from runnel.protocols.http.encoding.problems import BulkError, TooLargeError
 from runnel.protocols.http.resources.placement import (
     at_partition,
-    partition_count,
+    owners_of,
     partition_of,
-    placed_batch,
     publish_when_room,
+    rows_by_shard,
     with_trace,
 )
 from runnel.protocols.http.server.answers import Answer, encode_json
@@ -81,7 +81,8 @@ class _Bulk:
         self._topic = topic
         self._level = level
         self._partition = partition
-        self._partition_count = partition_count(call, topic)
+        self._owners = owners_of(call, topic)
+        self._partition_count = len(self._owners)
         self._in_flight: deque[tuple[asyncio.Future[Published], Batch]] = deque()
         self._is_traced = b"traceparent" in call.headers
         self._keyless = call.server.next_keyless(self._partition_count)
@@ -182,14 +183,32 @@ class _Bulk:
     # --- Publishing ---
 
     async def _publish(self, messages: Sequence[Message], lines: Sequence[int]) -> None:
+        """Publish the messages of each shard. If a line is too large, publish all lines before it."""
+        failure: LimitExceededError | None = None
+        for rows in rows_by_shard(messages, self._owners) if messages else ():
+            end = self._fault_line
+            before = [row for row in rows if end is None or lines[row] < end]
+            try:
+                await self._publish_in_shard(
+                    [messages[row] for row in before], [lines[row] for row in before]
+                )
+            except LimitExceededError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    async def _publish_in_shard(self, messages: Sequence[Message], lines: Sequence[int]) -> None:
         if not messages:
             return
         await self.settle(_IN_FLIGHT_MAX - 1)
         self._call.check_not_ended()
         try:
-            batch, _ = placed_batch(messages)
+            batch = Batch.from_messages(messages)
             answer = await publish_when_room(
-                self._call, self._topic, lambda: self._call.access.publish(batch, self._level)
+                self._call,
+                self._topic,
+                messages[0].partition,
+                lambda: self._call.access.publish(batch, self._level),
             )
         except LimitExceededError:
             if len(messages) == 1:
@@ -197,8 +216,8 @@ class _Bulk:
                 raise
             # The batch or one message is too large: publish two halves, until the large message is found.
             half = len(messages) // 2
-            await self._publish(messages[:half], lines[:half])
-            await self._publish(messages[half:], lines[half:])
+            await self._publish_in_shard(messages[:half], lines[:half])
+            await self._publish_in_shard(messages[half:], lines[half:])
             return
         self._in_flight.append((answer, batch))
         self._keyless = self._call.server.next_keyless(self._partition_count)

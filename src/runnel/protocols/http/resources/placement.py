@@ -10,9 +10,9 @@ import msgspec
 
 from runnel.broker.broker import Published
 from runnel.errors import BusyError, LimitExceededError
-from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.traces import trace_tags
+from runnel.formats.wire import Owner
 from runnel.protocols.http.encoding.problems import TooLargeError
 from runnel.protocols.http.server.calls import HttpCall
 from runnel.topics.partitions import partition_of_key
@@ -20,8 +20,9 @@ from runnel.topics.partitions import partition_of_key
 _NS_PER_SECOND: Final = 1_000_000_000
 
 
-def partition_count(call: HttpCall, topic: str) -> int:
-    return len(call.access.routes((topic,))[0].owners)
+def owners_of(call: HttpCall, topic: str) -> Sequence[Owner]:
+    """The owners of the topic's partitions."""
+    return call.access.routes((topic,))[0].owners
 
 
 def partition_of(message: Message, partitions: int, *, keyless: int = 0) -> int:
@@ -33,14 +34,19 @@ def at_partition(message: Message, partition: int) -> Message:
     return msgspec.structs.replace(message, partition=partition)
 
 
-def placed_batch(messages: Sequence[Message]) -> tuple[Batch, list[int]]:
-    """One batch, grouped by partition, and for each of its rows the index of the message."""
+def rows_by_shard(messages: Sequence[Message], owners: Sequence[Owner]) -> list[list[int]]:
+    """The indexes of the messages of each shard: a batch goes to one shard. In a batch, partitions are together."""
     partitions = [message.partition for message in messages]
-    order = list(range(len(messages)))
-    if partitions.count(partitions[0]) < len(partitions):
-        order.sort(key=partitions.__getitem__)
-        messages = [messages[at] for at in order]
-    return Batch.from_messages(messages), order
+    rows = list(range(len(messages)))
+    if partitions.count(partitions[0]) == len(partitions):
+        return [rows]
+    rows.sort(key=partitions.__getitem__)
+    found: dict[tuple[str, int], list[int]] = {}
+    for row in rows:
+        # The broker refuses a partition that does not exist, whichever shard it gets the message for.
+        owner = owners[min(partitions[row], len(owners) - 1)]
+        found.setdefault((owner.journal, owner.shard), []).append(row)
+    return list(found.values())
 
 
 def with_trace(message: Message, headers: Mapping[bytes, bytes]) -> Message:
@@ -56,7 +62,7 @@ def with_trace(message: Message, headers: Mapping[bytes, bytes]) -> Message:
 
 
 async def publish_when_room(
-    call: HttpCall, topic: str, publish: Callable[[], asyncio.Future[Published]]
+    call: HttpCall, topic: str, partition: int, publish: Callable[[], asyncio.Future[Published]]
 ) -> asyncio.Future[Published]:
     """The result of `publish`, once there is room for it. BusyError: there was none within http.request_timeout."""
     try:
@@ -70,7 +76,7 @@ async def publish_when_room(
     ends_ns = clock.monotonic_ns() + timeout_ns
     while True:
         call.connection.suspend_request_timeout()
-        await _wait_room(call, topic, ends_ns)
+        await _wait_room(call, topic, partition, ends_ns)
         try:
             return publish()
         except BusyError:
@@ -80,11 +86,11 @@ async def publish_when_room(
             raise TooLargeError(str(error)) from None
 
 
-async def _wait_room(call: HttpCall, topic: str, ends_ns: int) -> None:
+async def _wait_room(call: HttpCall, topic: str, partition: int, ends_ns: int) -> None:
     """Wait until there is room, or the time is up."""
     clock = call.server.broker.clock
     loop = call.server.loop
-    room = loop.create_task(call.unless_ended(call.access.wait_room(topic)))
+    room = loop.create_task(call.unless_ended(call.access.wait_room(topic, partition)))
     timeout = loop.create_task(clock.sleep((ends_ns - clock.monotonic_ns()) / _NS_PER_SECOND))
     try:
         await asyncio.wait({room, timeout}, return_when=asyncio.FIRST_COMPLETED)

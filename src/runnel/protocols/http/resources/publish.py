@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -12,6 +14,7 @@ from litestar.params import FromPath, QueryParameter
 from msgspec import UNSET, Meta, UnsetType
 
 from runnel.broker.broker import Level, Published
+from runnel.formats.batch import Batch
 from runnel.protocols.http.encoding.messages import MESSAGE_FIELDS, MessageIn, decoded
 from runnel.protocols.http.encoding.parameters import INT64_MAX
 from runnel.protocols.http.encoding.problems import FieldFault, TooLargeError
@@ -20,10 +23,10 @@ from runnel.protocols.http.resources.bulk import publish_lines
 from runnel.protocols.http.resources.placement import (
     at_partition,
     ignore_result,
-    partition_count,
+    owners_of,
     partition_of,
-    placed_batch,
     publish_when_room,
+    rows_by_shard,
     with_trace,
 )
 from runnel.protocols.http.server.answers import Answer, encode_json
@@ -95,12 +98,12 @@ async def publish(
         message = decoded(_one, body, fields=MESSAGE_FIELDS).to_message(topic)
     message = with_trace(message, call.headers)
     if partition is None:
-        count = partition_count(call, topic)
+        count = len(owners_of(call, topic))
         partition = 0
         if count > 1:
             partition = partition_of(message, count, keyless=call.server.next_keyless(count))
     answer = await publish_when_room(
-        call, topic, lambda: call.access.send(message, level, partition=partition)
+        call, topic, partition, lambda: call.access.send(message, level, partition=partition)
     )
     flow = call.flow
     flow.messages_in += 1
@@ -143,32 +146,42 @@ async def _publish_many(
     level: Level | None,
     partition: int | None,
 ) -> Answer:
-    """Publish an array as one batch, which is stored whole or not at all."""
+    """Publish an array as a batch for each shard. A batch is stored whole or not at all."""
     if not given:
         raise FieldFault("$", "the array is empty; at least one message is needed")
-    count = partition_count(call, topic)
+    owners = owners_of(call, topic)
+    count = len(owners)
     keyless = call.server.next_keyless(count)
     messages = []
     for at, each in enumerate(given):
         message = with_trace(each.to_message(topic, f"$[{at}]"), call.headers)
         place = partition_of(message, count, keyless=keyless) if partition is None else partition
         messages.append(message if place == 0 else at_partition(message, place))
-    batch, order = placed_batch(messages)
-    answer = await publish_when_room(call, topic, lambda: call.access.publish(batch, level))
-    flow = call.flow
-    flow.messages_in += len(messages)
-    flow.bytes_in += len(batch.body)
+    parts: list[tuple[list[int], Batch, asyncio.Future[Published]]] = []
+    try:
+        for rows in rows_by_shard(messages, owners):
+            batch = Batch.from_messages([messages[row] for row in rows])
+            send = partial(call.access.publish, batch, level)
+            answer = await publish_when_room(call, topic, messages[rows[0]].partition, send)
+            parts.append((rows, batch, answer))
+            call.flow.messages_in += len(rows)
+            call.flow.bytes_in += len(batch.body)
+    except BaseException:
+        for _, _, answer in parts:
+            ignore_result(answer)
+        raise
     if level is Level.NONE:
-        ignore_result(answer)
+        for _, _, answer in parts:
+            ignore_result(answer)
         receipts = [Receipt(topic, message.partition) for message in messages]
         return Answer(encode_json(Receipts(len(receipts), receipts)), status=202)
-    done = await answer
+    await asyncio.gather(*(answer for _, _, answer in parts))
     found: dict[int, Receipt] = {}
-    row = 0
-    for run, base_offset in zip(batch.runs(), done.base_offsets, strict=True):
-        for number in range(run.count):
-            found[order[row]] = _receipt(topic, run.partition, done, base_offset + number)
-            row += 1
+    for rows, batch, answer in parts:
+        done, numbers = answer.result(), iter(rows)
+        for run, base_offset in zip(batch.runs(), done.base_offsets, strict=True):
+            for offset in range(base_offset, base_offset + run.count):
+                found[next(numbers)] = _receipt(topic, run.partition, done, offset)
     return Answer(encode_json(Receipts(len(found), [found[at] for at in range(len(found))])))
 
 
