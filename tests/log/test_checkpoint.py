@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from runnel.config import Retain, Rotate, Settings, TopicRule
@@ -28,11 +29,13 @@ RULE = TopicRule(
 
 
 @asynccontextmanager
-async def opened(directory: Path, clock: VirtualClock) -> AsyncIterator[DiskLog]:
+async def opened(
+    directory: Path, clock: VirtualClock, journal_shards: int = 1
+) -> AsyncIterator[DiskLog]:
     workers = ThreadWorkers(2)
     log = await DiskLog.open(
         directory,
-        settings=Settings(log=LOG),
+        settings=Settings(log=msgspec.structs.replace(LOG, journal_shards=journal_shards)),
         policies=Policies([RULE]),
         disk=RealDisk(),
         clock=clock,
@@ -163,5 +166,27 @@ def test_restored_copy_goes_on_in_an_epoch_that_the_original_never_has(tmp_path:
         async with opened(copy, VirtualClock()) as log:
             assert log.epoch > epoch > original
             assert (await log.append(one("a", b"2"))).epoch == log.epoch
+
+    asyncio.run(scenario())
+
+
+def test_copy_of_a_journal_with_several_shards_has_all_of_them(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    topics = [f"t{number}" for number in range(20)]
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "data", clock, journal_shards=4) as log:
+            for topic in topics:
+                await log.append(one(topic, b"before"))
+            path, _ = await log.checkpoint()
+            for topic in topics:
+                await log.append(one(topic, b"after"))
+            copy = copy_of(path, tmp_path / "copy")
+            await log.drop_checkpoint()
+        assert verify(OfflineLog(str(copy))).damage == []
+        async with opened(copy, clock) as log:
+            assert len({log.topic(topic).shards[0] for topic in topics}) == 4
+            for topic in topics:
+                assert [message.payload for message in await read_all(log, topic)] == [b"before"]
 
     asyncio.run(scenario())

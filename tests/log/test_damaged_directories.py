@@ -7,35 +7,50 @@ from random import Random
 
 import pytest
 
+from runnel.log.disk import recovery
 from runnel.log.segments.synced_marks import SyncedMarks
 from tests.fakes.disk import FakeDisk
-from tests.soak.damage_trials import Summary, Trial, images, open_broker, run_trial, trials
+from tests.soak.damage_trials import (
+    SHARDS,
+    Summary,
+    Trial,
+    images,
+    open_broker,
+    run_trial,
+    trials,
+)
 
 # Of each file, beside the other kinds of damage. `bin/soak damage` tries others, for as long as you like.
 FLIPS = 6
 CUTS = 6
 PARTS = ("catalogue/", "/state/", "synced", "/name", ".index", ".segment", "runnel.json", "folder")
+PARTS_BY_SHARDS = [
+    *((part, shards) for shards in SHARDS for part in PARTS),
+    *(("main/shards", shards) for shards in SHARDS if shards > 1),
+]
 
 
-def tried(part: str, *, was_closed: bool) -> Summary:
+def tried(part: str, *, was_closed: bool, shards: int) -> Summary:
     summary = Summary()
-    for trial in trials(Random(f"{part} {was_closed}"), flips=FLIPS, cuts=CUTS):
+    seed = f"{part} {was_closed}" if shards == 1 else f"{part} {was_closed} {shards}"
+    for trial in trials(Random(seed), flips=FLIPS, cuts=CUTS, shards=shards):
         is_of_part = part in trial.path or part in trial.way
         if is_of_part and trial.was_closed == was_closed:
             summary.add(trial, run_trial(trial))
     return summary
 
 
+@pytest.mark.parametrize("shards", SHARDS)
 @pytest.mark.parametrize("was_closed", [True, False], ids=["closed", "killed"])
-def test_whole_directory_is_served_whole(was_closed: bool) -> None:
-    path, content = next(iter(images()[was_closed].items()))
-    assert run_trial(Trial(was_closed, path, "as it was", content)) == (False, [])
+def test_whole_directory_is_served_whole(was_closed: bool, shards: int) -> None:
+    path, content = next(iter(images(shards)[was_closed].items()))
+    assert run_trial(Trial(was_closed, path, "as it was", content, shards)) == (False, [])
 
 
 @pytest.mark.parametrize("was_closed", [True, False], ids=["closed", "killed"])
-@pytest.mark.parametrize("part", PARTS)
-def test_damaged_file_is_told_refused_or_harmless(part: str, was_closed: bool) -> None:
-    summary = tried(part, was_closed=was_closed)
+@pytest.mark.parametrize(("part", "shards"), PARTS_BY_SHARDS)
+def test_damaged_file_is_told_refused_or_harmless(part: str, shards: int, was_closed: bool) -> None:
+    summary = tried(part, was_closed=was_closed, shards=shards)
     assert summary.trials > 5
     assert summary.failures == []
 
@@ -47,8 +62,16 @@ def test_without_synced_marks_losses_would_go_unnoticed(
     images()
     monkeypatch.setattr(SyncedMarks, "get", lambda *_: None)
     monkeypatch.setattr(SyncedMarks, "orphans", lambda *_: [])
-    kinds = tried(part, was_closed=False).kinds
+    kinds = tried(part, was_closed=False, shards=1).kinds
     assert kinds.keys() & {"acknowledgements lost", "cursors lost", "subscription lost"}
+
+
+def test_unless_the_number_of_shards_is_restored_topics_would_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images(3)
+    monkeypatch.setattr(recovery, "restore_shard_count", lambda *_: None)
+    assert tried("catalogue/", was_closed=True, shards=3).failures
 
 
 def disk_with_emptied(part: str) -> FakeDisk:

@@ -12,6 +12,7 @@ import pytest
 from runnel.config import Rotate, TopicRule
 from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import ShardId
+from runnel.log.reading import OfflineLog, verify
 from runnel.topics.partitions import shard_of_partition
 from tests.log.home import LOG, Home, run
 from tests.log.images import flipped
@@ -215,3 +216,25 @@ def test_machine_dies_while_a_journal_is_begun() -> None:
 
     for seed in range(40):
         asyncio.run(one(seed))
+
+
+@pytest.mark.parametrize("lose", [lose_count, damage_count])
+def test_readers_of_the_files_read_all_shards_and_tell_of_a_count_that_is_lost(
+    lose: Callable[[Home], None],
+) -> None:
+    async def scenario() -> None:
+        at = home()
+        log = await at.open()
+        await publish(log)
+        await log.close()
+        offline = OfflineLog("data", disk=at.disk, find_holder=lambda _: None)
+        found = sorted((m.topic, m.partition) for each in offline.scan() for m in each.messages())
+        assert found == sorted(every("first"))
+        assert not verify(OfflineLog("data", disk=at.disk, find_holder=lambda _: None)).damage
+        (journal,) = offline.journals()
+        assert journal.shards == (0, 1, 2, 3)
+        lose(at)
+        (told,) = verify(OfflineLog("data", disk=at.disk, find_holder=lambda _: None)).damage
+        assert str(told).startswith(COUNT_FILE)
+
+    run(scenario)

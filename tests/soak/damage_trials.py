@@ -9,6 +9,8 @@ Then it holds that
 - acknowledgements, cursors and subscriptions are what they were, or the start has reported damage;
 - no offset is given again;
 - or the broker refuses the directory, and names the file.
+
+The journal was made with one shard or with several. The broker that opens it makes new journals with one.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from random import Random
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from runnel.broker.broker import Broker
 from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
@@ -48,6 +52,7 @@ SETTINGS: Final = Settings(
     ),
 )
 TOPICS: Final = ("a", "b", "own/c")
+SHARDS: Final = (1, 3)  # of the journal; with three, `a` lies in the first, `b` in the second
 MESSAGES: Final = 12
 ACKED: Final = frozenset({("a", 1), ("a", 2), ("a", 4), ("b", 1), ("own/c", 1), ("own/c", 2)})
 CURSORS: Final = 2
@@ -59,6 +64,8 @@ _FOLDERS: Final = (
     "journals/main",
     "journals/main/0",
     "journals/main/0/state",
+    "journals/main/1",
+    "journals/main/1/state",
     "journals/own%2Fc",
 )
 _TURNS: Final = 40
@@ -81,12 +88,14 @@ class Trial(NamedTuple):
     path: str
     way: str
     content: bytes | None
+    shards: int = 1
 
     def __str__(self) -> str:
-        return f"{'closed' if self.was_closed else 'killed'} {self.path} {self.way}"
+        end = "closed" if self.was_closed else "killed"
+        return f"{end} {self.path} {self.way}, {self.shards} shards"
 
     def disk(self) -> FakeDisk:
-        whole = images()[self.was_closed]
+        whole = images(self.shards)[self.was_closed]
         is_folder = self.path.endswith("/")
         rest = {
             path: data
@@ -104,9 +113,11 @@ class TrialResult(NamedTuple):
 # --- The directory ---
 
 
-async def open_broker(disk: FakeDisk) -> Broker:
+async def open_broker(disk: FakeDisk, shards: int = 1) -> Broker:
+    """`shards`: of the journals that it makes."""
+    log = msgspec.structs.replace(SETTINGS.log, journal_shards=shards)
     return await Broker.open(
-        SETTINGS,
+        msgspec.structs.replace(SETTINGS, log=log),
         directory=DIRECTORY,
         disk=disk,
         clock=VirtualClock(),
@@ -115,14 +126,14 @@ async def open_broker(disk: FakeDisk) -> Broker:
 
 
 @cache
-def images() -> dict[bool, Image]:
+def images(shards: int = 1) -> dict[bool, Image]:
     """The same directory after an orderly end (True), and as a killed process leaves it (False)."""
-    return asyncio.run(_fill())
+    return asyncio.run(_fill(shards))
 
 
-async def _fill() -> dict[bool, Image]:
+async def _fill(shards: int) -> dict[bool, Image]:
     disk = disk_of({})
-    broker = await open_broker(disk)
+    broker = await open_broker(disk, shards)
     await broker.consumer_groups.make_subscription(
         SubscriptionRequest(SUBSCRIPTION, TOPICS, "shared", Start("earliest"))
     )
@@ -162,14 +173,16 @@ async def _turn(is_done: Any) -> None:
 # --- Ways of damaging a file ---
 
 
-def trials(random: Random, *, flips: int, cuts: int) -> Iterator[Trial]:
+def trials(random: Random, *, flips: int, cuts: int, shards: int = 1) -> Iterator[Trial]:
     """For every file of both directories: so many flips and cuts (all of them for a small file), and all other ways."""
-    for was_closed, image in images().items():
+    for was_closed, image in images(shards).items():
         for folder in _FOLDERS:
-            yield Trial(was_closed, f"{DIRECTORY}/{folder}/", "folder missing", None)
+            path = f"{DIRECTORY}/{folder}/"
+            if any(each.startswith(path) for each in image):
+                yield Trial(was_closed, path, "folder missing", None, shards)
         for path, content in sorted(image.items()):
             for way, damaged in _ways(content, random, flips, cuts):
-                yield Trial(was_closed, path, way, damaged)
+                yield Trial(was_closed, path, way, damaged, shards)
 
 
 def _ways(
@@ -435,7 +448,7 @@ def try_for(seconds: float, seed: int) -> Summary:
     ends_at = time.monotonic() + seconds
     while not summary.trials or time.monotonic() < ends_at:
         random = Random(f"{seed} {summary.trials}")
-        some = list(trials(random, flips=4, cuts=4))
+        some = list(trials(random, flips=4, cuts=4, shards=random.choice(SHARDS)))
         random.shuffle(some)
         for trial in some:
             summary.add(trial, run_trial(trial))

@@ -238,7 +238,11 @@ class Recovery:
         # The catalogue or a mark may know a shard whose folder is gone.
         there = {shard_id for shard_id, _ in found}
         gone = [*self._state.checkpoints, *self._marked_shards(recorded)]
-        found += [(each, []) for each in dict.fromkeys(gone) if each not in there]
+        for each in dict.fromkeys(gone):
+            if each not in there:
+                found.append((each, []))
+                if (self._state.topics.shard_count(each.journal) or 0) <= each.shard:
+                    self._state.topics.restore_journal(each.journal, each.shard + 1)
         return found
 
     def _restore_shard_count(self, journal: str, folder: str, found: Sequence[Found]) -> None:

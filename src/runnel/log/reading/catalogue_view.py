@@ -35,6 +35,7 @@ class CatalogueView(msgspec.Struct, frozen=True):
     was_closed: bool
     is_present: bool
     next_entries: dict[ShardId, int] = {}  # of each shard, when it was last recorded
+    shard_counts: dict[str, int] = {}  # of each journal with several shards
 
     def floor_of(self, key: TopicPartition) -> int | None:
         """The first offset that is not hidden; None if the topic was deleted.
@@ -73,6 +74,11 @@ def read_catalogue(disk: Disk, folder: str, report: Report, mark: Mark | None) -
         next_entries={
             shard: max(checkpoint.next_entry for checkpoint in checkpoints)
             for shard, checkpoints in state.checkpoints.items()
+        },
+        shard_counts={
+            record.name: record.shards
+            for record in loaded.records
+            if isinstance(record, records.JournalMade)
         },
     )
 

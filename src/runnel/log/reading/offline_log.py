@@ -39,6 +39,7 @@ from runnel.log.segments.index import StaleIndexError
 from runnel.log.segments.scan import Damage
 from runnel.log.segments.segment import HEADER_BYTES, decode_header
 from runnel.log.segments.segments import PIECE_BYTES
+from runnel.log.segments.shards_file import read_shards
 from runnel.log.segments.synced_marks import Mark, missing_file, read_marks
 from runnel.platform.disk import Disk, File, RealDisk
 from runnel.platform.lock_holder import LockHolder, find_lock_holder
@@ -116,6 +117,16 @@ class OfflineLog:
                 continue  # a crash before anything was stored in it
             found.append(JournalInfo(self._journal_name(folder, folder_name), folder, shards))
         return sorted(found, key=lambda journal: (journal.name, journal.folder))
+
+    def _report_shard_count(self, journal: JournalInfo) -> None:
+        """Report a file that does not say how many shards the journal has."""
+        written = read_shards(self.disk, journal.folder)
+        recorded = self.catalogued.shard_counts.get(journal.name)
+        is_missed = written is None and (recorded is not None or max(journal.shards, default=0) > 0)
+        if journal.shards and (is_missed or (recorded is not None and written != recorded)):
+            known = "" if recorded is None else f"; the catalogue says {recorded}"
+            problem = f"does not say how many shards the journal has{known}"
+            self.report.add_damage(Damage(f"{journal.folder}/{paths.SHARDS_FILE}", 0, 0, problem))
 
     def _has_segments(self, folder: str, shards: Sequence[int]) -> bool:
         return any(
@@ -273,6 +284,7 @@ class OfflineLog:
         """Report what the shards have lost, as a broker does; with a matcher, losses of wanted messages only."""
         seen: set[ShardId] = set()
         for journal in self.journals():
+            self._report_shard_count(journal)
             names = self.segment_names(journal)
             for shard in journal.shards:
                 shard_id = ShardId(journal.name, shard)
