@@ -1,6 +1,7 @@
 """The foundation's speed: batches, log, index. Every figure beside a bare loop that does the same bytes.
 
 append      stored acknowledgements, 64 batches in flight | os.writev + os.fdatasync, same groups
+shards      the same, to 16 shards of a journal in turn   | the same, with one shard
 read        stored batches as bytes and as Arrow          | os.pread over the same file, same size
 objects     messages to bytes and back                    | msgspec's row-wise msgpack
 runs        a thousand runs in a batch                    | the same messages in one run
@@ -20,9 +21,9 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +32,7 @@ import psutil
 import uvloop
 
 from bench.report import Result, interleaved, seconds_of
-from runnel.config import Settings
+from runnel.config import LogSettings, Settings
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.log.disk.disk_log import DiskLog
@@ -40,6 +41,7 @@ from runnel.log.reading import OfflineLog
 from runnel.platform.clock import SystemClock
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
+from runnel.topics.partitions import shard_of_partition
 from runnel.topics.policies import Policies
 
 MESSAGES = 1000
@@ -90,19 +92,21 @@ def _scratch() -> Path:
 
 
 async def _append_all(log: DiskLog, batch: Batch, count: int) -> None:
-    """`count` appends with at most IN_FLIGHT unanswered."""
+    await _append_in_turn(log, [batch], count)
+
+
+async def _append_in_turn(log: DiskLog, batches: Sequence[Batch], count: int) -> None:
+    """`count` appends of these batches in turn, with at most IN_FLIGHT unanswered."""
     window = asyncio.Semaphore(IN_FLIGHT)
 
     def answered(_: object) -> None:
         window.release()
 
-    last = None
-    for _ in range(count):
+    for batch in islice(cycle(batches), count):
         await window.acquire()
-        last = log.append(batch)
-        last.add_done_callback(answered)
-    assert last is not None
-    await last
+        log.append(batch).add_done_callback(answered)
+    for _ in range(IN_FLIGHT):  # until all are answered: shards do not wait for each other
+        await window.acquire()
 
 
 def bench_append(*, quick: bool) -> list[Result]:
@@ -157,6 +161,58 @@ def bench_append(*, quick: bool) -> list[Result]:
             note=f"{statistics.median(groups):.0f} batches in a group",
         )
     ]
+
+
+# --- shards ---
+
+_SHARDS = 16
+
+
+def bench_shards(*, quick: bool) -> list[Result]:
+    """With many messages in a batch the bytes matter, with few the syncs: each shard has a file of its own."""
+    return [
+        _appended_in_shards(1000, 1024 if quick else 8192, quick=quick),
+        _appended_in_shards(10, 8192 if quick else 65_536, quick=quick),
+    ]
+
+
+def _appended_in_shards(messages: int, count: int, *, quick: bool) -> Result:
+    topics = {shard_of_partition(f"bench/{number}", 0, _SHARDS): number for number in range(500)}
+    assert len(topics) == _SHARDS
+    batches = [
+        Batch.from_messages(_messages(f"bench/{number}", messages)) for number in topics.values()
+    ]
+    groups: list[float] = []
+
+    def product(shards: int) -> float:
+        directory = _scratch()
+        settings = Settings(log=LogSettings(journal_shards=shards))
+
+        async def work() -> float:
+            async with _open_log(directory, settings) as log:
+                await asyncio.gather(*(log.append(batch) for batch in batches))
+                syncs = sum(shard.syncs for shard in log.statistics().shards)
+                begin = time.perf_counter()
+                await _append_in_turn(log, batches, count)
+                seconds = time.perf_counter() - begin
+                syncs = sum(shard.syncs for shard in log.statistics().shards) - syncs
+                if shards > 1:
+                    groups.append(count / syncs)
+            return count * messages / seconds
+
+        try:
+            return _run(work())
+        finally:
+            shutil.rmtree(directory)
+
+    ours, baseline = interleaved([lambda: product(_SHARDS), lambda: product(1)], 5 if quick else 11)
+    return Result(
+        f"append, stored, {_SHARDS} shards, {messages} messages a batch",
+        ours,
+        "messages/s",
+        baseline,
+        note=f"{statistics.median(groups):.1f} batches in a group",
+    )
 
 
 # --- read ---
@@ -623,6 +679,7 @@ def bench_saturated(*, quick: bool) -> list[Result]:
 
 PARTS = (
     ("append", bench_append),
+    ("shards", bench_shards),
     ("read", bench_read),
     ("objects", bench_objects),
     ("runs", bench_runs),
