@@ -79,11 +79,14 @@ def check_promises(ledger: PublishLedger, places: dict[bytes, StoredAt]) -> None
     assert not broken, f"{len(broken)} of {len(ledger.acknowledged)}, the first: {broken[:3]}"
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_killed_server_loses_repeats_and_reorders_nothing(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "shards"), [(1, 1), (2, 4)])
+def test_killed_server_loses_repeats_and_reorders_nothing(
+    tmp_path: Path, seed: int, shards: int
+) -> None:
     async def scenario() -> None:
         random = Random(seed)
-        async with running_server(tmp_path, *SMALL) as server:
+        settings = (*SMALL, f"log.journal_shards={shards}")
+        async with running_server(tmp_path, *settings) as server:
             load = ClientLoad(server.url, seed)
             try:
                 await load.subscribe("a")

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -29,7 +30,7 @@ from runnel.spark.read.schema import SPARK_SCHEMA, arrow_schema
 from runnel.spark.read.stream_offset import Offset, ShardReadPosition, StreamShard
 from runnel.spark.read.stream_reader import StreamReader
 from runnel.testing import BrokerThread
-from tests.spark.brokers import DiskBroker
+from tests.spark.brokers import LOG, DiskBroker
 from tests.spark.read_results import publish
 
 RULES = (TopicRule(match="own/*", journal="{topic}"),)
@@ -164,6 +165,46 @@ def test_new_topics_and_new_shards_are_read_from_their_first_message(
 
 
 @pytest.mark.usefixtures("connections")
+def test_a_stream_reads_all_shards_of_a_journal_also_after_a_restart(
+    tmp_path: Path, connections: None
+) -> None:
+    rules = (TopicRule(match="p/*", partitions=4, journal="spread"),)
+    log = msgspec.structs.replace(LOG, journal_shards=4)
+
+    def messages(first: int, end: int) -> list[Message]:
+        return [Message(f"p/{n % 3}", b"%d" % n, key=b"%d" % n) for n in range(first, end)]
+
+    with DiskBroker(tmp_path / "data", rules, log=log) as broker, broker.connect() as bus:
+        publish(bus, messages(0, 100))
+        query = Query(reader_of(broker.url, startingOffsets="earliest", cursor="c"))
+        assert {key.rpartition("/")[2] for key in query.at} == {"0", "1", "2", "3"}
+        assert sorted(map(int, joined(query.all()))) == list(range(100))
+        publish(bus, messages(100, 130))
+        assert sorted(map(int, joined(query.all()))) == list(range(100, 130))
+        (cursor,) = bus.cursors()
+        assert {place.shard for place in cursor.places} == {0, 1, 2, 3}
+        address = broker.address
+    with DiskBroker(tmp_path / "data", rules, address, log=LOG) as broker, broker.connect() as bus:
+        publish(bus, messages(130, 150))
+        assert sorted(map(int, joined(query.all()))) == list(range(130, 150))
+
+
+def test_a_shard_in_which_nothing_is_stored_is_no_loss_after_a_restart(
+    tmp_path: Path, connections: None
+) -> None:
+    rules = (TopicRule(match="p/*", partitions=4, journal="spread"),)
+    log = msgspec.structs.replace(LOG, journal_shards=4)
+    with DiskBroker(tmp_path / "data", rules, log=log) as broker, broker.connect() as bus:
+        bus.publish("p/a", b"1", partition=0)
+        query = Query(reader_of(broker.url, startingOffsets="earliest"))
+        assert joined(query.all()) == [b"1"]
+        address = broker.address
+    with DiskBroker(tmp_path / "data", rules, address, log=log) as broker, broker.connect() as bus:
+        for partition in range(4):
+            bus.publish("p/a", b"%d" % (2 + partition), partition=partition)
+        assert sorted(joined(query.all())) == [b"2", b"3", b"4", b"5"]
+
+
 def test_a_stream_of_nothing_waits_for_its_first_topic(
     broker: DiskBroker, bus: BlockingBus
 ) -> None:

@@ -35,6 +35,7 @@ from tests.simulation import history as kernel
 from tests.simulation.history import Outcome, Violation
 from tests.simulation.operations import OperationTable
 from tests.simulation.process import ProcessHistory
+from tests.simulation.shards import shards_by
 
 READERS_MAX = 5
 
@@ -51,6 +52,7 @@ class History(ProcessHistory):
     def __init__(self, random: Random, *, timing: Random) -> None:
         super().__init__(random, FakeDisk(timing), timing=timing)
         self.settings = draw(self.random)
+        self.shard_of = shards_by(self.settings)
         policies = Policies(self.settings.topics, partitions_max=1024)
         self.model = Model(policies)
         self.readers: list[SimulatedReader] = []

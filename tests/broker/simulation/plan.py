@@ -15,11 +15,12 @@ from runnel.config import (
     Settings,
     TopicRule,
 )
+from tests.simulation.shards import draw_journal_shards
 
 SECOND_NS = 1_000_000_000
 AGE = Retain(age_ns=60 * SECOND_NS)
 
-# Topics of a group may share a batch: they lie in one shard.
+# Topics of a group may share a batch, as far as they lie in one shard.
 GROUPS: dict[str, Sequence[str]] = {
     "disk": ("d/1", "d/2", "d/3", "d/4", "d/5", "d/6"),
     "aged": ("a/1", "a/2", "a/3"),
@@ -58,6 +59,7 @@ def draw(random: Random) -> Settings:
             allocate_bytes=random.choice((0, 4096)),
             disk_reserve_bytes=0,
             index_cache_bytes_max=random.choice((1, 10**6)),
+            journal_shards=draw_journal_shards(random),
         ),
         broker=BrokerSettings(live_queue_bytes_max=random.choice((500, 2000, 10**6))),
     )

@@ -10,6 +10,7 @@ from runnel.broker.broker import Level, Published
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
+from runnel.log.log import ShardId
 from runnel.topics.names import TopicPartition
 from tests.broker.simulation import checks
 from tests.broker.simulation.plan import GROUPS, KEPT_GROUPS, LIVE_GROUPS
@@ -47,6 +48,13 @@ class Traffic:
             runs.append((key, payloads))
         return runs
 
+    def _by_shard(self, runs: Runs) -> Sequence[Runs]:
+        """The runs of each shard: a batch goes to one."""
+        found: dict[ShardId, list[tuple[TopicPartition, list[bytes]]]] = {}
+        for run in runs:
+            found.setdefault(self._history.shard_of(run[0]), []).append(run)
+        return list(found.values())
+
     def _batch(self, runs: Runs) -> Batch:
         codec = self._history.random.choice((Codec.NONE, Codec.NONE, Codec.NONE, Codec.LZ4))
         return Batch.from_messages(
@@ -67,7 +75,8 @@ class Traffic:
             self._history.model.publish(
                 runs, self._history.now_ns
             )  # first: in memory it is delivered at once
-            self._note(self._history.broker.publish(self._batch(runs), level), runs)
+            for some in self._by_shard(runs):
+                self._note(self._history.broker.publish(self._batch(some), level), some)
 
     async def send(self) -> None:
         """Single messages of one wake-up, which the broker gathers into one run of each partition."""

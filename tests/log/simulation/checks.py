@@ -67,7 +67,7 @@ async def _check_partition(history: History, name: str, number: int) -> set[byte
         if page.next_offset <= offset:
             raise Violation(f"reading {key} from {offset} leads to {page.next_offset}")
         gaps += page.gaps
-        for message, _, _ in take_in(history, model.shard_of(name), page.found):
+        for message, _, _ in take_in(history, model.shard_of((name, number)), page.found):
             if (message.topic, message.partition) != key:
                 raise Violation(f"reading {key} gave a message of {message.topic}")
             if offset <= message.offset < bounds.next_offset:
@@ -123,7 +123,7 @@ async def _check_last(history: History, name: str, number: int) -> None:
     after = await history.patiently(log.bounds(name, number), "bounds")
     if last is not None:
         [(message, entry, row)] = _rows_of(last)
-        history.model.saw(history.model.shard_of(name), message, entry, row, stays=False)
+        history.model.saw(history.model.shard_of((name, number)), message, entry, row, stays=False)
         if message.offset != after.next_offset - 1 and before == after:
             raise Violation(f"the last message of {key} is {message.offset}, but it has {after}")
     elif before == after and not history.is_damaged:

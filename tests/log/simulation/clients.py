@@ -22,6 +22,7 @@ class ProducerClient:
     def __init__(self, name: str, topic: str, model: Model) -> None:
         self.name = name
         self.topic = topic
+        self.shard = model.shard_of((topic, 0))  # it numbers its batches in one shard
         self._model = model
         self._term = 0
         self._batches: list[Sent] = []  # of this term, by number

@@ -37,6 +37,7 @@ from tests.log.simulation.traffic import Traffic
 from tests.simulation import history as kernel
 from tests.simulation.history import Outcome, Violation
 from tests.simulation.process import ProcessHistory
+from tests.simulation.shards import shards_by
 from tests.simulation.troubles import Trouble
 
 T = TypeVar("T")
@@ -59,10 +60,9 @@ class History(ProcessHistory):
         disk = FakeDisk(Random(random.getrandbits(32)))
         super().__init__(random, disk, timing=random, worker_turns_max=plan.worker_turns_max)
         self.plan = plan
-        self.subscription = Subscription(
-            plan.covered, lambda topic: ShardId(plan.policies.for_topic(topic).journal)
-        )
-        self.model = Model(plan.policies, self.subscription)
+        shard_of = shards_by(plan.settings)
+        self.subscription = Subscription(plan.covered, shard_of)
+        self.model = Model(plan.policies, self.subscription, shard_of)
         self.traffic = Traffic(self)
         self.medium = None if plan.losses is None else Medium(plan.losses)
         self._waiting: list[str] = []  # what waits, of `_WAITS_FOR_GROUPS`

@@ -29,14 +29,16 @@ from tests.log.simulation.facts import (
 )
 from tests.log.simulation.played_subscription import Subscription
 from tests.simulation.history import Violation
+from tests.simulation.shards import ShardOf
 
 
 class Model:
     """The promises that the log has made in this history."""
 
-    def __init__(self, policies: Policies, subscription: Subscription) -> None:
+    def __init__(self, policies: Policies, subscription: Subscription, shard_of: ShardOf) -> None:
         self.policies = policies
         self.subscription = subscription
+        self.shard_of = shard_of
         self.sent: list[Sent] = []
         self.topics: dict[str, TopicModel] = {}
         self.partitions: dict[TopicPartition, PartitionModel] = {}
@@ -46,8 +48,8 @@ class Model:
         self.cursors: dict[str, list[Cursor | None]] = {}  # what each may be; None: absent
         self._former_cursors: dict[str, list[Cursor | None]] = {}  # what each has been
         self.droppings: dict[ShardId, list[Dropping]] = {}
-        self.trimmed: set[ShardId] = set()
-        self.bytes_sent: dict[ShardId, int] = {}
+        self.trimmed: set[str] = set()  # journals
+        self.bytes_sent: dict[str, int] = {}  # by journal: limits of bytes are of the journal
         self.lost: set[bytes] = set()  # payloads in bytes that were damaged on purpose
         self.was_resurrected = False  # the catalogue was damaged: it may have forgotten deletions
         self._cursors_before = self.cursors
@@ -66,8 +68,8 @@ class Model:
             found = self.partitions[key] = PartitionModel(key)
         return found
 
-    def shard_of(self, topic: str) -> ShardId:
-        return ShardId(self.topic(topic).policy.journal)
+    def keys(self, topic: str) -> list[TopicPartition]:
+        return [(topic, number) for number in range(self.topic(topic).policy.partitions)]
 
     def sending(
         self,
@@ -81,7 +83,7 @@ class Model:
             keys=[key for key, _ in rows],
             payloads=[payload for _, payload in rows],
             births=[self.topic(key[0]).birth for key, _ in rows],
-            shard=self.shard_of(rows[0][0][0]),
+            shard=self.shard_of(rows[0][0]),
             level=Level.STORED if name else level,
             producer=name,
             term=term,
@@ -92,7 +94,8 @@ class Model:
             self.by_payload[payload] = (sent, row)
             self.partition(sent.keys[row])
         size = sum(map(len, sent.payloads)) + 400
-        self.bytes_sent[sent.shard] = self.bytes_sent.get(sent.shard, 0) + size
+        journal = sent.shard.journal
+        self.bytes_sent[journal] = self.bytes_sent.get(journal, 0) + size
         return sent
 
     def sending_again(self, sent: Sent) -> None:
@@ -135,7 +138,7 @@ class Model:
     def _may_have_lost_rows(self, sent: Sent) -> bool:
         if sent.offsets is None:
             return True
-        return sent.shard in self.trimmed or any(
+        return sent.shard.journal in self.trimmed or any(
             self._may_be_dropped(sent.shard, key, offset) or self._is_hidden(sent, row, offset)
             for row, (key, offset) in enumerate(zip(sent.keys, sent.offsets, strict=True))
         )
@@ -231,7 +234,7 @@ class Model:
     def dropping(self, shard: ShardId, salt: int) -> None:
         below: dict[TopicPartition, int] = {}
         for key, partition in self.partitions.items():
-            if self.shard_of(key[0]) == shard:
+            if self.shard_of(key) == shard:
                 below[key] = 1 << 60
                 partition.required = {
                     offset for offset in partition.required if not drops(salt, key, offset)
@@ -254,10 +257,13 @@ class Model:
 
     def _is_held(self, key: TopicPartition, offset: int, known: Known, now_ns: int) -> bool:
         policy = self.topic(key[0]).policy
-        shard = self.shard_of(key[0])
+        shard = self.shard_of(key)
         if policy.pin.age_ns is not None and known.time_ns < now_ns - policy.pin.age_ns:
             return False
-        if policy.pin.bytes_max is not None and self.bytes_sent[shard] > policy.pin.bytes_max:
+        if (
+            policy.pin.bytes_max is not None
+            and self.bytes_sent[shard.journal] > policy.pin.bytes_max
+        ):
             return False
         lowest_owed = self.subscription.lowest_owed(key)
         if lowest_owed is not None and offset >= lowest_owed:
@@ -266,7 +272,7 @@ class Model:
 
     def _is_held_by_a_cursor(self, key: TopicPartition, offset: int, known: Known) -> bool:
         """Whether a cursor surely holds this message."""
-        shard = self.shard_of(key[0])
+        shard = self.shard_of(key)
         return any(
             all(value is not None and _holds(value, shard, key, offset, known) for value in values)
             for values in self.cursors.values()
@@ -279,17 +285,17 @@ class Model:
         is_old = retain.age_ns is not None and (
             not known.time_ns or known.time_ns < now_ns - retain.age_ns
         )
-        shard = self.shard_of(key[0])
+        shard = self.shard_of(key)
         is_over = (
             retain.bytes_max is not None
-            and shard in self.trimmed
-            and self.bytes_sent[shard] > retain.bytes_max
+            and shard.journal in self.trimmed
+            and self.bytes_sent[shard.journal] > retain.bytes_max
         )
         if (is_old or is_over) and not self._is_held(key, offset, known, now_ns):
             return True
         return (
             retain.until is Until.ACKED
-            and shard in self.trimmed
+            and shard.journal in self.trimmed
             and self.subscription.has_acked(key, offset)
             and not self._is_held_by_a_cursor(key, offset, known)
         )
@@ -326,7 +332,7 @@ class Model:
         known = self.partition(key).known[offset]
         if age_ns is None or known.time_ns >= now_ns - age_ns:
             return
-        shard = self.shard_of(key[0])
+        shard = self.shard_of(key)
         lowest_owed = self.subscription.lowest_owed(key)
         # A hold on any message of a run holds the run: be generous by a batch's length.
         if lowest_owed is not None and lowest_owed <= offset + 100:

@@ -17,7 +17,7 @@ from runnel.errors import (
     Unavailable,
     UnknownTopicError,
 )
-from runnel.log.log import Cursor, CursorPosition, Position
+from runnel.log.log import Cursor, CursorPosition, Position, ShardId
 from runnel.topics.names import TopicPartition
 from tests.fakes.disk import Kind
 from tests.log.simulation.checks import check_everything, take_in
@@ -63,11 +63,10 @@ async def append(history: History) -> None:
         sent, batch = history.traffic.new_batch()
         is_taken = history.traffic.give(sent, batch)
         if not is_taken and history.random.random() < 0.3:
-            await _wait_for_room(history, sent.shard.journal)
+            await _wait_for_room(history, sent.shard)
 
 
-async def _wait_for_room(history: History, journal: str) -> None:
-    shard = next(shard for shard in history.log.shards() if shard.journal == journal)
+async def _wait_for_room(history: History, shard: ShardId) -> None:
     try:
         await history.patiently(history.log.wait_room(shard), "wait_room")
     except Unavailable as error:
@@ -80,7 +79,7 @@ async def append_named(history: History) -> None:
     for _ in range(random.choice((1, 1, 3))):
         sent = client.repetition(random) if random.random() < 0.3 else None
         if sent is None:
-            sent = client.next(random, lambda: traffic.draw_rows(client.topic))
+            sent = client.next(random, lambda: traffic.draw_rows(client.topic, client.shard))
         if not traffic.give_named(client, sent):
             return
 
@@ -238,7 +237,8 @@ def _some_place(history: History, topic: str) -> CursorPosition:
         known = model.partition((topic, partition))
         offset = random.randint(1, max(known.floor, known.next_min))
         return CursorPosition(topic=topic, partition=partition, offset=offset)
-    shard = model.shard_of(topic)
+    shards = list(dict.fromkeys(map(model.shard_of, model.keys(topic))))
+    shard = random.choice(shards) if len(shards) > 1 else shards[0]
     entries = history.log.entries(shard)
     entry = random.randint(entries.first_offset, entries.next_offset)
     return CursorPosition(shard=shard, position=Position(1, entry), patterns=(topic,))
@@ -261,7 +261,7 @@ async def remove_cursor(history: History) -> None:
 
 
 async def trim(history: History) -> None:
-    history.model.trimmed.update(history.log.shards())
+    history.model.trimmed.update(shard.journal for shard in history.log.shards())
     history.say("trim …")
     try:
         trimmed = await history.patiently(history.log.trim(), "trim")
@@ -293,7 +293,7 @@ async def rewrite(history: History) -> None:
     except (OSError, RunnelError) as error:
         history.accept_failure(error)
     history.traffic.look_at_answers()
-    keys = [key for key in history.model.partitions if history.model.shard_of(key[0]) == shard]
+    keys = [key for key in history.model.partitions if history.model.shard_of(key) == shard]
     history.model.dropped(shard, salt, {key: visible_next(history, key) for key in keys})
 
 
@@ -313,7 +313,7 @@ async def read(history: History) -> None:
     except (OSError, RunnelError) as error:
         history.accept_failure(error)
         return
-    take_in(history, model.shard_of(name), page.found)
+    take_in(history, model.shard_of((name, partition)), page.found)
 
 
 async def read_shard(history: History) -> None:

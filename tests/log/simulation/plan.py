@@ -17,6 +17,7 @@ from runnel.config import (
     Until,
 )
 from runnel.topics.policies import Policies
+from tests.simulation.shards import draw_journal_shards
 from tests.simulation.troubles import Trouble, draw_troubles
 
 SECOND_NS = 1_000_000_000
@@ -89,6 +90,7 @@ def draw(random: Random) -> Plan:
             segment_runs_max=random.choice((4, 30, 10_000)),
             catalogue_log_bytes_max=random.choice((1, 300, 2_000, 1 << 20)),
             state_log_bytes_max=random.choice((1, 100, 1_000)),
+            journal_shards=draw_journal_shards(random),
         ),
         topics=rules,
     )

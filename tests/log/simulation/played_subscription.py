@@ -6,7 +6,7 @@ was told is stored, has to be found by the next process; what it never wrote dow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from runnel.errors import RunnelError
@@ -14,6 +14,7 @@ from runnel.log.log import ShardId
 from runnel.log.retention.holds import Hold
 from runnel.topics.names import TopicPartition
 from tests.simulation.history import Violation
+from tests.simulation.shards import ShardOf
 
 if TYPE_CHECKING:
     from tests.log.simulation.history import History
@@ -24,7 +25,7 @@ _ENDLESS = 2**62
 class Subscription:
     """The holds on the log, and the user of its state journals."""
 
-    def __init__(self, covered: Collection[str], shard_of: Callable[[str], ShardId]) -> None:
+    def __init__(self, covered: Collection[str], shard_of: ShardOf) -> None:
         self.covered = covered
         self.version = 0
         self._shard_of = shard_of
@@ -67,7 +68,7 @@ class Subscription:
         return [(offset, offset + 1) for offset in offsets if not self.has_acked(key, offset)]
 
     def snapshot(self, shard: ShardId) -> list[bytes]:
-        ours = [key for key in self._acked if self._shard_of(key[0]) == shard]
+        ours = [key for key in self._acked if self._shard_of(key) == shard]
         return [_content(key, sorted(self._acked[key])) for key in ours]
 
     def check_state(self, shard: ShardId, contents: Sequence[bytes], *, is_damaged: bool) -> None:
@@ -75,7 +76,7 @@ class Subscription:
         found: dict[TopicPartition, set[int]] = {}
         for content in contents:
             key, offsets = _parsed(content)
-            if self._shard_of(key[0]) != shard:
+            if self._shard_of(key) != shard:
                 raise Violation(f"state of {key} was found in {shard}")
             found.setdefault(key, set()).update(offsets)
         for key, offsets in found.items():
@@ -83,7 +84,7 @@ class Subscription:
                 raise Violation(f"{key}: {sorted(unknown)} were never acknowledged, but are stored")
         for key, stored in self._stored.items():
             missing = stored - found.get(key, set())
-            if missing and self._shard_of(key[0]) == shard and not is_damaged:
+            if missing and self._shard_of(key) == shard and not is_damaged:
                 raise Violation(f"{key}: stored acknowledgements are lost: {sorted(missing)}")
 
 
@@ -99,8 +100,11 @@ def _parsed(content: bytes) -> tuple[TopicPartition, set[int]]:
 def attach(history: History) -> None:
     """A process of the log has begun."""
     history.log.subscription_holds = history.subscription
-    for topic in history.subscription.covered:
-        shard = history.model.shard_of(topic)
+    for shard in dict.fromkeys(
+        history.model.shard_of(key)
+        for topic in history.subscription.covered
+        for key in history.model.keys(topic)
+    ):
         state = history.log.state(shard)
         if state.snapshot is None:
             history.subscription.check_state(shard, state.contents, is_damaged=history.is_damaged)
@@ -125,7 +129,7 @@ async def acknowledge(history: History) -> None:
     history.say(f"acknowledge {key[0]}[{key[1]}] {offsets} …")
     content = subscription.ack(key, offsets)
     try:
-        await history.patiently(history.log.state(model.shard_of(key[0])).add(content), "ack")
+        await history.patiently(history.log.state(model.shard_of(key)).add(content), "ack")
     except (OSError, RunnelError) as error:
         history.accept_failure(error)
     else:

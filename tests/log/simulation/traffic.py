@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runnel.errors import BusyError, DiskFullError, ProducerFault, RunnelError, Unavailable
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.log.log import Appended, Level
+from runnel.log.log import Appended, Level, ShardId
 from runnel.topics.names import TopicPartition
 from tests.fakes.power import PowerLoss
 from tests.log.simulation.clients import ProducerClient
@@ -44,19 +44,27 @@ class Traffic:
         filler = b"x" * self._random.choice((0, 5, 50, 50, 400))
         return b"%d %s" % (self._payload_count, filler)
 
-    def draw_rows(self, topic: str) -> Rows:
+    def draw_rows(self, topic: str, shard: ShardId | None = None) -> Rows:
         """Messages of this topic first, then perhaps of others in its shard."""
         random = self._random
-        shard = self._model.shard_of(topic)
         topics = self._history.plan.topics
-        others = [name for name in topics if self._model.shard_of(name) == shard]
         rows: Rows = []
         for _ in range(random.choice((1, 1, 2, 4))):
-            name = random.choice(others) if rows else topic
+            name = (
+                random.choice([name for name in topics if self._keys(name, shard)])
+                if rows
+                else topic
+            )
             self.publishing_to(name)
-            key = (name, random.randrange(self._model.topic(name).policy.partitions))
+            key = random.choice(self._keys(name, shard))
+            shard = self._model.shard_of(key)
             rows += [(key, self._payload()) for _ in range(random.choice((1, 1, 3)))]
         return rows
+
+    def _keys(self, topic: str, shard: ShardId | None) -> list[TopicPartition]:
+        """The topic's partitions in a shard, or all of them."""
+        keys = self._model.keys(topic)
+        return [key for key in keys if shard is None or self._model.shard_of(key) == shard]
 
     def new_batch(self) -> tuple[Sent, Batch]:
         rows = self.draw_rows(self._random.choice(self._history.plan.topics))

@@ -42,6 +42,7 @@ from tests.group_rules import history as events
 from tests.simulation import history as kernel
 from tests.simulation.history import Outcome, Violation
 from tests.simulation.process import TURNS_MAX, ProcessHistory
+from tests.simulation.shards import shards_by
 
 # After so many turns without any work by the workers, everything is at rest.
 QUIET_TURNS = 8
@@ -61,6 +62,7 @@ class History(ProcessHistory):
         disk = FakeDisk(Random(random.getrandbits(32)))
         super().__init__(random, disk, timing=random, worker_turns_max=plan.worker_turns_max)
         self.plan = plan
+        self.shard_of = shards_by(plan.settings)
         self.clock.advance(SECOND_NS)  # a time of 0 means that the time is unknown
         self.recorder = Recorder(Policies(plan.settings.topics), self.clock)
         self.hands: list[Hand] = []

@@ -9,6 +9,7 @@ from runnel.broker.broker import Level
 from runnel.errors import BusyError, RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
+from runnel.log.log import ShardId
 from tests.broker.consumer_groups.simulation import answers, operators, troubles
 from tests.broker.consumer_groups.simulation.hand import Hand
 from tests.broker.consumer_groups.simulation.membership import consume, dismiss
@@ -36,22 +37,24 @@ async def publish(history: History) -> None:
         # The first are the usual ones.
         chosen = sorted(set(random.choices(topics, range(4 * len(topics), 0, -4), k=2)))
         chosen = [topic for topic in chosen if not history.recorder.stock.is_hiding(topic)]
-        messages = []
+        messages: dict[ShardId, list[Message]] = {}
         for topic in chosen[: random.choice((1, 1, 2))]:
             partitions = history.recorder.stock.partitions(topic)
             partition = random.randrange(partitions)
             for _ in range(random.choice((1, 1, 2, 3, 8))):
                 history.message_count += 1
                 payload = b"m%d" % history.message_count
-                messages.append(
+                messages.setdefault(history.shard_of((topic, partition)), []).append(
                     Message(topic, payload, random.choice(history.plan.keys), partition=partition)
                 )
         if not messages:
             continue
         level = random.choice((None, Level.STORED, Level.RECEIVED))
-        history.say(f"publish {len(messages)} to {', '.join(chosen)}")
+        count = sum(map(len, messages.values()))
+        history.say(f"publish {count} to {', '.join(chosen)}")
         try:
-            history.answers.append(history.broker.publish(Batch.from_messages(messages), level))
+            for some in messages.values():
+                history.answers.append(history.broker.publish(Batch.from_messages(some), level))
         except BusyError:
             return
         except RunnelError as error:

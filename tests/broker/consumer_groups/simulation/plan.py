@@ -18,10 +18,11 @@ from runnel.config import (
 )
 from runnel.formats.work_heads import WorkOptions
 from runnel.group_rules.definition import Mode
+from tests.simulation.shards import draw_journal_shards
 from tests.simulation.troubles import Trouble, draw_troubles, names
 
 SECOND_NS: Final = 1_000_000_000
-# Topics of a journal may share a batch. The last of each are made late, or never.
+# Topics of a journal may share a batch, as far as they lie in one shard. The last of each are made late, or never.
 JOURNALS: Final = {"t": ("t/1", "t/2", "t/late"), "u": ("u", "u/late")}
 TOPICS: Final = tuple(topic for topics in JOURNALS.values() for topic in topics)
 PATTERNS: Final = (("t/*",), ("t/*",), ("t/1",), ("u*",), ("t/1", "u"), ("*",))
@@ -93,6 +94,7 @@ def draw(random: Random) -> Plan:
                 index_cache_bytes_max=random.choice((1, 10**6)),
                 state_log_bytes_max=random.choice((1, 300, 10**6)),
                 catalogue_log_bytes_max=random.choice((300, 10**6)),
+                journal_shards=draw_journal_shards(random),
             ),
             # The history does not look at metrics.
             broker=BrokerSettings(metrics_interval_ns=86_400 * SECOND_NS),
