@@ -487,7 +487,7 @@ def test_retention_over_several_shards_is_told_by_the_shard_that_lost_segments()
             assert len(before) == 4
             await kept.pass_time(20)
             told = dict.fromkeys(kept.told("retention"), 0)
-            for event in kept.watcher.events("retention"):
+            for event in kept.published.events("retention"):
                 told[event["subject"]] += event["segments_removed"]
             after = {each.shard: each.segments for each in log.statistics().shards}
             assert told == {str(shard): before[shard] - after[shard] for shard in before}

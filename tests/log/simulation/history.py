@@ -44,6 +44,7 @@ T = TypeVar("T")
 # What may wait for a group whose outcome is unknown: time passes meanwhile, so that the group is stored again.
 _WAITS_FOR_GROUPS: Final = {"append", "close", "reopen", "rewrite", "sync", "trim", "wait_room"}
 _TURNS_BETWEEN_ATTEMPTS: Final = 40
+_TURNS_BEFORE_ROOM: Final = 50 * _TURNS_BETWEEN_ATTEMPTS
 
 
 def run_history(seed: int, change: Callable[[Plan], Plan] = lambda plan: plan) -> Outcome:
@@ -154,13 +155,18 @@ class History(ProcessHistory):
             self._waiting.remove(what)
 
     def check_turn(self) -> None:
-        """What waits for a group long enough lets time pass, and heals the medium unless the log is closing."""
+        """What waits for a group long enough lets time pass, and heals the medium unless the log is closing.
+
+        A group whose outcome is unknown may need room for its shard's first files: the disk gets it in the end.
+        """
         super().check_turn()
         if self.medium is None or not self._waiting:
             return
         self._waited_turns += 1
         if self._waited_turns % _TURNS_BETWEEN_ATTEMPTS == 0:
             self.medium.tell(heals="close" not in self._waiting)
+            if self._waited_turns % _TURNS_BEFORE_ROOM == 0:
+                self.disk.capacity_bytes = None
             if (wake_ns := self.clock.next_wake_ns) is not None:
                 self.clock.advance(wake_ns)
 

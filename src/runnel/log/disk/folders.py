@@ -32,9 +32,11 @@ class ShardFolders:
                 return
             journal = paths.journal_folder(self._directory, shard_id.journal)
             self._disk.make_directory(journal)
-            if paths.NAME_FILE not in self._disk.list(journal):
+            names = self._disk.list(journal)
+            if paths.NAME_FILE not in names:
                 write_whole(self._disk, f"{journal}/{paths.NAME_FILE}", shard_id.journal.encode())
-            if (shards := self._shard_count(shard_id.journal) or 1) > 1:
+            shards = self._shard_count(shard_id.journal) or 1
+            if shards > 1 and paths.SHARDS_FILE not in names:
                 write_shards(self._disk, journal, shards)
             self._disk.sync_directory(journal)  # also for a process that was killed before its sync
             self._disk.make_directory(

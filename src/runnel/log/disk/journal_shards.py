@@ -7,13 +7,14 @@ topic-partitions lie in which shard: the lowest number that fits is taken.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from runnel.log.log import ShardId
 from runnel.log.metadata.topic_table import TopicTable
 from runnel.log.segments import paths
 from runnel.log.segments.scan import Damage
 from runnel.log.segments.segments import OpenedSegment, SegmentFolder
-from runnel.log.segments.shards_file import read_shards
+from runnel.log.segments.shards_file import read_shards, write_shards
 from runnel.platform.disk import Disk
 from runnel.topics.partitions import fewest_shards
 
@@ -23,9 +24,9 @@ Found = tuple[ShardId, SegmentFolder, list[OpenedSegment]]
 def restore_shard_count(
     disk: Disk, topics: TopicTable, journal: str, folder: str, found: Sequence[Found]
 ) -> Damage | None:
-    """Set the journal's number of shards in the table of topics. Runs in a worker.
+    """Set the journal's number of shards in the table of topics, and mend its file. Runs in a worker.
 
-    Returns what is damaged in the folder. Unless the catalogue knows the number, the caller has to record it again.
+    Returns what was damaged in the folder. Unless the catalogue knows the number, the caller has to record it again.
     """
     path = f"{folder}/{paths.SHARDS_FILE}"
     recorded = topics.shard_count(journal) or 1
@@ -33,6 +34,7 @@ def restore_shard_count(
     if recorded > 1:
         if written == recorded or not found:
             return None
+        _mend(disk, folder, recorded)
         return Damage(path, 0, 0, f"does not say that the journal has {recorded} shards")
     if written is not None:
         topics.restore_journal(journal, written)
@@ -43,10 +45,17 @@ def restore_shard_count(
         if found:
             topics.restore_journal(journal, 1)
         return None
-    fitting = fewest_shards(_places(found), highest + 1)
-    topics.restore_journal(journal, fitting or highest + 1)
+    fitting = fewest_shards(_places(found), highest + 1) or highest + 1
+    topics.restore_journal(journal, fitting)
+    _mend(disk, folder, fitting)
     problem = "damaged" if has_file else "missing"
     return Damage(path, 0, 0, f"{problem}; the journal is read as one with {fitting} shards")
+
+
+def _mend(disk: Disk, folder: str, shards: int) -> None:
+    with suppress(OSError):  # then the next start finds it damaged again
+        write_shards(disk, folder, shards)
+        disk.sync_directory(folder)
 
 
 def _places(found: Sequence[Found]) -> Iterator[tuple[str, int, int]]:

@@ -22,11 +22,10 @@ _READ_BYTES: Final = 64  # more than it ever has
 
 
 def write_shards(disk: Disk, journal_folder: str, shards: int) -> None:
-    """Write the file, unless it says the same already."""
-    if read_shards(disk, journal_folder) != shards:
-        digits = b"%d" % shards
-        content = b"%b %b\n" % (digits, xxh3_64_hexdigest(digits).encode())
-        write_whole(disk, f"{journal_folder}/{paths.SHARDS_FILE}", content)
+    """Write the file. Its name is durable after `sync_directory`."""
+    digits = b"%d" % shards
+    content = b"%b %b\n" % (digits, xxh3_64_hexdigest(digits).encode())
+    write_whole(disk, f"{journal_folder}/{paths.SHARDS_FILE}", content)
 
 
 def read_shards(disk: Disk, journal_folder: str) -> int | None:
