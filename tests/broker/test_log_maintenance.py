@@ -16,7 +16,6 @@ from runnel.broker.monitoring.store_statistics import StoreStatistics
 from runnel.config import Keep, LogSettings, Pin, Retain, Rotate, Settings, TopicRule
 from runnel.errors import ReadOnlyError
 from runnel.log.disk.disk_log import DiskLog
-from runnel.log.disk.recovery import Recovered
 from runnel.log.log import (
     Cursor,
     CursorPosition,
@@ -24,6 +23,7 @@ from runnel.log.log import (
     LogStatistics,
     OffsetBounds,
     Position,
+    Recovered,
     ShardId,
     ShardStatistics,
     Trimmed,

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.log.log import EntryPage, Log, PartitionPage
+from runnel.log.disk.disk_log import DiskLog
+from runnel.log.log import EntryPage, PartitionPage
+from runnel.log.memory import MemoryLog
 
 
 def batch(
@@ -47,7 +49,7 @@ def read_topics(page: PartitionPage | EntryPage) -> list[str]:
     return [message.topic for found in page.found for message in found.wanted()]
 
 
-async def read_all(log: Log, topic: str, offset: int = 1) -> list[Message]:
+async def read_all(log: DiskLog | MemoryLog, topic: str, offset: int = 1) -> list[Message]:
     """Everything that a partition has from an offset on."""
     messages: list[Message] = []
     while (page := await log.read(topic, 0, offset)).found or page.gaps:

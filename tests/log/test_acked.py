@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnel.log.log import ShardId
+from runnel.log.log import Hold, ShardId
 from runnel.log.metadata.cursors import CursorTable
 from runnel.log.retention import acked
 from runnel.log.retention.acked import PartitionSpan, Range, Remainder
-from runnel.log.retention.holds import Hold, Holds, ShardHolds
+from runnel.log.retention.holds import Holds, ShardHolds
 from runnel.log.segments.index import RunTable
 from tests.log.fake_holds import Acknowledged, FakeHolds
 

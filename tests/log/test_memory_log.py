@@ -9,7 +9,7 @@ import pytest
 from runnel.config import Keep, LogSettings, Pin, Retain, Settings, TopicRule
 from runnel.errors import ClientFault, OffsetGoneError, UnknownTopicError
 from runnel.formats import block
-from runnel.log.log import CursorPosition, Level, Log, Position, ShardId
+from runnel.log.log import CursorPosition, Level, Position, ShardId
 from runnel.log.memory import MemoryLog
 from runnel.topics.policies import Policies
 from tests.fakes.clock import VirtualClock
@@ -43,8 +43,7 @@ def stored_bytes(log: MemoryLog) -> int:
 def test_it_is_a_log_for_memory_topics_and_no_others() -> None:
     async def scenario() -> None:
         log = made(TopicRule(match="m/*", keep=Keep.MEMORY))
-        as_interface: Log = log
-        done = await as_interface.append(one("m/a", b"1"), Level.STORED)
+        done = await log.append(one("m/a", b"1"), Level.STORED)
         assert done.level is Level.RECEIVED
         with pytest.raises(ClientFault, match="keep = disk; this log is for memory"):
             log.append(one("elsewhere", b"1"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from runnel.config import Keep, Pin, Retain
-from runnel.log.log import Cursor, CursorPosition, Position, ShardId
-from runnel.log.retention.holds import Hold, Holds, holds_of_cursor
+from runnel.log.log import Cursor, CursorPosition, Hold, Position, ShardId
+from runnel.log.retention.holds import Holds, holds_of_cursor
 from runnel.log.retention.rules import (
     Decision,
     SegmentFacts,

@@ -55,8 +55,15 @@ from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import Route, ShardState
 from runnel.log.disk.disk_log import DiskLog
-from runnel.log.log import Appended, Level, LogTopic, ShardId, VisibleBatch
-from runnel.log.metadata.topic_table import ManyTopicsError
+from runnel.log.log import (
+    Appended,
+    Level,
+    LogTopic,
+    ManyTopicsError,
+    OwnedShard,
+    ShardId,
+    VisibleBatch,
+)
 from runnel.platform.clock import Clock
 from runnel.platform.diagnostics import get_logger
 from runnel.platform.disk import Disk
@@ -457,6 +464,12 @@ class Broker:
         self.consumer_groups.on_topic_deleted(name)
         self.metrics.counters.topics_removed += 1
         self.events.emit(EventKind.TOPIC_DELETED, name)
+
+    def on_shard_acquired(self, shard: OwnedShard) -> None:
+        self.consumer_groups.on_shard_acquired(shard)
+
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        self.consumer_groups.on_shard_released(shard)
 
     def _on_ephemeral_topic_made(self, topic: EphemeralTopic) -> None:
         self.metrics.counters.topics_made += 1

@@ -15,8 +15,15 @@ from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.store_statistics import StoreReading, StoreStatistics
 from runnel.config import Settings
 from runnel.errors import ClosedError, RunnelError
-from runnel.log.disk.recovery import Recovered
-from runnel.log.log import Cursor, CursorPosition, LogStatistics, OffsetBounds, ShardId, Trimmed
+from runnel.log.log import (
+    Cursor,
+    CursorPosition,
+    LogStatistics,
+    OffsetBounds,
+    Recovered,
+    ShardId,
+    Trimmed,
+)
 from runnel.platform.clock import Clock
 from runnel.platform.diagnostics import get_logger
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from runnel.errors import RunnelError
-from runnel.log.log import ShardId
-from runnel.log.retention.holds import Hold
+from runnel.log.log import Hold, ShardId
 from runnel.topics.names import TopicPartition
 from tests.simulation.history import Violation
 

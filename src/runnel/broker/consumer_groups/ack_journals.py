@@ -18,7 +18,7 @@ from runnel.broker.stores import KeptLog, Stores
 from runnel.errors import ClosedError, RunnelError, UnknownTopicError
 from runnel.group_rules import records
 from runnel.group_rules.records import AckedRecord, PartitionAcks, Record, StateTable
-from runnel.log.log import ShardId
+from runnel.log.log import OwnedShard, ShardId
 from runnel.platform.clock import Clock
 from runnel.topics.names import TopicPartition
 
@@ -183,6 +183,16 @@ class AckJournals:
             state = ShardAckJournal(log.state(shard), self._retry_later)
             self._shards[log, shard] = state
         return state
+
+    def acquired(self, shard: OwnedShard) -> None:
+        """Read the state journal of a shard that is served from now on."""
+        for log, known in self._stores.shards():
+            if known == shard.id:
+                self._shard(log, known)
+
+    def released(self, shard: OwnedShard) -> None:
+        """Forget the state of a shard that is served elsewhere."""
+        self._shards = {at: state for at, state in self._shards.items() if at[1] != shard.id}
 
     def _retry_later(self, write: Callable[[], None]) -> None:
         self._timers.set(self._clock.monotonic_ns() + _RETRY_NS, write)

@@ -29,7 +29,7 @@ from runnel.config import Settings
 from runnel.formats.batch import Batch
 from runnel.formats.heads import Start
 from runnel.formats.work_heads import Consume, SubscriptionState
-from runnel.log.log import LogTopic, VisibleBatch
+from runnel.log.log import LogTopic, OwnedShard, VisibleBatch
 from runnel.platform.clock import Clock
 from runnel.platform.tasks import OwnedTasks
 from runnel.platform.workers import Workers
@@ -79,6 +79,7 @@ class ConsumerGroups:
             share=share,
         )
         self._timers = timers
+        self._state = state
         self._subscriptions = WorkSubscriptions(parts, index)
         self._dead = DeadLetterQueues(
             stores, state, self._subscriptions, dead_letter_writer, workers
@@ -123,6 +124,12 @@ class ConsumerGroups:
 
     def on_topic_purged(self, name: str) -> None:
         self._subscriptions.on_topic_purged(name)
+
+    def on_shard_acquired(self, shard: OwnedShard) -> None:
+        self._state.acquired(shard)
+
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        self._state.released(shard)
 
     # --- Verbs. A caller may leave; a verb that has begun still finishes, so that memory and disk agree. ---
 

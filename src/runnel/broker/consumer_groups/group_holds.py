@@ -13,7 +13,7 @@ from runnel.broker.consumer_groups.ack_journals import AckJournals
 from runnel.broker.consumer_groups.subscriptions import WorkSubscription, WorkSubscriptions
 from runnel.errors import UnknownTopicError
 from runnel.group_rules.ack_set import AckSet
-from runnel.log.retention.holds import Hold
+from runnel.log.log import Hold
 from runnel.topics.names import TopicPartition
 
 HOLDER_PREFIX: Final = "subscription "

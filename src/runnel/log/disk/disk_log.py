@@ -17,7 +17,7 @@ from runnel.log.disk.checkpoints import Checkpoints
 from runnel.log.disk.folders import ShardFolders
 from runnel.log.disk.group_writer import FileGroupStore, GroupWriter, MakeGroupStore
 from runnel.log.disk.last_value_keeper import LastValueKeeper
-from runnel.log.disk.recovery import Recovered, Recovery, checked_directory, lock_directory
+from runnel.log.disk.recovery import Recovery, checked_directory, lock_directory
 from runnel.log.disk.shard import DiskShard
 from runnel.log.disk.topic_creation import TopicCreation
 from runnel.log.disk.topic_removal import TopicRemoval
@@ -37,10 +37,12 @@ from runnel.log.log import (
     OffsetBounds,
     PartitionPage,
     Position,
+    Recovered,
     ShardId,
+    SomeMade,
     Trimmed,
+    Turn,
 )
-from runnel.log.match_count import Turn
 from runnel.log.metadata import catalogue as records
 from runnel.log.metadata.catalogue import Catalogue, Record
 from runnel.log.metadata.catalogue_state import CatalogueState
@@ -48,12 +50,7 @@ from runnel.log.metadata.last_values import only_message
 from runnel.log.metadata.log_metadata import LogMetadata
 from runnel.log.metadata.producers import ProducerTable
 from runnel.log.metadata.state_journal import StateJournal, StateJournals
-from runnel.log.metadata.topic_table import (
-    SomeMade,
-    Topic,
-    check_append,
-    check_offset,
-)
+from runnel.log.metadata.topic_table import Topic, check_append, check_offset
 from runnel.log.segments import paths
 from runnel.log.segments.files import OpenFiles
 from runnel.log.segments.scan import Damage
@@ -284,7 +281,7 @@ class DiskLog(LogMetadata):
         *,
         topics_made_max: int | None = None,
     ) -> asyncio.Future[Appended]:
-        """See `Log`. ManyTopicsError if the batch needs more than `topics_made_max` new topics."""
+        """See `MessageLog`."""
         self._check_open()
         level = check_append(batch, level, self._settings.limits)
         try:

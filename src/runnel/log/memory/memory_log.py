@@ -29,21 +29,16 @@ from runnel.log.log import (
     PartitionPage,
     Position,
     ShardId,
+    SomeMade,
     Trimmed,
+    Turn,
 )
-from runnel.log.match_count import Turn
 from runnel.log.memory.shard import MemoryShard
 from runnel.log.metadata.last_values import fits, messages_of, only_message
 from runnel.log.metadata.log_metadata import LogMetadata
 from runnel.log.metadata.producers import ProducerTable
 from runnel.log.metadata.state_journal import MemoryState
-from runnel.log.metadata.topic_table import (
-    Partition,
-    SomeMade,
-    Topic,
-    check_append,
-    check_offset,
-)
+from runnel.log.metadata.topic_table import Partition, Topic, check_append, check_offset
 from runnel.platform.clock import Clock
 from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Difference, Policies
@@ -121,7 +116,7 @@ class MemoryLog(LogMetadata):
         *,
         topics_made_max: int | None = None,
     ) -> asyncio.Future[Appended]:
-        """See `Log`. ManyTopicsError if the batch needs more than `topics_made_max` new topics."""
+        """See `MessageLog`."""
         self._check_open()
         level = check_append(batch, level, self._settings.limits)
         partitions = self._topics.resolve(batch.envelope, creator, topics_made_max)

@@ -27,9 +27,10 @@ from runnel.log.log import (
     ShardId,
     ShardStatistics,
     Trimmed,
+    Turn,
     VisibleBatch,
 )
-from runnel.log.match_count import KEYS_PER_STEP, Turn, floors
+from runnel.log.match_count import KEYS_PER_STEP, floors
 from runnel.log.memory.batch_store import BatchStore
 from runnel.log.memory.stored_batch import PartitionSlice, StoredBatch
 from runnel.log.memory.trimmer import MemoryTrimmer

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from runnel.errors import ClientFault, LimitExceededError
-from runnel.log.log import Cursor, CursorPosition, ShardId
-from runnel.log.retention.holds import Hold, holds_of_cursor
+from runnel.log.log import Cursor, CursorPosition, Hold, ShardId
+from runnel.log.retention.holds import holds_of_cursor
 from runnel.topics.names import Label, TopicPartition, check_label
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 
 from runnel.config import Settings
 from runnel.errors import ClosedError, UnknownTopicError
-from runnel.log.log import Cursor, LogTopic, ShardId
+from runnel.log.log import Cursor, LogTopic, ShardId, SubscriptionHolds
 from runnel.log.metadata.cursors import CursorTable
 from runnel.log.metadata.definitions import DefinitionTable
 from runnel.log.metadata.last_values import LastValues
 from runnel.log.metadata.topic_table import Partition, Topic, TopicTable
-from runnel.log.retention.holds import ShardHolds, SubscriptionHolds
+from runnel.log.retention.holds import ShardHolds
 from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Policies, Policy
 
