@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.log.disk.disk_log import DiskLog
-from runnel.log.log import EntryPage, PartitionPage
-from runnel.log.memory import MemoryLog
+from runnel.log.log import EntryPage, MessageLog, PartitionPage, Store, Trimmed
+from runnel.log.metadata.last_values import only_message
 
 
 def batch(
@@ -49,10 +48,22 @@ def read_topics(page: PartitionPage | EntryPage) -> list[str]:
     return [message.topic for found in page.found for message in found.wanted()]
 
 
-async def read_all(log: DiskLog | MemoryLog, topic: str, offset: int = 1) -> list[Message]:
+async def read_all(log: MessageLog, topic: str, offset: int = 1) -> list[Message]:
     """Everything that a partition has from an offset on."""
     messages: list[Message] = []
     while (page := await log.read(topic, 0, offset)).found or page.gaps:
         messages += [message for found in page.found for message in found.wanted()]
         offset = page.next_offset
     return messages
+
+
+async def trim_log(log: Store) -> Trimmed:
+    """One round of retention over all shards."""
+    return Trimmed.of([await log.trim_shard(shard) for shard in log.shards()])
+
+
+async def last_message(log: Store, topic: str, partition: int) -> Batch | None:
+    """The last message of a partition, if the log still holds it or its topic keeps last values."""
+    shard = log.metadata.topics.shard_of(topic, partition)
+    offset = (await log.bounds(topic, partition)).next_offset - 1
+    return await only_message(log.messages_at(shard, {(topic, partition): offset}))

@@ -140,7 +140,7 @@ def test_holds_are_found_by_partition_and_by_pattern() -> None:
 
 def test_many_offsets_are_asked_about_in_parts_and_answered_as_one() -> None:
     subscriptions = FakeHolds(work=Acknowledged(("a", 0)))
-    holds = ShardHolds(ShardId("main"), CursorTable(1, lambda _: None), lambda: subscriptions)
+    holds = ShardHolds(ShardId("main"), CursorTable(1, lambda _: None), subscriptions)
     subscriptions.ack("work", ("a", 0), [1, 40_000])
     owed = holds.owed(("a", 0), 1, 50_001)
     assert subscriptions.questions == 4

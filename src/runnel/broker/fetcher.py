@@ -9,12 +9,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 import msgspec
 
 from runnel.broker.live.feeds import damage_gap, wanted_from
-from runnel.broker.stores import KeptLog, Stores
+from runnel.broker.stores import Stores
 from runnel.config import BrokerSettings
 from runnel.errors import BusyError, ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.formats.wire import GapState
+from runnel.log.log import Store
 from runnel.platform.clock import Clock
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
@@ -103,7 +104,7 @@ class Fetcher:
         return fetched
 
     async def _read(
-        self, log: KeptLog, key: TopicPartition, offset: int, messages_max: int, bytes_max: int
+        self, log: Store, key: TopicPartition, offset: int, messages_max: int, bytes_max: int
     ) -> FetchResult:
         batches: list[Batch] = []
         gaps: list[GapState] = []
@@ -147,10 +148,10 @@ class Fetcher:
                     del self._waiting[key]
 
 
-def _partition(log: KeptLog, topic: str, partition: int | None) -> int:
+def _partition(log: Store, topic: str, partition: int | None) -> int:
     if partition is not None:
         return partition
-    count = len(log.topic(topic).shards)
+    count = log.metadata.topics.policy(topic).partitions
     if count > 1:
         raise ClientFault(f"topic {topic!r} has {count} partitions: name one of 0 to {count - 1}")
     return 0

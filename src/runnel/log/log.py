@@ -350,6 +350,9 @@ class TopicView(Protocol):
     def policy(self, name: str) -> Policy:
         """The policy of a topic, which was fixed when it was made. UnknownTopicError if it does not exist."""
 
+    def shard_of(self, name: str, partition: int) -> ShardId:
+        """The shard that a topic-partition lies in. UnknownTopicError if it does not exist."""
+
     def names(self) -> Sequence[str]:
         """The names of all topics."""
 
@@ -386,7 +389,7 @@ class MetadataStore(Protocol):
         """The named cursors."""
         ...
 
-    def subscriptions(self) -> Mapping[str, bytes]:
+    def subscriptions(self) -> dict[str, bytes]:
         """The definitions of durable subscriptions, by name. A copy, made in one step."""
 
     async def ensure_topic(self, name: str) -> LogTopic:

@@ -309,5 +309,3 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Messages lie on a device that reports its free space. Otherwise they take memory of this process."""
     keeps_positions: bool
     """A position of an older epoch still names the same message. Otherwise each epoch begins without messages."""
-    can_checkpoint: bool
-    """`LogUpkeep.checkpoint` makes a consistent copy."""

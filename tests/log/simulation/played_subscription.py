@@ -97,10 +97,9 @@ def _parsed(content: bytes) -> tuple[TopicPartition, set[int]]:
 
 def attach(history: History) -> None:
     """A process of the log has begun."""
-    history.log.subscription_holds = history.subscription
     for topic in history.subscription.covered:
         shard = history.model.shard_of(topic)
-        state = history.log.state(shard)
+        state = history.log.shard(shard).state
         if state.snapshot is None:
             history.subscription.check_state(shard, state.contents, is_damaged=history.is_damaged)
             state.contents.clear()
@@ -124,7 +123,7 @@ async def acknowledge(history: History) -> None:
     history.say(f"acknowledge {key[0]}[{key[1]}] {offsets} …")
     content = subscription.ack(key, offsets)
     try:
-        await history.patiently(history.log.state(model.shard_of(key[0])).add(content), "ack")
+        await history.patiently(history.log.shard(model.shard_of(key[0])).state.add(content), "ack")
     except (OSError, RunnelError) as error:
         history.accept_failure(error)
     else:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from runnel.broker.consumer_groups.timer_queue import TimerQueue
-from runnel.broker.stores import KeptLog, Stores
+from runnel.broker.stores import Stores, owned_shard
 from runnel.errors import ClosedError, RunnelError, UnknownTopicError
 from runnel.group_rules import records
 from runnel.group_rules.records import AckedRecord, PartitionAcks, Record, StateTable
-from runnel.log.log import OwnedShard, ShardId
+from runnel.log.log import OwnedShard, StateStore
 from runnel.platform.clock import Clock
 from runnel.topics.names import TopicPartition
 
@@ -30,19 +30,10 @@ _RECORDS_TOGETHER: Final = 256
 RetryLater = Callable[[Callable[[], None]], None]
 
 
-class Journal(Protocol):
-    """The part of a shard's state journal that this module uses."""
-
-    snapshot: Callable[[], Iterable[bytes]] | None
-    contents: list[bytes]
-
-    def add(self, content: bytes) -> asyncio.Future[None]: ...
-
-
 class ShardAckJournal:
     """One shard's table of acknowledgements and failures, and the notes that wait to be stored."""
 
-    def __init__(self, journal: Journal, retry: RetryLater) -> None:
+    def __init__(self, journal: StateStore, retry: RetryLater) -> None:
         self.table: Final = StateTable()
         self._journal = journal
         self._retry = retry
@@ -163,54 +154,46 @@ class ShardAckJournal:
 
 
 class AckJournals:
-    """The stored state of all subscriptions, by the shard that a partition lies in."""
+    """The stored state of all subscriptions, by the shard that a partition lies in, and its term of ownership."""
 
     def __init__(self, stores: Stores, clock: Clock, timers: TimerQueue) -> None:
         self._stores = stores
         self._clock = clock
         self._timers = timers
-        self._shards: dict[tuple[KeptLog, ShardId], ShardAckJournal] = {}
+        self._shards: dict[OwnedShard, ShardAckJournal] = {}
         self._changes = 0
 
     def open(self) -> None:
         """Read the state journals of all shards."""
-        for log, shard in self._stores.shards():
-            self._shard(log, shard)
+        for _, shard in self._stores.shards():
+            self.of_shard(shard)
 
-    def _shard(self, log: KeptLog, shard: ShardId) -> ShardAckJournal:
-        state = self._shards.get((log, shard))
+    def of_shard(self, shard: OwnedShard) -> ShardAckJournal:
+        state = self._shards.get(shard)
         if state is None:
-            state = ShardAckJournal(log.state(shard), self._retry_later)
-            self._shards[log, shard] = state
+            state = self._shards[shard] = ShardAckJournal(shard.state, self._retry_later)
         return state
 
-    def acquired(self, shard: OwnedShard) -> None:
-        """Read the state journal of a shard that is served from now on."""
-        for log, known in self._stores.shards():
-            if known == shard.id:
-                self._shard(log, known)
-
-    def released(self, shard: OwnedShard) -> None:
-        """Forget the state of a shard that is served elsewhere."""
-        self._shards = {at: state for at, state in self._shards.items() if at[1] != shard.id}
+    def forget(self, shard: OwnedShard) -> None:
+        """Forget the state of a shard whose term of ownership has ended. Another term reads it anew."""
+        self._shards.pop(shard, None)
 
     def _retry_later(self, write: Callable[[], None]) -> None:
         self._timers.set(self._clock.monotonic_ns() + _RETRY_NS, write)
 
     def of(self, key: TopicPartition) -> ShardAckJournal:
         """The state of the shard that a partition lies in. Raises UnknownTopicError if its topic is gone."""
-        topic, partition = key
-        log = self._stores.log_of(topic)
+        log = self._stores.log_of(key[0])
         if log is None:
-            raise UnknownTopicError(f"topic {topic!r} does not exist")
-        return self._shard(log, log.topic(topic).shards[partition])
+            raise UnknownTopicError(f"topic {key[0]!r} does not exist")
+        return self.of_shard(owned_shard(log, key))
 
     def find(self, subscription: int, member: str, key: TopicPartition) -> PartitionAcks | None:
         """The stored state of a partition; None if nothing was ever noted of it."""
         return self.of(key).table.get(subscription, member, key)
 
-    def all(self) -> Mapping[tuple[KeptLog, ShardId], ShardAckJournal]:
-        return self._shards
+    def all(self) -> Collection[ShardAckJournal]:
+        return self._shards.values()
 
     @property
     def version(self) -> int:

@@ -43,12 +43,13 @@ T = TypeVar("T")
 
 
 class ConsumerGroups:
-    """Acknowledged work as `Broker` offers it."""
+    """Acknowledged work as `Broker` offers it. `holds` is what the stores were opened with."""
 
     def __init__(
         self,
         settings: Settings,
         stores: Stores,
+        holds: GroupHolds,
         index: PatternIndex[LiveSubscription],
         clock: Clock,
         workers: Workers,
@@ -88,9 +89,7 @@ class ConsumerGroups:
         self._keepers: list[asyncio.Task[None]] = []
         self._verbs = OwnedTasks("the consumer groups")
         self._subscriptions.open()
-        holds = GroupHolds(state, self._subscriptions)
-        for log in stores.kept:
-            log.subscription_holds = holds
+        holds.follow(state, self._subscriptions)
 
     def tell_lost(self) -> None:
         """Report subscriptions whose definitions are gone. Called after damage was found."""
@@ -126,10 +125,10 @@ class ConsumerGroups:
         self._subscriptions.on_topic_purged(name)
 
     def on_shard_acquired(self, shard: OwnedShard) -> None:
-        self._state.acquired(shard)
+        self._state.of_shard(shard)
 
     def on_shard_released(self, shard: OwnedShard) -> None:
-        self._state.released(shard)
+        self._state.forget(shard)
 
     # --- Verbs. A caller may leave; a verb that has begun still finishes, so that memory and disk agree. ---
 

@@ -32,6 +32,9 @@ class LastValues:
         batch = Batch.unpack(block)
         return batch if batch.runs()[0].base_offset == offset else None
 
+    def drop(self, key: TopicPartition) -> None:
+        self._blocks.pop(key, None)
+
     def forget(self, topic: str) -> None:
         for key in [key for key in self._blocks if key[0] == topic]:
             del self._blocks[key]

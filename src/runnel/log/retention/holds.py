@@ -99,14 +99,14 @@ class CursorHolds(Protocol):
 class ShardHolds:
     """The holds of all readers on one shard, as they are when a method is called.
 
-    `subscriptions` returns None if the log was not given the holds of subscriptions.
+    `subscriptions` is None if the log was not given the holds of subscriptions.
     """
 
     def __init__(
         self,
         shard: ShardId,
         cursors: CursorHolds,
-        subscriptions: Callable[[], SubscriptionHolds | None],
+        subscriptions: SubscriptionHolds | None,
     ) -> None:
         self._shard = shard
         self._cursors = cursors
@@ -114,7 +114,7 @@ class ShardHolds:
 
     def of_all_readers(self) -> Holds:
         """What `age` and `bytes` may not remove before the ceiling."""
-        subscriptions = self._subscriptions()
+        subscriptions = self._subscriptions
         cursors = self._cursors.holds_on(self._shard)
         if subscriptions is None or subscriptions.is_empty:
             return Holds(cursors)
@@ -126,12 +126,12 @@ class ShardHolds:
 
     def version(self) -> tuple[int, int] | None:
         """Changes when acknowledgements may have made more messages removable; None: they make none removable."""
-        subscriptions = self._subscriptions()
+        subscriptions = self._subscriptions
         return None if subscriptions is None else (subscriptions.version, self._cursors.version)
 
     def owed(self, key: TopicPartition, begin: int, end: int) -> list[tuple[int, int]] | None:
         """Of these offsets, the ranges that a subscription is owed; None if no subscription covers them."""
-        subscriptions = self._subscriptions()
+        subscriptions = self._subscriptions
         if subscriptions is None:
             return None
         found: list[tuple[int, int]] = []
