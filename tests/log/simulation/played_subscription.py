@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from runnel.errors import RunnelError
-from runnel.log.log import Hold, ShardId
+from runnel.errors import RunnelError, UnknownTopicError
+from runnel.log.log import Hold, ShardId, StateStore
 from runnel.topics.names import TopicPartition
 from tests.simulation.history import Violation
 
@@ -98,12 +98,22 @@ def _parsed(content: bytes) -> tuple[TopicPartition, set[int]]:
 def attach(history: History) -> None:
     """A process of the log has begun."""
     for topic in history.subscription.covered:
-        shard = history.model.shard_of(topic)
+        _state(history, history.model.shard_of(topic))
+
+
+def _state(history: History, shard: ShardId) -> StateStore | None:
+    """The state of a shard, read as soon as the log has it; None: no topic of the shard exists yet."""
+    subscription, is_damaged = history.subscription, history.is_damaged
+    try:
         state = history.log.shard(shard).state
-        if state.snapshot is None:
-            history.subscription.check_state(shard, state.contents, is_damaged=history.is_damaged)
-            state.contents.clear()
-            state.snapshot = lambda shard=shard: history.subscription.snapshot(shard)
+    except UnknownTopicError:
+        subscription.check_state(shard, (), is_damaged=is_damaged)
+        return None
+    if state.snapshot is None:
+        subscription.check_state(shard, state.contents, is_damaged=is_damaged)
+        state.contents.clear()
+        state.snapshot = lambda: subscription.snapshot(shard)
+    return state
 
 
 async def acknowledge(history: History) -> None:
@@ -121,9 +131,14 @@ async def acknowledge(history: History) -> None:
     share = random.choice((0.2, 0.9, 1.0))
     offsets = [offset for offset in known if random.random() < share]
     history.say(f"acknowledge {key[0]}[{key[1]}] {offsets} …")
+    state = _state(history, model.shard_of(key[0]))
+    if state is None:
+        if history.is_damaged:
+            return  # no topic of the shard was left
+        raise Violation(f"{key} has messages, but the log does not know its shard")
     content = subscription.ack(key, offsets)
     try:
-        await history.patiently(history.log.shard(model.shard_of(key[0])).state.add(content), "ack")
+        await history.patiently(state.add(content), "ack")
     except (OSError, RunnelError) as error:
         history.accept_failure(error)
     else:
