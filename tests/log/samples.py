@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.log.log import EntryPage, MessageLog, PartitionPage, Store, Trimmed
-from runnel.log.metadata.last_values import only_message
 
 
 def batch(
@@ -66,4 +66,8 @@ async def last_message(log: Store, topic: str, partition: int) -> Batch | None:
     """The last message of a partition, if the log still holds it or its topic keeps last values."""
     shard = log.metadata.topics.shard_of(topic, partition)
     offset = (await log.bounds(topic, partition)).next_offset - 1
-    return await only_message(log.messages_at(shard, {(topic, partition): offset}))
+    async with aclosing(log.messages_at(shard, {(topic, partition): offset})) as found:
+        async for chosen in found:
+            for each in chosen:
+                return each.taken()
+    return None

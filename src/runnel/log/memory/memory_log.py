@@ -16,6 +16,7 @@ from typing import Final
 from runnel.config import Keep, Settings
 from runnel.errors import ClientFault, ClosedError, UnknownTopicError
 from runnel.formats.batch import Batch
+from runnel.formats.single_messages import messages_of
 from runnel.log.log import (
     SCAN_BYTES,
     Appended,
@@ -38,7 +39,7 @@ from runnel.log.log import (
 )
 from runnel.log.memory.memory_metadata import MemoryMetadata
 from runnel.log.memory.shard import MemoryShard
-from runnel.log.metadata.last_values import fits, messages_of
+from runnel.log.metadata.last_values import fits
 from runnel.log.metadata.log_tables import LogTables
 from runnel.log.metadata.producers import ProducerTable
 from runnel.log.metadata.state_journal import MemoryState

@@ -18,7 +18,7 @@ import msgspec
 from runnel.config import Keep, LimitSettings
 from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats.batch import Batch
-from runnel.formats.envelope import Envelope
+from runnel.formats.envelope import Envelope, run_prefix
 from runnel.log.log import Creator, Level, LogTopic, ManyTopicsError, ShardId, SomeMade
 from runnel.topics.names import TopicPartition, check_topic
 from runnel.topics.policies import Difference, Policies, Policy
@@ -270,11 +270,6 @@ class TopicTable:
             return self.ensure(envelope.topics[run], creator)
         except ClientFault as fault:
             raise type(fault)(f"{run_prefix(envelope, run)}{fault}") from None
-
-
-def run_prefix(envelope: Envelope, run: int) -> str:
-    """The beginning of an error about a run: empty if the batch has only one run."""
-    return f"run {run}: " if envelope.run_count > 1 else ""
 
 
 def number_runs(
