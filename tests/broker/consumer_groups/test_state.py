@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
+from runnel.broker.consumer_groups import GroupHolds
 from runnel.broker.consumer_groups.ack_journals import ShardAckJournal
 from runnel.errors import DiskFullError
 from runnel.group_rules import records
@@ -107,3 +108,12 @@ async def test_what_is_noted_while_a_write_fails_is_not_forgotten(at: Scene) -> 
     at.journal.is_full = False
     await at.state.wait_stored()
     assert sorted(at.journal.stored) == [(1, 2), (7, 8)]
+
+
+def test_before_the_subscriptions_are_read_everything_is_owed() -> None:
+    """The stores are opened with the holds, and the subscriptions are read from the stores."""
+    holds = GroupHolds()
+    assert not holds.is_empty
+    assert holds.owed(("a", 0), 3, 9) == [(3, 9)]
+    (hold,) = holds.holds_of(("a", 0))
+    assert hold.holds(("a", 0), 2, 1)

@@ -13,7 +13,16 @@ from runnel.config import Keep, LimitSettings, LogSettings, Settings, TopicRule
 from runnel.formats.message import Message
 from runnel.log.disk.disk_log import DiskLog
 from runnel.log.group_store import Group
-from runnel.log.log import Level, PartitionPage, Position, ShardId, SubscriptionHolds
+from runnel.log.log import (
+    Level,
+    NullListener,
+    OwnedShard,
+    PartitionPage,
+    Position,
+    ShardId,
+    ShardOwnership,
+    SubscriptionHolds,
+)
 from runnel.log.log import Store as LogStore
 from runnel.log.memory import MemoryLog
 from runnel.platform.disk import RealDisk
@@ -38,6 +47,19 @@ class Store(enum.Enum):
     )
 
 
+class OwnershipRecorder(NullListener):
+    """Notes which shards came and went, with their epochs."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, ShardId, int]] = []
+
+    def on_shard_acquired(self, shard: OwnedShard) -> None:
+        self.heard.append(("acquired", shard.id, shard.epoch))
+
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        self.heard.append(("released", shard.id, shard.epoch))
+
+
 @dataclass
 class At:
     """What a scenario has in its hands: an open log, by its interfaces alone, and the clock that it goes by."""
@@ -47,6 +69,14 @@ class At:
     store: Store
     holds: FakeHolds
     """What the log was opened with, if the scenario has subscriptions."""
+
+    listener: OwnershipRecorder
+
+    @property
+    def owner(self) -> ShardOwnership:
+        """The log, if it can begin and end serving a shard."""
+        assert isinstance(self.log, MemoryLog)
+        return self.log
 
     def subscribed(self, **subscriptions: Acknowledged) -> FakeHolds:
         """Let there be these subscriptions from now on."""
@@ -129,7 +159,7 @@ async def _run(
     *,
     knows_subscriptions: bool,
 ) -> None:
-    holds = FakeHolds()
+    holds, listener = FakeHolds(), OwnershipRecorder()
     told: SubscriptionHolds | None = holds if knows_subscriptions else None
     clock = VirtualClock()
     policies = Policies(rules)
@@ -138,7 +168,12 @@ async def _run(
         log: LogStore
         if store is Store.MEMORY:
             log = MemoryLog(
-                settings=settings, policies=policies, clock=clock, keep=Keep.DISK, holds=told
+                settings=settings,
+                policies=policies,
+                clock=clock,
+                keep=Keep.DISK,
+                listener=listener,
+                holds=told,
             )
         else:
             losing = lossy(workers, _lose_first_answer) if store is Store.LOST_ANSWERS else None
@@ -149,11 +184,12 @@ async def _run(
                 disk=RealDisk() if store is Store.DISK else FakeDisk(1),
                 clock=clock,
                 workers=workers,
+                listener=listener,
                 holds=told,
                 make_group_store=losing,
             )
         try:
-            await run(At(log, clock, store, holds))
+            await run(At(log, clock, store, holds, listener))
         finally:
             await log.close()
     finally:
