@@ -80,7 +80,6 @@ class ConsumerGroups:
             share=share,
         )
         self._timers = timers
-        self._state = state
         self._subscriptions = WorkSubscriptions(parts, index)
         self._dead = DeadLetterQueues(
             stores, state, self._subscriptions, dead_letter_writer, workers
@@ -125,10 +124,10 @@ class ConsumerGroups:
         self._subscriptions.on_topic_purged(name)
 
     def on_shard_acquired(self, shard: OwnedShard) -> None:
-        self._state.of_shard(shard)
+        self._subscriptions.on_shard_acquired(shard)
 
     def on_shard_released(self, shard: OwnedShard) -> None:
-        self._state.forget(shard)
+        self._subscriptions.on_shard_released(shard)
 
     # --- Verbs. A caller may leave; a verb that has begun still finishes, so that memory and disk agree. ---
 
