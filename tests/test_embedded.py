@@ -82,7 +82,11 @@ def test_retention_is_applied_while_the_log_is_open(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with open_log(tmp_path / "data", settings) as log, asyncio.timeout(30):
-            while (await log.bounds("a", 0)).first_offset == 1 if log.topics() else True:
+            while (
+                (await log.bounds("a", 0)).first_offset == 1
+                if log.metadata.topics.has("a")
+                else True
+            ):
                 await log.append(one(bytes(100)))
 
     asyncio.run(scenario())

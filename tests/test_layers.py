@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,7 @@ VIOLATIONS = {
     "runnel/protocols/http/neighbour.py": "import runnel.protocols.native",
     "runnel/protocols/native/shortcut.py": "import runnel.log",
     "runnel/broker/behind_a_face.py": "import runnel.log.memory.shard",
+    "runnel/broker/knows_a_store.py": "from runnel.log.memory import MemoryLog",
     "runnel/misc/__init__.py": "",
 }
 PERMITTED = {
@@ -96,6 +98,32 @@ def test_every_kind_of_forbidden_import_is_caught(tree: Path) -> None:
     ]
     missed = [module for module in modules if module not in answer.stdout]
     assert not missed, answer.stdout
+
+
+def test_nothing_asks_which_kind_of_store_it_has() -> None:
+    """Stores differ in their capabilities. Nothing outside the log asks for a class of the log."""
+    asking = []
+    for path in sorted((ROOT / "src" / "runnel").rglob("*.py")):
+        name = path.relative_to(ROOT / "src" / "runnel").as_posix()
+        tree = ast.parse(path.read_text())
+        if name.startswith("log/"):
+            continue
+        of_the_log = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("runnel.log")
+            for alias in node.names
+        }
+        asking += [
+            f"{name}:{node.lineno}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("isinstance", "issubclass")
+            and of_the_log
+            & {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+        ]
+    assert asking == []
 
 
 def test_every_module_but_the_optional_ones_imports_without_optional_packages() -> None:

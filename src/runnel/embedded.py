@@ -16,8 +16,9 @@ from runnel.broker.monitoring.events import Events
 from runnel.broker.monitoring.store_statistics import StoreStatistics
 from runnel.client import Opening, open_bus
 from runnel.client.connection import Handle
-from runnel.config import IN_MEMORY, Settings
+from runnel.config import IN_MEMORY, Keep, Settings
 from runnel.log.disk.disk_log import DiskLog
+from runnel.log.log import Store
 from runnel.platform.clock import Clock, SystemClock
 from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
@@ -129,7 +130,7 @@ class ClockTimers:
 @asynccontextmanager
 async def open_log(
     directory: str | PathLike[str], settings: Settings | None = None
-) -> AsyncIterator[DiskLog]:
+) -> AsyncIterator[Store]:
     """Open the log of a data directory, which is created if it is missing; the `async with` closes it.
 
     Retention runs every `log.retention_interval` while the log is open. The log takes topics that are kept on disk;
@@ -147,8 +148,9 @@ async def open_log(
             clock=clock,
             workers=workers,
         )
-        statistics = StoreStatistics({"disk": log}, clock)
-        maintenance = LogMaintenance(settings, clock, {"disk": log}, statistics, Events(clock))
+        logs = {Keep.DISK.value: log}
+        statistics = StoreStatistics(logs, clock)
+        maintenance = LogMaintenance(settings, clock, logs, statistics, Events(clock))
         maintenance_task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(
             maintenance.run()
         )

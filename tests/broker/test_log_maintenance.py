@@ -8,24 +8,25 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
+import msgspec
 import pytest
 
-from runnel.broker.log_maintenance import LogMaintenance, MaintainedLog, report_recovery
+from runnel.broker.log_maintenance import LogMaintenance, report_recovery
 from runnel.broker.monitoring.events import Events
 from runnel.broker.monitoring.store_statistics import StoreStatistics
 from runnel.config import Keep, LogSettings, Pin, Retain, Rotate, Settings, TopicRule
 from runnel.errors import ReadOnlyError
 from runnel.log.disk.disk_log import DiskLog
-from runnel.log.disk.recovery import Recovered
 from runnel.log.log import (
-    Cursor,
+    Capabilities,
     CursorPosition,
     Level,
     LogStatistics,
-    OffsetBounds,
     Position,
+    Recovered,
     ShardId,
     ShardStatistics,
+    Store,
     Trimmed,
 )
 from runnel.log.memory import MemoryLog
@@ -49,7 +50,7 @@ class House:
 
     def __init__(
         self,
-        logs: Mapping[str, MaintainedLog],
+        logs: Mapping[str, Store],
         clock: VirtualClock,
         settings: Settings | None = None,
     ) -> None:
@@ -76,7 +77,7 @@ class House:
 
 @asynccontextmanager
 async def house(
-    logs: Mapping[str, MaintainedLog], clock: VirtualClock, settings: Settings | None = None
+    logs: Mapping[str, Store], clock: VirtualClock, settings: Settings | None = None
 ) -> AsyncIterator[House]:
     kept = House(logs, clock, settings)
     running = asyncio.get_running_loop().create_task(kept.keeping.run())
@@ -99,10 +100,12 @@ async def disk_house(home: Home) -> AsyncIterator[tuple[House, DiskLog]]:
         await log.close()
 
 
-class FakeLog:
+class FakeLog(MemoryLog):
     """A log whose troubles a test arranges."""
 
     def __init__(self, *shards: str) -> None:
+        self.clock = VirtualClock()
+        super().__init__(settings=Settings(), policies=Policies(), clock=self.clock)
         self.names = [ShardId(name) for name in shards]
         self.segments = dict.fromkeys(self.names, 1)
         self.read_only: set[ShardId] = set()
@@ -126,15 +129,6 @@ class FakeLog:
         ]
         return LogStatistics(topics=0, shards=shards, open_files=0, damage=list(self.damage))
 
-    def cursors(self) -> list[Cursor]:
-        return []
-
-    async def bounds(self, topic: str, partition: int) -> OffsetBounds:
-        return OffsetBounds(1, 1)
-
-    def entries(self, shard: ShardId) -> OffsetBounds:
-        return OffsetBounds(1, 1)
-
 
 class FakeDiskLog(FakeLog):
     """One that can be reopened, as often as its disk allows."""
@@ -145,7 +139,10 @@ class FakeDiskLog(FakeLog):
         self.broken: set[ShardId] = set()
         self.hanging: set[ShardId] = set()
         self.released = asyncio.Event()  # those that hang, hang until then
-        self.clock = VirtualClock()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(super().capabilities, is_reopenable=True)
 
     async def reopen(self, shard: ShardId) -> Sequence[str]:
         self.tries.append((self.clock.monotonic_ns() // SECOND_NS, shard))
@@ -242,13 +239,13 @@ def test_cursor_whose_hold_was_passed_is_named_with_what_it_lost() -> None:
             for _ in range(10):
                 await log.append(one("a", bytes(100)))
             (shard,) = log.shards()
-            epoch = log.epoch
-            await log.set_cursor("by-offset", [CursorPosition(topic="a", offset=2)])
-            await log.set_cursor(
+            epoch = log.shard(shard).epoch
+            await log.metadata.set_cursor("by-offset", [CursorPosition(topic="a", offset=2)])
+            await log.metadata.set_cursor(
                 "by-shard",
                 [CursorPosition(shard=shard, position=Position(epoch, 1), patterns=("*",))],
             )
-            await log.set_cursor("in-time", [CursorPosition(topic="a", offset=11)])
+            await log.metadata.set_cursor("in-time", [CursorPosition(topic="a", offset=11)])
             await kept.pass_time(10)
             first = (await log.bounds("a", 0)).first_offset
             by_offset, by_shard = kept.published.events("pin_passed")

@@ -142,8 +142,8 @@ def test_open_directory_is_reported_with_its_process_and_cursors(
         workers = ThreadWorkers(1)
         try:
             log = await open_log(directory, workers)
-            await log.ensure_topic("a")
-            await log.set_cursor("reader", [CursorPosition(topic="a", offset=7)])
+            await log.metadata.ensure_topic("a")
+            await log.metadata.set_cursor("reader", [CursorPosition(topic="a", offset=7)])
             assert run(["log", "inspect", str(directory)]) == 0
             await log.close()
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runnel.log.retention.holds import Hold
+from runnel.log.log import Hold
 from runnel.topics.names import TopicPartition
 
 _ENDLESS = 2**62

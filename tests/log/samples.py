@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.log.log import EntryPage, Log, PartitionPage
+from runnel.log.log import EntryPage, MessageLog, PartitionPage, Store, Trimmed
 
 
 def batch(
@@ -47,10 +48,26 @@ def read_topics(page: PartitionPage | EntryPage) -> list[str]:
     return [message.topic for found in page.found for message in found.wanted()]
 
 
-async def read_all(log: Log, topic: str, offset: int = 1) -> list[Message]:
+async def read_all(log: MessageLog, topic: str, offset: int = 1) -> list[Message]:
     """Everything that a partition has from an offset on."""
     messages: list[Message] = []
     while (page := await log.read(topic, 0, offset)).found or page.gaps:
         messages += [message for found in page.found for message in found.wanted()]
         offset = page.next_offset
     return messages
+
+
+async def trim_log(log: Store) -> Trimmed:
+    """One round of retention over all shards."""
+    return Trimmed.of([await log.trim_shard(shard) for shard in log.shards()])
+
+
+async def last_message(log: Store, topic: str, partition: int) -> Batch | None:
+    """The last message of a partition, if the log still holds it or its topic keeps last values."""
+    shard = log.metadata.topics.shard_of(topic, partition)
+    offset = (await log.bounds(topic, partition)).next_offset - 1
+    async with aclosing(log.messages_at(shard, {(topic, partition): offset})) as found:
+        async for chosen in found:
+            for each in chosen:
+                return each.taken()
+    return None

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnel.log.log import ShardId
+from runnel.log.log import Hold, ShardId
 from runnel.log.metadata.cursors import CursorTable
 from runnel.log.retention import acked
 from runnel.log.retention.acked import PartitionSpan, Range, Remainder
-from runnel.log.retention.holds import Hold, Holds, ShardHolds
+from runnel.log.retention.holds import Holds, ShardHolds
 from runnel.log.segments.index import RunTable
 from tests.log.fake_holds import Acknowledged, FakeHolds
 
@@ -140,7 +140,7 @@ def test_holds_are_found_by_partition_and_by_pattern() -> None:
 
 def test_many_offsets_are_asked_about_in_parts_and_answered_as_one() -> None:
     subscriptions = FakeHolds(work=Acknowledged(("a", 0)))
-    holds = ShardHolds(ShardId("main"), CursorTable(1, lambda _: None), lambda: subscriptions)
+    holds = ShardHolds(ShardId("main"), CursorTable(1, lambda _: None), subscriptions)
     subscriptions.ack("work", ("a", 0), [1, 40_000])
     owed = holds.owed(("a", 0), 1, 50_001)
     assert subscriptions.questions == 4

@@ -21,11 +21,13 @@ from runnel.platform.workers import ThreadWorkers
 from runnel.topics.policies import Policies
 from tests.fakes.clock import VirtualClock
 from tests.log.home import LOG
-from tests.log.samples import one, read_all
+from tests.log.samples import one, read_all, trim_log
 
 RULE = TopicRule(
     match="*", journal="main", rotate=Rotate(bytes_max=4096), retain=Retain(age_ns=10**9)
 )
+
+MAIN = ShardId("main")
 
 
 @asynccontextmanager
@@ -62,19 +64,19 @@ def test_checkpoint_has_what_was_stored_before_it_and_nothing_later(tmp_path: Pa
         async with opened(tmp_path / "data", clock) as log:
             for number in range(1, 21):
                 await log.append(one("a", bytes([number]) * 500))
-            await log.set_cursor("before", [CursorPosition("a", 0, 5)])
+            await log.metadata.set_cursor("before", [CursorPosition("a", 0, 5)])
             path, checkpoint_id = await log.checkpoint()
             assert checkpoint.read_contents(Path(path)).id == checkpoint_id
             # The segment that grows goes on growing, and retention takes the others.
             for number in range(21, 31):
                 await log.append(one("a", bytes([number]) * 500))
             await log.append(one("later", b"1"))
-            await log.set_cursor("after", [CursorPosition("a", 0, 5)])
-            await log.remove_cursor("before")
-            await log.remove_cursor("after")
+            await log.metadata.set_cursor("after", [CursorPosition("a", 0, 5)])
+            await log.metadata.remove_cursor("before")
+            await log.metadata.remove_cursor("after")
             clock.advance(10**10)
-            await log.trim()
-            assert log.entries(ShardId("main")).first_offset > 20
+            await trim_log(log)
+            assert log.shard(MAIN).entries().first_offset > 20
             copy = copy_of(path, tmp_path / "copy")
             assert verify(OfflineLog(str(copy))).damage == []
             await log.drop_checkpoint()
@@ -85,8 +87,8 @@ def test_checkpoint_has_what_was_stored_before_it_and_nothing_later(tmp_path: Pa
             assert not log.recovered.torn
             messages = await read_all(log, "a")
             assert [message.offset for message in messages] == list(range(1, 21))
-            assert [cursor.name for cursor in log.cursors()] == ["before"]
-            assert not log.has_topic("later")
+            assert [cursor.name for cursor in log.metadata.cursors.all()] == ["before"]
+            assert not log.metadata.topics.has("later")
             assert (await log.append(one("a", b"x"))).base_offsets[0] == 21
 
     asyncio.run(scenario())
@@ -99,11 +101,11 @@ def test_whatever_comes_while_a_checkpoint_is_made_waits_and_is_stored(tmp_path:
             making = asyncio.ensure_future(log.checkpoint())
             appended: list[asyncio.Future[Appended]] = []
             while not making.done():  # a stream that leaves the writer no rest
-                await log.wait_room(ShardId("main"))
+                await log.wait_room(MAIN)
                 appended.append(log.append(one(f"t{len(appended) % 50}", b"2")))
                 await asyncio.sleep(0)
             path, _ = await making
-            setting = log.set_cursor("c", [CursorPosition("a", 0, 1)])
+            setting = log.metadata.set_cursor("c", [CursorPosition("a", 0, 1)])
             await asyncio.gather(setting, *appended)
             copy = copy_of(path, tmp_path / "copy")
             with pytest.raises(ClientFault, match="a copy of this broker is being made"):
@@ -162,10 +164,10 @@ def test_restored_copy_goes_on_in_an_epoch_that_the_original_never_has(tmp_path:
         epoch = copies.begin_epoch(RealDisk(), copy)
         assert copies.begin_epoch(RealDisk(), copy) > epoch  # a copy of a copy
         async with opened(data, VirtualClock()) as log:
-            original = log.epoch
+            original = log.shard(MAIN).epoch
         async with opened(copy, VirtualClock()) as log:
-            assert log.epoch > epoch > original
-            assert (await log.append(one("a", b"2"))).epoch == log.epoch
+            assert log.shard(MAIN).epoch > epoch > original
+            assert (await log.append(one("a", b"2"))).epoch == log.shard(MAIN).epoch
 
     asyncio.run(scenario())
 
@@ -185,7 +187,7 @@ def test_copy_of_a_journal_with_several_shards_has_all_of_them(tmp_path: Path) -
             await log.drop_checkpoint()
         assert verify(OfflineLog(str(copy))).damage == []
         async with opened(copy, clock) as log:
-            assert len({log.topic(topic).shards[0] for topic in topics}) == 4
+            assert len({log.metadata.topics.get(topic).shards[0] for topic in topics}) == 4
             for topic in topics:
                 assert [message.payload for message in await read_all(log, topic)] == [b"before"]
 

@@ -26,6 +26,7 @@ from runnel.log.segments.records import RecordFile
 from tests.fakes.disk import FakeDisk
 from tests.log.home import Home
 from tests.log.images import DIRECTORY, Image, batch, disk_of, flipped, image_of, open_log
+from tests.log.samples import trim_log
 from tests.log.test_damaged_files import block_ends
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ async def scanned(log: DiskLog) -> tuple[set[int], set[int]]:
     """The same of topic a for a reader of the whole shard."""
     found: set[int] = set()
     told: set[int] = set()
-    position = Position(0, log.entries(SHARD).first_offset)
+    position = Position(0, log.shard(SHARD).entries().first_offset)
     while True:
         page = await log.read_shard(SHARD, position)
         for one in page.found:
@@ -280,9 +281,9 @@ def test_losses_outlast_rewriting_and_go_with_retention() -> None:
     assert run(disk, fetched, is_closed=True) == expected
 
     async def forget(log: DiskLog) -> object:
-        await log.purge_topic("a")
-        await log.purge_topic("b")
-        await log.trim()
+        await log.metadata.purge_topic("a")
+        await log.metadata.purge_topic("b")
+        await trim_log(log)
         return log._shards[SHARD].losses.remembered.losses
 
     assert run(disk.restart(), forget, is_closed=True) == ()
@@ -292,8 +293,8 @@ def test_what_retention_removed_is_no_loss() -> None:
     disk = disk_of(image(is_closed=True, segment_bytes_max=1500))
 
     async def purge(log: DiskLog) -> int:
-        await log.purge_topic("a")
-        return (await log.trim()).segments_removed
+        await log.metadata.purge_topic("a")
+        return (await trim_log(log)).segments_removed
 
     run(disk, purge, is_closed=True)
     disk = disk.restart()

@@ -94,7 +94,7 @@ def test_catalogue_cut_at_every_byte_keeps_whole_records_and_goes_on() -> None:
 
     async def set_cursors(log: DiskLog) -> None:
         for offset in (1, 2, 3):
-            await log.set_cursor("c", [CursorPosition(topic="a", offset=offset)])
+            await log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=offset)])
             sizes.append(len(image_of(disk)[path]))
 
     disk = disk_of(closed_image())
@@ -103,8 +103,12 @@ def test_catalogue_cut_at_every_byte_keeps_whole_records_and_goes_on() -> None:
     image = image_of(disk)
 
     async def cursor_then_another(log: DiskLog) -> int | None:
-        found = [cursor.positions[0].offset for cursor in log.cursors() if cursor.name == "c"]
-        await log.set_cursor("d", [])
+        found = [
+            cursor.positions[0].offset
+            for cursor in log.metadata.cursors.all()
+            if cursor.name == "c"
+        ]
+        await log.metadata.set_cursor("d", [])
         return found[0] if found else None
 
     for size in range(sizes[0] - 1, sizes[-1] + 1):
@@ -201,7 +205,7 @@ def test_topic_made_again_is_there_wherever_the_catalogue_is_damaged(is_closed: 
     async def make_again(log: DiskLog) -> int:
         await log.append(batch("a", b"old"))
         on_its_way = log.append(batch("a", b"late"))
-        await log.delete_topic("a")
+        await log.metadata.delete_topic("a")
         await on_its_way
         image = image_of(disk)
         deletion_ends = len(image[the_path(image, "/catalogue/")])

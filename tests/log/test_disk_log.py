@@ -28,12 +28,14 @@ from tests.fakes.clock import VirtualClock
 from tests.log.home import LOG, Home, run
 from tests.log.samples import (
     batch,
+    last_message,
     numbered,
     one,
     read_all,
     read_offsets,
     read_payloads,
     read_topics,
+    trim_log,
 )
 
 MAIN = ShardId("main")
@@ -70,22 +72,22 @@ def test_everything_acknowledged_is_there_when_it_is_opened_again(is_killed: boo
         for number in range(5):
             await log.append(batch(("a", [b"%d" % number]), ("b", [b"x", b"y"])))
         await log.append(numbered("p", 0, term=3))
-        await log.set_cursor("c", [CursorPosition(topic="a", offset=2)])
+        await log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=2)])
         before = await log.read_shard(MAIN, Position(0, 1))
         log = await (home.kill() if is_killed else home.reopen(log))
 
         assert log.recovered.was_clean == (not is_killed)
         assert not log.recovered.torn
         assert not log.recovered.damage
-        assert sorted(topic.name for topic in log.topics()) == ["a", "b"]
+        assert sorted(log.metadata.topics.names()) == ["a", "b"]
         assert await log.bounds("a", 0) == OffsetBounds(1, 7)
         assert await log.bounds("b", 0) == OffsetBounds(1, 11)
-        assert log.entries(MAIN) == OffsetBounds(1, 7)
+        assert log.shard(MAIN).entries() == OffsetBounds(1, 7)
         after = await log.read_shard(MAIN, Position(0, 1))
         assert [bytes(found.block) for found in after.found] == [
             bytes(found.block) for found in before.found
         ]
-        [cursor] = log.cursors()
+        [cursor] = log.metadata.cursors.all()
         assert (cursor.name, cursor.positions[0].offset) == ("c", 2)
         assert (await log.append(numbered("p", 0, term=3))).is_repeated
         with pytest.raises(ProducerFencedError):
@@ -154,7 +156,7 @@ def test_after_a_kill_only_the_last_segment_is_scanned() -> None:
         log = await home.open()
         for _ in range(22):
             await log.append(one("a", b"x" * 10_000))
-        await log.trim()  # waits until the full segments have their indexes
+        await trim_log(log)  # waits until the full segments have their indexes
         home.disk = home.disk.restart()
         log = await home.open()
         assert home.disk.read_bytes < 40_000
@@ -171,15 +173,15 @@ def test_purged_and_deleted_messages_stay_hidden(is_killed: bool) -> None:
     async def scenario() -> None:
         log = await home.open()
         await log.append(batch(("purged", [b"1"]), ("deleted", [b"2"]), ("again", [b"3"])))
-        await log.purge_topic("purged")
-        await log.delete_topic("deleted")
-        await log.delete_topic("again")
+        await log.metadata.purge_topic("purged")
+        await log.metadata.delete_topic("deleted")
+        await log.metadata.delete_topic("again")
         await log.append(one("again", b"4"))
         log = await (home.kill() if is_killed else home.reopen(log))
         assert await log.bounds("purged", 0) == OffsetBounds(2, 2)
-        assert await log.last("purged", 0) is None
+        assert await last_message(log, "purged", 0) is None
         assert await log.bounds("again", 0) == OffsetBounds(2, 3)
-        assert sorted(topic.name for topic in log.topics()) == ["again", "purged"]
+        assert sorted(log.metadata.topics.names()) == ["again", "purged"]
         with pytest.raises(UnknownTopicError):
             await log.read("deleted", 0, 1)
         assert read_payloads(await log.read_shard(MAIN, Position(0, 1))) == [b"4"]
@@ -196,7 +198,7 @@ def test_messages_on_their_way_when_a_topic_is_deleted_stay_hidden_after_a_resta
         log = await home.open()
         await log.append(one("a", b"1"))
         waiting = log.append(one("a", b"2"))
-        await log.delete_topic("a")
+        await log.metadata.delete_topic("a")
         await waiting
         made = await log.append(one("a", b"new"))
         for _ in range(2):
@@ -218,16 +220,16 @@ def test_last_value_survives_retention_and_then_a_restart() -> None:
         log = await home.open()
         await log.append(batch(("a", [b"1", b"2"]), ("b", [b"3"])))
         home.clock.advance(2 * DAY_NS)
-        assert (await log.trim()).segments_removed == 1
+        assert (await trim_log(log)).segments_removed == 1
         for is_killed in (True, False):
             log = await (home.kill() if is_killed else home.reopen(log))
-            last = await log.last("a", 0)
+            last = await last_message(log, "a", 0)
             assert last is not None
             assert [(m.offset, m.payload) for m in last] == [(2, b"2")]
-        await log.purge_topic("a")
+        await log.metadata.purge_topic("a")
         log = await home.reopen(log)
-        assert await log.last("a", 0) is None
-        assert await log.last("b", 0) is not None
+        assert await last_message(log, "a", 0) is None
+        assert await last_message(log, "b", 0) is not None
         await log.close()
 
     run(scenario)
@@ -242,11 +244,11 @@ def test_numbers_go_on_when_retention_has_removed_all_segments(is_killed: bool) 
         await log.append(one("a", b"1", b"2"))
         await log.append(numbered("p", 0))
         home.clock.advance(2 * DAY_NS)
-        await log.trim()
+        await trim_log(log)
         assert home.shard_files(".segment") == []
         log = await (home.kill() if is_killed else home.reopen(log))
         assert await log.bounds("a", 0) == OffsetBounds(4, 4)
-        assert log.entries(MAIN) == OffsetBounds(3, 3)
+        assert log.shard(MAIN).entries() == OffsetBounds(3, 3)
         with pytest.raises(OffsetGoneError):
             await log.read("a", 0, 1)
         again = await log.append(numbered("p", 0))
@@ -294,9 +296,9 @@ def test_changed_rules_leave_the_fixed_part_alone_and_are_listed() -> None:
             ("c", "keep", "disk", "memory"),
             ("c", "journal", "main", "c"),
         ]
-        assert log.topic("a/1").policy.partitions == 2
-        assert log.topic("a/1").shards == [ShardId("one")] * 2
-        assert log.topic("b").policy.last_value
+        assert log.metadata.topics.get("a/1").policy.partitions == 2
+        assert log.metadata.topics.get("a/1").shards == [ShardId("one")] * 2
+        assert log.metadata.topics.get("b").policy.last_value
         assert (await log.append(one("a/1", b"y"))).base_offsets == [2]
         await log.close()
 
@@ -371,7 +373,7 @@ def test_old_segment_is_sealed_even_if_nothing_more_comes() -> None:
         await log.append(one("a", b"1"))
         assert home.shard_files(".index") == []
         home.clock.advance(2 * HOUR_NS)
-        await log.trim()
+        await trim_log(log)
         assert len(home.shard_files(".index")) == 1
         await log.append(one("a", b"2"))
         assert len(home.shard_files(".segment")) == 2
@@ -388,7 +390,7 @@ def test_batches_that_arrive_while_an_old_segment_is_sealed_are_stored_behind_it
         log = await home.open()
         await log.append(one("a", b"1"))
         home.clock.advance(2 * HOUR_NS)
-        trimming = asyncio.ensure_future(log.trim())
+        trimming = asyncio.ensure_future(trim_log(log))
         home.clock.step_wall(-2 * HOUR_NS)  # so that they would belong to the old period
         futures = []
         while not trimming.done():

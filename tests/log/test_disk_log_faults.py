@@ -20,7 +20,16 @@ from runnel.log.segments.segments import Segment
 from runnel.platform.disk import FileAccess
 from tests.fakes.disk import FakeDisk, Kind
 from tests.log.home import Home, run
-from tests.log.samples import batch, numbered, one, read_all, read_offsets, read_payloads
+from tests.log.samples import (
+    batch,
+    last_message,
+    numbered,
+    one,
+    read_all,
+    read_offsets,
+    read_payloads,
+    trim_log,
+)
 
 MAIN = ShardId("main")
 EVERY_BATCH = TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=1))
@@ -93,7 +102,7 @@ def test_reserve_is_kept_free() -> None:
         with pytest.raises(DiskFullError, match=r"log.disk_reserve_bytes = 50000"):
             await log.append(one("a", b"x" * 5000))
         assert home.disk.room_bytes > 50_000
-        await log.set_cursor(
+        await log.metadata.set_cursor(
             "c", [CursorPosition(topic="a", offset=1)]
         )  # what needs little goes on
         await log.close()
@@ -131,7 +140,7 @@ def test_topic_that_could_not_be_recorded_was_never_made_and_hinders_no_other() 
         home.disk.fail(Kind.WRITE, errno.ENOSPC, path=is_catalogue)
         with pytest.raises(DiskFullError, match="catalogue"):
             await log.append(one("new", b"1"))
-        assert [topic.name for topic in log.topics()] == ["a"]
+        assert log.metadata.topics.names() == ["a"]
         assert (await log.append(one("a", b"2"))).base_offsets == [2]
         assert (await log.append(one("new", b"2"))).base_offsets == [1]
         assert await payloads(log, "new") == [b"2"]
@@ -145,13 +154,13 @@ def test_cursor_that_could_not_be_recorded_is_not_set() -> None:
 
     async def scenario() -> None:
         log = await home.open()
-        await log.set_cursor("c", [CursorPosition(topic="a", offset=1)])
+        await log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=1)])
         home.disk.fail(Kind.WRITE, errno.ENOSPC, path=is_catalogue)
         with pytest.raises(DiskFullError):
-            await log.set_cursor("c", [CursorPosition(topic="a", offset=2)])
-        assert log.cursors()[0].positions[0].offset == 1
+            await log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=2)])
+        assert log.metadata.cursors.all()[0].positions[0].offset == 1
         log = await home.kill()
-        assert log.cursors()[0].positions[0].offset == 1
+        assert log.metadata.cursors.all()[0].positions[0].offset == 1
         await log.close()
 
     run(scenario)
@@ -372,15 +381,15 @@ def test_catalogue_is_replaced_by_a_snapshot_when_it_has_grown() -> None:
     async def scenario() -> None:
         log = await home.open()
         await log.append(batch(("a", [b"1", b"2"]), ("b", [b"3"])))
-        await log.delete_topic("b")
+        await log.metadata.delete_topic("b")
         for offset in range(1, 200):
-            await log.set_cursor("c", [CursorPosition(topic="a", offset=offset)])
+            await log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=offset)])
         [path] = home.catalogue_files()
         assert int(path.rpartition("/")[2]) > 3
         assert len(home.content(path)) < 5000
         log = await home.kill()
-        assert [topic.name for topic in log.topics()] == ["a"]
-        assert log.cursors()[0].positions[0].offset == 199
+        assert log.metadata.topics.names() == ["a"]
+        assert log.metadata.cursors.all()[0].positions[0].offset == 199
         assert (await log.append(one("a", b"x"))).base_offsets == [3]
         assert (await log.append(one("b", b"x"))).base_offsets == [2]
         await log.close()
@@ -401,7 +410,7 @@ def test_topics_and_offsets_that_a_damaged_catalogue_lost_are_learned_from_the_s
             home.disk.flip_bit(path, position, 1)
         log = await home.open()
         assert any(line.startswith(f"{path}:") for line in log.recovered.damage)
-        assert sorted(topic.name for topic in log.topics()) == ["a", "b"]
+        assert sorted(log.metadata.topics.names()) == ["a", "b"]
         assert await log.bounds("a", 0) == OffsetBounds(1, 5)
         assert await log.bounds("b", 0) == OffsetBounds(1, 9)
         done = await log.append(batch(("a", [b"new"]), ("b", [b"new"])))
@@ -450,7 +459,7 @@ def test_catalogue_older_than_its_segments_does_not_lead_to_offsets_given_twice(
         for path, content in early.items():
             home.overwrite(path, content)
         log = await home.open()
-        assert sorted(topic.name for topic in log.topics()) == ["a", "rare"]
+        assert sorted(log.metadata.topics.names()) == ["a", "rare"]
         done = await log.append(batch(("rare", [b"2"]), ("a", [b"6"])))
         assert (done.base_offsets, done.entry) == ([2, 6], 7)
         assert await payloads(log, "rare") == [b"1", b"2"]
@@ -483,7 +492,7 @@ def test_reader_beside_retention_meets_messages_or_a_gap_but_no_error() -> None:
         async def publish() -> None:
             for number in range(60):
                 await log.append(one("a", b"%d" % number * 200))
-                await log.trim()
+                await trim_log(log)
 
         async def read() -> None:
             offset = 1
@@ -496,7 +505,7 @@ def test_reader_beside_retention_meets_messages_or_a_gap_but_no_error() -> None:
                     continue
                 seen.extend(read_offsets(page))
                 offset = page.next_offset
-                await log.last("a", 0)
+                await last_message(log, "a", 0)
                 await asyncio.sleep(0)
 
         async def read_shard() -> None:
@@ -511,7 +520,7 @@ def test_reader_beside_retention_meets_messages_or_a_gap_but_no_error() -> None:
                 position = page.next_position
                 await asyncio.sleep(0)
 
-        await log.ensure_topic("a")
+        await log.metadata.ensure_topic("a")
         await log.append(one("b", b"first"))
         async with asyncio.TaskGroup() as group:
             for work in (publish, read, read_shard):
@@ -533,7 +542,7 @@ def test_expired_segment_before_a_young_one_does_not_hide_it() -> None:
         await log.append(one("a", b"old"))
         home.clock.advance(DAY_NS)
         await log.append(one("a", b"young"))
-        await log.trim()  # both segments have their indexes on disk now, so that reading waits
+        await trim_log(log)  # both segments have their indexes on disk now, so that reading waits
         log = await home.reopen(log)
         reading = asyncio.ensure_future(log.read("a", 0, 1))
         for _ in range(200):
@@ -562,14 +571,14 @@ def test_what_goes_while_it_is_read_is_never_passed_in_silence(
         await log.append(one("a", b"old"))
         home.clock.advance(DAY_NS // 2)
         await log.append(one("a", b"young"))
-        await log.trim()
+        await trim_log(log)
         log = await home.reopen(log)  # nothing is known of its segments: reading waits
         reading = asyncio.ensure_future(log.read("a", 0, 1))
         for _ in range(turns):
             await asyncio.sleep(0)
         home.clock.advance(DAY_NS // 2 + 1)
         if is_trimmed:
-            await log.trim()
+            await trim_log(log)
         try:
             came = read_payloads(await reading)
         except OffsetGoneError as gone:
@@ -644,8 +653,8 @@ def test_what_stays_of_a_segment_that_is_rewritten_is_not_taken_for_gone(turns: 
             await log.append(one("c", b"before"))
         await log.append(batch(("a", [b"1"]), ("b", [b"much", b"more"])))
         await log.append(one("a", b"2"))
-        await log.purge_topic("b")
-        trimming = asyncio.ensure_future(log.trim())
+        await log.metadata.purge_topic("b")
+        trimming = asyncio.ensure_future(trim_log(log))
         for _ in range(turns):
             await asyncio.sleep(0)
         while not trimming.done():

@@ -56,7 +56,7 @@ def every(*texts: str) -> dict[tuple[str, int], list[bytes]]:
 def check_shards(log: DiskLog, shards: int) -> None:
     for topic in TOPICS:
         expected = [ShardId("main", shard_of_partition(topic, part, shards)) for part in range(2)]
-        assert log.topic(topic).shards == expected
+        assert log.metadata.topics.get(topic).shards == expected
 
 
 def test_topics_of_a_journal_are_stored_in_several_shards() -> None:

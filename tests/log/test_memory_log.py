@@ -7,14 +7,14 @@ import tracemalloc
 import pytest
 
 from runnel.config import Keep, LogSettings, Pin, Retain, Settings, TopicRule
-from runnel.errors import ClientFault, OffsetGoneError, UnknownTopicError
+from runnel.errors import ClientFault, ClosedError, OffsetGoneError
 from runnel.formats import block
-from runnel.log.log import CursorPosition, Level, Log, Position, ShardId
+from runnel.log.log import CursorPosition, Level, Position, ShardId
 from runnel.log.memory import MemoryLog
 from runnel.topics.policies import Policies
 from tests.fakes.clock import VirtualClock
 from tests.log.home import run
-from tests.log.samples import batch, one, read_all, read_offsets, read_payloads
+from tests.log.samples import batch, one, read_all, read_offsets, read_payloads, trim_log
 
 M = ShardId("m")
 IN_MEMORY = TopicRule(match="*", keep=Keep.MEMORY, journal="m")
@@ -48,12 +48,11 @@ def stored_bytes(log: MemoryLog) -> int:
 def test_it_is_a_log_for_memory_topics_and_no_others() -> None:
     async def scenario() -> None:
         log = made(TopicRule(match="m/*", keep=Keep.MEMORY))
-        as_interface: Log = log
-        done = await as_interface.append(one("m/a", b"1"), Level.STORED)
+        done = await log.append(one("m/a", b"1"), Level.STORED)
         assert done.level is Level.RECEIVED
         with pytest.raises(ClientFault, match="keep = disk; this log is for memory"):
             log.append(one("elsewhere", b"1"))
-        assert [topic.name for topic in log.topics()] == ["m/a"]
+        assert log.metadata.topics.names() == ["m/a"]
 
     run(scenario)
 
@@ -64,26 +63,35 @@ def test_log_made_anew_begins_at_1_in_a_higher_epoch_and_old_positions_are_gone(
         first = made(clock=clock)
         for number in range(5):
             await first.append(one("a", b"old %d" % number))
-        position = (await first.read_shard(M, Position(first.epoch, 3))).next_position
+        position = (await first.read_shard(M, Position(first.shard(M).epoch, 3))).next_position
         clock.advance(1)
         second = made(clock=clock)
-        assert second.epoch > first.epoch
         for number in range(9):
             assert (await second.append(one("a", b"new"))).base_offsets == [number + 1]
-        for stale in (position, Position(first.epoch, 1), Position(first.epoch, 100)):
+        assert second.shard(M).epoch > first.shard(M).epoch
+        for stale in (
+            position,
+            Position(first.shard(M).epoch, 1),
+            Position(first.shard(M).epoch, 100),
+        ):
             with pytest.raises(OffsetGoneError) as raised:
                 await second.read_shard(M, stale)
             assert raised.value.first_offset == 1
             assert raised.value.gap >= 0
-        page = await second.read_shard(M, Position(second.epoch, 1))
+        page = await second.read_shard(M, Position(second.shard(M).epoch, 1))
         assert len(read_payloads(page)) == 9
 
     run(scenario)
 
 
 def test_epoch_can_be_given() -> None:
-    log = MemoryLog(settings=Settings(), policies=Policies(), clock=VirtualClock(), epoch=42)
-    assert log.epoch == 42
+    async def scenario() -> None:
+        log = MemoryLog(
+            settings=Settings(), policies=Policies([IN_MEMORY]), clock=VirtualClock(), epoch=42
+        )
+        assert (await log.append(one("a", b"1"))).epoch == log.shard(M).epoch == 42
+
+    run(scenario)
 
 
 def test_without_retention_the_oldest_go_at_the_bound_and_readers_are_told() -> None:
@@ -102,10 +110,10 @@ def test_without_retention_the_oldest_go_at_the_bound_and_readers_are_told() -> 
         assert raised.value.gap == bounds.first_offset - 1
         messages = await read_all(log, "a", bounds.first_offset)
         assert [message.offset for message in messages] == list(range(bounds.first_offset, 201))
-        trimmed = await log.trim()
+        trimmed = await trim_log(log)
         assert trimmed.segments_removed == bounds.first_offset - 1  # told by the next round
         assert trimmed.bytes_removed > 100_000
-        assert (await log.trim()).segments_removed == 0
+        assert (await trim_log(log)).segments_removed == 0
 
     run(scenario)
 
@@ -125,16 +133,16 @@ def test_batch_larger_than_the_bound_is_kept_until_the_next_comes() -> None:
 def test_holds_keep_more_than_retention_but_never_more_than_the_bound() -> None:
     async def scenario() -> None:
         log = made(rule(Retain(bytes_max=5000), Pin(bytes_max=None)), bytes_max=20_000)
-        await log.set_cursor("slow", [CursorPosition(topic="a", offset=1)])
+        await log.metadata.set_cursor("slow", [CursorPosition(topic="a", offset=1)])
         for _ in range(10):
             await log.append(one("a", b"x" * 1000))
-        assert list((await log.trim()).holds_passed) == []
+        assert list((await trim_log(log)).holds_passed) == []
         assert stored_bytes(log) > 10_000
         for _ in range(50):
             await log.append(one("a", b"x" * 1000))
             assert stored_bytes(log) <= 20_000
-        assert list((await log.trim()).holds_passed) == ["slow"]
-        assert (await log.trim()).holds_passed == []
+        assert list((await trim_log(log)).holds_passed) == ["slow"]
+        assert (await trim_log(log)).holds_passed == []
 
     run(scenario)
 
@@ -168,9 +176,9 @@ def test_purging_frees_memory_at_once() -> None:
         for _ in range(10):
             await log.append(one("a", b"x" * 1000))
         await log.append(one("b", b"y"))
-        await log.purge_topic("a")
+        await log.metadata.purge_topic("a")
         assert stored_bytes(log) < 1000
-        assert log.entries(M).first_offset == 11
+        assert log.shard(M).entries().first_offset == 11
         assert read_payloads(await log.read("b", 0, 1)) == [b"y"]
 
     run(scenario)
@@ -200,8 +208,8 @@ def test_closed_log_has_let_go_of_everything() -> None:
         await log.append(one("a", b"1"))
         await log.close()
         assert log.shards() == []
-        with pytest.raises(UnknownTopicError):
-            log.entries(M)
+        with pytest.raises(ClosedError):
+            log.shard(M)
 
     run(scenario)
 
@@ -213,7 +221,7 @@ def test_bound_is_of_the_journal_and_the_oldest_of_all_its_shards_go(shards: int
         log = made(bytes_max=20_000, clock=clock, journal_shards=shards)
         topics = [f"t{number}" for number in range(20)]
         await log.append(one(topics[0], b"first"))
-        await log.set_cursor("c", [CursorPosition(topic=topics[0], offset=1)])
+        await log.metadata.set_cursor("c", [CursorPosition(topic=topics[0], offset=1)])
         for number in range(400):
             clock.advance(1)
             await log.append(one(topics[number % 20], bytes(100)))

@@ -24,7 +24,7 @@ from runnel.platform.lock_holder import LockHolder
 from runnel.topics.patterns import Pattern
 from tests.fakes.disk import FakeDisk
 from tests.log.home import Home, run
-from tests.log.samples import batch, one
+from tests.log.samples import batch, one, trim_log
 
 SECOND_NS = 10**9
 SMALL = TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=4000), partitions=2)
@@ -357,9 +357,9 @@ def test_purged_and_deleted_messages_are_not_served() -> None:
     async def write(log: DiskLog, _: Home) -> None:
         await log.append(batch(("purged", [b"1", b"2"]), ("deleted", [b"3"]), ("kept", [b"4"])))
         await log.append(one("again", b"5"))
-        await log.purge_topic("purged")
-        await log.delete_topic("deleted")
-        await log.delete_topic("again")
+        await log.metadata.purge_topic("purged")
+        await log.metadata.delete_topic("deleted")
+        await log.metadata.delete_topic("again")
         await log.append(batch(("purged", [b"6"]), ("again", [b"7"])))
 
     home = written(write=write)
@@ -388,7 +388,7 @@ def test_messages_past_their_age_are_served_while_their_segment_is_there() -> No
 def test_without_a_catalogue_nothing_is_hidden() -> None:
     async def write(log: DiskLog, _: Home) -> None:
         await log.append(one("a", b"1"))
-        await log.purge_topic("a")
+        await log.metadata.purge_topic("a")
 
     home = written(write=write)
     for path in home.catalogue_files():
@@ -409,8 +409,8 @@ def test_topics_have_their_offsets_counts_and_times() -> None:
         await log.append(batch(("a", [b"1", b"2"]), ("b", [b"3"], 1)))
         home.clock.advance(SECOND_NS)
         await log.append(batch(("a", [b"4"])))
-        await log.ensure_topic("silent")
-        await log.set_cursor("reader", [CursorPosition(topic="a", partition=0, offset=2)])
+        await log.metadata.ensure_topic("silent")
+        await log.metadata.set_cursor("reader", [CursorPosition(topic="a", partition=0, offset=2)])
 
     home = written(rule, write=write)
     log = offline(home)
@@ -456,8 +456,8 @@ def test_plan_survives_the_rewriting_of_its_segments() -> None:
         selection = Selection(topics=("wanted",))
         reader = offline(home, live=True)
         plan = list(reader.plan(selection))
-        await log.purge_topic("bulk")
-        await log.trim()
+        await log.metadata.purge_topic("bulk")
+        await trim_log(log)
         assert any("-1.segment" in path for path in home.shard_files(".segment"))
         found = [message for stretch in plan for message in reader.read(stretch, selection)]
         assert payloads(found) == [b"%d" % number for number in range(40)]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runnel.config import Keep, Pin, Retain
-from runnel.log.log import Cursor, CursorPosition, Position, ShardId
-from runnel.log.retention.holds import Hold, Holds, holds_of_cursor
+from runnel.log.log import Cursor, CursorPosition, Hold, Position, ShardId
+from runnel.log.retention.holds import Holds, holds_of_cursor
 from runnel.log.retention.rules import (
     Removal,
     SegmentFacts,

@@ -57,11 +57,11 @@ async def read_all(directory: Path) -> dict[tuple[str, int], list[Message]]:
     try:
         log = await writer.open_log(directory, workers)
         found: dict[tuple[str, int], list[Message]] = {}
-        for info in log.topics():
-            for number in range(info.policy.partitions):
-                messages = found[info.name, number] = []
-                offset = (await log.bounds(info.name, number)).first_offset
-                while (page := await log.read(info.name, number, offset)).found:
+        for name in log.metadata.topics.names():
+            for number in range(log.metadata.topics.policy(name).partitions):
+                messages = found[name, number] = []
+                offset = (await log.bounds(name, number)).first_offset
+                while (page := await log.read(name, number, offset)).found:
                     messages += [m for one in page.found for m in one.wanted().messages()]
                     offset = page.next_offset
         await log.close()

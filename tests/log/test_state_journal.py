@@ -7,12 +7,13 @@ import errno
 from collections.abc import Iterable
 from contextlib import suppress
 from random import Random
+from typing import Generic, TypeVar
 
 import pytest
 
-from runnel.config import LogSettings
+from runnel.config import LogSettings, TopicRule
 from runnel.errors import DiskFullError, ReadOnlyError
-from runnel.log.log import ShardId
+from runnel.log.log import ShardId, StateStore
 from runnel.log.metadata.state_journal import StateJournal
 from runnel.log.reading.offline_log import OfflineLog
 from runnel.log.reading.verification import verify
@@ -28,10 +29,13 @@ MAIN = ShardId("main")
 FOLDER = "data/journals/main/0/state"
 
 
-class Keeper:
+JournalT = TypeVar("JournalT", bound=StateStore)
+
+
+class Keeper(Generic[JournalT]):
     """A user of a state journal: numbers under names, each of which a content states."""
 
-    def __init__(self, journal: StateJournal) -> None:
+    def __init__(self, journal: JournalT) -> None:
         self.journal = journal
         self.known: dict[str, int] = {}
         for content in journal.contents:
@@ -64,7 +68,7 @@ def journal_on(
     )
 
 
-def opened(disk: FakeDisk, bytes_max: int = 10**6) -> Keeper:
+def opened(disk: FakeDisk, bytes_max: int = 10**6) -> Keeper[StateJournal]:
     """As the next process finds it."""
     journal = journal_on(disk.restart(), bytes_max)
     journal.open()
@@ -213,7 +217,7 @@ def test_power_may_go_in_any_operation(seed: int) -> None:
         run(lambda keeper=keeper: _goes_on(keeper))  # type: ignore[misc]
 
 
-async def _goes_on(keeper: Keeper) -> None:
+async def _goes_on(keeper: Keeper[StateJournal]) -> None:
     await keeper.set("after", 1)
     disk = keeper.journal._journal._disk
     assert isinstance(disk, FakeDisk)
@@ -389,14 +393,15 @@ def test_closing_stores_what_is_queued_and_takes_no_more() -> None:
     async def scenario() -> None:
         home = Home()
         log = await home.open()
-        keeper = Keeper(log.state(MAIN))
+        await log.metadata.ensure_topic("a")
+        keeper = Keeper(log.shard(MAIN).state)
         waiting = keeper.set("a", 1)
         await log.close()
         assert waiting.done()
         with pytest.raises(ReadOnlyError, match="state journal of shard main/0 is closed"):
             await keeper.set("a", 2)
         log = await home.kill()
-        assert Keeper(log.state(MAIN)).known == {"a": 1}
+        assert Keeper(log.shard(MAIN).state).known == {"a": 1}
         await log.close()
 
     run(scenario)
@@ -404,21 +409,22 @@ def test_closing_stores_what_is_queued_and_takes_no_more() -> None:
 
 def test_state_is_found_beside_segments_and_without_them() -> None:
     async def scenario() -> None:
-        home = Home()
+        home = Home(TopicRule(match="u", journal="Ünused"))
         log = await home.open()
         await log.append(one("a", b"1"))
+        await log.metadata.ensure_topic("u")
         shards = (MAIN, ShardId("Ünused"))
         for shard in shards:
-            await Keeper(log.state(shard)).set("a", 1)
+            await Keeper(log.shard(shard).state).set("a", 1)
         log = await home.crash()
         assert log.recovered.damage == []
         for shard in shards:
-            assert log.state(shard).contents == [b"a=1"]
-            assert log.state(shard) is log.state(shard)
+            assert log.shard(shard).state.contents == [b"a=1"]
+            assert log.shard(shard).state is log.shard(shard).state
         assert read_payloads(await log.read("a", 0, 1)) == [b"1"]
         log = await home.reopen(log)
         assert log.recovered.was_clean
-        assert Keeper(log.state(MAIN)).known == {"a": 1}
+        assert Keeper(log.shard(MAIN).state).known == {"a": 1}
         await log.close()
 
     run(scenario)
@@ -429,10 +435,11 @@ def test_first_segment_and_first_state_are_made_at_the_same_time() -> None:
         for seed in range(20):
             home = Home(disk=FakeDisk(seed))
             log = await home.open()
-            keeper = Keeper(log.state(MAIN))
+            await log.metadata.ensure_topic("a")
+            keeper = Keeper(log.shard(MAIN).state)
             await asyncio.gather(log.append(one("a", b"1")), keeper.set("a", 1))
             log = await home.crash()
-            assert Keeper(log.state(MAIN)).known == {"a": 1}
+            assert Keeper(log.shard(MAIN).state).known == {"a": 1}
             assert read_payloads(await log.read("a", 0, 1)) == [b"1"]
             await log.close()
 
@@ -443,7 +450,8 @@ def test_torn_end_is_cut_and_reported() -> None:
     async def scenario() -> None:
         home = Home()
         log = await home.open()
-        await Keeper(log.state(MAIN)).set("a", 1)
+        await log.metadata.ensure_topic("a")
+        await Keeper(log.shard(MAIN).state).set("a", 1)
         path = the_file(home.disk)
         whole = home.content(path)
         await log.close()
@@ -451,7 +459,7 @@ def test_torn_end_is_cut_and_reported() -> None:
         log = await home.open()
         [torn] = log.recovered.torn
         assert path in torn
-        assert Keeper(log.state(MAIN)).known == {"a": 1}
+        assert Keeper(log.shard(MAIN).state).known == {"a": 1}
         assert home.content(path) == whole
         await log.close()
 
@@ -491,8 +499,8 @@ async def _home_with_state() -> Home:
     home = Home(log=LogSettings(allocate_bytes=LOG.allocate_bytes, disk_reserve_bytes=0))
     log = await home.open()
     await log.append(one("a", b"1"))
-    await log.set_subscription("work", b"\x93")
-    keeper = Keeper(log.state(MAIN))
+    await log.metadata.set_subscription("work", b"\x93")
+    keeper = Keeper(log.shard(MAIN).state)
     for number in range(4):
         await keeper.set(f"key {number}", number)
     await log.close()

@@ -36,13 +36,13 @@ MARKS = "data/synced"
 async def _store(log: DiskLog) -> None:
     """Several records in the catalogue, and in a state journal."""
     await log.append(batch("a", b"one"))
-    journal = log.state(ALL)
+    journal = log.shard(ALL).state
     known: list[bytes] = []
     journal.snapshot = lambda: list(known)
     for number in range(3):
         known.append(b"content %d" % number)
         await journal.add(known[-1])
-        await log.set_cursor(f"c{number}", [CursorPosition(topic="a", offset=1)])
+        await log.metadata.set_cursor(f"c{number}", [CursorPosition(topic="a", offset=1)])
 
 
 @cache
@@ -147,7 +147,7 @@ def test_lost_state_is_told_at_every_start_until_state_is_written_again(way: str
         disk = disk.restart()
 
     async def write(log: DiskLog) -> None:
-        journal = log.state(ALL)
+        journal = log.shard(ALL).state
         contents = list(journal.contents)
         journal.snapshot = lambda: contents
         contents.append(b"new")
@@ -159,7 +159,7 @@ def test_lost_state_is_told_at_every_start_until_state_is_written_again(way: str
 
     async def found(log: DiskLog) -> bytes:
         assert await _told(log) == []
-        return log.state(ALL).contents[-1]
+        return log.shard(ALL).state.contents[-1]
 
     assert run(found, disk) == b"new"
 
@@ -179,8 +179,8 @@ def test_damaged_marks_are_reported_and_cost_nothing(is_closed: bool) -> None:
     whole = image(is_closed)
 
     async def look(log: DiskLog) -> list[str]:
-        assert [cursor.name for cursor in log.cursors()] == ["c0", "c1", "c2"]
-        assert len(log.state(ALL).contents) == 3
+        assert [cursor.name for cursor in log.metadata.cursors.all()] == ["c0", "c1", "c2"]
+        assert len(log.shard(ALL).state.contents) == 3
         return [*log.recovered.torn, *log.recovered.damage]
 
     for position in range(len(whole[MARKS])):
@@ -218,9 +218,9 @@ def test_mark_that_cannot_be_written_lags_behind_and_is_written_by_the_next() ->
     async def act() -> None:
         log = await open_log(disk)
         disk.fail(Kind.WRITE, errno.EIO, path=lambda path: path == MARKS)
-        await log.set_cursor("d", [])
+        await log.metadata.set_cursor("d", [])
         disk.heal()
-        await log.set_cursor("e", [])
+        await log.metadata.set_cursor("e", [])
         number, end = read_marks(disk, DIRECTORY).marks["catalogue"]
         content = image_of(disk)[f"data/catalogue/{number:020d}"]
         assert len(content) == end

@@ -13,7 +13,7 @@ from runnel.log.disk.disk_log import DiskLog
 from runnel.log.reading import Verified, verify
 from runnel.log.segments.segment import HEADER_BYTES
 from tests.log.home import Home, run
-from tests.log.samples import batch, one
+from tests.log.samples import batch, one, trim_log
 from tests.log.test_reading import offline, written
 
 SMALL = TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=1500))
@@ -188,8 +188,8 @@ def test_rewritten_segments_are_sound() -> None:
         log = await home.open()
         await write(log, home)
         log = await home.reopen(log)
-        await log.purge_topic("a")
-        await log.trim()
+        await log.metadata.purge_topic("a")
+        await trim_log(log)
         await log.close()
 
     run(scenario)

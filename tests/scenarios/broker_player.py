@@ -147,7 +147,7 @@ class BrokerPlayer:
         return [f"too late: {late}"] if late else []
 
     async def _retain(self, words: list[str]) -> Iterable[str]:
-        log = self._broker._stores.disk
+        log = self._broker._stores.main
         [shard] = [shard for shard in log.shards() if shard.journal != "main"] or log.shards()
         trimmed = await log.trim_shard(shard)
         left: list[int] = []

@@ -153,7 +153,7 @@ async def _send(access: Access) -> None:
 
 
 async def _new_term(access: Access) -> None:
-    access.new_term("p")
+    await access.new_term("p")
 
 
 async def _routes(access: Access) -> None:

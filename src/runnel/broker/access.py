@@ -178,13 +178,13 @@ class Access:
         """Whether a publish has to wait for the token's rate."""
         return self._account is not None and self._account.is_slowed_in
 
-    def new_term(self, producer: str) -> int:
+    async def new_term(self, producer: str) -> int:
         """`publish` for any topic: a producer's name belongs to no topic."""
         if self._rights is not None and not self._rights.has_any(Right.PUBLISH):
             error = self._rights.refusal(Right.PUBLISH, "any topic")
             self.record_denial("new_term", error)
             raise error
-        return self._broker.new_term(producer)
+        return await self._broker.new_term(producer)
 
     # --- Reading ---
 

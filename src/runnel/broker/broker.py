@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from runnel.broker.connections import Connections
-from runnel.broker.consumer_groups import ConsumerGroups
+from runnel.broker.consumer_groups import ConsumerGroups, GroupHolds
 from runnel.broker.cursors import CursorStore
 from runnel.broker.fetcher import Fetcher, FetchRequest, FetchResult
 from runnel.broker.limits.loop_share import LoopShare
@@ -37,9 +37,10 @@ from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.monitoring.monitor import DiskRoom, Monitor, MonitoredParts
 from runnel.broker.monitoring.reporter import Reporter
 from runnel.broker.monitoring.store_statistics import StoreStatistics
+from runnel.broker.opening import open_stores
 from runnel.broker.producer_terms import ProducerTerms
 from runnel.broker.shard_fetcher import ShardFetcher, ShardFetchRequest, ShardFetchResult
-from runnel.broker.stores import LIVE_SHARD, KeptLog, Stores
+from runnel.broker.stores import LIVE_SHARD, Stores
 from runnel.broker.topic_creator import TOPICS_PER_STEP, TopicCreator
 from runnel.broker.topics import TopicDirectory, TopicListRequest
 from runnel.broker.validation import check_batch, check_message
@@ -56,9 +57,16 @@ from runnel.errors import (
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.wire import Route, ShardState
-from runnel.log.disk.disk_log import DiskLog
-from runnel.log.log import Appended, Level, LogTopic, ShardId, VisibleBatch
-from runnel.log.metadata.topic_table import ManyTopicsError
+from runnel.log.log import (
+    Appended,
+    Level,
+    LogTopic,
+    ManyTopicsError,
+    OwnedShard,
+    ShardId,
+    Store,
+    VisibleBatch,
+)
 from runnel.platform.clock import Clock
 from runnel.platform.diagnostics import get_logger
 from runnel.platform.disk import Disk
@@ -118,7 +126,8 @@ class Broker:
         self._workers = workers
         self._index: PatternIndex[LiveSubscription] = PatternIndex()
         self._batcher = MessageBatcher(self._publish_now, self.wait_room, settings.broker)
-        self._terms = ProducerTerms(clock)
+        self._terms = ProducerTerms()
+        self._holds = GroupHolds()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
         # `open` sets these, once the logs are open.
@@ -146,13 +155,14 @@ class Broker:
     ) -> Broker:
         """Open the logs and start the background tasks. Without a directory everything is in memory."""
         broker = cls(settings, clock, workers)
-        stores = await Stores.open(
+        stores = await open_stores(
             settings,
             directory=directory,
             disk=disk,
             clock=clock,
             workers=workers,
             listener=broker,
+            holds=broker._holds,
         )
         room = None if directory is None else lambda: DiskRoom.of(disk, directory)
         broker._begin(stores, room)
@@ -170,8 +180,8 @@ class Broker:
             on_made=self._on_ephemeral_topic_made,
         )
         for log in stores.kept:
-            for info in log.topics():
-                self._index.add_topic(info.name)
+            for name in log.metadata.topics.names():
+                self._index.add_topic(name)
         self._live_subscriptions = LiveSubscriptions(
             stores,
             self._ephemeral,
@@ -204,6 +214,7 @@ class Broker:
         self.consumer_groups = ConsumerGroups(
             settings,
             stores,
+            self._holds,
             self._index,
             clock,
             self._workers,
@@ -214,12 +225,13 @@ class Broker:
             self.share,
         )
         self.quotas.counts = {
-            Quota.TOPICS: lambda name: sum(log.topics_owned_by(name) for log in stores.kept),
+            Quota.TOPICS: lambda name: sum(
+                log.metadata.topics.owned_by(name) for log in stores.kept
+            ),
             Quota.CURSORS: self.cursors.owned_by,
             Quota.SUBSCRIPTIONS: self.consumer_groups.owned_by,
         }
-        logs = {"disk": stores.disk, "memory": stores.memory}
-        statistics = StoreStatistics(logs, clock)
+        statistics = StoreStatistics(stores.by_name, clock)
         self.monitor = self._new_monitor(statistics, room)
         self._reporter = Reporter(
             settings,
@@ -231,7 +243,7 @@ class Broker:
             subscriptions=self._subscription_rows,
             work=self.monitor.refresh,
         )
-        maintenance = LogMaintenance(settings, clock, logs, statistics, self.events)
+        maintenance = LogMaintenance(settings, clock, stores.by_name, statistics, self.events)
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._reporter.run(), name="runnel-metrics"),
@@ -239,10 +251,10 @@ class Broker:
         ]
         self.consumer_groups.start()
         self._is_open = True
-        if isinstance(stores.disk, DiskLog):
-            report_recovery(self.events, "disk", stores.disk.recovered)
-            if stores.disk.recovered.damage:
-                self.consumer_groups.tell_lost()
+        for name, log in stores.by_name.items():
+            report_recovery(self.events, name, log.recovered)
+        if stores.main.recovered.damage:
+            self.consumer_groups.tell_lost()
 
     def _new_monitor(
         self, statistics: StoreStatistics, room: Callable[[], DiskRoom] | None
@@ -263,16 +275,17 @@ class Broker:
             self.events,
             statistics,
             parts,
-            in_memory=("memory",) if room is not None else ("disk", "memory"),
+            in_memory=[
+                name
+                for name, log in self._stores.by_name.items()
+                if not log.capabilities.has_free_space
+            ],
         )
 
     @property
     def recovered(self) -> Sequence[str]:
         """The problems that opening found, as lines for an operator; empty if there were none."""
-        disk = self._stores.disk
-        if not isinstance(disk, DiskLog):
-            return ()
-        found = disk.recovered
+        found = self._stores.main.recovered
         lines = [] if found.was_clean else ["the last run did not end cleanly; recovered"]
         lines += [f"torn tail cut: {torn}" for torn in found.torn]
         lines += [f"damaged: {bad}" for bad in found.damage]
@@ -333,12 +346,12 @@ class Broker:
         return published
 
     def _append(
-        self, log: KeptLog, batch: Batch, level: Level, account: Account | None
+        self, log: Store, batch: Batch, level: Level, account: Account | None
     ) -> asyncio.Future[Appended]:
         try:
             return log.append(batch, level, account, topics_made_max=TOPICS_PER_STEP)
         except ManyTopicsError:
-            self.topic_creator.begin(log, batch.envelope, account)
+            self.topic_creator.begin(log.metadata, batch.envelope, account)
             raise
 
     def _on_published(self, done: asyncio.Future[Appended], began_ns: int) -> None:
@@ -380,11 +393,11 @@ class Broker:
             raise _reserved(message.topic)
         if not self.settings.limits.allow_wildcard_names:
             _check_no_wildcard((message.topic,))
-        route = self._stores.routes([message.topic])[0]
+        shards = self._stores.shards_of(message.topic)
         if partition is None:
             key = message.key if message.partition_key is None else message.partition_key
-            partition = 0 if key is None else partition_of_key(key, len(route.owners))
-        owner = route.owners[min(partition, len(route.owners) - 1)]
+            partition = 0 if key is None else partition_of_key(key, len(shards))
+        shard = shards[min(partition, len(shards) - 1)]
         placed = Message(
             message.topic,
             message.payload,
@@ -400,7 +413,7 @@ class Broker:
         )
         if account is not None and self._creates_topic(message.topic):
             return self.publish(Batch.from_messages([placed]), level, account)
-        return self._batcher.add(ShardId(owner.journal, owner.shard), placed, level)
+        return self._batcher.add(shard, placed, level)
 
     def _creates_topic(self, topic: str) -> bool:
         """Whether a message creates this topic: batched with others, the topic would count for no account."""
@@ -413,12 +426,11 @@ class Broker:
         if log is None:
             await self._ephemeral_publisher.wait_room(topic)
         else:
-            owners = self._stores.routes([topic])[0].owners
+            shards = self._stores.shards_of(topic)
             if partition is not None:
-                owner = owners[min(partition, len(owners) - 1)]
-                await log.wait_room(ShardId(owner.journal, owner.shard))
+                await log.wait_room(shards[min(partition, len(shards) - 1)])
                 return
-            for shard in dict.fromkeys(ShardId(owner.journal, owner.shard) for owner in owners):
+            for shard in dict.fromkeys(shards):
                 with suppress(Unavailable):  # one that takes nothing may not be the caller's
                     await log.wait_room(shard)
 
@@ -428,10 +440,12 @@ class Broker:
 
     # --- Named publishers ---
 
-    def new_term(self, producer: str) -> int:
+    async def new_term(self, producer: str) -> int:
         """A term higher than all before it: producers with an older term may not publish any more."""
-        stored_term = max(log.newest_term(producer) for log in self._stores.kept)
-        return self._terms.take(producer, stored_term)
+        self._check_open()
+        term = await self._stores.take_term(producer)
+        self._terms.taken(producer, term)
+        return term
 
     # --- Callbacks of the logs ---
 
@@ -465,6 +479,14 @@ class Broker:
         self.consumer_groups.on_topic_deleted(name)
         self.metrics.counters.topics_removed += 1
         self.events.emit(EventKind.TOPIC_DELETED, name)
+
+    def on_shard_acquired(self, shard: OwnedShard) -> None:
+        self.consumer_groups.on_shard_acquired(shard)
+
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        self._live_subscriptions.on_shard_released(shard)
+        self._fetcher.on_shard_released(shard)
+        self.consumer_groups.on_shard_released(shard)
 
     def _on_ephemeral_topic_made(self, topic: EphemeralTopic) -> None:
         self.metrics.counters.topics_made += 1
@@ -547,7 +569,7 @@ class Broker:
     def _journal_of(self, topic: str) -> str:
         log = self._stores.log_of(topic)
         if log is not None:
-            return log.policy(topic).journal
+            return log.metadata.topics.policy(topic).journal
         if self._ephemeral.knows(topic):
             return LIVE_SHARD.journal
         return self._stores.policies.for_topic(topic).journal
@@ -593,20 +615,16 @@ class Broker:
     async def sync(self) -> None:
         """Wait until everything published so far is stored."""
         self._batcher.flush()
-        await self._stores.disk.sync()
+        for log in self._stores.kept:
+            await log.sync()
 
     async def checkpoint(self) -> tuple[str, str]:
-        """See `DiskLog.checkpoint`."""
+        """See `LogUpkeep.checkpoint`."""
         self._check_open()
-        disk = self._stores.disk
-        if not isinstance(disk, DiskLog):
-            raise ClientFault("this broker keeps everything in memory: there is nothing to copy")
-        return await disk.checkpoint()
+        return await self._stores.main.checkpoint()
 
     async def drop_checkpoint(self) -> None:
-        disk = self._stores.disk
-        if isinstance(disk, DiskLog):
-            await disk.drop_checkpoint()
+        await self._stores.main.drop_checkpoint()
 
     async def close(self) -> None:
         """End all subscriptions, store queued batches, close the logs."""

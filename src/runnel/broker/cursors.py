@@ -11,11 +11,11 @@ import msgspec
 from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.limits.quotas import Account
 from runnel.broker.pages import Listed, ListRequest, PageBuilder
-from runnel.broker.stores import KeptLog, Stores
+from runnel.broker.stores import Stores, owned_shard
 from runnel.config import LimitSettings
-from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
+from runnel.errors import ClientFault, LimitExceededError, MovedError, UnknownTopicError
 from runnel.formats.wire import CursorPlace, CursorState
-from runnel.log.log import Cursor, CursorPosition, Position, ShardId
+from runnel.log.log import Cursor, CursorPosition, Position, ShardId, Store
 from runnel.topics.patterns import Pattern
 
 # The same as for a subscription.
@@ -28,7 +28,7 @@ _PLACES_PER_STEP: Final = 256
 _COUNTED_MAX: Final = 10_000
 
 _ShardPlace: TypeAlias = tuple[ShardId, int, tuple[str, ...]]
-_Known: TypeAlias = list[tuple[Cursor, KeptLog]]
+_Known: TypeAlias = list[tuple[Cursor, Store]]
 
 
 class CursorStore:
@@ -59,41 +59,35 @@ class CursorStore:
         for pattern in dict.fromkeys(text for place in places for text in place.patterns):
             Pattern(pattern)
         positions = [_position(name, log, place) for place in places]
-        owners = [kept.cursor_owner(name) for kept in self._stores.kept]
-        owner = next((each for each in owners if each is not None), None)
+        known = [kept.metadata.cursors.find(name) for kept in self._stores.kept]
+        owner = next((cursor.owner for cursor in known if cursor is not None), None)
         if owner is None and account is not None:
             account.check_cursor(name, self._under_way[account.name])
             self._under_way[account.name] += 1
             try:
-                await log.set_cursor(name, positions, account.name)
+                await log.metadata.set_cursor(name, positions, account.name)
             finally:
                 self._under_way[account.name] -= 1
             return
         for other in self._stores.kept:
-            if other is not log and other.cursor_owner(name) is not None:
-                await other.remove_cursor(name)
-        await log.set_cursor(name, positions, owner or "")
+            if other is not log and other.metadata.cursors.find(name) is not None:
+                await other.metadata.remove_cursor(name)
+        await log.metadata.set_cursor(name, positions, owner or "")
 
     def owned_by(self, owner: str) -> int:
-        return sum(log.cursors_owned_by(owner) for log in self._stores.kept)
+        return sum(log.metadata.cursors.owned_by(owner) for log in self._stores.kept)
 
     async def remove(self, name: str) -> None:
-        found = [
-            log for log in self._stores.kept if any(known.name == name for known in log.cursors())
-        ]
+        found = [log for log in self._stores.kept if log.metadata.cursors.find(name) is not None]
         if not found:
             raise UnknownTopicError(f"cursor {name!r} does not exist")
         for log in found:
-            await log.remove_cursor(name)
+            await log.metadata.remove_cursor(name)
 
     def known(self, name: str) -> list[CursorState]:
         """The cursor of this name, if it exists, without its lag."""
-        return [
-            _state(cursor)
-            for log in self._stores.kept
-            for cursor in log.cursors()
-            if cursor.name == name
-        ]
+        found = [log.metadata.cursors.find(name) for log in self._stores.kept]
+        return [_state(cursor) for cursor in found if cursor is not None]
 
     async def list(
         self,
@@ -132,14 +126,14 @@ class CursorStore:
         known = [
             (cursor, log)
             for log in self._stores.kept
-            for cursor in log.cursors()
+            for cursor in log.metadata.cursors.all()
             if is_wanted(cursor)
         ]
         known.sort(key=lambda each: each[0].name)
         return known
 
     async def _with_lag(
-        self, log: KeptLog, cursor: Cursor, state: CursorState, owner: Hashable
+        self, log: Store, cursor: Cursor, state: CursorState, owner: Hashable
     ) -> CursorState:
         places = []
         for number, (at, place) in enumerate(zip(cursor.positions, state.places, strict=True), 1):
@@ -147,20 +141,21 @@ class CursorStore:
                 await self._share.turn(owner)
             try:
                 lag = await self._lag(log, at, owner)
-            except UnknownTopicError:
-                lag = 0  # its topic was deleted
+            except (UnknownTopicError, MovedError):
+                lag = 0  # its topic was deleted, or the broker that serves it knows the lag
             places.append(msgspec.structs.replace(place, lag=max(0, lag)))
         return msgspec.structs.replace(state, places=places)
 
-    async def _lag(self, log: KeptLog, at: CursorPosition, owner: Hashable) -> int:
+    async def _lag(self, log: Store, at: CursorPosition, owner: Hashable) -> int:
         """How many matching messages follow the place; never an underestimate."""
         if at.topic is not None:
-            return log.next_offset(at.topic, at.partition) - at.offset
+            key = (at.topic, at.partition)
+            return owned_shard(log, key).next_offset(*key) - at.offset
         assert at.shard is not None
         assert at.position is not None
-        stamp = log.count_stamp(at.shard)
-        key = (at.shard, at.position.entry, at.patterns)
-        known = self._counted.get(key)
+        stamp = log.shard(at.shard).count_stamp()
+        place = (at.shard, at.position.entry, at.patterns)
+        known = self._counted.get(place)
         if known is not None and known[0] == stamp:
             return known[1]
         count = await log.count(
@@ -168,7 +163,7 @@ class CursorStore:
         )
         if len(self._counted) >= _COUNTED_MAX:
             self._counted.clear()
-        self._counted[key] = (stamp, count)
+        self._counted[place] = (stamp, count)
         return count
 
     def _check_counts(self, name: str, places: Sequence[CursorPlace]) -> None:
@@ -189,7 +184,7 @@ class CursorStore:
                 f"{_PATTERNS_MAX} are allowed"
             )
 
-    def _log_of(self, name: str, place: CursorPlace) -> KeptLog:
+    def _log_of(self, name: str, place: CursorPlace) -> Store:
         if (place.topic is None) == (place.journal is None):
             raise ClientFault(
                 f"cursor {name!r}: a position names either a topic with partition and offset, or a "
@@ -198,11 +193,10 @@ class CursorStore:
         if place.topic is not None:
             return self._stores.existing(place.topic)
         assert place.journal is not None
-        shard = ShardId(place.journal, place.shard)
-        log = self._stores.log_of_shard(shard)
-        if log is None:
-            raise UnknownTopicError(f"cursor {name!r}: there is no shard {shard}")
-        return log
+        try:
+            return self._stores.shard(ShardId(place.journal, place.shard))[0]
+        except UnknownTopicError as error:
+            raise UnknownTopicError(f"cursor {name!r}: {error}") from None
 
 
 def _check_distinct(name: str, places: Sequence[CursorPlace]) -> None:
@@ -221,9 +215,10 @@ def _check_distinct(name: str, places: Sequence[CursorPlace]) -> None:
         known.add(key)
 
 
-def _position(name: str, log: KeptLog, place: CursorPlace) -> CursorPosition:
+def _position(name: str, log: Store, place: CursorPlace) -> CursorPosition:
     if place.topic is not None:
-        end = log.next_offset(place.topic, place.partition)
+        key = (place.topic, place.partition)
+        end = owned_shard(log, key).next_offset(*key)
         if not 1 <= place.offset <= end:
             raise ClientFault(
                 f"cursor {name!r}: offset {place.offset} of {place.topic}[{place.partition}] is not "
@@ -232,7 +227,7 @@ def _position(name: str, log: KeptLog, place: CursorPlace) -> CursorPosition:
         return CursorPosition(topic=place.topic, partition=place.partition, offset=place.offset)
     assert place.journal is not None
     shard = ShardId(place.journal, place.shard)
-    end = log.entries(shard).next_offset
+    end = log.shard(shard).entries().next_offset
     if not 1 <= place.entry <= end:
         raise ClientFault(
             f"cursor {name!r}: entry {place.entry} of shard {shard} is not between 1 and {end}"

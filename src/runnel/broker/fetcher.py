@@ -9,12 +9,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 import msgspec
 
 from runnel.broker.live.feeds import damage_gap, wanted_from
-from runnel.broker.stores import KeptLog, Stores
+from runnel.broker.stores import Stores
 from runnel.config import BrokerSettings
 from runnel.errors import BusyError, ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.formats.wire import GapState
+from runnel.log.log import OwnedShard, Store
 from runnel.platform.clock import Clock
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
@@ -81,6 +82,15 @@ class Fetcher:
                 if not future.done():
                     future.set_result(None)
 
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        """Wake the fetches that wait for messages of a shard: reading on tells them that it has moved."""
+        for key in list(self._waiting):
+            log = self._stores.log_of(key[0])
+            if log is not None and log.metadata.topics.shard_of(*key) == shard.id:
+                for future in self._waiting.pop(key):
+                    if not future.done():
+                        future.set_result(None)
+
     async def fetch(self, request: FetchRequest) -> FetchResult:
         log = self._stores.existing(request.topic)
         key = (request.topic, _partition(log, request.topic, request.partition))
@@ -103,7 +113,7 @@ class Fetcher:
         return fetched
 
     async def _read(
-        self, log: KeptLog, key: TopicPartition, offset: int, messages_max: int, bytes_max: int
+        self, log: Store, key: TopicPartition, offset: int, messages_max: int, bytes_max: int
     ) -> FetchResult:
         batches: list[Batch] = []
         gaps: list[GapState] = []
@@ -147,10 +157,10 @@ class Fetcher:
                     del self._waiting[key]
 
 
-def _partition(log: KeptLog, topic: str, partition: int | None) -> int:
+def _partition(log: Store, topic: str, partition: int | None) -> int:
     if partition is not None:
         return partition
-    count = len(log.topic(topic).shards)
+    count = log.metadata.topics.policy(topic).partitions
     if count > 1:
         raise ClientFault(f"topic {topic!r} has {count} partitions: name one of 0 to {count - 1}")
     return 0

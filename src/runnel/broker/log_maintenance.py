@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import msgspec
 
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.store_statistics import StoreReading, StoreStatistics
 from runnel.config import Settings
-from runnel.errors import ClosedError, RunnelError
-from runnel.log.disk.recovery import Recovered
-from runnel.log.log import Cursor, CursorPosition, LogStatistics, OffsetBounds, ShardId, Trimmed
+from runnel.errors import ClosedError, MovedError, RunnelError
+from runnel.log.log import (
+    Cursor,
+    CursorPosition,
+    Recovered,
+    ShardId,
+    Store,
+    Trimmed,
+)
 from runnel.platform.clock import Clock
 from runnel.platform.diagnostics import get_logger
 
@@ -29,28 +35,10 @@ _SHOWN_MAX: Final = 10  # places or lines in one event
 logger = get_logger("runnel")
 
 
-class MaintainedLog(Protocol):
-    """The part of a log that maintenance uses."""
-
-    def shards(self) -> list[ShardId]: ...
-    async def trim_shard(self, shard: ShardId) -> Trimmed: ...
-    def statistics(self) -> LogStatistics: ...
-    def cursors(self) -> list[Cursor]: ...
-    async def bounds(self, topic: str, partition: int) -> OffsetBounds: ...
-    def entries(self, shard: ShardId) -> OffsetBounds: ...
-
-
-@runtime_checkable
-class ReopenableLog(Protocol):
-    """A log on a device. Its shards may become read-only, and can be reopened."""
-
-    async def reopen(self, shard: ShardId) -> Sequence[str]: ...
-
-
 class _ReadOnlyShard(msgspec.Struct):
     """A shard that takes no messages: since when, and when it is reopened next."""
 
-    log: ReopenableLog
+    log: Store
     since_ns: int
     next_try_ns: int
     delay_ns: int = _REOPEN_DELAY_MIN_NS
@@ -59,13 +47,13 @@ class _ReadOnlyShard(msgspec.Struct):
 
 
 class LogMaintenance:
-    """Maintains the logs by name ("disk", "memory"): the same logs that `stores` reads."""
+    """Maintains the logs by name: the same logs that `stores` reads."""
 
     def __init__(
         self,
         settings: Settings,
         clock: Clock,
-        logs: Mapping[str, MaintainedLog],
+        logs: Mapping[str, Store],
         stores: StoreStatistics,
         events: Events,
     ) -> None:
@@ -110,10 +98,12 @@ class LogMaintenance:
                     await self._report_trimmed(str(shard), log, trimmed)
                 except ClosedError:
                     break
+                except MovedError:
+                    continue  # its new owner applies retention
                 except Exception as error:  # noqa: BLE001 - an event reports it; other shards must be trimmed
                     self._events.emit(EventKind.RETENTION_FAILED, str(shard), error=_text(error))
 
-    async def _report_trimmed(self, subject: str, log: MaintainedLog, trimmed: Trimmed) -> None:
+    async def _report_trimmed(self, subject: str, log: Store, trimmed: Trimmed) -> None:
         if trimmed.segments_removed or trimmed.segments_rewritten:
             self._events.emit(
                 EventKind.RETENTION,
@@ -123,14 +113,14 @@ class LogMaintenance:
                 segments_rewritten=trimmed.segments_rewritten,
             )
         if trimmed.holds_passed:
-            cursors = {cursor.name: cursor for cursor in log.cursors()}
             for name in trimmed.holds_passed:
-                if name in cursors:
-                    await self._report_passed(subject, log, cursors[name])
+                cursor = log.metadata.cursors.find(name)
+                if cursor is not None:
+                    await self._report_passed(subject, log, cursor)
                 else:  # a subscription, which reports each message that it finds missing
                     self._events.emit(EventKind.PIN_PASSED, name, trimmed=subject)
 
-    async def _report_passed(self, subject: str, log: MaintainedLog, cursor: Cursor) -> None:
+    async def _report_passed(self, subject: str, log: Store, cursor: Cursor) -> None:
         """Report a cursor and what it lost: everything between its position and the first message left."""
         losses = [loss for place in cursor.positions if (loss := await _loss(log, place))]
         self._events.emit(
@@ -167,8 +157,8 @@ class LogMaintenance:
         A rotation in the same second as a removal goes unnoticed, which is good enough for an event.
         """
         for name, log in reading.logs.items():
-            if not isinstance(self._logs[name], ReopenableLog):
-                continue  # in memory every batch counts as a segment
+            if not self._logs[name].capabilities.has_segment_files:
+                continue
             for shard in log.shards:
                 before = self._segments.get((name, shard.shard), 1)
                 if shard.segments != before:
@@ -186,7 +176,7 @@ class LogMaintenance:
         read_only: set[tuple[str, ShardId]] = set()
         for name, statistics in reading.logs.items():
             log = self._logs[name]
-            if not isinstance(log, ReopenableLog):
+            if not log.capabilities.is_reopenable:
                 continue
             for shard in statistics.shards:
                 if not shard.is_read_only:
@@ -220,6 +210,8 @@ class LogMaintenance:
             damage = await _finished(closed.log.reopen(shard))
         except ClosedError:
             return  # the broker is closing
+        except MovedError:
+            del self._closed[name, shard]
         except Exception as error:  # noqa: BLE001 - an event reports it, and it is tried again
             now_ns = self._clock.monotonic_ns()
             closed.next_try_ns = now_ns + closed.delay_ns
@@ -279,14 +271,14 @@ class _Loss(msgspec.Struct, frozen=True):
     lost: int
 
 
-async def _loss(log: MaintainedLog, place: CursorPosition) -> _Loss | None:
+async def _loss(log: Store, place: CursorPosition) -> _Loss | None:
     try:
         if place.topic is not None:
             at, first = place.offset, (await log.bounds(place.topic, place.partition)).first_offset
         else:
             assert place.shard is not None
             assert place.position is not None
-            at, first = place.position.entry, log.entries(place.shard).first_offset
+            at, first = place.position.entry, log.shard(place.shard).entries().first_offset
     except ClosedError:
         raise
     except RunnelError:

@@ -1,36 +1,25 @@
-"""Assigns terms to named producers, and refuses producers with an older term."""
+"""Refuses named producers with an older term than the newest that this broker has given out."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from runnel.errors import ProducerFencedError
-from runnel.platform.clock import Clock
-from runnel.topics.names import Label, check_label
 
 _TERMS_MAX: Final = 100_000
 
 
 class ProducerTerms:
-    """The newest term that this broker assigned to each producer. The logs know the terms of stored batches."""
+    """The newest term that this broker has given to each producer. The stores know all terms, and give out new ones."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._newest: dict[str, int] = {}  # oldest first
 
-    def take(self, producer: str, stored_term: int) -> int:
-        """A term higher than all before it; `stored_term` is the highest that a log has seen.
-
-        It is at least the wall clock's milliseconds, because terms without a stored batch are forgotten when the broker
-        stops.
-        """
-        check_label(Label.PRODUCER, producer)
-        newest = max(self._newest.pop(producer, 0), stored_term)
-        term = max(newest + 1, self._clock.time_ns() // 1_000_000)
-        self._newest[producer] = term
+    def taken(self, producer: str, term: int) -> None:
+        """Remember a term that was given out. Of several, the highest counts: they may be answered in any order."""
+        self._newest[producer] = max(self._newest.pop(producer, 0), term)
         if len(self._newest) > _TERMS_MAX:
             del self._newest[next(iter(self._newest))]
-        return term
 
     def check(self, producer: str, term: int) -> None:
         """Refuse a producer whose term is not the newest."""

@@ -14,8 +14,8 @@ from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.live import start_positions
 from runnel.broker.live.feeds import damage_gaps, passed_gaps, wanted_block
 from runnel.broker.live.subscription import LiveSubscription
-from runnel.broker.stores import Stores
-from runnel.errors import ClientFault, UnknownTopicError
+from runnel.broker.stores import Stores, check_epoch
+from runnel.errors import ClientFault
 from runnel.formats.wire import GapState, ShardState
 from runnel.log.log import EntryPage, Position, ShardId
 from runnel.platform.workers import Workers
@@ -80,12 +80,13 @@ class ShardFetcher:
             sorted(matching.items()), owner, start_positions.SHARDS_PER_STEP
         ):
             for shard, log in some:
-                bounds = log.entries(shard)
+                owned = log.shard(shard)
+                bounds = owned.entries()
                 found.append(
                     ShardState(
                         shard.journal,
                         shard.shard,
-                        log.epoch,
+                        owned.epoch,
                         bounds.first_offset,
                         bounds.next_offset,
                         entries.get(shard, 0),
@@ -95,16 +96,15 @@ class ShardFetcher:
 
     async def fetch(self, request: ShardFetchRequest) -> ShardFetchResult:
         """Fetch one page. OffsetGoneError and OffsetAheadError: the entry does not exist any more, or not yet."""
-        shard, entry = request.shard, request.entry
+        entry = request.entry
         if entry < 1:
             raise ClientFault(f"entry {entry}: entries are numbered 1, 2, 3 …")
-        log = self._stores.log_of_shard(shard)
-        if log is None:
-            raise UnknownTopicError(f"there is no shard {shard}")
+        log, shard = self._stores.shard(request.shard)
+        await check_epoch(log, shard, request.epoch)
         matches = lru_cache(None)(any_of(map(Pattern, request.patterns)))
         position = Position(request.epoch, entry)
         page = await log.read_shard(
-            shard, position, bytes_max=max(1, min(request.bytes_max, self._bytes_max))
+            shard.id, position, bytes_max=max(1, min(request.bytes_max, self._bytes_max))
         )
         if request.end_entry:
             page = _up_to(page, request.end_entry)
@@ -115,13 +115,13 @@ class ShardFetcher:
             if count:
                 blocks.append(block)
                 messages += count
-        bounds = log.entries(shard)
+        bounds = shard.entries()
         gaps = damage_gaps(page, matches)
-        gaps += passed_gaps(page, matches, log)
+        gaps += passed_gaps(page, matches, log.metadata.topics)
         return ShardFetchResult(
             blocks,
             messages,
-            page.next_position.epoch or log.epoch,
+            page.next_position.epoch or shard.epoch,
             page.next_position.entry,
             bounds.first_offset,
             bounds.next_offset,

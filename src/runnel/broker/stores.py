@@ -1,24 +1,24 @@
-"""Finds where a topic is kept: in the log on disk, in the log in memory, or nowhere."""
+"""Finds where a topic is kept: in the store of its `keep`, or nowhere; and the shard that it lies in."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
-from runnel.config import Keep, Settings
-from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
+from runnel.config import Keep
+from runnel.errors import (
+    ClientFault,
+    LimitExceededError,
+    MovedError,
+    Unavailable,
+    UnknownTopicError,
+)
 from runnel.formats.wire import Owner, Route
-from runnel.log.disk.disk_log import DiskLog
-from runnel.log.log import LogListener, ShardId
-from runnel.log.memory import MemoryLog
-from runnel.platform.clock import Clock
-from runnel.platform.disk import Disk
-from runnel.platform.workers import Workers
-from runnel.topics.names import LIVE_JOURNAL, check_topic
+from runnel.log.log import OwnedShard, ShardId, Store
+from runnel.topics.names import LIVE_JOURNAL, TopicPartition, check_topic
 from runnel.topics.policies import Difference, Policies
-
-KeptLog = DiskLog | MemoryLog
 
 # The shard in routes of ephemeral topics, which have no journal.
 LIVE_SHARD: Final = ShardId(LIVE_JOURNAL)
@@ -41,51 +41,23 @@ class EphemeralNames(Protocol):
 
 
 class Stores:
-    """The logs of a broker. A topic's `keep` decides which log has it."""
+    """The stores of a broker. A topic's `keep` decides which of them has it.
 
-    def __init__(self, policies: Policies, disk: KeptLog, memory: MemoryLog) -> None:
+    `main` keeps the topics with `keep = "disk"`, the definitions of subscriptions, and the terms of named publishers.
+    """
+
+    def __init__(self, policies: Policies, main: Store, memory: Store) -> None:
         self.policies = policies
-        self.disk = disk
-        self.memory = memory
+        self.main: Final = main
+        self.kept: Final = (main, memory)
+        self.by_name: Final[Mapping[str, Store]] = {
+            Keep.DISK.value: main,
+            Keep.MEMORY.value: memory,
+        }
         self.ephemeral: EphemeralNames  # the broker sets it before anything is published
-
-    @classmethod
-    async def open(
-        cls,
-        settings: Settings,
-        *,
-        directory: str | None,
-        disk: Disk,
-        clock: Clock,
-        workers: Workers,
-        listener: LogListener,
-    ) -> Stores:
-        """Open the logs. Without a directory, topics with `keep = "disk"` are kept in memory too."""
-        policies = Policies(settings.topics, partitions_max=settings.limits.partitions_max)
-        memory = MemoryLog(settings=settings, policies=policies, clock=clock, listener=listener)
-        if directory is None:
-            stand_in = MemoryLog(
-                settings=settings,
-                policies=policies,
-                clock=clock,
-                keep=Keep.DISK,
-                listener=listener,
-            )
-            return cls(policies, stand_in, memory)
-        log = await DiskLog.open(
-            directory,
-            settings=settings,
-            policies=policies,
-            disk=disk,
-            clock=clock,
-            workers=workers,
-            listener=listener,
-        )
-        return cls(policies, log, memory)
-
-    @property
-    def kept(self) -> tuple[KeptLog, ...]:
-        return (self.disk, self.memory)
+        self._memory = memory
+        self._main_topics = main.metadata.topics
+        self._memory_topics = memory.metadata.topics
 
     async def follow_rules(self, policies: Policies) -> Sequence[Difference]:
         """Apply other topic rules from now on. Returns where existing topics differ from them and stay as they are."""
@@ -94,25 +66,27 @@ class Stores:
             await asyncio.sleep(0)
         return [each for log in self.kept for each in await log.follow_rules()]
 
-    def log_of(self, topic: str) -> KeptLog | None:
-        """The log that has this topic; None if no log has it."""
-        if self.disk.has_topic(topic):
-            return self.disk
-        return self.memory if self.memory.has_topic(topic) else None
+    # --- By topic ---
 
-    def log_for(self, topic: str) -> KeptLog | None:
+    def log_of(self, topic: str) -> Store | None:
+        """The log that has this topic; None if no log has it. Hot: once for each batch that is published."""
+        if self._main_topics.has(topic):
+            return self.main
+        return self._memory if self._memory_topics.has(topic) else None
+
+    def log_for(self, topic: str) -> Store | None:
         """The log that this topic's messages go to; None: they are not kept."""
         log = self.log_of(topic)
         if log is not None or self.ephemeral.knows(topic):
             return log
         match self.policies.for_topic(topic).keep:
             case Keep.DISK:
-                return self.disk
+                return self.main
             case Keep.MEMORY:
-                return self.memory
+                return self._memory
         return None
 
-    def existing(self, topic: str) -> KeptLog:
+    def existing(self, topic: str) -> Store:
         """The log that has this topic; otherwise an error says why no log has it."""
         log = self.log_of(topic)
         if log is not None:
@@ -124,16 +98,20 @@ class Stores:
             )
         raise UnknownTopicError(f"topic {topic!r} does not exist")
 
-    def shards(self) -> Iterator[tuple[KeptLog, ShardId]]:
-        for log in self.kept:
-            for shard in log.shards():
-                yield log, shard
-
-    def log_of_shard(self, shard: ShardId) -> KeptLog | None:
-        """The log that has this shard, also if nothing is stored there yet."""
-        return next((log for log in self.kept if log.has_shard(shard)), None)
+    def shards_of(self, topic: str) -> Sequence[ShardId]:
+        """The shard of each partition, whether the topic exists or not."""
+        log = self.log_of(topic)
+        if log is not None:
+            return log.metadata.topics.get(topic).shards
+        check_topic(topic)
+        policy = self.policies.for_topic(topic)
+        log = self.log_for(topic)
+        if log is None:
+            return [LIVE_SHARD] * policy.partitions
+        return log.metadata.topics.shards_for(topic, policy)
 
     def routes(self, topics: Sequence[str]) -> list[Route]:
+        """Who serves each partition. Epoch 0: nobody has used the shard yet."""
         if len(topics) > ROUTES_MAX:
             raise LimitExceededError(
                 f"routes of {len(topics)} topics at once; at most {ROUTES_MAX} can be asked for"
@@ -141,24 +119,67 @@ class Stores:
         return [self._route(topic) for topic in topics]
 
     def _route(self, topic: str) -> Route:
-        log = self.log_of(topic)
-        if log is not None:
-            info = log.topic(topic)
-            owners = [Owner(shard.journal, shard.shard, log.epoch) for shard in info.shards]
-            return Route(topic, info.policy.keep, owners)
-        check_topic(topic)
-        policy = self.policies.for_topic(topic)
-        if policy.keep is Keep.NONE:
-            epoch, shards = self.ephemeral.epoch, [LIVE_SHARD] * policy.partitions
-        else:
-            log = self.disk if policy.keep is Keep.DISK else self.memory
-            epoch, shards = log.epoch, log.shards_of_new(topic, policy)
-        owners = [Owner(shard.journal, shard.shard, epoch) for shard in shards]
-        exists = self.ephemeral.find(topic) is not None
-        return Route(topic, policy.keep, owners, exists)
+        shards = self.shards_of(topic)
+        log = self.log_for(topic)
+        if log is None:
+            owner = Owner(LIVE_SHARD.journal, LIVE_SHARD.shard, self.ephemeral.epoch)
+            is_known = self.ephemeral.find(topic) is not None
+            return Route(topic, Keep.NONE, [owner] * len(shards), is_known)
+        topics = log.metadata.topics
+        known = topics.has(topic)
+        policy = topics.policy(topic) if known else self.policies.for_topic(topic)
+        owners = {shard: _owner(log, shard) for shard in dict.fromkeys(shards)}
+        return Route(topic, policy.keep, [owners[shard] for shard in shards], known)
+
+    async def take_term(self, producer: str) -> int:
+        """A term for a named publisher, higher than all that any store knows. `main` records it."""
+        known = await self._memory.metadata.take_term(producer)
+        return await self.main.metadata.take_term(producer, known)
+
+    # --- By shard ---
+
+    def shards(self) -> Iterator[tuple[Store, OwnedShard]]:
+        """The shards that are served here, with the log of each. The walk may be interrupted by awaits."""
+        for log in self.kept:
+            for shard in log.shards():
+                with suppress(MovedError):  # released since the walk began
+                    yield log, log.shard(shard)
+
+    def shard(self, shard: ShardId) -> tuple[Store, OwnedShard]:
+        """A shard that is served here, and its log. UnknownTopicError if there is no such shard."""
+        for log in self.kept:
+            with suppress(UnknownTopicError):
+                return log, log.shard(shard)
+        raise UnknownTopicError(f"there is no shard {shard}")
 
     async def close(self) -> None:
         try:
-            await self.disk.close()
+            await self.main.close()
         finally:
-            await self.memory.close()
+            await self._memory.close()
+
+
+def _owner(log: Store, shard: ShardId) -> Owner:
+    try:
+        epoch = log.shard(shard).epoch
+    except UnknownTopicError:
+        epoch = 0
+    return Owner(shard.journal, shard.shard, epoch)
+
+
+def owned_shard(log: Store, key: TopicPartition) -> OwnedShard:
+    """The shard of a topic-partition, as its owner sees it. UnknownTopicError if the topic-partition does not exist."""
+    return log.shard(log.metadata.topics.shard_of(*key))
+
+
+async def check_epoch(log: Store, shard: OwnedShard, epoch: int) -> None:
+    """Check a read position's epoch before the position is used. The only place where a later epoch is judged.
+
+    Either the position is of a past that was lost, and the reader gets a gap. Or another broker has taken the shard
+    over and this one does not know it yet: then reading here would send the reader back, so it is Unavailable.
+    """
+    if epoch > shard.epoch and not await log.is_still_mine(shard.id):
+        raise Unavailable(
+            f"shard {shard.id}: the position is of epoch {epoch}, this broker's is {shard.epoch}, and it could not "
+            "make sure that the shard is still its own; ask again"
+        )

@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Final
 
 from runnel.broker.limits.loop_share import LoopShare
-from runnel.broker.stores import KeptLog
 from runnel.errors import RunnelError
 from runnel.formats.envelope import Envelope
-from runnel.log.log import Creator
+from runnel.log.log import Creator, MetadataStore
 from runnel.platform.tasks import OwnedTasks
 
 TOPICS_PER_STEP: Final = 128
@@ -41,7 +40,7 @@ class TopicCreator:
         self.after_step: Callable[[], None] = lambda: None
         """Called when topics were created, which stay for good."""
 
-    def begin(self, log: KeptLog, envelope: Envelope, creator: Creator | None) -> None:
+    def begin(self, metadata: MetadataStore, envelope: Envelope, creator: Creator | None) -> None:
         """Start to create the topics of a batch. Raises the error of an earlier try."""
         first = envelope.topics[0]
         if first in self._under_way:
@@ -50,19 +49,21 @@ class TopicCreator:
         if fault is not None and topic in envelope.topics:
             raise fault
         self._under_way[first] = asyncio.get_running_loop().create_future()
-        self.tasks.start(self._create(log, envelope, creator))
+        self.tasks.start(self._create(metadata, envelope, creator))
 
     async def wait(self, topic: str) -> None:
         """Wait until no topics are being created for a batch that begins with this topic."""
         while (under_way := self._under_way.get(topic)) is not None:
             await asyncio.wait({under_way})
 
-    async def _create(self, log: KeptLog, envelope: Envelope, creator: Creator | None) -> None:
+    async def _create(
+        self, metadata: MetadataStore, envelope: Envelope, creator: Creator | None
+    ) -> None:
         topics, run = envelope.topics, 0
         try:
             while run < len(topics):
                 await self._share.turn(self)
-                made = log.make_topics(envelope, run, TOPICS_PER_STEP, creator)
+                made = await metadata.make_topics(envelope, run, TOPICS_PER_STEP, creator)
                 for name in topics[run : made.next_run]:
                     await self._look_up(name, self)
                 run = made.next_run

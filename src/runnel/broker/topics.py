@@ -12,10 +12,11 @@ from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
 from runnel.broker.live.subscription import LiveSubscription
 from runnel.broker.live.subscriptions import LiveSubscriptions
 from runnel.broker.pages import PAGE_MAX
-from runnel.broker.stores import LIVE_SHARD, KeptLog, Stores
+from runnel.broker.stores import LIVE_SHARD, Stores
 from runnel.config import Retain, format_duration, format_size
 from runnel.errors import UnknownTopicError
 from runnel.formats.wire import Owner, PartitionState, TopicState
+from runnel.log.log import Store
 from runnel.topics.names import check_topic
 from runnel.topics.pattern_index import PatternIndex
 from runnel.topics.patterns import Pattern
@@ -80,15 +81,18 @@ class TopicDirectory:
         topic = self._ephemeral.find(name)
         return None if topic is None else self._ephemeral_state(topic)
 
-    def _kept(self, log: KeptLog, name: str) -> TopicState:
-        info = log.topic(name)
+    def _kept(self, log: Store, name: str) -> TopicState:
+        info = log.metadata.topics.get(name)
         policy = info.policy
         return TopicState(
             name,
             policy.keep,
             policy.journal,
             policy.partitions,
-            sum(log.next_offset(name, number) - 1 for number in range(policy.partitions)),
+            sum(
+                log.shard(shard).next_offset(name, number) - 1
+                for number, shard in enumerate(info.shards)
+            ),
             len(self._subscriptions.subscribers(name)),
             policy.rule,
             policy.last_value,
@@ -117,11 +121,11 @@ class TopicDirectory:
             live = [PartitionState(offset, offset, owner) for offset in topic.next_offsets]
             return _with_partitions(self._ephemeral_state(topic), live)
         partitions = []
-        shards = enumerate(log.topic(name).shards)
+        shards = enumerate(log.metadata.topics.get(name).shards)
         async for some in self._share.steps(shards, asker, _PARTITIONS_PER_STEP):
             for number, shard in some:
                 bounds = await log.bounds(name, number)
-                owner = Owner(shard.journal, shard.shard, log.epoch)
+                owner = Owner(shard.journal, shard.shard, log.shard(shard).epoch)
                 partitions.append(PartitionState(bounds.first_offset, bounds.next_offset, owner))
         return _with_partitions(self._kept(log, name), partitions)
 
@@ -130,14 +134,14 @@ class TopicDirectory:
         if log is None:
             self._ephemeral.vanish(self._ephemeral_topic(name))
         else:
-            await log.delete_topic(name)
+            await log.metadata.delete_topic(name)
 
     async def purge(self, name: str) -> None:
         log = self._stores.log_of(name)
         if log is None:
             self._ephemeral.purge(self._ephemeral_topic(name))
         else:
-            await log.purge_topic(name)
+            await log.metadata.purge_topic(name)
 
     def _ephemeral_topic(self, name: str) -> EphemeralTopic:
         topic = self._ephemeral.find(name)

@@ -10,6 +10,7 @@ block         envelope and body, as in a segment file and in a frame
 compression   bodies in lz4 and zstd
 batch         the table that users hold; joins the modules above
 selection     takes rows out of batches, and joins batches
+single_messages    single messages cut out of a batch, each as a batch
 arrow         a batch as a pyarrow.RecordBatch (the only module that needs pyarrow)
 frames        length-prefixed frames of the native protocol
 heads, wire, work_heads    the requests and answers of the native protocol
@@ -33,6 +34,7 @@ __all__ = [
     "memory",
     "message",
     "plain_bodies",
+    "single_messages",
     "table",
     "traces",
     "wire",

@@ -380,6 +380,11 @@ def _check_column(
         raise MalformedError(f"envelope {name}", f"{most} is above {highest}")
 
 
+def run_prefix(envelope: Envelope, run: int) -> str:
+    """The beginning of an error about a run: empty if the batch has only one run."""
+    return f"run {run}: " if envelope.run_count > 1 else ""
+
+
 def _explained(data: bytes | memoryview, error: Exception) -> MalformedError:
     """The error that names the wrong field, or the version if that is later: it may have other fields."""
     head = bytes(memoryview(data)[:4])

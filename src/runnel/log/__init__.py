@@ -1,6 +1,8 @@
-"""Stored messages. Read `log.py` first, then `disk_log.py`, `shard.py`, `writer.py` and `reader.py` of `disk`.
+"""Stored messages. The broker uses `log.py` alone; then read `disk_log.py`, `shard.py`, `writer.py` and `reader.py`.
 
-log.py          what a log promises, and the values that it takes and returns
+log.py          the interfaces of every store: message log, owned shard, metadata, upkeep, ownership
+values.py       the values that they take and return, which log.py exports
+shard_view.py   the owned shard of both stores
 group_store.py  what makes a shard's batches durable, and how that may end
 disk/           the log in a data directory: shards that write, sync, read and recover
 memory/         the same promises without files

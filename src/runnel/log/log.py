@@ -1,190 +1,106 @@
-"""The log: the interface of every message store, and the values that it takes and returns.
+"""The log: the interfaces of every message store.
 
 A log holds shards; a shard holds entries (stored batches, numbered 1, 2, 3 …); a topic-partition lives in one shard.
-Two stores implement it, `disk` and `memory`; a remote one will. tests/log/contract runs against each.
+At any time at most one log object in the world serves a shard: its owner. Each stretch of ownership has an epoch.
+
+Read in this order:
+
+MessageLog      appends and reads messages, and finds the shards that this log serves
+OwnedShard      one of them: the numbers that its owner knows exactly between two awaits
+MetadataStore   what belongs to no shard: topics, named cursors, definitions of subscriptions, producers' terms
+LogUpkeep       retention, reopening, statistics, checkpoints, closing; and what the store is capable of
+ShardOwnership  begins and ends serving a shard
+Store           all of these together: what the broker has for each place where topics are kept
+
+A method that may have to wait for a device or for another machine is `async`. The others answer from memory, and the
+answer stays right until the next await. The values that they take and return are in `values.py`, and exported here.
+Two stores implement the interfaces, `disk` and `memory`; a remote one will. tests/log/contract runs against each.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
-import msgspec
-
-from runnel.errors import ClientFault
-from runnel.formats import block
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
-from runnel.topics.hints import level_meant
-from runnel.topics.policies import Policy
+from runnel.log.values import (
+    SCAN_BYTES,
+    Appended,
+    Capabilities,
+    Chosen,
+    Cursor,
+    CursorPosition,
+    DamageGap,
+    EntryPage,
+    FoundBatch,
+    Hold,
+    Level,
+    LogStatistics,
+    LogTopic,
+    ManyTopicsError,
+    OffsetBounds,
+    PartitionPage,
+    PassedRun,
+    Position,
+    Recovered,
+    ShardId,
+    ShardStatistics,
+    SomeMade,
+    Trimmed,
+    VisibleBatch,
+)
+from runnel.topics.names import TopicPartition
+from runnel.topics.policies import Difference, Policy
 
-# A scan of a shard reads this much at a time: 3.8 GB/s to Arrow, and 3.0 with a quarter of it (bench/log.py, "read").
-# Readers over a network choose the size of their pages.
-SCAN_BYTES: Final = 4 * 2**20
+__all__ = [
+    "SCAN_BYTES",
+    "Appended",
+    "Capabilities",
+    "Chosen",
+    "Creator",
+    "Cursor",
+    "CursorPosition",
+    "CursorView",
+    "DamageGap",
+    "EntryPage",
+    "FoundBatch",
+    "Hold",
+    "Level",
+    "LogListener",
+    "LogStatistics",
+    "LogTopic",
+    "LogUpkeep",
+    "ManyTopicsError",
+    "MessageLog",
+    "MetadataStore",
+    "NullListener",
+    "OffsetBounds",
+    "OwnedShard",
+    "OwnershipCheck",
+    "PartitionPage",
+    "PassedRun",
+    "Position",
+    "Recovered",
+    "ShardId",
+    "ShardOwnership",
+    "ShardStatistics",
+    "SomeMade",
+    "StateStore",
+    "Store",
+    "SubscriptionHolds",
+    "TopicView",
+    "Trimmed",
+    "Turn",
+    "VisibleBatch",
+]
 
-
-class Level(enum.StrEnum):
-    """When a publisher is answered."""
-
-    NONE = "none"  # not at all
-    RECEIVED = "received"  # once it is in memory
-    STORED = "stored"  # once it has survived a sync
-
-    @classmethod
-    def checked(cls, level: str) -> Level:
-        """The level of this name; ClientFault if there is none."""
-        try:
-            return cls(level)
-        except ValueError:
-            known, meant = ", ".join(cls), level_meant(level)
-            hint = "" if meant is None else f"; did you mean {meant}?"
-            raise ClientFault(
-                f"{level!r} is no level of acknowledgement; {known} are{hint}"
-            ) from None
-
-
-class ShardId(msgspec.Struct, frozen=True, order=True):
-    """The unit of writing, syncing, producer sequences, ownership and epoch."""
-
-    journal: str
-    shard: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.journal}/{self.shard}"
-
-
-class Position(msgspec.Struct, frozen=True, order=True):
-    """A read position in a shard: the first message not yet read. Rewriting a segment does not change it.
-
-    Epoch 0 stands for any epoch, as in `Position(0, 1)`, the beginning: no term of ownership has it.
-    """
-
-    epoch: int
-    entry: int
-    row: int = 0
-
-
-class Appended(msgspec.Struct, frozen=True, gc=False):
-    """The result of an append: the offset of each run's first message, and the level reached.
-
-    A repeated batch of a named publisher has `is_repeated` and its original offsets, or none if the
-    batch is known to be stored but lies too far back to look its offsets up.
-    """
-
-    base_offsets: Sequence[int]
-    entry: int
-    epoch: int
-    receive_time_ns: int
-    level: Level
-    is_repeated: bool = False
-    receivers: int | None = None  # on ephemeral topics: how many subscriptions it was sent to
-
-
-class OffsetBounds(msgspec.Struct, frozen=True):
-    """The first and the next offset of a partition; equal if it has no messages."""
-
-    first_offset: int
-    next_offset: int
-
-
-class PassedRun(NamedTuple):
-    """Messages that readers do not get: past their age, purged, or lost."""
-
-    topic: str
-    partition: int
-    first_offset: int
-    next_offset: int
+# Awaited between two steps of a long count: lets other work of the loop run.
+Turn = Callable[[], Awaitable[None]]
 
 
-class DamageGap(msgspec.Struct, frozen=True):
-    """Messages that a read skipped because their bytes are damaged."""
-
-    path: str
-    position: int
-    problem: str
-    first_offset: int  # of the partition read; of the entry when a shard is read
-    next_offset: int
-    lost: Sequence[PassedRun] = ()  # when a shard is read: the lost messages, as far as known
-
-
-class FoundBatch(msgspec.Struct, frozen=True, gc=False):
-    """A stored batch, its block, and the runs that were requested (None: all)."""
-
-    block: memoryview
-    batch: Batch
-    runs: Sequence[int] | None = None
-
-    def wanted(self) -> Batch:
-        """The requested runs, cut out if the batch has others too."""
-        return self.batch if self.runs is None else self.batch.cut(self.runs)
-
-    @property
-    def first_offset(self) -> int:
-        """The offset of the first requested run."""
-        head = self.batch.envelope
-        return head.column64(head.base_offsets)[self.runs[0] if self.runs else 0]
-
-
-class Chosen(msgspec.Struct, frozen=True, gc=False):
-    """A stored batch, and the numbers of its requested rows, which rise."""
-
-    batch: Batch
-    rows: Sequence[int]
-
-    def taken(self) -> Batch:
-        """A batch of the requested rows. Slow for a compressed batch: not for the event loop."""
-        return self.batch.take(self.rows)
-
-
-class PartitionPage(msgspec.Struct, frozen=True):
-    """Stored batches from one partition in order, and where the next page begins.
-
-    The first batch may begin before the requested offset: a batch is stored whole.
-    """
-
-    found: Sequence[FoundBatch]
-    next_offset: int
-    gaps: Sequence[DamageGap] = ()
-
-    @property
-    def first_offset(self) -> int:
-        """The first offset on the page, damage included; on an empty page, where the next one begins."""
-        firsts = [gap.first_offset for gap in self.gaps[:1]]
-        firsts += [found.first_offset for found in self.found[:1]]
-        return min(firsts, default=self.next_offset)
-
-
-class EntryPage(msgspec.Struct, frozen=True):
-    """Stored batches of a shard in order, of all topics, and where the next page begins."""
-
-    found: Sequence[FoundBatch]
-    next_position: Position
-    gaps: Sequence[DamageGap] = ()
-    passed: Sequence[PassedRun] = ()
-
-
-class VisibleBatch(NamedTuple):
-    """A batch that readers may see from now on, with its block or the parts of it."""
-
-    envelope: Envelope  # with its offsets
-    body: bytes | memoryview
-    encoded: bytes = b""  # the envelope's bytes
-    packed: bytes = b""
-
-    def block(self) -> Sequence[bytes | memoryview]:
-        """The buffers of the block as it goes to readers."""
-        return (self.packed,) if self.packed else block.pack(self.encoded, self.body)
-
-
-class LogListener(Protocol):
-    """Receives what becomes visible in a log, on the loop and in order. It must not fail or wait."""
-
-    def on_stored(self, shard: ShardId, batches: Sequence[VisibleBatch]) -> None: ...
-    def on_synced(self, shard: ShardId, took_ns: int) -> None: ...
-    def on_topic_made(self, topic: LogTopic) -> None: ...
-    def on_topic_deleted(self, name: str) -> None: ...
+# --- What others hand to a log ---
 
 
 class Creator(Protocol):
@@ -194,6 +110,34 @@ class Creator(Protocol):
     def name(self) -> str: ...
     def check_topic(self, name: str) -> None:
         """Raise QuotaExceededError if it already has as many topics as it may."""
+
+
+class LogListener(Protocol):
+    """Receives what happens in a log, on the loop and in order. It must not fail or wait.
+
+    What the log already has when it is opened is not announced: `MessageLog.shards` and `TopicView` list it.
+    """
+
+    def on_stored(self, shard: ShardId, batches: Sequence[VisibleBatch]) -> None:
+        """These batches are visible from now on. Hot: once a group."""
+
+    def on_synced(self, shard: ShardId, took_ns: int) -> None:
+        """A group was written and synced."""
+
+    def on_topic_made(self, topic: LogTopic) -> None:
+        """A topic was made. Its shards are served if they lie here, also those that it is the first to use."""
+
+    def on_topic_deleted(self, name: str) -> None:
+        """A topic was deleted."""
+
+    def on_shard_acquired(self, shard: OwnedShard) -> None:
+        """`ShardOwnership.acquire` has begun a term of this shard: everything stored of it can be read."""
+
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        """The term that this view stands for has ended: its methods raise MovedError.
+
+        What was queued for the shard is answered. Forget here what you keep about it: another log may change it now.
+        """
 
 
 class NullListener:
@@ -211,99 +155,74 @@ class NullListener:
     def on_topic_deleted(self, name: str) -> None:
         """Do nothing."""
 
+    def on_shard_acquired(self, shard: OwnedShard) -> None:
+        """Do nothing."""
 
-class LogTopic(msgspec.Struct, frozen=True):
-    """A topic, the policy that was fixed when it was made, and its shards."""
-
-    name: str
-    policy: Policy
-    shards: Sequence[ShardId]  # by partition
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        """Do nothing."""
 
 
-class CursorPosition(msgspec.Struct, frozen=True):
-    """A named cursor's position in one topic-partition, or in one shard for some patterns."""
+class SubscriptionHolds(Protocol):
+    """The holds of all acknowledged subscriptions. A log gets it when it is opened, and asks it on the loop.
 
-    topic: str | None = None
-    partition: int = 0
-    offset: int = 0
-    shard: ShardId | None = None
-    position: Position | None = None
-    patterns: tuple[str, ...] = ()
+    A log without one removes nothing because of `until = "acked"`, and lets no subscription hold anything.
+    """
 
+    @property
+    def version(self) -> int:
+        """Rises when a subscription may owe less than before, or cover other topic-partitions."""
+        ...
 
-class Cursor(msgspec.Struct, frozen=True):
-    """A named read position that outlives its reader. It holds what it has not passed against retention."""
+    @property
+    def is_empty(self) -> bool:
+        """There are no subscriptions."""
+        ...
 
-    name: str
-    positions: tuple[CursorPosition, ...]
-    updated_ns: int
-    owner: str = ""  # the token that made it; empty: no token did, or it is older than quotas
+    def holds_of(self, key: TopicPartition) -> Sequence[Hold]:
+        """For each subscription that covers this topic-partition, a hold from the lowest offset on that it owes."""
+        ...
 
+    def owed(self, key: TopicPartition, begin: int, end: int) -> Sequence[tuple[int, int]] | None:
+        """Of these offsets, the ranges [begin, end) that any subscription has not acknowledged, in order.
 
-class Trimmed(msgspec.Struct, frozen=True):
-    """The result of one round of retention. In memory each batch counts as a segment."""
-
-    segments_removed: int = 0
-    bytes_removed: int = 0
-    segments_rewritten: int = 0
-    holds_passed: Sequence[str] = ()  # cursors whose ceiling was reached: they will meet a gap
-
-    @classmethod
-    def of(cls, parts: Sequence[Trimmed]) -> Trimmed:
-        """The sum of the results of several shards."""
-        return cls(
-            sum(part.segments_removed for part in parts),
-            sum(part.bytes_removed for part in parts),
-            sum(part.segments_rewritten for part in parts),
-            sorted({name for part in parts for name in part.holds_passed}),
-        )
+        None: no subscription covers this topic-partition.
+        """
+        ...
 
 
-class ShardStatistics(msgspec.Struct, frozen=True):
-    """Counters and sizes of one shard."""
-
-    shard: ShardId
-    entries: int  # appended since the log was opened
-    messages: int
-    bytes: int
-    stored_bytes: int
-    segments: int
-    syncs: int
-    sync_time_ns: int
-    sync_time_max_ns: int
-    queued_batches: int
-    queued_bytes: int
-    failed_batches: int
-    is_read_only: bool
-    producers: int = 0  # named publishers that the shard knows
-    unknown_outcomes: int = (
-        0  # attempts to store a group after which it was not known whether it is stored
-    )
+# --- Messages ---
 
 
-class LogStatistics(msgspec.Struct, frozen=True):
-    """Counters of a log and of its shards."""
+class MessageLog(Protocol):
+    """Stores batches in shards, and reads them.
 
-    topics: int
-    shards: Sequence[ShardStatistics]
-    open_files: int
-    damage: Sequence[str]  # "path:position: problem", found since the log was opened
-
-
-class Log(Protocol):
-    """A store of messages in shards. Methods that may wait for a device are awaited."""
+    For a shard that another log serves, every method raises MovedError. For a topic that does not exist, or a shard
+    that no topic uses, it raises UnknownTopicError, except `append`, which makes topics, and `wait_room`.
+    """
 
     def append(
-        self, batch: Batch, level: Level = Level.STORED, creator: Creator | None = None
+        self,
+        batch: Batch,
+        level: Level = Level.STORED,
+        creator: Creator | None = None,
+        *,
+        topics_made_max: int | None = None,
     ) -> asyncio.Future[Appended]:
         """Give every run its offsets and store the batch, whole or not at all.
 
-        Returns at once; the future is done when `level` is reached. The shard keeps the order of the
-        calls. BusyError when the shard's queue is full: await `wait_room` and call again.
+        Returns at once; the future is done when `level` is reached. The shard keeps the order of the calls. BusyError
+        when the shard's queue is full: await `wait_room` and call again. ManyTopicsError if the batch needs more than
+        `topics_made_max` new topics.
         """
 
     async def wait_room(self, shard: ShardId) -> None:
-        """Wait until the shard's queue takes another batch."""
+        """Wait until the shard's queue takes another batch. There is room in a shard that does not exist yet."""
+
+    async def sync(self) -> None:
+        """Wait until everything appended so far is stored.
+
+        Raises, once and to the first caller, if a batch that was answered before it was stored could not be stored.
+        """
 
     async def read(
         self, topic: str, partition: int, offset: int, *, bytes_max: int = 2**20
@@ -320,10 +239,12 @@ class Log(Protocol):
         """Everything in the shard from this position on, in the order in which it was stored.
 
         A page before the end may be short, or empty where nothing is served any more. At the end
-        `next_position` equals `position`.
+        `next_position` equals `position`. A store that does not keep positions (`Capabilities`) raises OffsetGoneError
+        for a position of another epoch.
         """
 
-    async def bounds(self, topic: str, partition: int) -> OffsetBounds: ...
+    async def bounds(self, topic: str, partition: int) -> OffsetBounds:
+        """The first offset that a reader gets, damage included, and the next one."""
 
     async def offset_at(self, topic: str, partition: int, time_ns: int) -> int:
         """The first offset that was received at this time or later; the next offset if none was."""
@@ -331,16 +252,256 @@ class Log(Protocol):
     async def entry_at(self, shard: ShardId, time_ns: int) -> int:
         """The shard's first entry that was received at this time or later; the next one if none was."""
 
-    async def trim(self) -> Trimmed:
-        """Apply retention now, by the clock's time."""
+    def messages_at(
+        self, shard: ShardId, wanted: Mapping[TopicPartition, int]
+    ) -> AsyncGenerator[Sequence[Chosen], None]:
+        """Find messages of one shard, one offset per partition; yield the batches that hold them, a few at a time.
 
-    async def sync(self) -> None:
-        """Wait until everything appended so far is stored.
-
-        Raises, once and to the first caller, if a batch that was answered before it was stored could not be stored.
+        Each batch is read once, however many of its messages are wanted. Missing messages are left out. The last
+        message of a topic that keeps last values is found however old it is.
         """
 
-    def statistics(self) -> LogStatistics: ...
+    async def count(self, shard: ShardId, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
+        """Count a shard's messages from an entry on whose topics match. The count is exact or too high.
+
+        While `OwnedShard.count_stamp` stays the same, an earlier count stays right or becomes too high.
+        """
+
+    def shard(self, shard: ShardId) -> OwnedShard:
+        """The view of a shard that this log serves. Keep it while working on the shard: it is one term of ownership."""
+
+    def shards(self) -> Sequence[ShardId]:
+        """The shards that this log serves now."""
+
+
+class OwnedShard(Protocol):
+    """What the owner of a shard knows of it: local, and exact between two awaits.
+
+    It stands for one term of ownership. When that ends, every method raises MovedError from then on, so that no caller
+    continues with numbers from the past; `id` and `epoch` stay readable. A later term has another view.
+    """
+
+    @property
+    def id(self) -> ShardId:
+        """Which shard it is."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The number of this term. Every batch that is appended in it carries it, and later terms have higher ones."""
+        ...
+
+    @property
+    def state(self) -> StateStore:
+        """Where subscriptions record their progress in this shard."""
+        ...
+
+    def entries(self) -> OffsetBounds:
+        """The first entry of the shard, and its next one."""
+        ...
+
+    def next_offset(self, topic: str, partition: int) -> int:
+        """The offset behind the partition's last message that readers can see. UnknownTopicError if it is not here."""
+        ...
+
+    def floor(self, topic: str, partition: int) -> int:
+        """Messages below this offset are hidden: purged, or of a deleted topic of the same name."""
+        ...
+
+    def count_stamp(self) -> tuple[int, int]:
+        """A value that changes whenever `MessageLog.count` of the shard may rise."""
+        ...
+
+
+class StateStore(Protocol):
+    """Keeps the progress of subscriptions in one shard, as contents that only its user interprets.
+
+    The user reads and clears `contents`, sets `snapshot`, and only then adds. From the moment it is added, `snapshot`
+    must include a content. A content may be added twice without harm.
+    """
+
+    contents: list[bytes]
+    """What an earlier term of ownership has left."""
+    snapshot: Callable[[], Iterable[bytes]] | None
+    """Returns everything that is known now. It is called on the loop; a worker iterates over the result."""
+
+    def add(self, content: bytes) -> asyncio.Future[None]:
+        """Add a content; it is stored when the future is done. Contents added during one write share the next.
+
+        DiskFullError: nothing of it is stored, and the caller may retry. ReadOnlyError: a retry needs a restart.
+        """
+
+
+# --- Metadata ---
+
+
+class TopicView(Protocol):
+    """The topics of a store, as known here now. A look-up waits for nothing."""
+
+    def has(self, name: str) -> bool:
+        """Whether the topic exists. Hot: once for each batch that is published."""
+
+    def find(self, name: str) -> LogTopic | None:
+        """The topic; None if it does not exist."""
+
+    def get(self, name: str) -> LogTopic:
+        """The topic. UnknownTopicError if it does not exist."""
+
+    def policy(self, name: str) -> Policy:
+        """The policy of a topic, which was fixed when it was made. UnknownTopicError if it does not exist."""
+
+    def shard_of(self, name: str, partition: int) -> ShardId:
+        """The shard that a topic-partition lies in. UnknownTopicError if it does not exist."""
+
+    def shards_for(self, name: str, policy: Policy) -> Sequence[ShardId]:
+        """The shards, by partition, that a topic will have when it is made with this policy."""
+
+    def names(self) -> Sequence[str]:
+        """The names of all topics."""
+
+    def owned_by(self, owner: str) -> int:
+        """The number of topics that this token made."""
+
+
+class CursorView(Protocol):
+    """The named cursors of a store, as known here now."""
+
+    def all(self) -> Sequence[Cursor]:
+        """All cursors."""
+
+    def find(self, name: str) -> Cursor | None:
+        """The cursor; None if it does not exist."""
+
+    def owned_by(self, owner: str) -> int:
+        """The number of cursors that this token made."""
+
+
+class MetadataStore(Protocol):
+    """What belongs to no shard: topics, named cursors, definitions of subscriptions, producers' terms.
+
+    The views answer at once, from what is known here. A change is recorded when its method returns.
+    """
+
+    @property
+    def topics(self) -> TopicView:
+        """The topics: which exist, and their policies and shards."""
+        ...
+
+    @property
+    def cursors(self) -> CursorView:
+        """The named cursors."""
+        ...
+
+    def subscriptions(self) -> dict[str, bytes]:
+        """The definitions of durable subscriptions, by name. A copy, made in one step."""
+
+    async def ensure_topic(self, name: str) -> LogTopic:
+        """Get the topic, or make it."""
+
+    async def make_topics(
+        self, envelope: Envelope, run: int, made_max: int, creator: Creator | None = None
+    ) -> SomeMade:
+        """Make up to `made_max` topics of a batch, from run `run` on, before the batch is appended.
+
+        They may still have to be recorded when this returns: a batch of theirs is stored after their record.
+        """
+
+    async def purge_topic(self, name: str) -> None:
+        """Hide all messages that are stored now. Retention frees their room later."""
+
+    async def delete_topic(self, name: str) -> None:
+        """Hide the topic and its messages. A new topic of this name continues after the last offset."""
+
+    async def set_cursor(
+        self, name: str, positions: Sequence[CursorPosition], owner: str = ""
+    ) -> None:
+        """Store a named cursor. It holds the messages behind its positions until it is removed."""
+
+    async def remove_cursor(self, name: str) -> None:
+        """Remove a named cursor, if it exists."""
+
+    async def set_subscription(self, name: str, content: bytes) -> None:
+        """Store or replace the definition of a durable subscription."""
+
+    async def remove_subscription(self, name: str) -> None:
+        """Remove the definition of a durable subscription, if it exists."""
+
+    async def take_term(self, producer: str, above: int = -1) -> int:
+        """A term for a named publisher, higher than `above` and than every term that was taken or stored before."""
+
+
+# --- Upkeep and ownership ---
+
+
+class LogUpkeep(Protocol):
+    """What keeps a log in good order. `capabilities` says which of it this store can do."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store can do that others cannot."""
+        ...
+
+    @property
+    def recovered(self) -> Recovered:
+        """What opening the log found."""
+        ...
+
+    async def follow_rules(self) -> Sequence[Difference]:
+        """Apply the current rules to rotation and retention. Returns where existing topics differ from the rules."""
+
+    async def trim_shard(self, shard: ShardId) -> Trimmed:
+        """Apply retention to one shard, by the clock's time."""
+
+    async def reopen(self, shard: ShardId) -> Sequence[str]:
+        """Recover a shard that became read-only. Returns the damage found."""
+
+    def statistics(self) -> LogStatistics:
+        """Counters and sizes of the log, and of the shards that it serves."""
+
+    async def checkpoint(self) -> tuple[str, str]:
+        """Make a checkpoint: everything as of one moment, in a folder of the data directory. Returns its path and id.
+
+        It stays until `drop_checkpoint`. ClientFault if one exists already, or if this store makes none.
+        """
+
+    async def drop_checkpoint(self) -> None:
+        """Remove the checkpoint, if there is one."""
 
     async def close(self) -> None:
         """Store what is queued, then release everything. What is not stored fails as ClosedError."""
+
+
+class OwnershipCheck(Protocol):
+    """Tells an owner from one that was replaced and does not know it yet."""
+
+    async def is_still_mine(self, shard: ShardId) -> bool:
+        """Whether this log still owns the shard, by a look at what settles it, not at what is remembered here.
+
+        False also if that cannot be found out now.
+        """
+
+
+class ShardOwnership(OwnershipCheck, Protocol):
+    """Begins and ends serving a shard. A shard without an owner comes to the log that stores a first batch there."""
+
+    async def acquire(self, shard: ShardId) -> OwnedShard:
+        """Begin a term of ownership: load the shard, and serve it under a higher epoch. Tells the listener.
+
+        Returns the present view if the shard is served here already. MovedError if another log has it.
+        """
+
+    async def release(self, shard: ShardId) -> None:
+        """End the term of ownership, if there is one. From the call on, appends are refused as MovedError.
+
+        Waits until what is queued is stored and answered, tells the listener, then writes and closes what belongs to
+        the shard, so that another log can acquire it.
+        """
+
+
+class Store(MessageLog, LogUpkeep, OwnershipCheck, Protocol):
+    """A log with its metadata: all that the broker has of each place where topics are kept."""
+
+    @property
+    def metadata(self) -> MetadataStore:
+        """The topics, cursors and subscriptions of this store."""
+        ...

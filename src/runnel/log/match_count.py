@@ -6,20 +6,18 @@ part counts as a whole. So the result is exact or too high, never too low.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 import numpy as np
 
+from runnel.log.log import Turn
 from runnel.log.metadata.topic_table import Partition
 from runnel.log.segments.index import GrowingIndex, Index
 from runnel.log.segments.segments import Segment
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
 from runnel.topics.patterns import Pattern, any_of
-
-Turn: TypeAlias = Callable[[], Awaitable[None]]
-"""Lets other tasks run: awaited before each step on the loop."""
 
 KEYS_PER_STEP: Final = 500
 _EVERYTHING: Final = ("*", "!*")

@@ -16,6 +16,7 @@ from runnel.formats.work_heads import Consume, WorkOptions
 from tests.broker.consumer_groups.scenes import Scene, Worker, scene
 from tests.broker.scenes import Store
 from tests.fakes.disk import Kind
+from tests.log.samples import trim_log
 
 ON_DISK = (Store.FAKE_DISK,)
 TO_THE_LAST = TopicRule(match="a", rotate=Rotate(bytes_max=1), retain=Retain(until=Until.ACKED))
@@ -157,11 +158,11 @@ async def test_what_an_unnamed_member_acknowledges_goes(at: Scene) -> None:
     for number in range(4):
         await at.publish("a", b"%d" % number)
     await at.until(lambda: len(worker.messages) == 4)
-    [log] = [log for log in at.broker._stores.kept if log.has_topic("a")]
-    await log.trim()
+    [log] = [log for log in at.broker._stores.kept if log.metadata.topics.has("a")]
+    await trim_log(log)
     assert (await log.bounds("a", 0)).first_offset == 1
     worker.ack(1, 2, 3)
-    await log.trim()
+    await trim_log(log)
     assert (await log.bounds("a", 0)).first_offset == 4
 
 
@@ -194,6 +195,6 @@ async def test_retention_passes_what_segments_have_of_a_deleted_topic(at: Scene)
     await at.publish("t/2", b"3")
     at.pass_time(61)
     for log in at.broker._stores.kept:
-        await log.trim()
+        await trim_log(log)
     fetched = await at.broker.fetch(FetchRequest("t/2"))
     assert [message.offset for batch in fetched.batches for message in batch] == [1, 2]

@@ -35,6 +35,7 @@ from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, Start
 from runnel.log.memory import MemoryLog
 from runnel.log.metadata.topic_table import TopicTable
+from runnel.log.shard_view import ShardView
 from runnel.security.rights import Grant, Rights
 from runnel.topics.pattern_index import SLICE_COMPARISONS
 from runnel.topics.patterns import Pattern
@@ -471,7 +472,7 @@ def test_shards_are_looked_at_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         topics = names(1500)
         await publish_each(at, topics)
         probe = LoopProbe(monkeypatch)
-        probe.count(MemoryLog, "entries")
+        probe.count(ShardView, "entries")
         probe.count(MemoryLog, "entry_at")
         access = Access(at.broker, None)
         async with probe:

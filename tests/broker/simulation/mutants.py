@@ -10,8 +10,8 @@ from runnel.broker import fetcher
 from runnel.broker.live import start_positions, subscription
 from runnel.broker.live.feeds import LastValuesFeed, PartitionsFeed, ShardFeed
 from runnel.broker.live.subscription import LiveSubscription
-from runnel.broker.stores import KeptLog, Stores
-from runnel.log.log import ShardId
+from runnel.broker.stores import Stores
+from runnel.log.log import OwnedShard, ShardId
 from tests.simulation.mutants import Mutant
 
 
@@ -32,7 +32,7 @@ def pattern_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 
 def topics_made_while_a_reader_begins_are_overlooked(patch: pytest.MonkeyPatch) -> None:
     def ends_now(stores: Stores) -> dict[ShardId, int]:
-        return {shard: log.entries(shard).next_offset for log, shard in stores.shards()}
+        return {shard.id: shard.entries().next_offset for _, shard in stores.shards()}
 
     begin_positions = start_positions.begin_positions
     patch.setattr(
@@ -57,9 +57,9 @@ def last_values_are_repeated(patch: pytest.MonkeyPatch) -> None:
     """What came while last values were looked up is taken for one of them."""
 
     def newest(
-        self: LastValuesFeed, subscription: object, log: KeptLog, key: tuple[str, int]
+        self: LastValuesFeed, subscription: object, shard: OwnedShard, key: tuple[str, int]
     ) -> int:
-        return log.next_offset(*key) - 1
+        return shard.next_offset(*key) - 1
 
     patch.setattr(LastValuesFeed, "_last_before", newest)
 

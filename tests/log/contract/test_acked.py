@@ -9,8 +9,8 @@ from runnel.config.settings import DAY_NS
 from runnel.errors import OffsetGoneError
 from runnel.log.log import CursorPosition, OffsetBounds, Position, ShardId, Trimmed
 from tests.log.contract.stores import At, scenario
-from tests.log.fake_holds import Acknowledged, FakeHolds
-from tests.log.samples import batch, one, read_offsets, read_payloads
+from tests.log.fake_holds import Acknowledged
+from tests.log.samples import batch, last_message, one, read_offsets, read_payloads, trim_log
 
 MAIN = ShardId("main")
 A, B = ("a", 0), ("b", 0)
@@ -41,7 +41,7 @@ NOTHING = Trimmed(holds_passed=[])
 async def trim(at: At) -> Trimmed:
     """An hour later: by then the last segment on disk has ended too."""
     at.clock.advance(HOUR_NS)
-    return await at.log.trim()
+    return await trim_log(at.log)
 
 
 async def offsets(at: At, topic: str = "a") -> list[int]:
@@ -49,9 +49,9 @@ async def offsets(at: At, topic: str = "a") -> list[int]:
     return [offset for page in await at.read_all(topic, first) for offset in read_offsets(page)]
 
 
-@scenario(UNTIL_ACKED)
+@scenario(UNTIL_ACKED, knows_subscriptions=True)
 async def test_message_goes_once_every_subscription_has_acknowledged_it(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(one=Acknowledged(A), two=Acknowledged(A))
+    holds = at.subscribed(one=Acknowledged(A), two=Acknowledged(A))
     for number in range(3):
         await at.log.append(one("a", b"%d" % number))
     holds.ack("one", A, [1, 2, 3])
@@ -71,9 +71,9 @@ async def test_message_goes_once_every_subscription_has_acknowledged_it(at: At) 
     assert await offsets(at) == [4]
 
 
-@scenario(UNTIL_ACKED)
+@scenario(UNTIL_ACKED, knows_subscriptions=True)
 async def test_straggler_keeps_itself_alone(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A))
+    holds = at.subscribed(work=Acknowledged(A))
     await at.log.append(one("a", *[b"%02d" % number * 100 for number in range(1, 11)]))
     await at.log.append(one("a", b"next"))
     before = at.log.statistics().shards[0].stored_bytes
@@ -93,9 +93,9 @@ async def test_straggler_keeps_itself_alone(at: At) -> None:
     assert await offsets(at) == [11]
 
 
-@scenario(UNTIL_ACKED)
+@scenario(UNTIL_ACKED, knows_subscriptions=True)
 async def test_several_stragglers_of_a_batch_keep_their_offsets_and_the_order(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A, B))
+    holds = at.subscribed(work=Acknowledged(A, B))
     await at.log.append(
         batch(("a", [b"1", b"2", b"3"]), ("b", [b"x", b"y"]), ("a", [b"4", b"5", b"6"]))
     )
@@ -120,18 +120,18 @@ async def single(at: At, offset: int) -> bytes | None:
     return None
 
 
-@scenario(UNTIL_ACKED)
+@scenario(UNTIL_ACKED, knows_subscriptions=True)
 async def test_what_is_mostly_owed_is_left_as_it_is(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A))
+    holds = at.subscribed(work=Acknowledged(A))
     await at.log.append(one("a", b"1", b"2", b"3", b"4", b"5"))
     holds.ack("work", A, [1, 5])
     assert await trim(at) == NOTHING
     assert await offsets(at) == [1, 2, 3, 4, 5]
 
 
-@scenario(UNTIL_ACKED)
+@scenario(UNTIL_ACKED, knows_subscriptions=True)
 async def test_what_is_acknowledged_goes_from_the_middle_too(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A))
+    holds = at.subscribed(work=Acknowledged(A))
     for number in range(1, 6):
         await at.log.append(one("a", b"%d" % number))
     holds.ack("work", A, [2, 3, 5])
@@ -141,9 +141,9 @@ async def test_what_is_acknowledged_goes_from_the_middle_too(at: At) -> None:
     assert [m.offset for m in await at.read_shard_all(MAIN, Position(0, 1))] == [1, 4]
 
 
-@scenario(UNTIL_ACKED)
+@scenario(UNTIL_ACKED, knows_subscriptions=True)
 async def test_partition_that_no_subscription_covers_stays(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A))
+    holds = at.subscribed(work=Acknowledged(A))
     await at.log.append(batch(("a", [b"1"] * 5), ("b", [b"2"])))
     await at.log.append(one("b", b"3"))
     holds.ack("work", A, range(1, 6))
@@ -155,9 +155,9 @@ async def test_partition_that_no_subscription_covers_stays(at: At) -> None:
     assert await trim(at) == NOTHING
 
 
-@scenario(rule(age_ns=DAY_NS))
+@scenario(rule(age_ns=DAY_NS), knows_subscriptions=True)
 async def test_what_no_subscription_covers_goes_by_the_other_limits(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A))
+    holds = at.subscribed(work=Acknowledged(A))
     await at.log.append(one("b", b"old"))
     await at.log.append(one("a", b"owed"))
     at.clock.advance(2 * DAY_NS)
@@ -169,50 +169,50 @@ async def test_what_no_subscription_covers_goes_by_the_other_limits(at: At) -> N
     assert await offsets(at) == []
 
 
-@scenario(UNTIL_ACKED)
+@scenario(UNTIL_ACKED, knows_subscriptions=True)
 async def test_cursor_holds_what_it_has_not_passed_though_it_is_acknowledged(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A, B))
+    holds = at.subscribed(work=Acknowledged(A, B))
     await at.log.append(one("a", b"1", b"2", b"3", b"4"))
     await at.log.append(one("b", b"5"))
     await at.log.append(one("b", b"6"))
     holds.ack("work", A, range(1, 5))
     holds.ack("work", B, range(1, 3))
-    await at.log.set_cursor("reader", [CursorPosition(topic="a", offset=4)])
-    await at.log.set_cursor(
+    await at.log.metadata.set_cursor("reader", [CursorPosition(topic="a", offset=4)])
+    await at.log.metadata.set_cursor(
         "watcher", [CursorPosition(shard=MAIN, position=Position(0, 3), patterns=("b",))]
     )
     await trim(at)
     assert await offsets(at) == [4]
     assert await offsets(at, "b") == [2]
-    await at.log.set_cursor("reader", [CursorPosition(topic="a", offset=5)])
-    await at.log.remove_cursor("watcher")
+    await at.log.metadata.set_cursor("reader", [CursorPosition(topic="a", offset=5)])
+    await at.log.metadata.remove_cursor("watcher")
     await trim(at)
     assert at.log.statistics().shards[0].stored_bytes == 0
 
 
-@scenario(rule(last_value=True))
+@scenario(rule(last_value=True), knows_subscriptions=True)
 async def test_last_value_is_kept_beyond_its_acknowledgement(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A, B))
+    holds = at.subscribed(work=Acknowledged(A, B))
     await at.log.append(batch(("a", [b"1", b"2", b"3"]), ("b", [b"4"])))
     holds.ack("work", A, [1, 2, 3])
     for _ in range(2):  # cut out of its batch, then gone with it
         await trim(at)
-        last = await at.log.last("a", 0)
+        last = await last_message(at.log, "a", 0)
         assert last is not None
         assert last.messages()[0].payload == b"3"
         assert await offsets(at) == []
         holds.ack("work", B, [1])
-    last = await at.log.last("b", 0)
+    last = await last_message(at.log, "b", 0)
     assert last is not None
     assert last.messages()[0].payload == b"4"
 
 
-@scenario(UNTIL_ACKED)
+@scenario(UNTIL_ACKED, knows_subscriptions=True)
 async def test_purged_messages_count_as_gone(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A, B))
+    holds = at.subscribed(work=Acknowledged(A, B))
     await at.log.append(batch(("a", [b"1", b"2", b"3"]), ("b", [b"4", b"5", b"6"])))
     holds.ack("work", B, [1, 3])
-    await at.log.purge_topic("a")
+    await at.log.metadata.purge_topic("a")
     await trim(at)
     await trim(at)
     assert await offsets(at, "b") == [2]
@@ -221,22 +221,22 @@ async def test_purged_messages_count_as_gone(at: At) -> None:
     assert at.log.statistics().shards[0].stored_bytes == 0
 
 
-@scenario(UNTIL_ACKED)
+@scenario(UNTIL_ACKED, knows_subscriptions=True)
 async def test_purge_of_what_is_left_of_a_batch_frees_all_of_it(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A))
+    holds = at.subscribed(work=Acknowledged(A))
     await at.log.append(one("a", *[b"%d" % number for number in range(10)]))
     holds.ack("work", A, [1, 2, 3, 5, 6, 7, 8])
     await trim(at)
     assert await offsets(at) == [4, 9, 10]
-    await at.log.purge_topic("a")
+    await at.log.metadata.purge_topic("a")
     await trim(at)
     assert await at.log.bounds("a", 0) == OffsetBounds(11, 11)
     assert at.log.statistics().shards[0].stored_bytes == 0
 
 
-@scenario(rule(until=None))
+@scenario(rule(until=None), knows_subscriptions=True)
 async def test_without_the_policy_acknowledged_messages_stay(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A))
+    holds = at.subscribed(work=Acknowledged(A))
     await at.log.append(one("a", b"1"))
     holds.ack("work", A, [1])
     assert await trim(at) == NOTHING
@@ -250,9 +250,9 @@ async def test_nothing_goes_while_nobody_tells_what_is_owed(at: At) -> None:
     assert await offsets(at) == [1]
 
 
-@scenario(UNTIL_ACKED)
+@scenario(UNTIL_ACKED, knows_subscriptions=True)
 async def test_nothing_is_looked_at_twice_without_a_reason(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A))
+    holds = at.subscribed(work=Acknowledged(A))
     for number in range(3):
         await at.log.append(one("a", b"%d" % number))
     await trim(at)
@@ -264,7 +264,7 @@ async def test_nothing_is_looked_at_twice_without_a_reason(at: At) -> None:
         if reason == 0:
             holds.version += 1
         elif reason == 1:
-            await at.log.set_cursor("reader", [])
+            await at.log.metadata.set_cursor("reader", [])
         else:
             await at.log.append(one("a", b"new"))
         await trim(at)
@@ -274,9 +274,9 @@ async def test_nothing_is_looked_at_twice_without_a_reason(at: At) -> None:
 # --- Against age and size a subscription holds messages as a cursor does ---
 
 
-@scenario(rule(age_ns=DAY_NS, pin=Pin(age_ns=7 * DAY_NS)))
+@scenario(rule(age_ns=DAY_NS, pin=Pin(age_ns=7 * DAY_NS)), knows_subscriptions=True)
 async def test_owed_message_is_kept_and_served_beyond_its_age_up_to_the_ceiling(at: At) -> None:
-    holds = at.log.subscription_holds = FakeHolds(work=Acknowledged(A))
+    holds = at.subscribed(work=Acknowledged(A))
     for number in range(1, 4):
         await at.log.append(one("a", b"%d" % number))
     holds.ack("work", A, [1])
@@ -292,11 +292,13 @@ async def test_owed_message_is_kept_and_served_beyond_its_age_up_to_the_ceiling(
     assert list(trimmed.holds_passed) == ["subscription work"]
 
 
-@scenario(rule(age_ns=DAY_NS, until=None, pin=Pin(age_ns=None, bytes_max=None)))
+@scenario(
+    rule(age_ns=DAY_NS, until=None, pin=Pin(age_ns=None, bytes_max=None)), knows_subscriptions=True
+)
 async def test_subscription_and_cursor_hold_each_their_own(at: At) -> None:
-    at.log.subscription_holds = FakeHolds(work=Acknowledged(A))
+    at.subscribed(work=Acknowledged(A))
     await at.log.append(batch(("a", [b"1"]), ("b", [b"2"]), ("c", [b"3"] * 4)))
-    await at.log.set_cursor("reader", [CursorPosition(topic="b", offset=1)])
+    await at.log.metadata.set_cursor("reader", [CursorPosition(topic="b", offset=1)])
     at.clock.advance(2 * DAY_NS)
     await trim(at)
     assert await offsets(at) == await offsets(at, "b") == [1]

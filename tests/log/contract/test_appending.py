@@ -154,8 +154,8 @@ async def test_topic_that_is_kept_elsewhere_is_refused(at: At) -> None:
     with pytest.raises(ClientFault, match=r"run 1: .*'m'"):
         at.log.append(batch(("a", [b"1"]), ("m", [b"2"])))
     with pytest.raises(ClientFault, match="'m'"):
-        await at.log.ensure_topic("m")
-    assert "m" not in [topic.name for topic in at.log.topics()]
+        await at.log.metadata.ensure_topic("m")
+    assert "m" not in at.log.metadata.topics.names()
 
 
 @scenario(limits=LimitSettings(topics_max=2))

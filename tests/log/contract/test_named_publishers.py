@@ -16,7 +16,7 @@ from runnel.errors import (
 )
 from runnel.log.log import Level
 from tests.log.contract.stores import At, Store, scenario
-from tests.log.samples import batch, numbered, one, read_payloads
+from tests.log.samples import batch, numbered, one, read_payloads, trim_log
 
 
 @scenario()
@@ -133,7 +133,7 @@ async def test_repeated_batch_that_retention_has_removed_is_answered_without_off
 ) -> None:
     await at.log.append(numbered("p", 0))
     at.clock.advance(2 * DAY_NS)
-    await at.log.trim()
+    await trim_log(at.log)
     again = await at.log.append(numbered("p", 0))
     assert again.is_repeated
     assert list(again.base_offsets) == []
@@ -143,7 +143,7 @@ async def test_repeated_batch_that_retention_has_removed_is_answered_without_off
 @scenario()
 async def test_sequence_goes_on_after_its_topic_was_deleted(at: At) -> None:
     await at.log.append(numbered("p", 0))
-    await at.log.delete_topic("a")
+    await at.log.metadata.delete_topic("a")
     assert (await at.log.append(numbered("p", 1))).base_offsets == [2]
 
 

@@ -13,7 +13,7 @@ from runnel.formats.message import Message
 from runnel.log.log import ShardId
 from runnel.topics.names import TopicPartition
 from tests.log.contract.stores import At, scenario
-from tests.log.samples import batch, one
+from tests.log.samples import batch, one, trim_log
 
 MAIN = ShardId("main")
 # On disk every batch gets a segment of its own.
@@ -79,8 +79,8 @@ async def test_single_messages_of_compressed_batches_are_found(at: At) -> None:
 async def test_what_is_not_there_is_left_out(at: At) -> None:
     await at.log.append(batch(("a", [b"1"]), ("purged", [b"2"]), ("deleted", [b"3"])))
     await at.log.append(one("a", b"4"))
-    await at.log.purge_topic("purged")
-    await at.log.delete_topic("deleted")
+    await at.log.metadata.purge_topic("purged")
+    await at.log.metadata.delete_topic("deleted")
     wanted = {("a", 0): 2, ("a", 1): 1, ("purged", 0): 1, ("deleted", 0): 1, ("never", 0): 1}
     assert offsets(await picked(at, wanted)) == {("a", 0): 2}
     assert await picked(at, {("a", 0): 3}) == []
@@ -107,8 +107,8 @@ async def test_last_values_are_found_however_old_and_no_others(at: At) -> None:
         assert {message.payload for messages in groups for message in messages} == {
             topic.encode() for topic in topics[1:]
         }
-        await at.log.trim()
-    assert at.log.entries(MAIN).first_offset == 2
+        await trim_log(at.log)
+    assert at.log.shard(MAIN).entries().first_offset == 2
 
 
 @scenario(BY_AGE)
@@ -124,7 +124,7 @@ async def test_what_retention_removes_between_two_answers_is_left_out(at: At) ->
             if len(found) == 1:
                 at.clock.advance(2 * DAY_NS)
                 await at.log.append(one("end", b"y"))
-                await at.log.trim()
+                await trim_log(at.log)
     assert len(found) == 1
 
 
@@ -141,6 +141,6 @@ async def test_what_is_rewritten_between_two_answers_is_still_found(at: At) -> N
         async for chosen in groups:
             found += [message.topic for each in chosen for message in each.taken()]
             if len(found) == 1:
-                await at.log.purge_topic("purged")
-                assert (await at.log.trim()).segments_rewritten
+                await at.log.metadata.purge_topic("purged")
+                assert (await trim_log(at.log)).segments_rewritten
     assert sorted(found) == ["t0", "t1", "t2", "t3"]

@@ -9,7 +9,7 @@ from runnel.errors import ClientFault, OffsetAheadError, OffsetGoneError, Unknow
 from runnel.formats.batch import Batch
 from runnel.log.log import OffsetBounds, Position, ShardId
 from tests.log.contract.stores import At, Store, scenario
-from tests.log.samples import batch, one, read_offsets, read_payloads, read_topics
+from tests.log.samples import batch, last_message, one, read_offsets, read_payloads, read_topics
 
 MAIN = ShardId("main")
 # On disk every batch gets a segment of its own.
@@ -40,12 +40,12 @@ async def test_at_the_end_there_is_an_empty_page(at: At) -> None:
 
 @scenario()
 async def test_topic_without_messages_is_read_as_empty(at: At) -> None:
-    await at.log.ensure_topic("a")
+    await at.log.metadata.ensure_topic("a")
     assert await at.log.bounds("a", 0) == OffsetBounds(1, 1)
     page = await at.log.read("a", 0, 1)
     assert not page.found
     assert page.next_offset == 1
-    assert await at.log.last("a", 0) is None
+    assert await last_message(at.log, "a", 0) is None
 
 
 @scenario()
@@ -60,7 +60,7 @@ async def test_offset_beyond_the_next_one_is_a_mistake(at: At) -> None:
 @scenario()
 async def test_offset_before_the_first_tells_the_gap(at: At) -> None:
     await at.log.append(one("a", b"1", b"2"))
-    await at.log.purge_topic("a")
+    await at.log.metadata.purge_topic("a")
     await at.log.append(one("a", b"3"))
     with pytest.raises(OffsetGoneError) as raised:
         await at.log.read("a", 0, 1)
@@ -79,7 +79,7 @@ async def test_what_can_be_no_offset_is_a_mistake(at: At) -> None:
 
 @scenario(TopicRule(match="p", partitions=2))
 async def test_unknown_topics_partitions_and_shards_are_refused(at: At) -> None:
-    await at.log.ensure_topic("p")
+    await at.log.metadata.ensure_topic("p")
     with pytest.raises(UnknownTopicError, match="'nowhere' does not exist"):
         await at.log.read("nowhere", 0, 1)
     with pytest.raises(UnknownTopicError, match="'nowhere' does not exist"):
@@ -87,10 +87,10 @@ async def test_unknown_topics_partitions_and_shards_are_refused(at: At) -> None:
     with pytest.raises(UnknownTopicError, match="partitions 0 to 1, not 2"):
         await at.log.read("p", 2, 1)
     with pytest.raises(UnknownTopicError, match="partitions 0 to 1, not -1"):
-        await at.log.last("p", -1)
+        await last_message(at.log, "p", -1)
     with pytest.raises(UnknownTopicError, match="no shard other/0"):
         await at.log.read_shard(ShardId("other"), Position(0, 1))
-    assert [topic.name for topic in at.log.topics()] == ["p"]
+    assert at.log.metadata.topics.names() == ["p"]
 
 
 @scenario(SMALL)
@@ -181,7 +181,7 @@ async def test_positions_lead_from_page_to_page(at: At) -> None:
 async def test_shard_can_be_read_from_every_entry(at: At) -> None:
     for number in range(5):
         await at.log.append(one("a", b"%d" % number))
-    assert at.log.entries(MAIN) == OffsetBounds(1, 6)
+    assert at.log.shard(MAIN).entries() == OffsetBounds(1, 6)
     for entry in range(1, 7):
         page = await at.log.read_shard(MAIN, Position(0, entry))
         assert read_payloads(page) == [b"%d" % number for number in range(entry - 1, 5)]
@@ -199,7 +199,7 @@ async def test_journals_are_shards_of_their_own(at: At) -> None:
     for name in ("own/a", "own/b"):
         page = await at.log.read_shard(ShardId(name), Position(0, 1))
         assert read_topics(page) == [name]
-        assert at.log.topic(name).shards == [ShardId(name)]
+        assert at.log.metadata.topics.get(name).shards == [ShardId(name)]
 
 
 @scenario()
@@ -222,7 +222,7 @@ async def test_last_is_the_newest_message_alone(at: At) -> None:
     await at.log.append(batch(("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"])))
     await at.log.append(one("b", b"5", b"6"))
     for topic, offset, payload in (("a", 3, b"4"), ("b", 3, b"6")):
-        last = await at.log.last(topic, 0)
+        last = await last_message(at.log, topic, 0)
         assert last is not None
         [message] = last.messages()
         assert (message.topic, message.offset, message.payload) == (topic, offset, payload)
@@ -247,6 +247,6 @@ async def test_offset_is_found_by_the_time_of_receiving(at: At) -> None:
 @scenario(SMALL)
 async def test_time_before_the_first_message_there_is_leads_to_that_message(at: At) -> None:
     await at.log.append(one("a", b"1", b"2"))
-    await at.log.purge_topic("a")
+    await at.log.metadata.purge_topic("a")
     await at.log.append(one("a", b"3"))
     assert await at.log.offset_at("a", 0, 0) == 3

@@ -10,7 +10,7 @@ from runnel.errors import ClientFault, ProducerFencedError, UnknownTopicError
 from runnel.log.log import CursorPosition, Position, ShardId
 from runnel.topics.partitions import shard_of_partition
 from tests.log.contract.stores import LOG, At, Store, scenario
-from tests.log.samples import batch, numbered, one, read_payloads
+from tests.log.samples import batch, last_message, numbered, one, read_payloads, trim_log
 
 SHARDS = 4
 SPLIT = msgspec.structs.replace(LOG, journal_shards=SHARDS)
@@ -50,7 +50,8 @@ def newest(count: int, total: int) -> dict[tuple[str, int], int]:
 async def test_each_topic_partition_lies_in_its_shard(at: At) -> None:
     await publish(at, 1)
     assert {shard_of(key) for key in KEYS} == {ShardId("main", shard) for shard in range(SHARDS)}
-    for info in at.log.topics():
+    topics = at.log.metadata.topics
+    for info in map(topics.get, topics.names()):
         assert info.shards == [shard_of((info.name, number)) for number in range(2)]
     for shard in at.log.shards():
         messages = await at.read_shard_all(shard, Position(0, 1))
@@ -66,10 +67,10 @@ async def test_batch_for_two_shards_is_refused_whole(at: At) -> None:
     here, there = KEYS[0], next(key for key in KEYS if shard_of(key) != shard_of(KEYS[0]))
     with pytest.raises(ClientFault, match="a batch goes to one shard"):
         at.log.append(batch((here[0], [b"x"], here[1]), (there[0], [b"x"], there[1])))
-    assert all(at.log.entries(shard).next_offset == 1 for shard in at.log.shards())
+    assert all(at.log.shard(shard).entries().next_offset == 1 for shard in at.log.shards())
     together = [key for key in KEYS if shard_of(key) == shard_of(here)]
     await at.log.append(batch(*((topic, [b"x"], partition) for topic, partition in together)))
-    assert at.log.entries(shard_of(here)).next_offset == 2
+    assert at.log.shard(shard_of(here)).entries().next_offset == 2
 
 
 @scenario(RULE, log=SPLIT)
@@ -77,13 +78,13 @@ async def test_shard_in_which_nothing_is_stored_can_be_read(at: At) -> None:
     topic, partition = KEYS[0]
     await at.log.append(one(topic, b"x", partition=partition))
     for shard in range(SHARDS):
-        entries = at.log.entries(ShardId("main", shard))
+        entries = at.log.shard(ShardId("main", shard)).entries()
         is_used = ShardId("main", shard) == shard_of(KEYS[0])
         assert (entries.first_offset, entries.next_offset) == (1, 2 if is_used else 1)
         page = await at.log.read_shard(ShardId("main", shard), Position(0, 1))
         assert read_payloads(page) == ([b"x"] if is_used else [])
     with pytest.raises(UnknownTopicError):
-        at.log.entries(ShardId("main", SHARDS))
+        at.log.shard(ShardId("main", SHARDS))
 
 
 @scenario(
@@ -93,7 +94,7 @@ async def test_shard_in_which_nothing_is_stored_can_be_read(at: At) -> None:
 async def test_bytes_are_limited_for_the_journal_and_the_oldest_of_all_shards_go(at: At) -> None:
     for number in range(20):
         await publish(at, number)
-    trimmed = await at.log.trim()
+    trimmed = await trim_log(at.log)
     found = await left(at)
     kept = sum(found.values())
     stored = sum(shard.stored_bytes for shard in at.log.statistics().shards)
@@ -103,7 +104,7 @@ async def test_bytes_are_limited_for_the_journal_and_the_oldest_of_all_shards_go
         assert found == newest(kept, 160)
     else:  # the newest segment of each shard is still written to
         assert sum(abs(found[key] - newest(kept, 160)[key]) for key in KEYS) <= SHARDS
-    assert (await at.log.trim()).segments_removed == 0
+    assert (await trim_log(at.log)).segments_removed == 0
 
 
 @scenario(
@@ -115,10 +116,12 @@ async def test_bytes_are_limited_for_the_journal_and_the_oldest_of_all_shards_go
 async def test_ceiling_of_holds_in_bytes_is_of_the_journal(at: At) -> None:
     await publish(at, 0)
     held = KEYS[0]
-    await at.log.set_cursor("c", [CursorPosition(topic=held[0], partition=held[1], offset=1)])
+    await at.log.metadata.set_cursor(
+        "c", [CursorPosition(topic=held[0], partition=held[1], offset=1)]
+    )
     for number in range(1, 3):
         await publish(at, number)
-    await at.log.trim()
+    await trim_log(at.log)
     found = await left(at)
     # What is held counts: the others go, in all shards, until nothing but the newest of each shard is left.
     assert found[held] == 3
@@ -127,7 +130,7 @@ async def test_ceiling_of_holds_in_bytes_is_of_the_journal(at: At) -> None:
         topic, partition = held
         at.clock.advance(SECOND_NS)
         await at.log.append(one(topic, bytes(500), partition=partition))
-    trimmed = await at.log.trim()
+    trimmed = await trim_log(at.log)
     assert list(trimmed.holds_passed) == ["c"]
     assert sum(shard.stored_bytes for shard in at.log.statistics().shards) <= 20_000
 
@@ -139,9 +142,9 @@ async def test_ceiling_of_holds_in_bytes_is_of_the_journal(at: At) -> None:
 async def test_last_values_of_all_shards_are_kept(at: At) -> None:
     for number in range(3):
         await publish(at, number)
-    await at.log.trim()
+    await trim_log(at.log)
     for key in KEYS:
-        last = await at.log.last(*key)
+        last = await last_message(at.log, *key)
         assert last is not None
         assert last.messages()[0].payload.startswith(b"2 ")
 
@@ -157,7 +160,7 @@ async def test_named_publisher_has_a_sequence_in_each_shard_and_one_term(at: At)
     for topic in topics:
         assert (await at.log.append(numbered("p", 1, term=1, topic=topic))).is_repeated
     await at.log.append(numbered("p", 0, term=7, topic=topics[-1]))
-    assert at.log.newest_term("p") == 7
+    assert await at.log.metadata.take_term("p") == 8
     with pytest.raises(ProducerFencedError):
         await at.log.append(numbered("p", 2, term=1, topic=topics[-1]))
 

@@ -16,20 +16,20 @@ from runnel.errors import (
 )
 from runnel.log.log import CursorPosition, Level, OffsetBounds, Position, ShardId
 from tests.log.contract.stores import At, Store, scenario
-from tests.log.samples import one, read_offsets
+from tests.log.samples import one, read_offsets, trim_log
 
 MAIN = ShardId("main")
 
 
 @scenario(TopicRule(match="p/*", partitions=3, journal="many"))
 async def test_topic_is_made_by_publishing_or_on_request_with_its_policy(at: At) -> None:
-    made = await at.log.ensure_topic("p/1")
-    assert made == at.log.topic("p/1") == await at.log.ensure_topic("p/1")
+    made = await at.log.metadata.ensure_topic("p/1")
+    assert made == at.log.metadata.topics.get("p/1") == await at.log.metadata.ensure_topic("p/1")
     assert made.policy.partitions == 3
     assert made.shards == [ShardId("many")] * 3
     await at.log.append(one("q", b"x"))
-    assert at.log.topic("q").shards == [MAIN]
-    assert sorted(topic.name for topic in at.log.topics()) == ["p/1", "q"]
+    assert at.log.metadata.topics.get("q").shards == [MAIN]
+    assert sorted(at.log.metadata.topics.names()) == ["p/1", "q"]
 
 
 @scenario()
@@ -37,17 +37,17 @@ async def test_reading_makes_no_topic(at: At) -> None:
     with pytest.raises(UnknownTopicError):
         await at.log.read("a", 0, 1)
     with pytest.raises(UnknownTopicError):
-        at.log.topic("a")
-    assert at.log.topics() == []
+        at.log.metadata.topics.get("a")
+    assert at.log.metadata.topics.names() == []
 
 
 @scenario()
 async def test_bad_name_is_refused_on_request_too(at: At) -> None:
     with pytest.raises(InvalidNameError, match="control character"):
-        await at.log.ensure_topic("a\0b")
+        await at.log.metadata.ensure_topic("a\0b")
     with pytest.raises(InvalidNameError, match="empty"):
-        await at.log.ensure_topic("")
-    assert at.log.topics() == []
+        await at.log.metadata.ensure_topic("")
+    assert at.log.metadata.topics.names() == []
 
 
 @scenario()
@@ -65,39 +65,39 @@ async def test_names_that_differ_only_in_odd_characters_are_different_topics(at:
 @scenario()
 async def test_cursor_is_what_it_was_last_set_to(at: At) -> None:
     await at.log.append(one("a", b"1", b"2", b"3"))
-    assert at.log.cursors() == []
-    await at.log.set_cursor("c", [CursorPosition(topic="a", offset=2)])
+    assert at.log.metadata.cursors.all() == []
+    await at.log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=2)])
     at.clock.advance(5)
     positions = [
         CursorPosition(topic="a", offset=3),
         CursorPosition(shard=MAIN, position=Position(1, 2, 3), patterns=("x/*", "y")),
     ]
-    await at.log.set_cursor("c", positions)
-    [cursor] = at.log.cursors()
+    await at.log.metadata.set_cursor("c", positions)
+    [cursor] = at.log.metadata.cursors.all()
     assert cursor.name == "c"
     assert list(cursor.positions) == positions
     assert cursor.updated_ns == at.clock.time_ns()
-    await at.log.remove_cursor("c")
-    assert at.log.cursors() == []
-    await at.log.remove_cursor("c")  # once more does no harm
+    await at.log.metadata.remove_cursor("c")
+    assert at.log.metadata.cursors.all() == []
+    await at.log.metadata.remove_cursor("c")  # once more does no harm
 
 
 @scenario(limits=LimitSettings(cursors_max=2))
 async def test_cursor_beyond_the_limit_is_refused_and_a_known_one_moves_on(at: At) -> None:
-    await at.log.set_cursor("c", [])
-    await at.log.set_cursor("d", [])
+    await at.log.metadata.set_cursor("c", [])
+    await at.log.metadata.set_cursor("d", [])
     with pytest.raises(LimitExceededError, match=r"'e' .* limits.cursors_max = 2"):
-        await at.log.set_cursor("e", [])
-    await at.log.set_cursor("d", [CursorPosition(topic="a", offset=1)])
-    await at.log.remove_cursor("c")
-    await at.log.set_cursor("e", [])
-    assert sorted(cursor.name for cursor in at.log.cursors()) == ["d", "e"]
+        await at.log.metadata.set_cursor("e", [])
+    await at.log.metadata.set_cursor("d", [CursorPosition(topic="a", offset=1)])
+    await at.log.metadata.remove_cursor("c")
+    await at.log.metadata.set_cursor("e", [])
+    assert sorted(cursor.name for cursor in at.log.metadata.cursors.all()) == ["d", "e"]
 
 
 @scenario()
 async def test_cursor_name_is_checked(at: At) -> None:
     with pytest.raises(InvalidNameError, match="cursor name"):
-        await at.log.set_cursor("", [])
+        await at.log.metadata.set_cursor("", [])
 
 
 # --- Room ---
@@ -151,18 +151,19 @@ async def test_closed_log_answers_everything_with_that(at: At) -> None:
         at.log.read("a", 0, 1),
         at.log.read_shard(MAIN, Position(0, 1)),
         at.log.bounds("a", 0),
-        at.log.last("a", 0),
-        at.log.trim(),
+        at.log.trim_shard(MAIN),
         at.log.sync(),
         at.log.wait_room(MAIN),
-        at.log.ensure_topic("b"),
-        at.log.purge_topic("a"),
-        at.log.delete_topic("a"),
-        at.log.set_cursor("c", []),
-        at.log.remove_cursor("c"),
+        at.log.metadata.ensure_topic("b"),
+        at.log.metadata.purge_topic("a"),
+        at.log.metadata.delete_topic("a"),
+        at.log.metadata.set_cursor("c", []),
+        at.log.metadata.remove_cursor("c"),
     ):
         with pytest.raises(ClosedError):
             await call
+    with pytest.raises(ClosedError):
+        await anext(at.log.messages_at(MAIN, {("a", 0): 1}))
     await at.log.close()  # once more does no harm
 
 
@@ -189,11 +190,11 @@ async def test_many_callers_at_once_do_not_disturb_each_other(at: At) -> None:
 
     names = [f"t{number}" for number in range(5)]
     for name in names:
-        await at.log.ensure_topic(name)
+        await at.log.metadata.ensure_topic(name)
     async with asyncio.TaskGroup() as group:
         for name in names:
             group.create_task(publish(name))
             group.create_task(read(name))
-        group.create_task(at.log.trim())
+        group.create_task(trim_log(at.log))
         group.create_task(at.log.sync())
-    assert at.log.entries(MAIN) == OffsetBounds(1, 51)
+    assert at.log.shard(MAIN).entries() == OffsetBounds(1, 51)

@@ -19,7 +19,7 @@ from tests.fakes.disk import FakeDisk
 from tests.fakes.workers import SimulatedWorkers
 from tests.log.contract.stores import LOG
 from tests.log.home import run
-from tests.log.samples import batch, read_all
+from tests.log.samples import batch, last_message, read_all, trim_log
 
 MAIN = ShardId("main")
 HOUR_NS = DAY_NS // 24
@@ -51,22 +51,24 @@ async def act(log: MemoryLog | DiskLog, random: Random, number: int) -> object:
             done = await log.append(random_batch(random, number))
             return (list(done.base_offsets), done.entry, done.receive_time_ns)
         if choice < 0.65:
-            await log.trim()
+            await trim_log(log)
         elif choice < 0.73:
-            await log.purge_topic(topic)
+            await log.metadata.purge_topic(topic)
         elif choice < 0.79:
-            await log.delete_topic(topic)
+            await log.metadata.delete_topic(topic)
         elif choice < 0.86:
             # Only to what is still served: of what is not, the stores free more or less as it suits them.
             bounds = await log.bounds(topic, 0)
             offset = random.randint(bounds.first_offset, bounds.next_offset)
-            await log.set_cursor(random.choice("xy"), [CursorPosition(topic=topic, offset=offset)])
+            await log.metadata.set_cursor(
+                random.choice("xy"), [CursorPosition(topic=topic, offset=offset)]
+            )
         elif choice < 0.92:
-            now = Position(0, log.entries(MAIN).next_offset)
+            now = Position(0, log.shard(MAIN).entries().next_offset)
             at = CursorPosition(shard=MAIN, position=now, patterns=("c/*",))
-            await log.set_cursor(random.choice("xy"), [at])
+            await log.metadata.set_cursor(random.choice("xy"), [at])
         else:
-            await log.remove_cursor(random.choice("xy"))
+            await log.metadata.remove_cursor(random.choice("xy"))
     except RunnelError as error:
         return type(error)
     return None
@@ -74,21 +76,21 @@ async def act(log: MemoryLog | DiskLog, random: Random, number: int) -> object:
 
 async def look(log: MemoryLog | DiskLog) -> list[object]:
     """All that readers can see."""
-    seen: list[object] = [sorted(topic.name for topic in log.topics())]
+    seen: list[object] = [sorted(log.metadata.topics.names())]
     for topic in TOPICS:
         try:
             bounds = await log.bounds(topic, 0)
         except UnknownTopicError:
             seen.append(None)
             continue
-        last = await log.last(topic, 0)
+        last = await last_message(log, topic, 0)
         seen += [
             bounds,
             await read_all(log, topic, bounds.first_offset),
             last and last.messages(),
         ]
     if MAIN in log.shards():
-        entries = log.entries(MAIN)
+        entries = log.shard(MAIN).entries()
         position = Position(0, entries.first_offset)
         while position.entry < entries.next_offset:
             page = await log.read_shard(MAIN, position)

@@ -9,6 +9,7 @@ from runnel.errors import ClientFault, OffsetAheadError, OffsetGoneError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.log.log import DamageGap, FoundBatch, OffsetBounds, Position, ShardId
+from tests.log.samples import last_message
 from tests.simulation.history import Violation
 
 if TYPE_CHECKING:
@@ -22,15 +23,15 @@ async def check_everything(history: History) -> None:
     await history.finish_beside()
     history.traffic.look_at_answers()
     read: dict[ShardId, set[bytes]] = {}
-    for info in history.log.topics():
-        for number, shard in enumerate(info.shards):
-            read.setdefault(shard, set()).update(await _check_partition(history, info.name, number))
+    for name in history.log.metadata.topics.names():
+        for number, shard in enumerate(history.log.metadata.topics.get(name).shards):
+            read.setdefault(shard, set()).update(await _check_partition(history, name, number))
     for shard in history.log.shards():
         swept = await _check_shard(history, shard)
         missed = read.get(shard, set()) - swept
         if missed:
             raise Violation(f"{shard}: read by partition, but not by shard: {sorted(missed)}")
-    history.model.check_cursors(history.log.cursors())
+    history.model.check_cursors(history.log.metadata.cursors.all())
 
 
 def take_in(
@@ -119,7 +120,7 @@ async def _check_refusals(history: History, name: str, number: int, bounds: Offs
 async def _check_last(history: History, name: str, number: int) -> None:
     log, key = history.log, (name, number)
     before = await history.patiently(log.bounds(name, number), "bounds")
-    last = await history.patiently(log.last(name, number), "last")
+    last = await history.patiently(last_message(log, name, number), "last")
     after = await history.patiently(log.bounds(name, number), "bounds")
     if last is not None:
         [(message, entry, row)] = _rows_of(last)
@@ -131,7 +132,7 @@ async def _check_last(history: History, name: str, number: int) -> None:
 
 
 async def _check_shard(history: History, shard: ShardId) -> set[bytes]:
-    bounds = history.log.entries(shard)
+    bounds = history.log.shard(shard).entries()
     position = Position(0, bounds.first_offset)
     payloads: set[bytes] = set()
     last_entry = last_time_ns = 0

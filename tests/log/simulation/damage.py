@@ -56,7 +56,7 @@ async def damage_something(history: History) -> None:
     if must_be_met and not is_reported:
         raise Violation(f"nobody was told of the damage in {path}:{position}, only: {reports}")
     if is_catalogue and how != "live" and not is_reported:
-        history.model.check_cursors_were_kept(log.cursors())
+        history.model.check_cursors_were_kept(log.metadata.cursors.all())
     await history.traffic.append_surely()
     await check_everything(history)
 

@@ -226,6 +226,7 @@ class History(ProcessHistory):
                 disk=self.disk,
                 clock=self.clock,
                 workers=self.workers,
+                holds=self.subscription,
                 make_group_store=None if self.medium is None else self._make_group_store,
             ),
             "open",
@@ -234,8 +235,8 @@ class History(ProcessHistory):
         self.say(f"opened: clean={recovered.was_clean} torn={list(recovered.torn)}")
         if recovered.damage and not self.is_damaged:
             raise Violation(f"damage was found that nobody did: {list(recovered.damage)}")
-        self.model.check_topics(info.name for info in self.log.topics())
-        self.model.check_cursors(self.log.cursors())
+        self.model.check_topics(self.log.metadata.topics.names())
+        self.model.check_cursors(self.log.metadata.cursors.all())
         attach(self)
 
     async def close(self) -> None:

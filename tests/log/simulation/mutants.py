@@ -17,12 +17,12 @@ from runnel.log.disk.shard import DiskShard
 from runnel.log.disk.topic_removal import TopicRemoval
 from runnel.log.disk.writer import ShardWriter
 from runnel.log.group_store import STORED, Failed, Group, Outcome, Unknown
-from runnel.log.log import Appended, Level
+from runnel.log.log import Appended, Hold, Level
 from runnel.log.metadata.catalogue import Catalogue
 from runnel.log.metadata.cursors import CursorTable
 from runnel.log.metadata.producers import ProducerTable
 from runnel.log.metadata.topic_table import Partition, number_runs
-from runnel.log.retention.holds import Hold, Holds, ShardHolds
+from runnel.log.retention.holds import Holds, ShardHolds
 from runnel.log.segments import paths
 from runnel.topics.names import TopicPartition
 from tests.fakes.disk import FakeDisk, FakeFile

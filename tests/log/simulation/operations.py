@@ -20,6 +20,7 @@ from runnel.errors import (
 from runnel.log.log import Cursor, CursorPosition, Position, ShardId
 from runnel.topics.names import TopicPartition
 from tests.fakes.disk import Kind
+from tests.log.samples import trim_log
 from tests.log.simulation.checks import check_everything, take_in
 from tests.log.simulation.facts import Fate, drops
 from tests.log.simulation.plan import SECOND_NS
@@ -155,11 +156,11 @@ async def lose_shard(history: History) -> None:
 
 
 async def purge(history: History) -> None:
-    await _hide(history, "purge", history.log.purge_topic)
+    await _hide(history, "purge", history.log.metadata.purge_topic)
 
 
 async def delete(history: History) -> None:
-    await _hide(history, "delete", history.log.delete_topic)
+    await _hide(history, "delete", history.log.metadata.delete_topic)
 
 
 async def _hide(history: History, what: str, act: Callable[[str], Awaitable[None]]) -> None:
@@ -196,7 +197,7 @@ async def _hide(history: History, what: str, act: Callable[[str], Awaitable[None
 
 
 def _some_topic(history: History) -> str | None:
-    names = [info.name for info in history.log.topics()]
+    names = history.log.metadata.topics.names()
     return history.random.choice(names) if names else None
 
 
@@ -222,7 +223,7 @@ async def set_cursor(history: History) -> None:
     history.say(f"set cursor {cursor.name}: {cursor.positions[0]}")
     history.model.setting_cursor(cursor.name, cursor)
     try:
-        work = history.log.set_cursor(cursor.name, cursor.positions)
+        work = history.log.metadata.set_cursor(cursor.name, cursor.positions)
         await history.patiently(work, "set_cursor")
     except (OSError, RunnelError) as error:
         history.accept_failure(error)
@@ -239,7 +240,7 @@ def _some_place(history: History, topic: str) -> CursorPosition:
         return CursorPosition(topic=topic, partition=partition, offset=offset)
     shards = list(dict.fromkeys(map(model.shard_of, model.keys(topic))))
     shard = random.choice(shards) if len(shards) > 1 else shards[0]
-    entries = history.log.entries(shard)
+    entries = history.log.shard(shard).entries()
     entry = random.randint(entries.first_offset, entries.next_offset)
     return CursorPosition(shard=shard, position=Position(1, entry), patterns=(topic,))
 
@@ -250,7 +251,7 @@ async def remove_cursor(history: History) -> None:
     history.say(f"remove cursor {name}")
     history.model.setting_cursor(name, None)
     try:
-        await history.patiently(history.log.remove_cursor(name), "remove_cursor")
+        await history.patiently(history.log.metadata.remove_cursor(name), "remove_cursor")
     except (OSError, RunnelError) as error:
         history.accept_failure(error)
     else:
@@ -264,7 +265,7 @@ async def trim(history: History) -> None:
     history.model.trimmed.update(shard.journal for shard in history.log.shards())
     history.say("trim …")
     try:
-        trimmed = await history.patiently(history.log.trim(), "trim")
+        trimmed = await history.patiently(trim_log(history.log), "trim")
     except (OSError, RunnelError) as error:
         history.accept_failure(error)
     else:
@@ -322,7 +323,7 @@ async def read_shard(history: History) -> None:
         return
     random = history.random
     shard = random.choice(shards)
-    bounds = history.log.entries(shard)
+    bounds = history.log.shard(shard).entries()
     entry = random.randint(max(bounds.first_offset - 1, 1), bounds.next_offset)
     bytes_max = random.choice((1, 500, 1 << 20))
     try:
@@ -386,7 +387,7 @@ async def settle(history: History) -> None:
     probe = Cursor("probe", (), 0)
     model.setting_cursor(probe.name, probe)
     try:
-        await history.patiently(log.set_cursor(probe.name, ()), "set_cursor")
+        await history.patiently(log.metadata.set_cursor(probe.name, ()), "set_cursor")
         model.cursor_is(probe.name, probe)
     except ReadOnlyError as error:
         history.say(f"      {error}: restart")

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from runnel.errors import RunnelError
-from runnel.log.log import ShardId
-from runnel.log.retention.holds import Hold
+from runnel.errors import RunnelError, UnknownTopicError
+from runnel.log.log import Hold, ShardId, StateStore
 from runnel.topics.names import TopicPartition
 from tests.simulation.history import Violation
 from tests.simulation.shards import ShardOf
@@ -99,17 +98,27 @@ def _parsed(content: bytes) -> tuple[TopicPartition, set[int]]:
 
 def attach(history: History) -> None:
     """A process of the log has begun."""
-    history.log.subscription_holds = history.subscription
     for shard in dict.fromkeys(
         history.model.shard_of(key)
         for topic in history.subscription.covered
         for key in history.model.keys(topic)
     ):
-        state = history.log.state(shard)
-        if state.snapshot is None:
-            history.subscription.check_state(shard, state.contents, is_damaged=history.is_damaged)
-            state.contents.clear()
-            state.snapshot = lambda shard=shard: history.subscription.snapshot(shard)
+        _state(history, shard)
+
+
+def _state(history: History, shard: ShardId) -> StateStore | None:
+    """The state of a shard, read as soon as the log has it; None: no topic of the shard exists yet."""
+    subscription, is_damaged = history.subscription, history.is_damaged
+    try:
+        state = history.log.shard(shard).state
+    except UnknownTopicError:
+        subscription.check_state(shard, (), is_damaged=is_damaged)
+        return None
+    if state.snapshot is None:
+        subscription.check_state(shard, state.contents, is_damaged=is_damaged)
+        state.contents.clear()
+        state.snapshot = lambda: subscription.snapshot(shard)
+    return state
 
 
 async def acknowledge(history: History) -> None:
@@ -127,9 +136,14 @@ async def acknowledge(history: History) -> None:
     share = random.choice((0.2, 0.9, 1.0))
     offsets = [offset for offset in known if random.random() < share]
     history.say(f"acknowledge {key[0]}[{key[1]}] {offsets} …")
+    state = _state(history, model.shard_of(key))
+    if state is None:
+        if history.is_damaged:
+            return  # no topic of the shard was left
+        raise Violation(f"{key} has messages, but the log does not know its shard")
     content = subscription.ack(key, offsets)
     try:
-        await history.patiently(history.log.state(model.shard_of(key)).add(content), "ack")
+        await history.patiently(state.add(content), "ack")
     except (OSError, RunnelError) as error:
         history.accept_failure(error)
     else:

@@ -15,6 +15,7 @@ from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk, Kind
 from tests.log.images import batch, open_log, payloads, the_path
 from tests.log.images import image_of as files_of
+from tests.log.samples import last_message, trim_log
 
 ALL = ShardId("all")
 BIG = b"x" * 400
@@ -45,22 +46,22 @@ async def test_cursor_set_in_the_write_that_leads_to_a_snapshot_survives() -> No
     disk = FakeDisk(1)
     log = await open_log(disk, catalogue_log_bytes_max=1)
     await log.append(batch("a", b"one"))
-    await log.set_cursor("c", [CursorPosition(topic="a", offset=1)])
+    await log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=1)])
     disk = _killed(disk)
-    assert [cursor.name for cursor in (await open_log(disk)).cursors()] == ["c"]
+    assert [cursor.name for cursor in (await open_log(disk)).metadata.cursors.all()] == ["c"]
 
 
 @played
 async def test_definitions_of_subscriptions_survive_crashes_and_snapshots() -> None:
     disk = FakeDisk(1)
     log = await open_log(disk, catalogue_log_bytes_max=300)
-    await log.set_subscription("removed", b"gone")
+    await log.metadata.set_subscription("removed", b"gone")
     for number in range(40):
-        await log.set_subscription(f"work {number % 3}", b"%d" % number)
-    await log.remove_subscription("removed")
+        await log.metadata.set_subscription(f"work {number % 3}", b"%d" % number)
+    await log.metadata.remove_subscription("removed")
     disk.crash()
     log = await open_log(disk.restart())
-    assert log.subscriptions() == {"work 0": b"39", "work 1": b"37", "work 2": b"38"}
+    assert log.metadata.subscriptions() == {"work 0": b"39", "work 1": b"37", "work 2": b"38"}
 
 
 @played
@@ -69,8 +70,8 @@ async def test_purge_and_deletion_survive_the_snapshots_that_they_lead_to() -> N
     log = await open_log(disk, catalogue_log_bytes_max=1)
     await log.append(batch("a", b"purged"))
     await log.append(batch("b", b"deleted"))
-    await log.purge_topic("a")
-    await log.delete_topic("b")
+    await log.metadata.purge_topic("a")
+    await log.metadata.delete_topic("b")
     log = await open_log(_killed(disk))
     assert await payloads(log, "a") == {}
     with pytest.raises(UnknownTopicError):
@@ -83,8 +84,8 @@ async def test_snapshot_whose_name_could_not_be_stored_is_not_what_a_restart_rea
     log = await open_log(disk, catalogue_log_bytes_max=400)
     disk.fail(Kind.SYNC_DIRECTORY, errno.EIO, path=lambda path: path.endswith("catalogue"))
     for offset in range(1, 20):
-        await log.set_cursor("c", [CursorPosition(topic="a", offset=offset)])
-    [cursor] = (await open_log(_killed(disk))).cursors()
+        await log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=offset)])
+    [cursor] = (await open_log(_killed(disk))).metadata.cursors.all()
     assert cursor.positions[0].offset == 19
 
 
@@ -106,7 +107,7 @@ async def test_topic_that_could_not_be_recorded_gets_no_messages_by_way_of_a_lat
     disk = FakeDisk(1)
     log = await open_log(disk)
     disk.fail(Kind.WRITE, errno.ENOSPC, path=lambda path: "catalogue" in path)
-    made = asyncio.ensure_future(log.ensure_topic("a"))
+    made = asyncio.ensure_future(log.metadata.ensure_topic("a"))
     await asyncio.sleep(0)  # it has begun
     appended = log.append(batch("a", b"refused"))
     with pytest.raises(DiskFullError):
@@ -119,7 +120,7 @@ async def test_topic_that_could_not_be_recorded_gets_no_messages_by_way_of_a_lat
 @played
 async def test_whoever_waits_for_a_topic_to_be_recorded_may_leave() -> None:
     log = await open_log(FakeDisk(1))
-    made = asyncio.ensure_future(log.ensure_topic("a"))
+    made = asyncio.ensure_future(log.metadata.ensure_topic("a"))
     await asyncio.sleep(0)  # it has begun
     appended = log.append(batch("a", b"one"))
     made.cancel()
@@ -173,8 +174,8 @@ async def test_entries_are_not_given_again_when_rewriting_dropped_the_last() -> 
     await log._shards[ALL].rewrite(
         lambda key, base, count, *_: [(base, base + 1)] if base < 3 else []
     )
-    assert log.entries(ALL).next_offset == 4
-    await log.set_cursor("c", [])
+    assert log.shard(ALL).entries().next_offset == 4
+    await log.metadata.set_cursor("c", [])
     log = await open_log(_killed(disk))
     assert (await log.append(batch("a", b"next"))).entry == 4
 
@@ -218,7 +219,7 @@ async def test_messages_on_their_way_to_a_deleted_topic_stay_hidden_in_its_follo
     disk = FakeDisk(1)
     log = await open_log(disk)
     await log.append(batch("a", b"deleted"))
-    deleting = asyncio.ensure_future(log.delete_topic("a"))
+    deleting = asyncio.ensure_future(log.metadata.delete_topic("a"))
     await asyncio.sleep(0)
     late = log.append(batch("a", b"on its way"))
     await deleting
@@ -303,10 +304,10 @@ async def test_retention_makes_room_though_the_catalogue_has_none() -> None:
     clock.advance(10**10)
     disk.fail(Kind.WRITE, errno.ENOSPC, path=lambda path: "catalogue" in path, times=None)
     # The first holds no last value; the active one has an end that cannot be recorded.
-    assert (await log.trim()).segments_removed == 1
+    assert (await trim_log(log)).segments_removed == 1
     disk.heal()
-    assert (await log.trim()).segments_removed == 3
-    last = await log.last("a", 0)
+    assert (await trim_log(log)).segments_removed == 3
+    last = await last_message(log, "a", 0)
     assert last is not None
     assert [message.offset for message in last] == [2]
 
@@ -318,10 +319,10 @@ async def test_retention_makes_room_though_the_catalogue_has_none() -> None:
 async def test_shard_of_a_topic_without_messages_can_be_read_after_a_restart() -> None:
     disk = FakeDisk(1)
     log = await open_log(disk)
-    await log.ensure_topic("a")
+    await log.metadata.ensure_topic("a")
     await log.close()
     log = await open_log(disk.restart())
-    assert log.entries(ALL).next_offset == 1
+    assert log.shard(ALL).entries().next_offset == 1
     assert not (await log.read_shard(ALL, Position(0, 1))).found
 
 

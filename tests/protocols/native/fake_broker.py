@@ -176,7 +176,7 @@ class FakeBroker:
         self._check()
         return [wire.Route(topic, "disk", [wire.Owner("main", 0, 1)]) for topic in topics]
 
-    def new_term(self, producer: str) -> int:
+    async def new_term(self, producer: str) -> int:
         return 5
 
     def statistics(self) -> dict[str, object]:

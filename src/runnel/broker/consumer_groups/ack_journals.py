@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from runnel.broker.consumer_groups.timer_queue import TimerQueue
-from runnel.broker.stores import KeptLog, Stores
-from runnel.errors import ClosedError, RunnelError, UnknownTopicError
+from runnel.broker.stores import Stores, owned_shard
+from runnel.errors import ClosedError, MovedError, RunnelError, UnknownTopicError
 from runnel.group_rules import records
 from runnel.group_rules.records import AckedRecord, PartitionAcks, Record, StateTable
-from runnel.log.log import ShardId
+from runnel.log.log import OwnedShard, StateStore
 from runnel.platform.clock import Clock
 from runnel.topics.names import TopicPartition
 
@@ -30,19 +30,10 @@ _RECORDS_TOGETHER: Final = 256
 RetryLater = Callable[[Callable[[], None]], None]
 
 
-class Journal(Protocol):
-    """The part of a shard's state journal that this module uses."""
-
-    snapshot: Callable[[], Iterable[bytes]] | None
-    contents: list[bytes]
-
-    def add(self, content: bytes) -> asyncio.Future[None]: ...
-
-
 class ShardAckJournal:
     """One shard's table of acknowledgements and failures, and the notes that wait to be stored."""
 
-    def __init__(self, journal: Journal, retry: RetryLater) -> None:
+    def __init__(self, journal: StateStore, retry: RetryLater) -> None:
         self.table: Final = StateTable()
         self._journal = journal
         self._retry = retry
@@ -53,6 +44,7 @@ class ShardAckJournal:
         self._is_backing_off = False  # the last write failed: further notes wait for the retry
         self._waiting: list[asyncio.Future[None]] = []  # for notes whose write has not begun
         self._under_way: list[asyncio.Future[None]] = []  # for notes that are being written
+        self._is_over = False
         self.version = 0  # rises whenever the table changes
         for content in journal.contents:
             for record in records.decode(content):
@@ -101,6 +93,16 @@ class ShardAckJournal:
             future.set_result(None)
         return future
 
+    def end(self, error: RunnelError) -> None:
+        """The shard is not served here any more: nothing more is written, and what waits fails with this error.
+
+        Notes that are not stored are forgotten: what they acknowledge is owed again, by whoever serves the shard.
+        """
+        self._is_over = True
+        self._acked, self._notes = {}, []
+        waiting, self._waiting, self._under_way = self._waiting + self._under_way, [], []
+        _fail(waiting, error)
+
     def _take_acked(self) -> None:
         for (subscription, member, key), ranges in self._acked.items():
             packed = array("q", ranges).tobytes()
@@ -139,15 +141,14 @@ class ShardAckJournal:
             error: BaseException | None = ClosedError("the state journal was closed")
         else:
             error = done.exception()
+        if self._is_over:
+            return
         if error is not None:
             self._notes = written + self._notes
             if not self._is_backing_off:
                 self._is_backing_off = True
                 self._retry(self._try_again)
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(error)
-                    future.exception()  # marks it as retrieved: its caller may have gone
+            _fail(waiting, error)
             if self._waiting:  # added during the failed write
                 self._begin_soon()
             return
@@ -162,26 +163,40 @@ class ShardAckJournal:
         self._write_soon()
 
 
+def _fail(waiting: Iterable[asyncio.Future[None]], error: BaseException) -> None:
+    for future in waiting:
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # marks it as retrieved: its caller may have gone
+
+
 class AckJournals:
-    """The stored state of all subscriptions, by the shard that a partition lies in."""
+    """The stored state of all subscriptions, by the shard that a partition lies in, and its term of ownership."""
 
     def __init__(self, stores: Stores, clock: Clock, timers: TimerQueue) -> None:
         self._stores = stores
         self._clock = clock
         self._timers = timers
-        self._shards: dict[tuple[KeptLog, ShardId], ShardAckJournal] = {}
+        self._shards: dict[OwnedShard, ShardAckJournal] = {}
         self._changes = 0
 
     def open(self) -> None:
         """Read the state journals of all shards."""
-        for log, shard in self._stores.shards():
-            self._shard(log, shard)
+        for _, shard in self._stores.shards():
+            self.of_shard(shard)
 
-    def _shard(self, log: KeptLog, shard: ShardId) -> ShardAckJournal:
-        state = self._shards.get((log, shard))
+    def of_shard(self, shard: OwnedShard) -> ShardAckJournal:
+        state = self._shards.get(shard)
         if state is None:
-            state = ShardAckJournal(log.state(shard), self._retry_later)
-            self._shards[log, shard] = state
+            state = self._shards[shard] = ShardAckJournal(shard.state, self._retry_later)
+        return state
+
+    def forget(self, shard: OwnedShard) -> ShardAckJournal | None:
+        """Forget the state of a shard whose term of ownership has ended. Another term reads it anew."""
+        state = self._shards.pop(shard, None)
+        if state is not None:
+            self._changes += state.version + 1  # so that `version` does not fall
+            state.end(MovedError(f"shard {shard.id} is not served here any more"))
         return state
 
     def _retry_later(self, write: Callable[[], None]) -> None:
@@ -189,18 +204,17 @@ class AckJournals:
 
     def of(self, key: TopicPartition) -> ShardAckJournal:
         """The state of the shard that a partition lies in. Raises UnknownTopicError if its topic is gone."""
-        topic, partition = key
-        log = self._stores.log_of(topic)
+        log = self._stores.log_of(key[0])
         if log is None:
-            raise UnknownTopicError(f"topic {topic!r} does not exist")
-        return self._shard(log, log.topic(topic).shards[partition])
+            raise UnknownTopicError(f"topic {key[0]!r} does not exist")
+        return self.of_shard(owned_shard(log, key))
 
     def find(self, subscription: int, member: str, key: TopicPartition) -> PartitionAcks | None:
         """The stored state of a partition; None if nothing was ever noted of it."""
         return self.of(key).table.get(subscription, member, key)
 
-    def all(self) -> Mapping[tuple[KeptLog, ShardId], ShardAckJournal]:
-        return self._shards
+    def all(self) -> Collection[ShardAckJournal]:
+        return self._shards.values()
 
     @property
     def version(self) -> int:

@@ -25,14 +25,15 @@ from runnel.broker.limits.fair_semaphore import FairSemaphore
 from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
-from runnel.broker.stores import KeptLog, Stores
-from runnel.errors import RunnelError, UnknownTopicError
+from runnel.broker.stores import Stores
+from runnel.errors import MovedError, RunnelError, UnknownTopicError
 from runnel.formats.work_heads import Attempt, DeliveryPart, Lease, Picked
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import Definition, Mode
 from runnel.group_rules.effects import OFFSET_MAX, DeadLetter, Effects, Failure, LeasedDelivery
 from runnel.group_rules.group import Group
 from runnel.group_rules.records import FailedRecord, PickedRecord
+from runnel.log.log import OwnedShard
 from runnel.platform.clock import Clock
 from runnel.platform.tasks import OwnedTasks
 from runnel.platform.workers import Workers
@@ -123,22 +124,21 @@ class ConsumerGroup:
 
     # --- Partitions ---
 
-    def cover(self, key: TopicPartition, log: KeptLog) -> None:
+    def cover(self, key: TopicPartition, shard: OwnedShard) -> None:
         """Cover a partition of a matching topic, or update the end of one that is covered already."""
         if key not in self._shards:
-            self._shards[key] = self._parts.state.of(key)
+            self._shards[key] = self._parts.state.of_shard(shard)
             now_ns = self._parts.clock.monotonic_ns()
-            acked, failures = self._stored_state(key, log)
+            acked, failures = self._stored_state(key, shard.floor(*key))
             self.group.add_partition(key, acked, failures, now_ns=now_ns)
-        self.group.extend(key, log.next_offset(*key))
+        self.group.extend(key, shard.next_offset(*key))
 
-    def _stored_state(self, key: TopicPartition, log: KeptLog) -> tuple[AckSet, dict[int, Failure]]:
+    def _stored_state(self, key: TopicPartition, floor: int) -> tuple[AckSet, dict[int, Failure]]:
         state = (
-            self._parts.state.find(self.definition.id, self.member, key)
+            self._shards[key].table.get(self.definition.id, self.member, key)
             if self.is_durable
             else None
         )
-        floor = log.floor(*key)
         if state is None:
             return AckSet(max(self.begins.get(key, 1), floor)), {}
         clock = self._parts.clock
@@ -163,9 +163,19 @@ class ConsumerGroup:
         self.wake()  # its leases have made room
 
     def uncover(self, key: TopicPartition) -> None:
-        """Drop a partition whose topic was deleted."""
+        """Drop a partition whose topic was deleted, or that is not served here any more."""
         if self._shards.pop(key, None) is not None:
             self._apply(self.group.remove_partition(key))
+
+    def lose(self, journal: ShardAckJournal) -> set[str]:
+        """Drop the partitions of a shard that is not served here any more. Returns their topics."""
+        lost = [key for key, known in self._shards.items() if known is journal]
+        self._touched.discard(journal)
+        for key in lost:
+            self.uncover(key)
+        if lost:
+            self.wake()  # its leases have made room
+        return {topic for topic, _ in lost}
 
     def reset(self, key: TopicPartition, floor: int) -> None:
         """Begin a partition elsewhere: the subscription was moved."""
@@ -481,6 +491,8 @@ class ConsumerGroup:
             # Else the topic was made again, and is covered.
             if self._parts.stores.log_of(key[0]) is None:
                 self.uncover(key)
+        except MovedError:
+            pass  # the partition was dropped with its shard
         except (RunnelError, OSError) as error:
             self._report_unreadable(key, offset, error)
             return

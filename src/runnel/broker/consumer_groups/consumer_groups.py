@@ -29,7 +29,7 @@ from runnel.config import Settings
 from runnel.formats.batch import Batch
 from runnel.formats.heads import Start
 from runnel.formats.work_heads import Consume, SubscriptionState
-from runnel.log.log import LogTopic, VisibleBatch
+from runnel.log.log import LogTopic, OwnedShard, VisibleBatch
 from runnel.platform.clock import Clock
 from runnel.platform.tasks import OwnedTasks
 from runnel.platform.workers import Workers
@@ -43,12 +43,13 @@ T = TypeVar("T")
 
 
 class ConsumerGroups:
-    """Acknowledged work as `Broker` offers it."""
+    """Acknowledged work as `Broker` offers it. `holds` is what the stores were opened with."""
 
     def __init__(
         self,
         settings: Settings,
         stores: Stores,
+        holds: GroupHolds,
         index: PatternIndex[LiveSubscription],
         clock: Clock,
         workers: Workers,
@@ -87,9 +88,7 @@ class ConsumerGroups:
         self._keepers: list[asyncio.Task[None]] = []
         self._verbs = OwnedTasks("the consumer groups")
         self._subscriptions.open()
-        holds = GroupHolds(state, self._subscriptions)
-        for log in stores.kept:
-            log.subscription_holds = holds
+        holds.follow(state, self._subscriptions)
 
     def tell_lost(self) -> None:
         """Report subscriptions whose definitions are gone. Called after damage was found."""
@@ -123,6 +122,12 @@ class ConsumerGroups:
 
     def on_topic_purged(self, name: str) -> None:
         self._subscriptions.on_topic_purged(name)
+
+    def on_shard_acquired(self, shard: OwnedShard) -> None:
+        self._subscriptions.on_shard_acquired(shard)
+
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        self._subscriptions.on_shard_released(shard)
 
     # --- Verbs. A caller may leave; a verb that has begun still finishes, so that memory and disk agree. ---
 

@@ -16,8 +16,8 @@ from runnel.broker.consumer_groups.ack_journals import AckJournals
 from runnel.broker.consumer_groups.dead_letter_writer import DeadLetterWriter, dead_topic
 from runnel.broker.consumer_groups.run_reader import read_runs
 from runnel.broker.consumer_groups.subscriptions import WorkSubscription, WorkSubscriptions
-from runnel.broker.stores import KeptLog, Stores
-from runnel.errors import ClientFault
+from runnel.broker.stores import Stores, owned_shard
+from runnel.errors import ClientFault, MovedError
 from runnel.formats.batch import Batch
 from runnel.formats.dead_letters import (
     LETTER_TAGS,
@@ -29,6 +29,7 @@ from runnel.formats.dead_letters import (
 from runnel.formats.message import Message
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.records import FailedRecord
+from runnel.log.log import Store
 from runnel.platform.workers import Workers
 from runnel.topics.names import SYSTEM_MARK, TopicPartition, check_topic
 
@@ -70,7 +71,10 @@ class DeadLetterQueues:
         key, log = self._locate(subscription)
         if log is None:
             return 0
-        bounds = await log.bounds(*key)
+        try:
+            bounds = await log.bounds(*key)
+        except MovedError:
+            return 0  # the broker that serves them counts them
         open_ranges = self._settled(key).missing(bounds.first_offset, bounds.next_offset)
         return sum(end - begin for begin, end in open_ranges)
 
@@ -88,7 +92,8 @@ class DeadLetterQueues:
         offset = max(offset, settled.floor)
         left = max(1, min(messages_max, _LISTED_MAX))
         batches: list[Batch] = []
-        while left and offset < log.next_offset(*key):
+        shard = owned_shard(log, key)
+        while left and offset < shard.next_offset(*key):
             read = await read_runs(log, key, offset, _PAGE_BYTES, self._workers)
             for run in read.runs:
                 rows = [
@@ -105,7 +110,7 @@ class DeadLetterQueues:
             else:
                 ends = [run.end for run in read.runs] + [gap.end for gap in read.missing]
                 offset = max([offset + 1, *ends])
-        return batches, offset if offset < log.next_offset(*key) else 0
+        return batches, offset if offset < shard.next_offset(*key) else 0
 
     async def settle(self, request: SettleRequest) -> int:
         """Send letters back, or drop them. Returns how many."""
@@ -117,7 +122,7 @@ class DeadLetterQueues:
         if not request.is_all:
             return await self._settle(subscription, key, request.offsets, is_redriven=is_redriven)
         settled, offset = 0, 1
-        end = log.next_offset(*key)  # letters that come meanwhile stay open
+        end = owned_shard(log, key).next_offset(*key)  # letters that come meanwhile stay open
         while offset:
             batches, offset = await self.list(name, offset, _LISTED_MAX)
             found = [message.offset for batch in batches for message in batch]
@@ -135,11 +140,11 @@ class DeadLetterQueues:
         *,
         is_redriven: bool,
     ) -> int:
-        log = self._stores.existing(key[0])
+        end = owned_shard(self._stores.existing(key[0]), key).next_offset(*key)
         settled = self._settled(key)
         wanted = sorted({at for at in offsets if at not in settled})
         for at in wanted:
-            if not 1 <= at < log.next_offset(*key):
+            if not 1 <= at < end:
                 raise ClientFault(
                     f"{key[0]} has no dead letter {at}; those there are begin at {settled.floor}"
                 )
@@ -201,7 +206,7 @@ class DeadLetterQueues:
                 shard.note(owed_again)
         await shard.wait_stored()
 
-    def _locate(self, subscription: WorkSubscription) -> tuple[TopicPartition, KeptLog | None]:
+    def _locate(self, subscription: WorkSubscription) -> tuple[TopicPartition, Store | None]:
         """The partition of a subscription's dead letters, and its log; None if there is no such topic."""
         key = (dead_topic(subscription.definition.name), 0)
         return key, self._stores.log_of(key[0])

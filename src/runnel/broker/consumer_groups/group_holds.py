@@ -13,64 +13,80 @@ from runnel.broker.consumer_groups.ack_journals import AckJournals
 from runnel.broker.consumer_groups.subscriptions import WorkSubscription, WorkSubscriptions
 from runnel.errors import UnknownTopicError
 from runnel.group_rules.ack_set import AckSet
-from runnel.log.retention.holds import Hold
+from runnel.log.log import Hold
 from runnel.topics.names import TopicPartition
 
 HOLDER_PREFIX: Final = "subscription "
+_NOT_READ_YET: Final = "subscriptions that are not read yet"
 _FROM_THE_FIRST: Final = AckSet(1)
 
 
 class GroupHolds:
-    """The holds of all subscriptions. The logs ask for them whenever they apply retention."""
+    """The holds of all subscriptions. The logs ask for them whenever they apply retention.
 
-    def __init__(self, state: AckJournals, subscriptions: WorkSubscriptions) -> None:
-        self._state = state
-        self._subscriptions = subscriptions
+    The logs are opened with it, before the subscriptions can be read from them. Until `follow` everything is owed.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[AckJournals, WorkSubscriptions] | None = None
+
+    def follow(self, state: AckJournals, subscriptions: WorkSubscriptions) -> None:
+        """From now on, answer by these subscriptions."""
+        self._known = state, subscriptions
 
     @property
     def version(self) -> int:
         """All answers stay valid while this number stays the same."""
-        return self._subscriptions.changes
+        return -1 if self._known is None else self._known[1].changes
 
     @property
     def is_empty(self) -> bool:
-        return not self._subscriptions
+        return self._known is not None and not self._known[1]
 
     def holds_of(self, key: TopicPartition) -> Sequence[Hold]:
         """The holds on a partition: from the first offset on that each member is owed."""
+        if self._known is None:
+            return [Hold(_NOT_READ_YET, key, 0, 0, ())]
+        state, subscriptions = self._known
         return [
             Hold(HOLDER_PREFIX + subscription.definition.name, key, acked.floor, 0, ())
-            for subscription in self._subscriptions.covering(key[0])
-            for acked in self._acked(subscription, key)
+            for subscription in subscriptions.covering(key[0])
+            for acked in _acked(state, subscription, key)
         ]
 
     def owed(self, key: TopicPartition, begin: int, end: int) -> Sequence[tuple[int, int]] | None:
         """Of these offsets, those that any subscription is still owed; None: no subscription covers them."""
-        covering = self._subscriptions.covering(key[0])
+        if self._known is None:
+            return [(begin, end)]
+        state, subscriptions = self._known
+        covering = subscriptions.covering(key[0])
         if not covering:
             return None
         owed = 0
         everything = (1 << (end - begin)) - 1
         for subscription in covering:
-            for acked in self._acked(subscription, key):
+            for acked in _acked(state, subscription, key):
                 owed |= everything & ~acked.mask(begin, end)
                 if owed == everything:
                     return [(begin, end)]
         return _ranges(owed, begin)
 
-    def _acked(self, subscription: WorkSubscription, key: TopicPartition) -> Iterator[AckSet]:
-        """The offsets of a partition that each member has acknowledged."""
-        for member in subscription.members:
-            try:
-                state = self._state.find(subscription.definition.id, member, key)
-            except UnknownTopicError:
-                return  # deleted: segments may still have messages, but none is owed
-            yield _FROM_THE_FIRST if state is None else state.acked
-        for consumer_group in subscription.consumer_groups.values():
-            if not consumer_group.is_durable:
-                acked = consumer_group.acked(key)
-                if acked is not None:
-                    yield acked
+
+def _acked(
+    state: AckJournals, subscription: WorkSubscription, key: TopicPartition
+) -> Iterator[AckSet]:
+    """The offsets of a partition that each member has acknowledged."""
+    for member in subscription.members:
+        try:
+            stored = state.find(subscription.definition.id, member, key)
+        except UnknownTopicError:
+            return  # deleted: segments may still have messages, but none is owed
+        yield _FROM_THE_FIRST if stored is None else stored.acked
+    for consumer_group in subscription.consumer_groups.values():
+        if not consumer_group.is_durable:
+            acked = consumer_group.acked(key)
+            if acked is not None:
+                yield acked
 
 
 def _ranges(mask: int, begin: int) -> list[tuple[int, int]]:

@@ -11,15 +11,16 @@ from runnel.broker.consumer_groups.ack_journals import AckJournals
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
 from runnel.broker.consumer_groups.dead_letter_queues import DeadLetterQueues
 from runnel.broker.consumer_groups.run_reader import read_runs
+from runnel.broker.consumer_groups.start_offsets import ServedPartition
 from runnel.broker.consumer_groups.subscriptions import WorkSubscription, WorkSubscriptions
 from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.monitoring.throttled import ThrottledAsync
 from runnel.broker.pages import Listed, ListRequest, PageBuilder
-from runnel.broker.stores import KeptLog
 from runnel.errors import RunnelError
 from runnel.formats.work_heads import MemberState, PartitionWork, SubscriptionState
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import Mode
+from runnel.log.log import MessageLog
 from runnel.platform.clock import Clock
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
@@ -35,7 +36,7 @@ class _Progress(msgspec.Struct):
     """How far a member has come in a partition."""
 
     key: TopicPartition
-    log: KeptLog
+    log: MessageLog
     acked: AckSet
     next_offset: int
 
@@ -137,13 +138,13 @@ class GroupStats:
         owed = {member: _Owed() for member in names}
         partitions: list[PartitionWork] = []
         computed = 0
-        async for key, log in self._subscriptions.partitions(subscription, owner):
+        async for served in self._subscriptions.partitions(subscription, owner):
             for member in names:
                 computed += 1
                 if computed % _PARTITIONS_PER_STEP == 0:
                     await self._share.turn(owner)
                 consumer_group = subscription.consumer_groups.get(member)
-                progress = self._progress(subscription, member, consumer_group, key, log)
+                progress = self._progress(subscription, member, consumer_group, served)
                 if progress is None:
                     continue
                 owed[member].add(progress)
@@ -173,17 +174,17 @@ class GroupStats:
         subscription: WorkSubscription,
         member: str,
         consumer_group: ConsumerGroup | None,
-        key: TopicPartition,
-        log: KeptLog,
+        served: ServedPartition,
     ) -> _Progress | None:
         """A member's progress in a partition; None if the topic was deleted meanwhile."""
+        key, log, shard = served
         acked = None if consumer_group is None else consumer_group.acked(key)
         try:
             if acked is None:
                 state = self._state.find(subscription.definition.id, member, key)
                 acked = AckSet(1) if state is None else state.acked.copy()
-                acked.add(1, log.floor(*key))  # deleted and purged messages are not owed
-            return _Progress(key, log, acked, log.next_offset(*key))
+                acked.add(1, shard.floor(*key))  # deleted and purged messages are not owed
+            return _Progress(key, log, acked, shard.next_offset(*key))
         except RunnelError:
             return None
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from runnel.broker.consumer_groups.run_cache import StoredRun
-from runnel.broker.stores import KeptLog
 from runnel.errors import OffsetGoneError
 from runnel.formats.envelope import Codec
-from runnel.log.log import FoundBatch
+from runnel.log.log import FoundBatch, MessageLog
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
 
@@ -31,7 +30,7 @@ class RunsRead(msgspec.Struct, frozen=True):
 
 
 async def read_runs(
-    log: KeptLog, key: TopicPartition, offset: int, bytes_max: int, workers: Workers
+    log: MessageLog, key: TopicPartition, offset: int, bytes_max: int, workers: Workers
 ) -> RunsRead:
     """Read the partition's runs from an offset on. Raises UnknownTopicError if the topic is gone."""
     try:

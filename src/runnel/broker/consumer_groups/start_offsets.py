@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
-from runnel.broker.stores import KeptLog
 from runnel.errors import ClientFault, UnknownTopicError
 from runnel.formats.heads import Start
+from runnel.log.log import MessageLog, OwnedShard
 from runnel.topics.names import TopicPartition
 
 _STARTS: Final = ("earliest", "latest", "time", "offsets")
 
 
+class ServedPartition(NamedTuple):
+    """A partition of a kept topic, with its log and its shard, which is served here."""
+
+    key: TopicPartition
+    log: MessageLog
+    shard: OwnedShard
+
+
 async def start_offsets(
-    subscriber: str, partitions: AsyncIterator[tuple[TopicPartition, KeptLog]], start: Start
+    subscriber: str, partitions: AsyncIterator[ServedPartition], start: Start
 ) -> dict[TopicPartition, int]:
     """The first offset that is owed of each partition; with `offsets`, only of the partitions that it names."""
     if start.kind not in _STARTS:
         raise ClientFault(f"start {start.kind!r} is none of {', '.join(_STARTS)}")
     given = {(place.topic, place.partition): place.offset for place in start.partitions}
     begins: dict[TopicPartition, int] = {}
-    async for key, log in partitions:
+    async for key, log, shard in partitions:
         if start.kind == "offsets" and key not in given:
             continue  # unchanged: from the first message on, unless it has stored state
         with suppress(UnknownTopicError):  # deleted meanwhile
-            begins[key] = await _begin_of(log, key, start, given)
+            begins[key] = await _begin_of(log, shard, key, start, given)
     unknown = [key for key in given if key not in begins]
     if unknown:
         topic, partition = unknown[0]
@@ -35,15 +43,19 @@ async def start_offsets(
 
 
 async def _begin_of(
-    log: KeptLog, key: TopicPartition, start: Start, given: Mapping[TopicPartition, int]
+    log: MessageLog,
+    shard: OwnedShard,
+    key: TopicPartition,
+    start: Start,
+    given: Mapping[TopicPartition, int],
 ) -> int:
     match start.kind:
         case "latest":
-            return log.next_offset(*key)
+            return shard.next_offset(*key)
         case "time":
             return await log.offset_at(*key, start.time_ns)
         case "offsets" if key in given:
-            end = log.next_offset(*key)
+            end = shard.next_offset(*key)
             if not 1 <= given[key] <= end:
                 raise ClientFault(
                     f"offset {given[key]} of {key[0]}[{key[1]}] is not between 1 and {end}, the next "

@@ -20,14 +20,15 @@ from runnel.broker.consumer_groups.active_groups import ActiveConsumerGroups
 from runnel.broker.consumer_groups.consumer import WorkConsumer
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup, ConsumerGroupParts
 from runnel.broker.consumer_groups.sink import WorkSink
-from runnel.broker.consumer_groups.start_offsets import start_offsets
+from runnel.broker.consumer_groups.start_offsets import ServedPartition, start_offsets
 from runnel.broker.limits.quotas import Account
 from runnel.broker.live.subscription import LiveSubscription
 from runnel.broker.monitoring.events import EventKind
-from runnel.broker.stores import KeptLog
+from runnel.config import Keep
 from runnel.errors import (
     ClientFault,
     MemberReplacedError,
+    MovedError,
     RunnelError,
     SubscriptionDiffersError,
     Unavailable,
@@ -39,7 +40,7 @@ from runnel.formats.work_heads import Consume, WorkOptions
 from runnel.group_rules import definition as definitions
 from runnel.group_rules.definition import Definition, MemberRecord, Mode, SubscriptionOptions
 from runnel.group_rules.records import AtRecord, ForgottenRecord
-from runnel.log.log import LogTopic, VisibleBatch
+from runnel.log.log import LogTopic, MetadataStore, OwnedShard, VisibleBatch
 from runnel.topics.names import TopicPartition
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern, any_of
@@ -108,7 +109,7 @@ class WorkSubscriptions:
 
     def open(self) -> None:
         """Load the stored definitions and the state journals."""
-        for content in self._definitions_log.subscriptions().values():
+        for content in self._stored_definitions.subscriptions().values():
             definition = definitions.decode(content)
             self._last_id = max(self._last_id, definition.id)
             self._add(WorkSubscription(definition))
@@ -120,7 +121,7 @@ class WorkSubscriptions:
         The state has their numbers and topics, not their names. A number is the time when a subscription was made.
         """
         lost: dict[int, set[str]] = {}
-        for state in self._parts.state.all().values():
+        for state in self._parts.state.all():
             for number, topics in state.table.topics().items():
                 lost.setdefault(number, set()).update(topics)
         for subscription in self.all():
@@ -130,14 +131,14 @@ class WorkSubscriptions:
             self._parts.events.emit(
                 EventKind.DAMAGE,
                 f"the definition of the subscription that was made at {made}",
-                log="disk",
+                log=Keep.DISK,
                 topics=sorted(topics)[:_TOPICS_LISTED_MAX],
             )
 
     @property
-    def _definitions_log(self) -> KeptLog:
-        """The log whose catalogue has the definitions."""
-        return self._parts.stores.disk
+    def _stored_definitions(self) -> MetadataStore:
+        """Where the definitions are stored."""
+        return self._parts.stores.main.metadata
 
     def _add(self, subscription: WorkSubscription) -> None:
         self._by_name[subscription.definition.name] = subscription
@@ -203,7 +204,7 @@ class WorkSubscriptions:
         subscription = WorkSubscription(definition)
         if checked_mode is not Mode.MULTICAST:  # members of a multicast begin when they join
             await self._begin(subscription, "", request.start or Start("earliest"))
-        await self._definitions_log.set_subscription(name, definitions.encode(definition))
+        await self._stored_definitions.set_subscription(name, definitions.encode(definition))
         self._add(subscription)
         self._parts.events.emit(
             EventKind.SUBSCRIPTION_MADE, name, mode=checked_mode, patterns=list(patterns)
@@ -245,7 +246,7 @@ class WorkSubscriptions:
             await self._redefine(subscription, msgspec.structs.replace(definition, options=wanted))
 
     async def _redefine(self, subscription: WorkSubscription, definition: Definition) -> None:
-        await self._definitions_log.set_subscription(
+        await self._stored_definitions.set_subscription(
             definition.name, definitions.encode(definition)
         )
         subscription.definition = definition
@@ -257,7 +258,7 @@ class WorkSubscriptions:
         """Delete a subscription and its state. Its dead letters stay."""
         async with self._change_lock:
             subscription = self.get(name)
-            await self._definitions_log.remove_subscription(name)
+            await self._stored_definitions.remove_subscription(name)
             del self._by_name[name]
             self._covering.remove(subscription)
             self._owned[subscription.definition.owner] -= 1
@@ -269,7 +270,7 @@ class WorkSubscriptions:
             self._parts.events.emit(EventKind.SUBSCRIPTION_DELETED, name)
 
     def _forget(self, subscription: WorkSubscription, member: str | None) -> None:
-        for state in self._parts.state.all().values():
+        for state in self._parts.state.all():
             state.note(ForgottenRecord(subscription.definition.id, member, None))
 
     async def pause(self, name: str, *, is_paused: bool) -> None:
@@ -347,8 +348,8 @@ class WorkSubscriptions:
 
     async def partitions(
         self, subscription: WorkSubscription, owner: Hashable = None
-    ) -> AsyncIterator[tuple[TopicPartition, KeptLog]]:
-        """The existing partitions of matching topics that are kept, walked in steps."""
+    ) -> AsyncIterator[ServedPartition]:
+        """The existing partitions of matching topics that are kept and served here, walked in steps."""
         seen: set[str] = set()
         stores = self._parts.stores
         for pattern in subscription.patterns:
@@ -360,8 +361,9 @@ class WorkSubscriptions:
                     if topic in seen or log is None:
                         continue
                     seen.add(topic)
-                    for partition in range(len(log.topic(topic).shards)):
-                        yield (topic, partition), log
+                    for partition, shard in enumerate(log.metadata.topics.get(topic).shards):
+                        with suppress(MovedError):
+                            yield ServedPartition((topic, partition), log, log.shard(shard))
 
     # --- Consumers ---
 
@@ -453,9 +455,9 @@ class WorkSubscriptions:
         if consumer_group in self._active:
             return
         self._active.add(consumer_group, subscription.matches)
-        async for key, log in self.partitions(subscription):
+        async for key, _, shard in self.partitions(subscription):
             with suppress(UnknownTopicError):  # deleted meanwhile
-                consumer_group.cover(key, log)
+                consumer_group.cover(key, shard)
 
     def _on_left(self, subscription: WorkSubscription, consumer_group: ConsumerGroup) -> None:
         """A consumer has left. A consumer group without consumers becomes inactive."""
@@ -485,8 +487,9 @@ class WorkSubscriptions:
         if log is None:
             return
         for consumer_group in self._active.of(info.name):
-            for partition in range(len(info.shards)):
-                consumer_group.cover((info.name, partition), log)
+            for partition, shard in enumerate(info.shards):
+                with suppress(MovedError):
+                    consumer_group.cover((info.name, partition), log.shard(shard))
 
     def on_topic_deleted(self, name: str) -> None:
         self._parts.run_cache.forget(name)
@@ -497,6 +500,32 @@ class WorkSubscriptions:
     def on_topic_purged(self, name: str) -> None:
         """Groups find the messages missing when they read them."""
         self._parts.run_cache.forget(name)
+
+    def on_shard_acquired(self, shard: OwnedShard) -> None:
+        self._parts.state.of_shard(shard)
+        self._parts.tasks.start(self._cover_shard(shard))
+
+    async def _cover_shard(self, shard: OwnedShard) -> None:
+        """Let the active consumer groups cover the partitions of a shard that is served from now on."""
+        for subscription in self.all():
+            if not any(each in self._active for each in subscription.consumer_groups.values()):
+                continue
+            async for key, _, served in self.partitions(subscription):
+                if served is not shard:
+                    continue
+                for consumer_group in list(subscription.consumer_groups.values()):
+                    if consumer_group in self._active:
+                        consumer_group.cover(key, shard)
+                        consumer_group.wake()
+
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        journal = self._parts.state.forget(shard)
+        if journal is None:
+            return
+        for subscription in self.all():
+            for consumer_group in list(subscription.consumer_groups.values()):  # inactive ones, too
+                for topic in consumer_group.lose(journal):
+                    self._parts.run_cache.forget(topic)
 
     # --- Maintenance ---
 

@@ -16,10 +16,9 @@ from runnel.config import Keep
 from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
-from runnel.formats.envelope import Envelope
+from runnel.formats.envelope import Envelope, run_prefix
+from runnel.formats.single_messages import messages_of
 from runnel.log.log import VisibleBatch
-from runnel.log.metadata.last_values import messages_of
-from runnel.log.metadata.topic_table import run_prefix
 from runnel.topics.names import check_topic, is_reserved
 from runnel.topics.policies import Policies, Policy
 

@@ -10,12 +10,22 @@ from typing import Final, NamedTuple, Protocol
 
 from runnel.broker.live.ephemeral_topics import EphemeralTopics
 from runnel.broker.live.subscription import LiveDelivery, LiveSubscription
-from runnel.broker.stores import LIVE_SHARD, KeptLog
+from runnel.broker.stores import LIVE_SHARD
 from runnel.errors import OffsetAheadError, OffsetGoneError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.wire import GapState
-from runnel.log.log import Chosen, DamageGap, EntryPage, FoundBatch, Position, ShardId
+from runnel.log.log import (
+    Chosen,
+    DamageGap,
+    EntryPage,
+    FoundBatch,
+    OwnedShard,
+    Position,
+    ShardId,
+    Store,
+    TopicView,
+)
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
 from runnel.topics.pattern_index import Walk
@@ -37,7 +47,7 @@ def page_bytes(credit_bytes: int) -> int:
 class TopicLogs(Protocol):
     """Finds the logs of the topics that exist now."""
 
-    def log_of(self, topic: str) -> KeptLog | None: ...
+    def log_of(self, topic: str) -> Store | None: ...
 
 
 class ShardFeed:
@@ -47,8 +57,8 @@ class ShardFeed:
 
     def __init__(
         self,
-        log: KeptLog,
-        shard: ShardId,
+        log: Store,
+        shard: OwnedShard,
         position: Position,
         workers: Workers,
         *,
@@ -65,20 +75,20 @@ class ShardFeed:
         self._reports_passed = reports_passed
 
     def lag(self, subscription: LiveSubscription) -> int:  # noqa: ARG002 - its position is here
-        return max(0, self._log.entries(self._shard).next_offset - self._position.entry)
+        return max(0, self._shard.entries().next_offset - self._position.entry)
 
     def has_passed(self, entry: int) -> bool:
         """Whether the feed has read past an entry."""
-        return self._position.epoch in (0, self._log.epoch) and entry < self._position.entry
+        return self._position.epoch in (0, self._shard.epoch) and entry < self._position.entry
 
     async def step(self, subscription: LiveSubscription) -> bool:
         try:
             page = await self._log.read_shard(
-                self._shard, self._position, bytes_max=page_bytes(subscription.credit_bytes)
+                self._shard.id, self._position, bytes_max=page_bytes(subscription.credit_bytes)
             )
         except OffsetGoneError as gone:
             text = (
-                f"shard {self._shard} begins at entry {gone.first_offset}; "
+                f"shard {self._shard.id} begins at entry {gone.first_offset}; "
                 f"{gone.gap} entries from {gone.offset} on are gone"
             )
             gap = GapState("retention" if gone.gap > 0 else "restart", 0, text=text)
@@ -99,7 +109,7 @@ class ShardFeed:
             return True
         gaps = damage_gaps(page, subscription.matches)
         if self._reports_passed:
-            gaps += passed_gaps(page, subscription.matches, self._log)
+            gaps += passed_gaps(page, subscription.matches, self._log.metadata.topics)
         for gap in gaps:
             subscription.report_gap(gap)
         self._position = page.next_position
@@ -114,7 +124,7 @@ class ShardFeed:
             return True
         subscription.report_gap(gap)
         self._position = Position(0, entry)
-        self._send(subscription, Position(self._log.epoch, entry), (), 0)
+        self._send(subscription, Position(self._shard.epoch, entry), (), 0)
         return self._is_at_end()
 
     def _send(
@@ -127,11 +137,11 @@ class ShardFeed:
         """Send blocks. Without blocks, send the read position, so that no gap is reported again after a reconnect."""
         size = sum(map(len, buffers))
         subscription.send(
-            LiveDelivery(self._shard, position.epoch, position.entry, buffers, size, messages)
+            LiveDelivery(self._shard.id, position.epoch, position.entry, buffers, size, messages)
         )
 
     def _is_at_end(self) -> bool:
-        return self._position.entry >= self._log.entries(self._shard).next_offset
+        return self._position.entry >= self._shard.entries().next_offset
 
 
 async def wanted_block(
@@ -159,7 +169,9 @@ async def wanted_block(
     return (b"", 0) if wanted is None else (wanted.pack(), len(wanted))
 
 
-def passed_gaps(page: EntryPage, matches: Callable[[str], bool], log: KeptLog) -> list[GapState]:
+def passed_gaps(
+    page: EntryPage, matches: Callable[[str], bool], topics: TopicView
+) -> list[GapState]:
     """Gaps of messages that expired before they were read: one for each stretch of a partition that is not served.
 
     Messages of a stretch that are no longer in the log count too.
@@ -169,7 +181,7 @@ def passed_gaps(page: EntryPage, matches: Callable[[str], bool], log: KeptLog) -
     served = _base_offsets(page.found, matches)
     stretches: dict[TopicPartition, list[tuple[int, int]]] = {}
     for topic, number, first, end in page.passed:
-        if not matches(topic) or not log.has_topic(topic):
+        if not matches(topic) or not topics.has(topic):
             continue
         known = stretches.setdefault((topic, number), [])
         if known:
@@ -207,7 +219,7 @@ class PartitionsFeed:
 
     __slots__ = ("_log", "_shard", "_topics", "_turn", "_workers")
 
-    def __init__(self, log: KeptLog, shard: ShardId, topics: TopicLogs, workers: Workers) -> None:
+    def __init__(self, log: Store, shard: OwnedShard, topics: TopicLogs, workers: Workers) -> None:
         self._log = log
         self._shard = shard
         self._topics = topics
@@ -226,7 +238,7 @@ class PartitionsFeed:
     def lag(self, subscription: LiveSubscription) -> int:
         assert subscription.places is not None
         return sum(
-            max(0, self._log.next_offset(*key) - subscription.places.get(key, 1))
+            max(0, self._shard.next_offset(*key) - subscription.places.get(key, 1))
             for key in self._keys(subscription)
         )
 
@@ -236,9 +248,9 @@ class PartitionsFeed:
             (info.name, number)
             for pattern in subscription.patterns
             if self._topics.log_of(pattern.prefix) is self._log
-            for info in (self._log.topic(pattern.prefix),)
+            for info in (self._log.metadata.topics.get(pattern.prefix),)
             for number, shard in enumerate(info.shards)
-            if shard == self._shard
+            if shard == self._shard.id
         ]
 
     async def _read(self, subscription: LiveSubscription, key: TopicPartition) -> bool:
@@ -246,7 +258,7 @@ class PartitionsFeed:
         places = subscription.places
         assert places is not None
         offset = places.get(key)
-        if offset is not None and offset >= self._log.next_offset(*key):
+        if offset is not None and offset >= self._shard.next_offset(*key):
             return False
         try:
             if offset is None:
@@ -273,7 +285,7 @@ class PartitionsFeed:
         for gap in page.gaps:
             subscription.report_gap(damage_gap(gap, key, gap.first_offset, gap.next_offset))
         places[key] = page.next_offset
-        send_batches(subscription, self._shard, self._log.epoch, batches)
+        send_batches(subscription, self._shard.id, self._shard.epoch, batches)
         return True
 
 
@@ -330,7 +342,7 @@ class LastValuesFeed:
         self._workers = workers
         self._seen: set[str] = set()  # several patterns may match a topic
         # Topics found and not sent yet: offsets of kept topic-partitions by shard, and names of ephemeral topics.
-        self._wanted: dict[tuple[KeptLog, ShardId], dict[TopicPartition, int]] = {}
+        self._wanted: dict[tuple[Store, OwnedShard], dict[TopicPartition, int]] = {}
         self._ephemeral_names: deque[str] = deque()
         self._reading: _Reading | None = None
 
@@ -363,24 +375,24 @@ class LastValuesFeed:
             if log is None:
                 self._ephemeral_names.append(topic)
                 continue
-            for number, shard in enumerate(log.topic(topic).shards):
-                key = (topic, number)
-                offset = self._last_before(subscription, log, key)
+            for number, shard_id in enumerate(log.metadata.topics.get(topic).shards):
+                key, shard = (topic, number), log.shard(shard_id)
+                offset = self._last_before(subscription, shard, key)
                 if offset >= 1 and not _is_ahead(subscription, key, offset):
                     self._wanted.setdefault((log, shard), {})[key] = offset
 
     def _last_before(
-        self, subscription: LiveSubscription, log: KeptLog, key: TopicPartition
+        self, subscription: LiveSubscription, shard: OwnedShard, key: TopicPartition
     ) -> int:
         """The offset of the last message at the start of the subscription."""
         assert subscription.first_new is not None
         end = subscription.first_new.get(key)
-        return (log.next_offset(*key) if end is None else end) - 1
+        return (shard.next_offset(*key) if end is None else end) - 1
 
     async def _send_kept(self, subscription: LiveSubscription) -> None:
         if self._reading is None:
             (log, shard), wanted = self._wanted.popitem()
-            self._reading = _Reading(log, shard, log.messages_at(shard, wanted), dict(wanted))
+            self._reading = _Reading(log, shard, log.messages_at(shard.id, wanted), dict(wanted))
         log, shard, messages, left = self._reading
         chosen = await anext(messages, None)
         if chosen is None:
@@ -394,14 +406,14 @@ class LastValuesFeed:
                 key = (run.topic, run.partition)
                 if 0 <= left.get(key, 0) - run.base_offset < run.count:
                     left.pop(key, None)
-        feed = subscription.behind().get(shard)
+        feed = subscription.behind().get(shard.id)
         batches = [
             await taken(each, self._workers)
             for each in chosen
             if not isinstance(feed, ShardFeed) or feed.has_passed(each.batch.envelope.entry)
         ]
         if not subscription.is_closed:
-            send_batches(subscription, shard, log.epoch, batches)
+            send_batches(subscription, shard.id, shard.epoch, batches)
 
     def _send_ephemeral(self, subscription: LiveSubscription) -> None:
         """Send some last values of ephemeral topics without awaiting, so that each is still the last when sent."""
@@ -434,14 +446,14 @@ def _is_ahead(subscription: LiveSubscription, key: TopicPartition, offset: int) 
 class _Reading(NamedTuple):
     """Last messages of one shard that are being read."""
 
-    log: KeptLog
-    shard: ShardId
+    log: Store
+    shard: OwnedShard
     messages: AsyncGenerator[Sequence[Chosen], None]
     left: dict[TopicPartition, int]  # offsets of messages not found yet
 
 
 async def _report_damage(
-    subscription: LiveSubscription, log: KeptLog, key: TopicPartition, offset: int
+    subscription: LiveSubscription, log: Store, key: TopicPartition, offset: int
 ) -> None:
     """Report a last message that was not found if it is damaged, but not if retention or a purge removed it."""
     try:

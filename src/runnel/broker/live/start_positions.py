@@ -8,11 +8,10 @@ from typing import Final, NamedTuple
 
 from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.live.subscription import LiveSubscription
-from runnel.broker.stores import KeptLog, Stores
+from runnel.broker.stores import Stores, check_epoch, owned_shard
 from runnel.errors import ClientFault, OffsetAheadError, UnknownTopicError
 from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
-from runnel.log.log import Position, ShardId
-from runnel.log.memory import MemoryLog
+from runnel.log.log import OwnedShard, Position, ShardId, Store
 from runnel.topics.names import LIVE_JOURNAL, TopicPartition
 from runnel.topics.pattern_index import SLICE_COMPARISONS, PatternIndex
 from runnel.topics.patterns import Pattern
@@ -49,13 +48,13 @@ def check_start(start: Start, patterns: Sequence[Pattern]) -> None:
         )
 
 
-def literal_keys(stores: Stores, patterns: Sequence[Pattern]) -> dict[TopicPartition, KeptLog]:
+def literal_keys(stores: Stores, patterns: Sequence[Pattern]) -> dict[TopicPartition, Store]:
     """The topic-partitions of literal patterns whose topics exist and are kept, and the log that has each."""
-    found: dict[TopicPartition, KeptLog] = {}
+    found: dict[TopicPartition, Store] = {}
     for pattern in patterns:
         log = stores.log_of(pattern.prefix)
         if log is not None:
-            for number in range(len(log.topic(pattern.prefix).shards)):
+            for number in range(log.metadata.topics.policy(pattern.prefix).partitions):
                 found[pattern.prefix, number] = log
     return found
 
@@ -92,9 +91,9 @@ async def matching_shards(
     patterns: Sequence[Pattern],
     share: LoopShare,
     owner: Hashable,
-) -> dict[ShardId, KeptLog]:
+) -> dict[ShardId, Store]:
     """The shards that have a matching topic."""
-    found: dict[ShardId, KeptLog] = {}
+    found: dict[ShardId, Store] = {}
     for pattern in patterns:
         walk = index.walk(pattern)
         comparisons = _FIRST_COMPARISONS  # often the first topics suffice
@@ -103,16 +102,16 @@ async def matching_shards(
             for topic in walk.step(comparisons, found_max=_TOPICS_PER_STEP):
                 log = stores.log_of(topic)
                 if log is not None:
-                    found.update(dict.fromkeys(log.topic(topic).shards, log))
+                    found.update(dict.fromkeys(log.metadata.topics.get(topic).shards, log))
             comparisons = min(2 * comparisons, SLICE_COMPARISONS)
-            shard_count = sum(len(log.shards()) for log in stores.kept)
-            if len(found) >= shard_count and all(shard in found for _, shard in stores.shards()):
+            served = [shard for log in stores.kept for shard in log.shards()]
+            if len(found) >= len(served) and all(shard in found for shard in served):
                 return found  # all shards: other topics add none
     return found
 
 
 async def entries_at(
-    shards: Mapping[ShardId, KeptLog], time_ns: int, share: LoopShare, owner: Hashable
+    shards: Mapping[ShardId, Store], time_ns: int, share: LoopShare, owner: Hashable
 ) -> dict[ShardId, int]:
     """The first entry of each shard at a time."""
     entries: dict[ShardId, int] = {}
@@ -125,7 +124,7 @@ async def entries_at(
 class Begin(NamedTuple):
     """The offset at which a reader begins a partition, and the gap that it gets before, if any."""
 
-    log: KeptLog
+    log: Store
     offset: int
     gap: GapState | None = None
 
@@ -137,7 +136,7 @@ def begin_offsets(
     given = {(place.topic, place.partition): place for place in start.partitions}
     begins: dict[TopicPartition, Begin] = {}
     for key, log in literal_keys(stores, patterns).items():
-        end = log.next_offset(*key)
+        end = owned_shard(log, key).next_offset(*key)
         match start.kind:
             case "earliest" | "time":
                 begins[key] = Begin(log, found[key])
@@ -161,7 +160,10 @@ def lost_partitions(stores: Stores, patterns: Sequence[Pattern], start: Start) -
     lost = []
     for place in start.partitions if start.kind in RESUMING else ():
         log = stores.log_for(place.topic) if place.topic in literals else None
-        if log is not None and not log.has_topic(place.topic) and _is_of_older_epoch(log, place):
+        if log is None or log.metadata.topics.has(place.topic):
+            continue
+        shards = stores.shards_of(place.topic)
+        if _is_of_older_epoch(log, shards[min(place.partition, len(shards) - 1)], place):
             key = (place.topic, place.partition)
             lost.append(GapState("restart", 0, *key, place.offset, 1, _LOST))
     return lost
@@ -171,7 +173,7 @@ def lost_shards(stores: Stores, start: Start) -> list[GapState]:
     """The gaps for places in shards none of whose topics has been created again."""
     if start.kind not in RESUMING:
         return []
-    known = {shard for _, shard in stores.shards()}
+    known = {shard for log in stores.kept for shard in log.shards()}
     return [
         GapState("restart", 0, text=f"shard {place.journal}/{place.shard}: {_LOST}")
         for place in start.shards
@@ -182,7 +184,7 @@ def lost_shards(stores: Stores, start: Start) -> list[GapState]:
 
 
 def _resumed(
-    log: KeptLog,
+    log: Store,
     key: TopicPartition,
     place: PartitionPlace | None,
     found: Mapping[TopicPartition, int],
@@ -191,36 +193,59 @@ def _resumed(
         return Begin(log, found[key])  # created since
     if key not in found:
         return Begin(log, max(1, place.offset))
-    if _is_of_older_epoch(log, place):
+    shard = owned_shard(log, key)
+    if _is_of_older_epoch(log, shard.id, place):
         text = _LOST
     else:
-        text = f"offset {place.offset} is beyond the next message's, {log.next_offset(*key)}"
+        text = f"offset {place.offset} is beyond the next message's, {shard.next_offset(*key)}"
     return Begin(log, found[key], GapState("restart", 0, *key, place.offset, found[key], text))
 
 
-def _is_resumable(log: KeptLog, key: TopicPartition, place: PartitionPlace) -> bool:
-    return not _is_of_older_epoch(log, place) and place.offset <= log.next_offset(*key)
+def _is_resumable(log: Store, key: TopicPartition, place: PartitionPlace) -> bool:
+    shard = owned_shard(log, key)
+    is_lost = _is_of_older_epoch(log, shard.id, place)
+    return not is_lost and place.offset <= shard.next_offset(*key)
 
 
-def _is_of_older_epoch(log: KeptLog, place: PartitionPlace) -> bool:
-    return isinstance(log, MemoryLog) and place.epoch not in (0, log.epoch)
+def _is_of_older_epoch(log: Store, shard: ShardId, place: PartitionPlace) -> bool:
+    """Whether the messages before a place are lost with the epoch that it is of."""
+    if log.capabilities.keeps_positions:
+        return False
+    try:
+        return place.epoch not in (0, log.shard(shard).epoch)
+    except UnknownTopicError:
+        return place.epoch != 0  # the shard has not begun again
+
+
+async def check_epochs(stores: Stores, start: Start) -> None:
+    """Check the epochs of the places that a reader gives. Unavailable if a shard may have moved away unnoticed."""
+    for at in start.shards:
+        with contextlib.suppress(UnknownTopicError):  # lost, or of ephemeral topics
+            log, shard = stores.shard(ShardId(at.journal, at.shard))
+            await check_epoch(log, shard, at.epoch)
+    for place in start.partitions:
+        kept_in = stores.log_of(place.topic)
+        if kept_in is not None:
+            with contextlib.suppress(UnknownTopicError):  # it has fewer partitions than it had
+                key = (place.topic, place.partition)
+                await check_epoch(kept_in, owned_shard(kept_in, key), place.epoch)
 
 
 async def ends_before(stores: Stores, share: LoopShare, owner: Hashable) -> dict[ShardId, int]:
     """The next entry of each shard, as of this call or earlier; a shard created meanwhile has none."""
     ends: dict[ShardId, int] = {}
     async for some in share.steps(stores.shards(), owner, SHARDS_PER_STEP):
-        ends |= {shard: log.entries(shard).next_offset for log, shard in some}
+        ends |= {shard.id: shard.entries().next_offset for _, shard in some}
     return ends
 
 
 def begin_positions(
     stores: Stores,
     start: Start,
-    matching: Mapping[ShardId, KeptLog],
+    matching: Mapping[ShardId, Store],
     at_time: Mapping[ShardId, int],
     ends: Mapping[ShardId, int],
-) -> list[tuple[KeptLog, ShardId, Position]]:
+) -> list[tuple[Store, OwnedShard, Position]]:
     """Where a reader begins each shard, as of now.
 
     A shard without a matching topic begins at its end from before the search, `ends`: a topic may have been created
@@ -231,23 +256,22 @@ def begin_positions(
     given = {ShardId(place.journal, place.shard): place for place in start.shards}
     begins = []
     for log, shard in stores.shards():
-        bounds = log.entries(shard)
-        end = Position(log.epoch, bounds.next_offset)
-        first = Position(log.epoch, bounds.first_offset)
+        bounds = shard.entries()
+        end = Position(shard.epoch, bounds.next_offset)
+        first = Position(shard.epoch, bounds.first_offset)
         position = end
-        if start.kind == "earliest" and shard in matching:
+        if start.kind == "earliest" and shard.id in matching:
             position = first
         elif start.kind in ("earliest", "time"):
-            entry = at_time.get(shard, ends.get(shard, 0))
-            position = Position(log.epoch, max(entry, bounds.first_offset))
+            entry = at_time.get(shard.id, ends.get(shard.id, 0))
+            position = Position(shard.epoch, max(entry, bounds.first_offset))
         elif start.kind in RESUMING:
-            place = given.get(shard)
+            place = given.get(shard.id)
             position = first if place is None else _given_position(log, place)
         begins.append((log, shard, position))
     return begins
 
 
-def _given_position(log: KeptLog, place: ShardPlace) -> Position:
-    # A shard on disk continues in a new epoch; a shard in memory begins again.
-    epoch = place.epoch if isinstance(log, MemoryLog) else 0
+def _given_position(log: Store, place: ShardPlace) -> Position:
+    epoch = 0 if log.capabilities.keeps_positions else place.epoch
     return Position(epoch, max(1, place.entry), place.row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from runnel.broker.limits.fair_semaphore import FairSemaphore
@@ -14,13 +15,13 @@ from runnel.broker.live.feeds import LastValuesFeed, PartitionsFeed, ShardFeed
 from runnel.broker.live.subscription import Feed, LiveSubscription, Overflow, SubscribeRequest
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
-from runnel.broker.stores import LIVE_SHARD, KeptLog, Stores
+from runnel.broker.stores import LIVE_SHARD, Stores, owned_shard
 from runnel.config import BrokerSettings
-from runnel.errors import ClientFault, LimitExceededError, RunnelError, Unavailable
+from runnel.errors import ClientFault, LimitExceededError, MovedError, RunnelError, Unavailable
 from runnel.formats.columns import first_event_time_ns
 from runnel.formats.envelope import Codec, Envelope
 from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
-from runnel.log.log import Position, ShardId, VisibleBatch
+from runnel.log.log import OwnedShard, Position, ShardId, Store, VisibleBatch
 from runnel.platform.diagnostics import get_logger
 from runnel.platform.tasks import OwnedTasks
 from runnel.platform.workers import Workers
@@ -110,6 +111,7 @@ class LiveSubscriptions:
             on_closed=self._ended,
         )
         # First all look-ups, which await; then it begins in all partitions or shards at the same moment.
+        await start_positions.check_epochs(self._stores, start)
         if subscription.places is not None:
             await self._wait_swept()
             offsets = await start_positions.offsets_at(self._stores, parsed, start)
@@ -124,7 +126,7 @@ class LiveSubscriptions:
         else:
             await self._wait_swept()
             ends: Mapping[ShardId, int] = {}
-            matching: Mapping[ShardId, KeptLog] = {}
+            matching: Mapping[ShardId, Store] = {}
             entries: Mapping[ShardId, int] = {}
             if start.kind in ("earliest", "time"):
                 share, owner = self._share, request.sink.connection_id
@@ -165,42 +167,42 @@ class LiveSubscriptions:
         places: list[PartitionPlace] = []
         for (topic, number), (log, offset, gap) in begins.items():
             subscription.places[topic, number] = offset
-            places.append(PartitionPlace(topic, number, offset, log.epoch))
+            shard = owned_shard(log, (topic, number))
+            places.append(PartitionPlace(topic, number, offset, shard.epoch))
             if gap is not None:
                 subscription.gaps_at_start.append(gap)
-            shard = log.topic(topic).shards[number]
-            is_behind = offset < log.next_offset(topic, number)
+            is_behind = offset < shard.next_offset(topic, number)
             is_held = start.kind in start_positions.WITH_LAST
-            if (is_behind or is_held) and shard not in subscription.behind():
+            if (is_behind or is_held) and shard.id not in subscription.behind():
                 feed = PartitionsFeed(log, shard, self._stores, self._workers)
-                subscription.fall_behind(shard, feed)
+                subscription.fall_behind(shard.id, feed)
         subscription.partitions = places
 
     def _begin_shards(
         self,
         subscription: LiveSubscription,
-        begins: Sequence[tuple[KeptLog, ShardId, Position]],
+        begins: Sequence[tuple[Store, OwnedShard, Position]],
         *,
         is_held: bool,
         reports_passed: bool,
     ) -> None:
         places: list[ShardPlace] = []
         for log, shard, position in begins:
-            end = log.entries(shard).next_offset
-            is_of_epoch = position.epoch in (0, log.epoch)
+            end = shard.entries().next_offset
+            is_of_epoch = position.epoch in (0, shard.epoch)
             if is_of_epoch and position.entry > end:
-                text = f"entry {position.entry} of shard {shard} is beyond the next one, {end}"
+                text = f"entry {position.entry} of shard {shard.id} is beyond the next one, {end}"
                 subscription.gaps_at_start.append(GapState("restart", 0, text=text))
-                position = Position(log.epoch, end)
-            epoch = position.epoch or log.epoch
+                position = Position(shard.epoch, end)
+            epoch = position.epoch or shard.epoch
             places.append(
-                ShardPlace(shard.journal, shard.shard, epoch, position.entry, position.row)
+                ShardPlace(shard.id.journal, shard.id.shard, epoch, position.entry, position.row)
             )
             # For a place of another epoch the feed reports a gap and sends everything stored, wherever the place is.
             is_behind = position.entry < end or position.row > 0 or not is_of_epoch
             if is_held or is_behind:
                 feed = ShardFeed(log, shard, position, self._workers, reports_passed=reports_passed)
-                subscription.fall_behind(shard, feed)
+                subscription.fall_behind(shard.id, feed)
         subscription.shards = places
 
     def _ended(self, subscription: LiveSubscription) -> None:
@@ -236,6 +238,31 @@ class LiveSubscriptions:
         for _ in range(2):
             if self._sweep is not None:
                 await asyncio.wait({self._sweep})
+
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        """End the subscriptions that read a shard which is not served here any more: their clients look for it."""
+        error = MovedError(f"shard {shard.id} is not served here any more")
+        present = self.subscriptions()
+        for subscription in present:
+            if shard.id in subscription.behind():
+                subscription.end(error)
+        self._tasks.start(self._end_readers(shard, set(present), error))
+
+    async def _end_readers(
+        self, shard: OwnedShard, present: AbstractSet[LiveSubscription], error: MovedError
+    ) -> None:
+        """End those of the subscriptions that read a topic of the shard: the others need not look for anything."""
+        for log in self._stores.kept:
+            topics = log.metadata.topics
+            async for names in self._share.steps(topics.names(), self, _SWEPT_PER_STEP):
+                for name in names:
+                    topic = topics.find(name)
+                    if topic is None or shard.id not in topic.shards:
+                        continue
+                    await self.look_up(name, self)
+                    for subscription in self.subscribers(name):
+                        if subscription in present:
+                            subscription.end(error)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -380,12 +407,14 @@ class LiveSubscriptions:
                 shard=str(shard),
                 entry=envelope.entry,
             )
+        owned = log.shard(shard)
         feed: Feed
         if subscription.places is not None:
             subscription.begin_new(envelope)
-            feed = PartitionsFeed(log, shard, self._stores, self._workers)
+            feed = PartitionsFeed(log, owned, self._stores, self._workers)
         else:
-            feed = ShardFeed(log, shard, Position(log.epoch, envelope.entry), self._workers)
+            position = Position(owned.epoch, envelope.entry)
+            feed = ShardFeed(log, owned, position, self._workers)
         subscription.fall_behind(shard, feed)
 
     def ephemeral_readers(

@@ -11,13 +11,13 @@ from typing import Final
 from runnel.config import Keep, Settings
 from runnel.errors import ClosedError, UnknownTopicError
 from runnel.formats.batch import Batch
-from runnel.formats.envelope import Envelope
 from runnel.log.backup import checkpoint
 from runnel.log.disk.checkpoints import Checkpoints
+from runnel.log.disk.disk_metadata import DiskMetadata
 from runnel.log.disk.folders import ShardFolders
 from runnel.log.disk.group_writer import FileGroupStore, GroupWriter, MakeGroupStore
 from runnel.log.disk.last_value_keeper import LastValueKeeper
-from runnel.log.disk.recovery import Recovered, Recovery, checked_directory, lock_directory
+from runnel.log.disk.recovery import Recovery, checked_directory, lock_directory
 from runnel.log.disk.shard import DiskShard
 from runnel.log.disk.topic_creation import TopicCreation
 from runnel.log.disk.topic_removal import TopicRemoval
@@ -25,40 +25,37 @@ from runnel.log.disk.writer import ShardParts
 from runnel.log.log import (
     SCAN_BYTES,
     Appended,
+    Capabilities,
     Chosen,
     Creator,
-    CursorPosition,
     EntryPage,
     Level,
     LogListener,
     LogStatistics,
-    LogTopic,
     NullListener,
     OffsetBounds,
     PartitionPage,
     Position,
+    Recovered,
     ShardId,
+    SubscriptionHolds,
     Trimmed,
+    Turn,
 )
-from runnel.log.match_count import Turn
 from runnel.log.metadata import catalogue as records
 from runnel.log.metadata.catalogue import Catalogue, Record
 from runnel.log.metadata.catalogue_state import CatalogueState
-from runnel.log.metadata.last_values import only_message
-from runnel.log.metadata.log_metadata import LogMetadata
+from runnel.log.metadata.log_tables import LogTables
 from runnel.log.metadata.producers import ProducerTable
-from runnel.log.metadata.state_journal import StateJournal, StateJournals
-from runnel.log.metadata.topic_table import (
-    SomeMade,
-    Topic,
-    check_append,
-    check_offset,
-)
+from runnel.log.metadata.state_journal import StateJournals
+from runnel.log.metadata.topic_table import Topic, check_append, check_offset
+from runnel.log.retention.holds import ShardHolds
 from runnel.log.segments import paths
 from runnel.log.segments.files import OpenFiles
 from runnel.log.segments.scan import Damage
 from runnel.log.segments.segments import IndexCache, SegmentFolder
 from runnel.log.segments.synced_marks import SyncedMarks
+from runnel.log.shard_view import ShardView
 from runnel.platform.clock import Clock
 from runnel.platform.disk import Disk, DiskLock
 from runnel.platform.tasks import OwnedTasks
@@ -67,13 +64,20 @@ from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Difference, Policies
 
 _DAMAGE_SHOWN_MAX: Final = 100
+_CAPABILITIES: Final = Capabilities(
+    is_durable=True,
+    is_reopenable=True,
+    has_segment_files=True,
+    has_free_space=True,
+    keeps_positions=True,
+)
 
 
-class DiskLog(LogMetadata):
+class DiskLog:
     """The log on a file system. Make one with `await DiskLog.open(…)`.
 
-    It opens and recovers the shards of a data directory, sends each batch and each read to its shard, and records
-    changes of topics, cursors and subscriptions in the catalogue.
+    It opens and recovers the shards of a data directory, and sends each batch and each read to its shard. `metadata`
+    records changes of topics, cursors and subscriptions in the catalogue.
     """
 
     def __init__(
@@ -85,10 +89,13 @@ class DiskLog(LogMetadata):
         clock: Clock,
         workers: Workers,
         listener: LogListener,
+        holds: SubscriptionHolds | None,
         make_group_store: MakeGroupStore | None = None,
     ) -> None:
-        super().__init__(settings, policies, self._on_topic_made)
+        self._tables = LogTables(settings.limits, policies, self._on_topic_made)
+        self._topics = self._tables.topics
         self._listener = listener
+        self._holds = holds
         self._directory = directory.rstrip("/")
         self._settings = settings
         self._policies = policies
@@ -100,6 +107,7 @@ class DiskLog(LogMetadata):
         self._cache = IndexCache(settings.log.index_cache_bytes_max)
         self._tasks = OwnedTasks("the log")
         self._shards: dict[ShardId, DiskShard] = {}
+        self._views: dict[ShardId, ShardView] = {}
         self._folders = ShardFolders(disk, self._directory, self._topics.shard_count)
         self._marks = SyncedMarks(disk, self._directory)
         self._catalogue = Catalogue(
@@ -111,7 +119,11 @@ class DiskLog(LogMetadata):
             snapshot=self._snapshot,
         )
         self._state = CatalogueState(
-            policies, self._topics, self._cursors, self._last_values, self._subscriptions
+            policies,
+            self._topics,
+            self._tables.cursors,
+            self._tables.last_values,
+            self._tables.subscriptions,
         )
         self._states = StateJournals(
             disk,
@@ -123,11 +135,20 @@ class DiskLog(LogMetadata):
         )
         self._creation = TopicCreation(self._topics, self._catalogue, listener)
         self._removal = TopicRemoval(
-            self._topics, self._last_values, self._catalogue, self._shard, listener
+            self._topics, self._tables.last_values, self._catalogue, self._shard, listener
+        )
+        self.metadata: Final = DiskMetadata(
+            self._tables,
+            self._catalogue,
+            self._creation,
+            self._removal,
+            clock,
+            self._check_open,
+            self._stored_term,
         )
         self._last_keeper = LastValueKeeper(
-            self._keeps_last_value,
-            self._last_values,
+            self._tables.keeps_last_value,
+            self._tables.last_values,
             self._catalogue,
             self._shard,
             workers,
@@ -144,7 +165,12 @@ class DiskLog(LogMetadata):
         )
         self._damage: list[str] = []
         self._lock: DiskLock | None = None
-        self.recovered = Recovered(was_clean=True, torn=(), damage=(), differences=())
+        self._is_closed = False
+        self.recovered = Recovered()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
 
     # --- Opening ---
 
@@ -159,6 +185,7 @@ class DiskLog(LogMetadata):
         clock: Clock,
         workers: Workers,
         listener: LogListener | None = None,
+        holds: SubscriptionHolds | None = None,
         make_group_store: MakeGroupStore | None = None,
     ) -> DiskLog:
         """Lock the directory, recover what a crash left, and begin a new epoch.
@@ -176,6 +203,7 @@ class DiskLog(LogMetadata):
             clock,
             workers,
             listener or NullListener(),
+            holds,
             make_group_store,
         )
         opening = asyncio.get_running_loop().create_task(log._open())
@@ -230,6 +258,10 @@ class DiskLog(LogMetadata):
         self.recovered = recovery.outcome()
         self._damage = list(self.recovered.damage[:_DAMAGE_SHOWN_MAX])
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the log is closed")
+
     def _shard(self, shard_id: ShardId) -> DiskShard:
         shard = self._shards.get(shard_id)
         if shard is None:
@@ -266,8 +298,8 @@ class DiskLog(LogMetadata):
             producers(),
             make_folder=lambda: self._folders.make(shard_id),
             of_journal=lambda: self._of_journal(shard_id.journal),
-            find=self._find_partition,
-            shard_holds=self._holds_on(shard_id),
+            find=self._tables.find_partition,
+            shard_holds=ShardHolds(shard_id, self._tables.cursors, self._holds),
             before_removal=self._last_keeper.take_over,
             on_damage=self._on_damage,
         )
@@ -290,7 +322,7 @@ class DiskLog(LogMetadata):
         *,
         topics_made_max: int | None = None,
     ) -> asyncio.Future[Appended]:
-        """See `Log`. ManyTopicsError if the batch needs more than `topics_made_max` new topics."""
+        """See `MessageLog`."""
         self._check_open()
         level = check_append(batch, level, self._settings.limits)
         try:
@@ -300,16 +332,6 @@ class DiskLog(LogMetadata):
         shard = self._shards.get(partitions[0].shard) or self._shard(partitions[0].shard)
         unrecorded = self._creation.unrecorded(batch.envelope.topics)
         return shard.append(batch, partitions, level, unrecorded)
-
-    def make_topics(
-        self, envelope: Envelope, run: int, made_max: int, creator: Creator | None = None
-    ) -> SomeMade:
-        """Make up to `made_max` topics of a batch, from run `run` on, before the batch is appended."""
-        self._check_open()
-        try:
-            return self._topics.make_some(envelope, run, made_max, creator)
-        finally:
-            self._creation.record()
 
     async def wait_room(self, shard: ShardId) -> None:
         self._check_open()
@@ -354,21 +376,7 @@ class DiskLog(LogMetadata):
         self._check_open()
         return await self._known_shard(shard).entry_at(time_ns)
 
-    @property
-    def epoch(self) -> int:
-        """The number of this opening. Every batch appended until the log is closed carries it."""
-        return self._state.epoch
-
-    def newest_term(self, producer: str) -> int:
-        """The highest term of a named publisher in any shard; -1 if the publisher is unknown."""
-        return max((shard.producers.term(producer) for shard in self._shards.values()), default=-1)
-
-    def entries(self, shard: ShardId) -> OffsetBounds:
-        """The first entry of a shard, and its next one."""
-        return self._known_shard(shard).entries()
-
     async def count(self, shard: ShardId, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
-        """Count a shard's messages from an entry on whose topics match. The count is exact or too high."""
         self._check_open()
         return await self._known_shard(shard).count(entry, patterns, turn)
 
@@ -376,6 +384,26 @@ class DiskLog(LogMetadata):
         """A value that changes whenever `count` may change."""
         known = self._known_shard(shard)
         return known.entries().next_offset, known.hide_count
+
+    def shard(self, shard: ShardId) -> ShardView:
+        view = self._views.get(shard)
+        if view is None:
+            self._check_open()
+            known = self._known_shard(shard)
+            view = self._views[shard] = ShardView(
+                known, self._state.epoch, self._topics, self._states.of
+            )
+        return view
+
+    def shards(self) -> list[ShardId]:
+        return list(self._shards)
+
+    async def is_still_mine(self, shard: ShardId) -> bool:
+        """The lock of the directory settles it: no other log has it while this one is open."""
+        return shard in self._shards and not self._is_closed
+
+    def _stored_term(self, producer: str) -> int:
+        return max((shard.producers.term(producer) for shard in self._shards.values()), default=-1)
 
     def _known_shard(self, shard: ShardId) -> DiskShard:
         known = self._shards.get(shard)
@@ -388,89 +416,13 @@ class DiskLog(LogMetadata):
     def messages_at(
         self, shard: ShardId, wanted: Mapping[TopicPartition, int]
     ) -> AsyncGenerator[Sequence[Chosen], None]:
-        """Find messages of one shard, one offset per partition; yield the batches that hold them, a few at a time.
-
-        Each batch is read once, however many of its messages are wanted. Missing messages are left out. The last
-        message of a topic that keeps last values is found however old it is.
-        """
         self._check_open()
-        lasting = self._last_of(wanted)
-        return self._known_shard(shard).messages_at(wanted, lasting, self._last_values.at)
-
-    async def last(self, topic: str, partition: int) -> Batch | None:
-        """The last message of a partition, if the log still holds it or its topic keeps last values."""
-        self._check_open()
-        found = self._topics.partition(topic, partition)
-        return await only_message(
-            self.messages_at(found.shard, {found.key: found.visible_next - 1})
-        )
-
-    # --- Topics ---
-
-    async def ensure_topic(self, name: str) -> LogTopic:
-        """Get the topic, or make it. It is recorded when this returns."""
-        self._check_open()
-        try:
-            topic = self._topics.ensure(name)
-        finally:
-            self._creation.record()
-        for recorded in self._creation.unrecorded((name,)):
-            await asyncio.shield(recorded)  # batches wait for the same future
-        return topic.info()
-
-    async def purge_topic(self, name: str) -> None:
-        """Hide all messages that are stored now. Retention frees their room later."""
-        self._check_open()
-        await self._removal.purge(name)
-
-    async def delete_topic(self, name: str) -> None:
-        """Hide the topic and its messages. A new topic of this name continues after the last offset."""
-        self._check_open()
-        await self._removal.delete(name)
-
-    # --- Cursors ---
-
-    async def set_cursor(
-        self, name: str, positions: Sequence[CursorPosition], owner: str = ""
-    ) -> None:
-        """Store a named cursor. It holds the messages behind its positions until it is removed."""
-        self._check_open()
-        cursor = self._cursors.make(name, positions, self._clock.time_ns(), owner)
-        await self._catalogue.add(
-            records.CursorSet(cursor), apply=lambda: self._cursors.put(cursor)
-        )
-
-    async def remove_cursor(self, name: str) -> None:
-        self._check_open()
-        await self._catalogue.add(
-            records.CursorRemoved(name), apply=lambda: self._cursors.remove(name)
-        )
-
-    # --- Subscriptions ---
-
-    async def set_subscription(self, name: str, content: bytes) -> None:
-        """Store or replace the definition of a durable subscription."""
-        self._check_open()
-        self._subscriptions.check(name)
-        await self._catalogue.add(
-            records.SubscriptionSet(name, content),
-            apply=lambda: self._subscriptions.put(name, content),
-        )
-
-    async def remove_subscription(self, name: str) -> None:
-        self._check_open()
-        await self._catalogue.add(
-            records.SubscriptionRemoved(name), apply=lambda: self._subscriptions.remove(name)
-        )
-
-    def state(self, shard: ShardId) -> StateJournal:
-        """The journal in which subscriptions record their progress in this shard."""
-        return self._states.of(shard)
+        lasting = self._tables.last_of(wanted)
+        return self._known_shard(shard).messages_at(wanted, lasting, self._tables.last_values.at)
 
     # --- Rules ---
 
     async def follow_rules(self) -> Sequence[Difference]:
-        """Apply the current rules to rotation and retention. Returns where existing topics differ from the rules."""
         self._check_open()
         for shard_id, shard in self._shards.items():
             shard.use_policy(self._policies.for_journal(shard_id.journal, keep=Keep.DISK))
@@ -479,10 +431,6 @@ class DiskLog(LogMetadata):
     # --- Backups ---
 
     async def checkpoint(self) -> tuple[str, str]:
-        """Make a checkpoint: every file as of one moment, in a folder of the data directory. Returns its path and id.
-
-        It stays until `drop_checkpoint`. ClientFault if one exists already.
-        """
         return await self._checkpoints.make()
 
     async def drop_checkpoint(self) -> None:
@@ -491,24 +439,15 @@ class DiskLog(LogMetadata):
     # --- Maintenance ---
 
     async def trim_shard(self, shard: ShardId) -> Trimmed:
-        """Apply retention to one shard."""
         self._check_open()
         return await self._known_shard(shard).trim()
 
-    async def trim(self) -> Trimmed:
-        self._check_open()
-        return Trimmed.of([await shard.trim() for shard in list(self._shards.values())])
-
     async def reopen(self, shard: ShardId) -> Sequence[str]:
-        """Recover a shard that became read-only. Returns the damage found."""
         self._check_open()
         opened = await self._known_shard(shard).reopen()
         damage = [str(bad) for item in opened for bad in item.damage]
         self._damage += damage[: max(0, _DAMAGE_SHOWN_MAX - len(self._damage))]
         return damage
-
-    def shards(self) -> list[ShardId]:
-        return list(self._shards)
 
     def statistics(self) -> LogStatistics:
         return LogStatistics(

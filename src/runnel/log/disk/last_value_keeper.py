@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from runnel.config import LogSettings
+from runnel.formats.single_messages import singles
 from runnel.log.disk.shard import DiskShard
 from runnel.log.log import Chosen, ShardId
 from runnel.log.metadata.catalogue import Catalogue, LastValue
-from runnel.log.metadata.last_values import LastValues, fits, singles
+from runnel.log.metadata.last_values import LastValues, fits
 from runnel.log.metadata.topic_table import Partition
 from runnel.platform.workers import Workers
 

@@ -21,7 +21,7 @@ from runnel.formats.envelope import BODY_BYTES_CEILING
 from runnel.log.disk.journal_shards import Found, restore_shard_count
 from runnel.log.disk.loss_recovery import LossRecovery
 from runnel.log.disk.shard import DiskShard
-from runnel.log.log import ShardId
+from runnel.log.log import Recovered, ShardId
 from runnel.log.losses.missing_segments import PartitionEnds
 from runnel.log.metadata.catalogue import LoadedCatalogue, PartitionAt, Record
 from runnel.log.metadata.catalogue_state import CatalogueState
@@ -42,21 +42,12 @@ from runnel.log.segments.synced_marks import (
 from runnel.platform.disk import Disk, DiskLock, FileAccess
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
-from runnel.topics.policies import Difference, FixedPolicy, Policies
+from runnel.topics.policies import FixedPolicy, Policies
 
 FORMAT: Final = 1
 # A plain body has at least 4 bytes per message. A compressed one may have almost none, but no more messages than this.
 _DAMAGED_MESSAGES_MAX: Final = BODY_BYTES_CEILING // 4
 _NAMES_SHOWN_MAX: Final = 3
-
-
-class Recovered(msgspec.Struct, frozen=True):
-    """What opening a data directory found. After a clean close there is nothing to report."""
-
-    was_clean: bool
-    torn: Sequence[str]  # tails that a crash left and that were cut off
-    damage: Sequence[str]  # stored bytes that are unreadable now
-    differences: Sequence[Difference]  # topics whose fixed policy differs from the rules
 
 
 class _FormatFile(msgspec.Struct):

@@ -25,9 +25,10 @@ from runnel.log.log import (
     ShardId,
     ShardStatistics,
     Trimmed,
+    Turn,
 )
 from runnel.log.losses.shard_losses import ShardLosses
-from runnel.log.match_count import MessageCounter, Turn
+from runnel.log.match_count import MessageCounter
 from runnel.log.metadata.catalogue import ShardAt
 from runnel.log.metadata.producers import ProducerTable, check_same_batch
 from runnel.log.metadata.topic_table import Partition

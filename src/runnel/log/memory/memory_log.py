@@ -2,56 +2,69 @@
 
 Each new one begins at offset 1 in a new epoch. A position of another epoch is gone. No call waits: methods are `async`
 only because the interface says so.
+
+A shard that is released loses its messages. When it is acquired again it begins at entry 1 in a higher epoch, and its
+partitions continue behind their last offsets, so that no offset ever names two messages.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Final
 
 from runnel.config import Keep, Settings
-from runnel.errors import ClientFault, UnknownTopicError
+from runnel.errors import ClientFault, ClosedError, UnknownTopicError
 from runnel.formats.batch import Batch
-from runnel.formats.envelope import Envelope
+from runnel.formats.single_messages import messages_of
 from runnel.log.log import (
     SCAN_BYTES,
     Appended,
+    Capabilities,
     Chosen,
     Creator,
-    CursorPosition,
     EntryPage,
     Level,
     LogListener,
     LogStatistics,
-    LogTopic,
     NullListener,
     OffsetBounds,
     PartitionPage,
     Position,
+    Recovered,
     ShardId,
+    SubscriptionHolds,
     Trimmed,
+    Turn,
 )
-from runnel.log.match_count import Turn
+from runnel.log.memory.memory_metadata import MemoryMetadata
 from runnel.log.memory.shard import MemoryShard
 from runnel.log.memory.trimmer import MemoryJournal
-from runnel.log.metadata.last_values import fits, messages_of, only_message
-from runnel.log.metadata.log_metadata import LogMetadata
+from runnel.log.metadata.last_values import fits
+from runnel.log.metadata.log_tables import LogTables
 from runnel.log.metadata.producers import ProducerTable
 from runnel.log.metadata.state_journal import MemoryState
-from runnel.log.metadata.topic_table import (
-    Partition,
-    SomeMade,
-    Topic,
-    check_append,
-    check_offset,
-)
+from runnel.log.metadata.topic_table import Partition, Topic, check_append, check_offset
+from runnel.log.retention.holds import ShardHolds
+from runnel.log.shard_view import ShardView, moved
 from runnel.platform.clock import Clock
 from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Difference, Policies
 
+_CAPABILITIES: Final = Capabilities(
+    is_durable=False,
+    is_reopenable=False,
+    has_segment_files=False,
+    has_free_space=False,
+    keeps_positions=False,
+)
 
-class MemoryLog(LogMetadata):
-    """The log of the topics with one `keep`. Its epoch is its creation time unless given: later logs have higher."""
+
+class MemoryLog:
+    """The log of the topics with one `keep`.
+
+    The first epoch of its shards is its creation time unless given: later logs have higher ones.
+    """
 
     def __init__(
         self,
@@ -62,17 +75,40 @@ class MemoryLog(LogMetadata):
         keep: Keep = Keep.MEMORY,
         epoch: int | None = None,
         listener: LogListener | None = None,
+        holds: SubscriptionHolds | None = None,
     ) -> None:
-        super().__init__(settings, policies, self._on_topic_made)
+        self._tables = LogTables(
+            settings.limits,
+            policies,
+            self._on_topic_made,
+            journal_shards=settings.log.journal_shards,
+        )
+        self._topics = self._tables.topics
         self._listener = listener or NullListener()
         self._settings = settings
         self._policies = policies
         self._clock = clock
         self._keep = keep
-        self.epoch = clock.time_ns() if epoch is None else epoch
+        self._holds = holds
+        self._first_epoch = clock.time_ns() if epoch is None else epoch
         self._shards: dict[ShardId, MemoryShard] = {}
+        self._views: dict[ShardId, ShardView] = {}  # of the same shards
         self._journals: dict[str, MemoryJournal] = {}
         self._states: dict[ShardId, MemoryState] = {}
+        self._released: dict[ShardId, int] = {}  # with their last epoch
+        self._is_closed = False
+        self.recovered: Final = Recovered()
+        self.metadata: Final = MemoryMetadata(
+            self._tables, self._shard, self._listener, clock, self._check_open, self._stored_term
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the log is closed")
 
     def _on_topic_made(self, topic: Topic) -> None:
         if topic.policy.keep is not self._keep:
@@ -83,38 +119,91 @@ class MemoryLog(LogMetadata):
         self._listener.on_topic_made(topic.info())
 
     def _shard(self, shard_id: ShardId) -> MemoryShard:
+        """The shard, which begins with its first use. MovedError if it was released."""
         shard = self._shards.get(shard_id)
         if shard is None:
-            settings = self._settings
-            shard = self._shards[shard_id] = MemoryShard(
-                shard_id,
-                self._policies.for_journal(shard_id.journal, keep=self._keep),
-                self._clock,
-                ProducerTable(settings.limits.producers_max, settings.log.producer_age_max_ns),
-                settings.log,
-                self.epoch,
-                journal=self._journals.setdefault(shard_id.journal, MemoryJournal()),
-                find=self._find_partition,
-                shard_holds=self._holds_on(shard_id),
-                keep_last=self._keep_last,
-                listener=self._listener,
-            )
+            if shard_id in self._released:
+                raise moved(shard_id)
+            shard = self._begin(shard_id, self._first_epoch)
         return shard
 
+    def _known_shard(self, shard_id: ShardId) -> MemoryShard:
+        if shard_id not in self._shards and not self._topics.uses(shard_id):
+            raise UnknownTopicError(f"there is no shard {shard_id}")
+        return self._shard(shard_id)
+
+    def _begin(self, shard_id: ShardId, epoch: int) -> MemoryShard:
+        settings = self._settings
+        shard = self._shards[shard_id] = MemoryShard(
+            shard_id,
+            self._policies.for_journal(shard_id.journal, keep=self._keep),
+            self._clock,
+            ProducerTable(settings.limits.producers_max, settings.log.producer_age_max_ns),
+            settings.log,
+            epoch,
+            journal=self._journals.setdefault(shard_id.journal, MemoryJournal()),
+            find=self._tables.find_partition,
+            shard_holds=ShardHolds(shard_id, self._tables.cursors, self._holds),
+            keep_last=self._keep_last,
+            listener=self._listener,
+        )
+        self._views[shard_id] = ShardView(shard, epoch, self._topics, self._state)
+        return shard
+
+    def _state(self, shard: ShardId) -> MemoryState:
+        return self._states.setdefault(shard, MemoryState())
+
+    def _stored_term(self, producer: str) -> int:
+        return max((shard.newest_term(producer) for shard in self._shards.values()), default=-1)
+
+    # --- Ownership ---
+
+    def shard(self, shard: ShardId) -> ShardView:
+        view = self._views.get(shard)
+        if view is None:
+            self._check_open()
+            self._known_shard(shard)
+            view = self._views[shard]
+        return view
+
+    def shards(self) -> list[ShardId]:
+        return list(self._shards)
+
+    async def acquire(self, shard: ShardId) -> ShardView:
+        self._check_open()
+        view = self._views.get(shard)
+        if view is None:
+            former = self._released.pop(shard, self._first_epoch - 1)
+            self._begin(shard, max(self._first_epoch, self._clock.time_ns(), former + 1))
+            view = self._views[shard]
+            self._listener.on_shard_acquired(view)
+        return view
+
+    async def release(self, shard: ShardId) -> None:
+        self._check_open()
+        view = self._views.pop(shard, None)
+        if view is None:
+            return
+        self._shards.pop(shard).leave_journal()
+        self._states.pop(shard, None)
+        self._released[shard] = view.epoch
+        for topic in self._topics:
+            for partition in topic.partitions:
+                if partition.shard == shard:
+                    partition.floor = partition.next_offset
+                    self._tables.last_values.drop(partition.key)
+        view.end()
+        self._listener.on_shard_released(view)
+
+    async def is_still_mine(self, shard: ShardId) -> bool:
+        """No other log can have it: what is in this process's memory is nowhere else."""
+        return shard in self._shards
+
     async def follow_rules(self) -> Sequence[Difference]:
-        """Apply the current rules to retention. Returns where existing topics differ from the rules."""
         self._check_open()
         for shard_id, shard in self._shards.items():
             shard.use_policy(self._policies.for_journal(shard_id.journal, keep=self._keep))
         return await self._topics.follow_rules()
-
-    def _known_shard(self, shard: ShardId) -> MemoryShard:
-        known = self._shards.get(shard)
-        if known is None:
-            if self._is_closed or not self._topics.uses(shard):
-                raise UnknownTopicError(f"there is no shard {shard}")
-            known = self._shard(shard)  # nothing has been published there yet
-        return known
 
     # --- Appending ---
 
@@ -126,7 +215,7 @@ class MemoryLog(LogMetadata):
         *,
         topics_made_max: int | None = None,
     ) -> asyncio.Future[Appended]:
-        """See `Log`. ManyTopicsError if the batch needs more than `topics_made_max` new topics."""
+        """See `MessageLog`."""
         self._check_open()
         level = check_append(batch, level, self._settings.limits)
         partitions = self._topics.resolve(batch.envelope, creator, topics_made_max)
@@ -135,15 +224,11 @@ class MemoryLog(LogMetadata):
         future.set_result(answer)
         return future
 
-    def make_topics(
-        self, envelope: Envelope, run: int, made_max: int, creator: Creator | None = None
-    ) -> SomeMade:
-        """Make up to `made_max` topics of a batch, from run `run` on, before the batch is appended."""
+    async def wait_room(self, shard: ShardId) -> None:
+        """There is no queue, so there is room."""
         self._check_open()
-        return self._topics.make_some(envelope, run, made_max, creator)
-
-    async def wait_room(self, shard: ShardId) -> None:  # noqa: ARG002 - there is no queue
-        self._check_open()
+        if shard in self._released:
+            raise moved(shard)
 
     async def sync(self) -> None:
         self._check_open()
@@ -178,127 +263,55 @@ class MemoryLog(LogMetadata):
         self._check_open()
         return self._known_shard(shard).entry_at(time_ns)
 
-    def newest_term(self, producer: str) -> int:
-        """The highest term of a named publisher in any shard; -1 if the publisher is unknown."""
-        return max((shard.newest_term(producer) for shard in self._shards.values()), default=-1)
-
-    def entries(self, shard: ShardId) -> OffsetBounds:
-        """The first entry of a shard, and its next one."""
-        return self._known_shard(shard).entries()
-
     async def count(self, shard: ShardId, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
-        """Count a shard's messages from an entry on whose topics match. The count is exact or too high."""
         self._check_open()
         return await self._known_shard(shard).count(entry, patterns, turn)
-
-    def count_stamp(self, shard: ShardId) -> tuple[int, int]:
-        """A value that changes whenever `count` may rise. While it stays, `count` stays or falls."""
-        known = self._known_shard(shard)
-        return known.entries().next_offset, known.hide_count
 
     async def messages_at(
         self, shard: ShardId, wanted: Mapping[TopicPartition, int]
     ) -> AsyncGenerator[Sequence[Chosen], None]:
-        """Find messages of one shard, one offset per partition; yield the batches that hold them, one at a time.
-
-        Missing messages are left out. The last message of a topic that keeps last values is found however old it is.
-        """
         self._check_open()
-        found = self._shard(shard)
-        lasting = self._last_of(wanted)
+        found = self._known_shard(shard)
+        lasting = self._tables.last_of(wanted)
         left = dict(wanted)
         for entry, keys in found.entries_with(wanted).items():
             # No variable: it would keep the batch in memory while the reader waits.
             yield found.choose(entry, keys, wanted, left, lasting)
         for key, offset in left.items():
             if key in lasting:
-                message = self._last_values.at(lasting[key], offset)
+                message = self._tables.last_values.at(lasting[key], offset)
                 if message is not None:
                     yield (Chosen(message, (0,)),)
-
-    async def last(self, topic: str, partition: int) -> Batch | None:
-        """The last message of a partition, if the log still holds it or its topic keeps last values."""
-        self._check_open()
-        found = self._topics.partition(topic, partition)
-        return await only_message(
-            self.messages_at(found.shard, {found.key: found.visible_next - 1})
-        )
 
     def _keep_last(self, batch: Batch, partitions: Sequence[Partition]) -> None:
         """Keep the last messages of these partitions: the batch that holds them is about to be removed."""
         wanted = {
             partition.key: partition.visible_next - 1
             for partition in partitions
-            if self._keeps_last_value(partition)
+            if self._tables.keeps_last_value(partition)
         }
         if wanted:
             for key, message in messages_of(batch, wanted):
                 if fits(message, self._settings.log):
-                    self._last_values.put(key, message.pack())
-
-    # --- Topics ---
-
-    async def ensure_topic(self, name: str) -> LogTopic:
-        """Get the topic, or make it."""
-        self._check_open()
-        return self._topics.ensure(name).info()
-
-    async def purge_topic(self, name: str) -> None:
-        """Hide all messages that are stored now, and free their room."""
-        self._check_open()
-        for partition in self._known_topic(name).partitions:
-            partition.floor = partition.visible_next
-            self._shard(partition.shard).hide(partition)
-        self._last_values.forget(name)
-
-    async def delete_topic(self, name: str) -> None:
-        """Hide the topic and its messages. A new topic of this name continues after the last offset."""
-        await self.purge_topic(name)
-        self._topics.delete(name)
-        self._listener.on_topic_deleted(name)
-
-    # --- Cursors ---
-
-    async def set_cursor(
-        self, name: str, positions: Sequence[CursorPosition], owner: str = ""
-    ) -> None:
-        """Keep a named cursor. It holds the messages behind its positions until it is removed."""
-        self._check_open()
-        self._cursors.put(self._cursors.make(name, positions, self._clock.time_ns(), owner))
-
-    async def remove_cursor(self, name: str) -> None:
-        self._check_open()
-        self._cursors.remove(name)
-
-    # --- Subscriptions ---
-
-    async def set_subscription(self, name: str, content: bytes) -> None:
-        """Keep or replace the definition of a subscription."""
-        self._check_open()
-        self._subscriptions.check(name)
-        self._subscriptions.put(name, content)
-
-    async def remove_subscription(self, name: str) -> None:
-        self._check_open()
-        self._subscriptions.remove(name)
-
-    def state(self, shard: ShardId) -> MemoryState:
-        """The stand-in for the journal of subscriptions' progress in this shard. It keeps nothing."""
-        return self._states.setdefault(shard, MemoryState())
+                    self._tables.last_values.put(key, message.pack())
 
     # --- Maintenance ---
 
     async def trim_shard(self, shard: ShardId) -> Trimmed:
-        """Apply retention to one shard."""
         self._check_open()
         return self._known_shard(shard).trim()
 
-    async def trim(self) -> Trimmed:
+    async def reopen(self, shard: ShardId) -> Sequence[str]:
+        """No shard becomes read-only, so there is nothing to recover."""
         self._check_open()
-        return Trimmed.of([shard.trim() for shard in self._shards.values()])
+        self._known_shard(shard)
+        return ()
 
-    def shards(self) -> list[ShardId]:
-        return list(self._shards)
+    async def checkpoint(self) -> tuple[str, str]:
+        raise ClientFault("this broker keeps everything in memory: there is nothing to copy")
+
+    async def drop_checkpoint(self) -> None:
+        """Do nothing: there is none."""
 
     def statistics(self) -> LogStatistics:
         return LogStatistics(
@@ -312,4 +325,5 @@ class MemoryLog(LogMetadata):
         """Drop all messages."""
         self._is_closed = True
         self._shards.clear()
+        self._views.clear()
         self._journals.clear()

@@ -27,9 +27,10 @@ from runnel.log.log import (
     ShardId,
     ShardStatistics,
     Trimmed,
+    Turn,
     VisibleBatch,
 )
-from runnel.log.match_count import KEYS_PER_STEP, Turn, floors
+from runnel.log.match_count import KEYS_PER_STEP, floors
 from runnel.log.memory.batch_store import BatchStore
 from runnel.log.memory.stored_batch import PartitionSlice, StoredBatch
 from runnel.log.memory.trimmer import MemoryJournal, MemoryTrimmer
@@ -71,7 +72,7 @@ class MemoryShard:
         self._epoch = epoch
         self._find = find
         self._shard_holds = shard_holds
-        self._journal_size = journal.size
+        self._journal = journal
         self._store = BatchStore(journal.size)
         self._trimmer = MemoryTrimmer(
             shard.shard,
@@ -90,6 +91,10 @@ class MemoryShard:
 
     def use_policy(self, policy: JournalPolicy) -> None:
         self._trimmer.use_policy(policy)
+
+    def leave_journal(self) -> None:
+        """Count no longer for the journal: the shard is not served any more."""
+        self._journal.remove(self.id.shard, self._store.stored_bytes)
 
     # --- Appending ---
 
@@ -121,7 +126,7 @@ class MemoryShard:
         self._entries += 1
         self._messages += stored.messages
         self._bytes += len(stored.packed)
-        if self._journal_size.stored_bytes > self._trimmer.bytes_cap:
+        if self._journal.size.stored_bytes > self._trimmer.bytes_cap:
             self._trimmer.shed()
         self._listener.on_stored(
             self.id, (VisibleBatch(numbered, stored.body, packed=stored.packed),)

@@ -37,6 +37,11 @@ class MemoryJournal:
         self.size = JournalSize()
         self.trimmers: dict[int, MemoryTrimmer] = {}
 
+    def remove(self, shard: int, stored_bytes: int) -> None:
+        """Forget a shard that is not served any more."""
+        del self.trimmers[shard]
+        self.size.stored_bytes -= stored_bytes
+
 
 class MemoryTrimmer:
     """Removes batches from one shard's store: by age and size, when acknowledged, when purged, and above the cap.

@@ -7,6 +7,7 @@ __all__ = [
     "definitions",
     "last_values",
     "log_metadata",
+    "log_tables",
     "producers",
     "state_journal",
     "topic_table",

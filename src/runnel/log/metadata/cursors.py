@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from runnel.errors import ClientFault, LimitExceededError
-from runnel.log.log import Cursor, CursorPosition, ShardId
-from runnel.log.retention.holds import Hold, holds_of_cursor
+from runnel.log.log import Cursor, CursorPosition, Hold, ShardId
+from runnel.log.retention.holds import holds_of_cursor
 from runnel.topics.names import Label, TopicPartition, check_label
 
 
@@ -52,16 +52,14 @@ class CursorTable:
         self.version += 1
 
     def _count(self, name: str, change: int) -> None:
-        owner = self.owner(name)
-        if owner:
-            self._owned[owner] += change
-            if not self._owned[owner]:
-                del self._owned[owner]
-
-    def owner(self, name: str) -> str | None:
-        """The token that made a cursor, empty if no token did; None: the cursor does not exist."""
         known = self._cursors.get(name)
-        return None if known is None else known.owner
+        if known is not None and known.owner:
+            self._owned[known.owner] += change
+            if not self._owned[known.owner]:
+                del self._owned[known.owner]
+
+    def find(self, name: str) -> Cursor | None:
+        return self._cursors.get(name)
 
     def owned_by(self, owner: str) -> int:
         return self._owned[owner]

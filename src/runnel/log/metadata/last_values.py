@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
-
 from runnel.config import LogSettings
 from runnel.formats.batch import Batch
-from runnel.log.log import Chosen
 from runnel.log.metadata.topic_table import Partition
 from runnel.topics.names import TopicPartition
 
@@ -21,6 +17,9 @@ class LastValues:
     def put(self, key: TopicPartition, block: bytes) -> None:
         self._blocks[key] = block
 
+    def get(self, key: TopicPartition) -> bytes | None:
+        return self._blocks.get(key)
+
     def at(self, partition: Partition, offset: int) -> Batch | None:
         """The partition's message with this offset, unless it was purged or another message is kept.
 
@@ -32,49 +31,14 @@ class LastValues:
         batch = Batch.unpack(block)
         return batch if batch.runs()[0].base_offset == offset else None
 
+    def drop(self, key: TopicPartition) -> None:
+        self._blocks.pop(key, None)
+
     def forget(self, topic: str) -> None:
         for key in [key for key in self._blocks if key[0] == topic]:
             del self._blocks[key]
-
-    def items(self) -> Iterator[tuple[TopicPartition, bytes]]:
-        return iter(list(self._blocks.items()))
 
 
 def fits(message: Batch, settings: LogSettings) -> bool:
     """Whether a message is small enough to be kept beyond retention."""
     return message.envelope.body_bytes <= settings.last_value_bytes_max
-
-
-def singles(batch: Batch) -> Iterator[Batch]:
-    """Each message as its own batch. Halving is quicker: a cut costs as much as the runs of the batch it cuts."""
-    if len(batch) == 1:
-        yield batch
-    else:
-        half = len(batch) // 2
-        yield from singles(batch.slice(0, half))
-        yield from singles(batch.slice(half))
-
-
-async def only_message(found: AsyncGenerator[Sequence[Chosen], None]) -> Batch | None:
-    """The message of a search for a single one; None if it was not found."""
-    async with aclosing(found):
-        async for chosen in found:
-            for each in chosen:
-                return each.taken()
-    return None
-
-
-def messages_of(
-    batch: Batch, wanted: Mapping[TopicPartition, int]
-) -> Iterator[tuple[TopicPartition, Batch]]:
-    """The wanted messages in a batch, one offset per partition, each as its own batch. Missing ones are left out."""
-    rows: dict[int, TopicPartition] = {}
-    begin = 0
-    for run in batch.runs():
-        key = (run.topic, run.partition)
-        row = wanted.get(key, -1) - run.base_offset
-        if 0 <= row < run.count:
-            rows[begin + row] = key
-        begin += run.count
-    if rows:
-        yield from zip(rows.values(), singles(batch.take(list(rows))), strict=True)

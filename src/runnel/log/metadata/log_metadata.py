@@ -1,131 +1,97 @@
-"""`LogMetadata`, the base of every store: its topics, named cursors and subscription definitions, in memory.
+"""`LogMetadata`, the base of every store's metadata: its views, and the terms of named publishers.
 
-A store on disk records each change in its catalogue before it applies it here. A store in memory just applies it.
+A store on disk records each change in its catalogue before it applies it to the tables. A store in memory just applies
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from runnel.config import Settings
-from runnel.errors import ClosedError, UnknownTopicError
-from runnel.log.log import Cursor, LogTopic, ShardId
-from runnel.log.metadata.cursors import CursorTable
-from runnel.log.metadata.definitions import DefinitionTable
-from runnel.log.metadata.last_values import LastValues
-from runnel.log.metadata.topic_table import Partition, Topic, TopicTable
-from runnel.log.retention.holds import ShardHolds, SubscriptionHolds
-from runnel.topics.names import TopicPartition
-from runnel.topics.policies import Policies, Policy
+from runnel.errors import UnknownTopicError
+from runnel.log.log import CursorView, LogTopic, ShardId, TopicView
+from runnel.log.metadata.log_tables import LogTables
+from runnel.log.metadata.topic_table import Topic, TopicTable
+from runnel.platform.clock import Clock
+from runnel.topics.names import Label, check_label
+from runnel.topics.policies import Policy
+
+_TERMS_MAX: Final = 100_000
 
 
-class LogMetadata:
-    """Answers questions that need no messages. `DiskLog` and `MemoryLog` inherit it."""
+class TableView:
+    """The `TopicView` of a table of topics."""
 
-    def __init__(
-        self, settings: Settings, policies: Policies, on_topic_made: Callable[[Topic], None]
-    ) -> None:
-        limits = settings.limits
-        self._topics = TopicTable(
-            policies,
-            limits.topics_max,
-            on_topic_made,
-            journal_shards=settings.log.journal_shards,
-        )
-        self._cursors = CursorTable(limits.cursors_max, self._shard_of)
-        self._subscriptions = DefinitionTable(limits.durable_subscriptions_max)
-        self._last_values = LastValues()
-        # The broker sets it. None: no subscription holds anything, and `until = "acked"` removes nothing.
-        self.subscription_holds: SubscriptionHolds | None = None
-        self._is_closed = False
+    def __init__(self, table: TopicTable) -> None:
+        self._table = table
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("the log is closed")
+    def has(self, name: str) -> bool:
+        return self._table.find(name) is not None
 
-    # --- Topics ---
+    def find(self, name: str) -> LogTopic | None:
+        topic = self._table.find(name)
+        return None if topic is None else topic.info()
 
-    def topics(self) -> list[LogTopic]:
-        return [topic.info() for topic in self._topics if not topic.is_deleted]
-
-    def topic(self, name: str) -> LogTopic:
-        return self._known_topic(name).info()
-
-    def has_topic(self, name: str) -> bool:
-        return self._topics.find(name) is not None
+    def get(self, name: str) -> LogTopic:
+        return self._known(name).info()
 
     def policy(self, name: str) -> Policy:
-        """The policy of a topic that exists."""
-        return self._known_topic(name).policy
+        return self._known(name).policy
 
-    def has_shard(self, shard: ShardId) -> bool:
-        """Whether a topic's journal has this shard, or had."""
-        return self._topics.uses(shard)
+    def shards_for(self, name: str, policy: Policy) -> Sequence[ShardId]:
+        return self._table.shards_of_new(name, policy)
 
-    def shards_of_new(self, topic: str, policy: Policy) -> list[ShardId]:
-        """The shards, by partition, that a topic will have when it is made."""
-        return self._topics.shards_of_new(topic, policy)
+    def shard_of(self, name: str, partition: int) -> ShardId:
+        return self._table.partition(name, partition).shard
 
-    def topics_owned_by(self, owner: str) -> int:
-        """The number of topics that this token made."""
-        return self._topics.owned_by(owner)
+    def names(self) -> list[str]:
+        return self._table.names()
 
-    def floor(self, topic: str, partition: int) -> int:
-        """Messages below this offset are hidden: purged, or of a deleted topic of the same name."""
-        return self._topics.partition(topic, partition).floor
+    def owned_by(self, owner: str) -> int:
+        return self._table.owned_by(owner)
 
-    def next_offset(self, topic: str, partition: int) -> int:
-        """The offset behind the partition's last message that readers can see."""
-        return self._topics.partition(topic, partition).visible_next
-
-    def _known_topic(self, name: str) -> Topic:
-        topic = self._topics.find(name)
+    def _known(self, name: str) -> Topic:
+        topic = self._table.find(name)
         if topic is None:
             raise UnknownTopicError(f"topic {name!r} does not exist")
         return topic
 
-    def _find_partition(self, key: TopicPartition) -> Partition | None:
-        topic = self._topics.find(key[0])
-        if topic is None or key[1] >= len(topic.partitions):
-            return None
-        return topic.partitions[key[1]]
 
-    def _shard_of(self, key: TopicPartition) -> ShardId | None:
-        partition = self._find_partition(key)
-        return None if partition is None else partition.shard
+class LogMetadata:
+    """Answers from the tables of a store, and gives out terms. The stores' own metadata add the changes.
 
-    # --- Last values ---
+    `stored_term` returns the highest term of a named publisher that a shard has seen, -1 if none has.
+    """
 
-    def _keeps_last_value(self, partition: Partition) -> bool:
-        topic = self._topics.find(partition.key[0])
-        return topic is not None and topic.policy.last_value
-
-    def _last_of(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, Partition]:
-        """The partitions whose wanted message is the last one and is kept whatever its age."""
-        return {
-            key: partition
-            for key, offset in wanted.items()
-            if (partition := self._find_partition(key)) is not None
-            and offset == partition.visible_next - 1
-            and self._keeps_last_value(partition)
-        }
-
-    # --- Cursors and subscriptions ---
-
-    def cursors(self) -> list[Cursor]:
-        return self._cursors.all()
-
-    def cursors_owned_by(self, owner: str) -> int:
-        """The number of cursors that this token made."""
-        return self._cursors.owned_by(owner)
-
-    def cursor_owner(self, name: str) -> str | None:
-        """The token that made a cursor, empty if no token did; None: the cursor does not exist."""
-        return self._cursors.owner(name)
+    def __init__(
+        self,
+        tables: LogTables,
+        clock: Clock,
+        check_open: Callable[[], None],
+        stored_term: Callable[[str], int],
+    ) -> None:
+        self.topics: TopicView = TableView(tables.topics)
+        self.cursors: CursorView = tables.cursors
+        self._tables = tables
+        self._clock = clock
+        self._check_open = check_open
+        self._stored_term = stored_term
+        self._terms: dict[str, int] = {}  # the newest that were taken, oldest first
 
     def subscriptions(self) -> dict[str, bytes]:
-        """The definitions of durable subscriptions, by name."""
-        return self._subscriptions.all()
+        return self._tables.subscriptions.all()
 
-    def _holds_on(self, shard: ShardId) -> ShardHolds:
-        return ShardHolds(shard, self._cursors, lambda: self.subscription_holds)
+    async def take_term(self, producer: str, above: int = -1) -> int:
+        """See `MetadataStore`. A term is at least the wall clock's milliseconds.
+
+        So terms without a stored batch, which are forgotten when the log is closed, are not taken again.
+        """
+        self._check_open()
+        check_label(Label.PRODUCER, producer)
+        newest = max(self._terms.pop(producer, 0), self._stored_term(producer), above)
+        term = max(newest + 1, self._clock.time_ns() // 1_000_000)
+        self._terms[producer] = term
+        if len(self._terms) > _TERMS_MAX:
+            del self._terms[next(iter(self._terms))]
+        return term

@@ -110,9 +110,6 @@ class MemoryState:
         future.set_result(None)
         return future
 
-    async def close(self) -> None:
-        """Do nothing: no file is open."""
-
 
 class StateJournals:
     """The state journals of a data directory, by shard."""

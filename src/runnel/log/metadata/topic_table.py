@@ -11,15 +11,15 @@ import asyncio
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from runnel.config import Keep, LimitSettings
-from runnel.errors import BusyError, ClientFault, LimitExceededError, UnknownTopicError
+from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats.batch import Batch
-from runnel.formats.envelope import Envelope
-from runnel.log.log import Creator, Level, LogTopic, ShardId
+from runnel.formats.envelope import Envelope, run_prefix
+from runnel.log.log import Creator, Level, LogTopic, ManyTopicsError, ShardId, SomeMade
 from runnel.topics.names import TopicPartition, check_topic
 from runnel.topics.partitions import shard_of_partition
 from runnel.topics.policies import Difference, Policies, Policy
@@ -68,17 +68,6 @@ class Topic:
 
     def info(self) -> LogTopic:
         return LogTopic(self.name, self.policy, [part.shard for part in self.partitions])
-
-
-class ManyTopicsError(BusyError):
-    """A batch has more new topics than are made in one step: `make_some` makes the others."""
-
-
-class SomeMade(NamedTuple):
-    """The run from which on a batch's topics are still to be made, or the fault of the topic there."""
-
-    next_run: int
-    fault: ClientFault | None = None
 
 
 class TopicTable:
@@ -345,11 +334,6 @@ class TopicTable:
 
 def _shards(journal: str, count: int) -> tuple[ShardId, ...]:
     return tuple(ShardId(journal, number) for number in range(count))
-
-
-def run_prefix(envelope: Envelope, run: int) -> str:
-    """The beginning of an error about a run: empty if the batch has only one run."""
-    return f"run {run}: " if envelope.run_count > 1 else ""
 
 
 def number_runs(

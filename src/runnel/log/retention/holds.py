@@ -8,40 +8,13 @@ messages too, and the reader meets a gap.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import Final, Protocol
 
-import msgspec
-
-from runnel.log.log import Cursor, ShardId
+from runnel.log.log import Cursor, Hold, ShardId, SubscriptionHolds
 from runnel.topics.names import TopicPartition
-from runnel.topics.patterns import Pattern
 
 # A segment may hold millions of messages of a partition. `owed` is quick for this many, however scattered they are.
 _OFFSETS_AT_ONCE: Final = 16_384
-
-
-class Hold(msgspec.Struct, frozen=True):
-    """One reader's hold on a shard: a topic-partition from an offset on, or patterns from an entry on."""
-
-    holder: str  # the cursor's name, or "subscription NAME"
-    key: TopicPartition | None
-    offset: int
-    entry: int
-    patterns: tuple[str, ...]
-
-    def holds(self, key: TopicPartition, next_offset: int, last_entry: int) -> bool:
-        """Whether messages of this topic-partition that end before `next_offset`, in `last_entry`, are held."""
-        if self.key is not None:
-            return key == self.key and next_offset > self.offset
-        return last_entry >= self.entry and any(
-            _pattern(text).matches(key[0]) for text in self.patterns
-        )
-
-
-@lru_cache(maxsize=4096)
-def _pattern(text: str) -> Pattern:
-    return Pattern(text)
 
 
 class Holds:
@@ -123,42 +96,17 @@ class CursorHolds(Protocol):
     def holds_on(self, shard: ShardId) -> Sequence[Hold]: ...
 
 
-class SubscriptionHolds(Protocol):
-    """The holds of all acknowledged subscriptions of a log. The log calls it on the loop; it must not wait."""
-
-    @property
-    def version(self) -> int:
-        """Rises when a subscription may owe less than before, or cover other topic-partitions."""
-        ...
-
-    @property
-    def is_empty(self) -> bool:
-        """There are no subscriptions."""
-        ...
-
-    def holds_of(self, key: TopicPartition) -> Sequence[Hold]:
-        """For each subscription that covers this topic-partition, a hold from the lowest offset on that it owes."""
-        ...
-
-    def owed(self, key: TopicPartition, begin: int, end: int) -> Sequence[tuple[int, int]] | None:
-        """Of these offsets, the ranges [begin, end) that any subscription has not acknowledged, in order.
-
-        None: no subscription covers this topic-partition.
-        """
-        ...
-
-
 class ShardHolds:
     """The holds of all readers on one shard, as they are when a method is called.
 
-    `subscriptions` returns None if the log was not given the holds of subscriptions.
+    `subscriptions` is None if the log was not given the holds of subscriptions.
     """
 
     def __init__(
         self,
         shard: ShardId,
         cursors: CursorHolds,
-        subscriptions: Callable[[], SubscriptionHolds | None],
+        subscriptions: SubscriptionHolds | None,
     ) -> None:
         self._shard = shard
         self._cursors = cursors
@@ -166,7 +114,7 @@ class ShardHolds:
 
     def of_all_readers(self) -> Holds:
         """What `age` and `bytes` may not remove before the ceiling."""
-        subscriptions = self._subscriptions()
+        subscriptions = self._subscriptions
         cursors = self._cursors.holds_on(self._shard)
         if subscriptions is None or subscriptions.is_empty:
             return Holds(cursors)
@@ -178,12 +126,12 @@ class ShardHolds:
 
     def version(self) -> tuple[int, int] | None:
         """Changes when acknowledgements may have made more messages removable; None: they make none removable."""
-        subscriptions = self._subscriptions()
+        subscriptions = self._subscriptions
         return None if subscriptions is None else (subscriptions.version, self._cursors.version)
 
     def owed(self, key: TopicPartition, begin: int, end: int) -> list[tuple[int, int]] | None:
         """Of these offsets, the ranges that a subscription is owed; None if no subscription covers them."""
-        subscriptions = self._subscriptions()
+        subscriptions = self._subscriptions
         if subscriptions is None:
             return None
         found: list[tuple[int, int]] = []

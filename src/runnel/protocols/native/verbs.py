@@ -25,7 +25,7 @@ from runnel.protocols.native.requests import check_count
 
 WhileWaiting: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
 
-PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Producer | wire.Statistics
+PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Statistics
 # Their answers may be large: the session prepares few of them at a time.
 ListRequest: TypeAlias = (
     wire.Topics | wire.Shards | wire.Cursors | work.ListSubscriptions | work.DeadLettersHead
@@ -35,6 +35,7 @@ SmallRequest: TypeAlias = (
     wire.DescribeTopic
     | wire.DeleteTopic
     | wire.PurgeTopic
+    | wire.Producer
     | wire.SetCursor
     | wire.RemoveCursor
     | wire.MakeCheckpoint
@@ -77,8 +78,6 @@ def reply_to(access: Access, request: PromptRequest) -> Reply:
             return Reply(wire.Pong(request.id, access.time_ns()))
         case wire.Routes():
             return Reply(wire.RouteList(request.id, access.routes(request.topics)))
-        case wire.Producer():
-            return Reply(wire.Term(request.id, access.new_term(request.name)))
         case wire.Statistics():
             document = _json.encode(access.statistics())
             return Reply(wire.StatisticsReport(request.id), (document,))
@@ -106,6 +105,8 @@ async def wait_reply_to(
                 return Reply(wire.CursorListHead(request.id, await access.cursor(request.name)))
             listed = await access.cursors(after=request.after, limit=request.limit)
             return Reply(wire.CursorListHead(request.id, *listed))
+        case wire.Producer():
+            return Reply(wire.Term(request.id, await access.new_term(request.name)))
         case wire.DescribeTopic():
             topic = await access.describe_topic(request.name)
             return Reply(wire.TopicList(request.id, (topic,), is_complete=True))

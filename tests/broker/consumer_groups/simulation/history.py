@@ -23,6 +23,7 @@ from random import Random
 
 from runnel.broker.broker import Broker, Published
 from runnel.broker.fetcher import FetchRequest
+from runnel.broker.stores import owned_shard
 from runnel.errors import RunnelError
 from runnel.topics.policies import Policies
 from tests.broker.consumer_groups.simulation import final_checks, operations
@@ -229,8 +230,8 @@ class History(ProcessHistory):
         else:
             raise Violation("opening hangs")
         self._broker = opening.result()
-        log = self.broker._stores.disk
-        topics = {info.name: len(info.shards) for info in log.topics()}
+        known = self.broker._stores.main.metadata.topics
+        topics = {name: known.policy(name).partitions for name in known.names()}
         self.recorder.process_begins(self.clock, topics)
         for topic, partitions in topics.items():
             for partition in range(partitions):
@@ -240,7 +241,8 @@ class History(ProcessHistory):
     async def _discover(self, topic: str, partition: int) -> None:
         """Record messages that were stored when the process died, before the recorder saw them."""
         seen = self.recorder.stock.end((topic, partition))
-        end = self.broker._stores.disk.next_offset(topic, partition)
+        key = (topic, partition)
+        end = owned_shard(self.broker._stores.main, key).next_offset(*key)
         if end < seen:
             raise Violation(f"{topic}[{partition}] went up to {seen}, and now to {end}")
         while seen < end:

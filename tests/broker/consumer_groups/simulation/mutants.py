@@ -10,7 +10,8 @@ from typing import Any, Final
 import pytest
 from msgspec import structs
 
-from runnel.broker.consumer_groups.ack_journals import ShardAckJournal
+from runnel.broker.consumer_groups import group_holds
+from runnel.broker.consumer_groups.ack_journals import AckJournals, ShardAckJournal
 from runnel.broker.consumer_groups.consumer import WorkConsumer
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
 from runnel.broker.consumer_groups.dead_letter_queues import DeadLetterQueues
@@ -19,7 +20,6 @@ from runnel.broker.consumer_groups.group_holds import GroupHolds
 from runnel.broker.consumer_groups.run_cache import RunCache, StoredRun
 from runnel.broker.consumer_groups.subscriptions import WorkSubscriptions
 from runnel.broker.consumer_groups.timer_queue import TimerQueue
-from runnel.broker.stores import KeptLog
 from runnel.config import Pin, Retain, Rotate, Until
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.effects import Effects, Failure
@@ -82,9 +82,9 @@ def restarts_forget_failures(patch: Patch) -> None:
     stored_state = ConsumerGroup._stored_state
 
     def forgetful(
-        consumer_group: ConsumerGroup, key: TopicPartition, log: KeptLog
+        consumer_group: ConsumerGroup, key: TopicPartition, floor: int
     ) -> tuple[AckSet, dict[int, Failure]]:
-        return stored_state(consumer_group, key, log)[0], {}
+        return stored_state(consumer_group, key, floor)[0], {}
 
     patch.setattr(ConsumerGroup, "_stored_state", forgetful)
 
@@ -158,13 +158,13 @@ def holds_free_what_is_owed(patch: Patch) -> None:
 
 def topics_made_later_are_nobodys(patch: Patch) -> None:
     """Where nothing is written down yet, nothing is held."""
-    acked = GroupHolds._acked
+    acked = group_holds._acked
 
-    def hasty(holds: GroupHolds, subscription: Any, key: TopicPartition) -> Any:
-        for each in acked(holds, subscription, key):
+    def hasty(state: AckJournals, subscription: Any, key: TopicPartition) -> Any:
+        for each in acked(state, subscription, key):
             yield AckSet(2**40) if each == AckSet(1) else each
 
-    patch.setattr(GroupHolds, "_acked", hasty)
+    patch.setattr(group_holds, "_acked", hasty)
 
 
 # --- Delivering ---

@@ -55,7 +55,7 @@ async def publish(call: GrpcCall, request: pb.PublishRequest) -> pb.PublishRespo
 
 
 async def new_term(call: GrpcCall, request: pb.NewTermRequest) -> pb.NewTermResponse:
-    return pb.NewTermResponse(term=call.access.new_term(request.producer))
+    return pb.NewTermResponse(term=await call.access.new_term(request.producer))
 
 
 async def publish_stream(call: GrpcCall) -> None:

@@ -1,0 +1,196 @@
+"""Shards that come and go: what a released shard refuses, and what a later term of it has."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from runnel.config import TopicRule
+from runnel.errors import MovedError, OffsetGoneError, ProducerForgottenError, UnknownTopicError
+from runnel.log.log import CursorPosition, OffsetBounds, Position, ShardId
+from tests.log.contract.stores import At, Store, scenario
+from tests.log.samples import batch, numbered, one, read_payloads
+
+MAIN = ShardId("main")
+OTHER = ShardId("other")
+TWO_JOURNALS = TopicRule(match="b*", journal="other")
+
+
+@pytest.fixture(params=[Store.MEMORY], ids=lambda store: store.value)
+def store(request: pytest.FixtureRequest) -> Store:
+    """The stores whose shards can come and go."""
+    found = request.param
+    assert isinstance(found, Store)
+    return found
+
+
+async def refuses_everything(at: At) -> None:
+    """Topic `a` lies in the shard main/0, which is not served here."""
+    for call in (
+        at.log.wait_room(MAIN),
+        at.log.read("a", 0, 1),
+        at.log.read_shard(MAIN, Position(0, 1)),
+        at.log.bounds("a", 0),
+        at.log.offset_at("a", 0, 0),
+        at.log.entry_at(MAIN, 0),
+        at.log.trim_shard(MAIN),
+        at.log.reopen(MAIN),
+        at.log.metadata.purge_topic("a"),
+        at.log.metadata.delete_topic("a"),
+        anext(at.log.messages_at(MAIN, {("a", 0): 1})),
+    ):
+        with pytest.raises(MovedError, match="main/0"):
+            await call
+    with pytest.raises(MovedError):
+        at.log.append(one("a", b"refused"))
+    with pytest.raises(MovedError):
+        at.log.shard(MAIN)
+
+
+@scenario(TWO_JOURNALS)
+async def test_released_shard_refuses_everything_and_the_others_go_on(at: At) -> None:
+    await at.log.append(one("a", b"1"))
+    await at.log.append(one("b", b"1"))
+    view = at.log.shard(MAIN)
+    await at.owner.release(MAIN)
+    await refuses_everything(at)
+    assert at.log.shards() == [OTHER]
+    assert [shard.shard for shard in at.log.statistics().shards] == [OTHER]
+    assert not await at.log.is_still_mine(MAIN)
+    assert await at.log.is_still_mine(OTHER)
+    assert (await at.log.append(one("b", b"2"))).base_offsets == [2]
+    # What belongs to no shard is still known.
+    assert at.log.metadata.topics.get("a").shards == [MAIN]
+    assert at.listener.heard == [("released", MAIN, view.epoch)]
+
+
+@scenario()
+async def test_view_ends_with_its_term(at: At) -> None:
+    await at.log.append(one("a", b"1"))
+    view = at.log.shard(MAIN)
+    await at.owner.release(MAIN)
+    for _ in range(2):
+        for ask in (
+            view.entries,
+            view.count_stamp,
+            lambda: view.next_offset("a", 0),
+            lambda: view.floor("a", 0),
+            lambda: view.state,
+        ):
+            with pytest.raises(MovedError, match="main/0"):
+                ask()
+        assert view.id == MAIN
+        await at.owner.acquire(MAIN)  # the later term has another view
+    assert at.log.shard(MAIN) is not view
+    assert at.log.shard(MAIN).epoch > view.epoch
+
+
+@scenario()
+async def test_each_term_has_a_higher_epoch_and_both_ends_are_reported(at: At) -> None:
+    epochs = [(await at.log.append(one("a", b"1"))).epoch]
+    for _ in range(3):
+        await at.owner.release(MAIN)
+        shard = await at.owner.acquire(MAIN)
+        assert at.log.shard(MAIN) is shard
+        assert (await at.log.append(one("a", b"1"))).epoch == shard.epoch
+        epochs.append(shard.epoch)
+    assert epochs == sorted(set(epochs))
+    assert at.listener.heard == [
+        each
+        for before, after in pairwise(epochs)
+        for each in (("released", MAIN, before), ("acquired", MAIN, after))
+    ]
+
+
+@scenario()
+async def test_acquiring_what_is_here_and_releasing_what_is_not_change_nothing(at: At) -> None:
+    await at.log.append(one("a", b"1"))
+    view = at.log.shard(MAIN)
+    assert await at.owner.acquire(MAIN) is view
+    await at.owner.release(OTHER)
+    assert at.listener.heard == []
+    await at.owner.release(MAIN)
+    await at.owner.release(MAIN)
+    assert [what for what, _, _ in at.listener.heard] == ["released"]
+
+
+@scenario(TopicRule(match="p", partitions=2, journal="main"))
+async def test_no_offset_names_two_messages_over_several_terms(at: At) -> None:
+    await at.log.append(batch(("p", [b"1", b"2"]), ("p", [b"3"], 1)))
+    old = Position(at.log.shard(MAIN).epoch, 1)
+    await at.owner.release(MAIN)
+    shard = await at.owner.acquire(MAIN)
+    assert await at.log.bounds("p", 0) == OffsetBounds(3, 3)
+    assert (shard.floor("p", 0), shard.next_offset("p", 1)) == (3, 2)
+    with pytest.raises(OffsetGoneError):
+        await at.log.read("p", 0, 1)
+    with pytest.raises(OffsetGoneError):
+        await at.log.read_shard(MAIN, old)
+    assert (await at.log.append(one("p", b"4"))).base_offsets == [3]
+    assert read_payloads(await at.log.read("p", 0, 3)) == [b"4"]
+    assert read_payloads(await at.log.read_shard(MAIN, Position(shard.epoch, 1))) == [b"4"]
+
+
+@scenario(TopicRule(match="a", journal="main", last_value=True))
+async def test_last_value_of_a_lost_term_is_not_found(at: At) -> None:
+    await at.log.append(one("a", b"1"))
+    await at.owner.release(MAIN)
+    await at.owner.acquire(MAIN)
+    assert [each async for each in at.log.messages_at(MAIN, {("a", 0): 1}) if each] == []
+
+
+@scenario()
+async def test_publisher_whose_numbers_are_lost_has_to_begin_anew(at: At) -> None:
+    await at.log.append(numbered("p", 0, term=7))
+    await at.owner.release(MAIN)
+    await at.owner.acquire(MAIN)
+    with pytest.raises(ProducerForgottenError):
+        await at.log.append(numbered("p", 1, term=7))
+
+
+@scenario()
+async def test_cursor_stays_when_its_shard_goes(at: At) -> None:
+    await at.log.append(one("a", b"1", b"2"))
+    await at.log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=2)])
+    await at.owner.release(MAIN)
+    assert [cursor.name for cursor in at.log.metadata.cursors.all()] == ["c"]
+    await at.log.metadata.remove_cursor("c")
+    assert at.log.metadata.cursors.find("c") is None
+
+
+@scenario()
+async def test_release_in_the_middle_of_a_stream_loses_no_answer(at: At) -> None:
+    """Every batch is stored or refused, and what was answered as stored was visible before the end of the term."""
+    answers: list[asyncio.Future[object]] = []
+
+    async def publish() -> None:
+        for number in range(40):
+            try:
+                await at.log.append(one("a", b"%d" % number))
+            except MovedError:
+                answers.append(asyncio.get_running_loop().create_future())
+                await at.owner.acquire(MAIN)
+            await asyncio.sleep(0)
+
+    async def release() -> None:
+        for _ in range(5):
+            for _ in range(6):
+                await asyncio.sleep(0)
+            await at.owner.release(MAIN)
+
+    await asyncio.gather(publish(), release())
+    shard = await at.owner.acquire(MAIN)
+    assert shard.next_offset("a", 0) == 41 - len(answers)
+    assert len(answers) >= 4
+
+
+@scenario(TWO_JOURNALS)
+async def test_shard_can_be_acquired_before_it_has_a_topic(at: At) -> None:
+    shard = await at.owner.acquire(OTHER)
+    assert at.log.shards() == [OTHER]
+    with pytest.raises(UnknownTopicError):
+        shard.next_offset("b", 0)
+    assert (await at.log.append(one("b", b"1"))).epoch == shard.epoch
+    assert at.log.shard(OTHER) is shard
