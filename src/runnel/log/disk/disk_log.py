@@ -92,7 +92,12 @@ class DiskLog:
         holds: SubscriptionHolds | None,
         make_group_store: MakeGroupStore | None = None,
     ) -> None:
-        self._tables = LogTables(settings.limits, policies, self._on_topic_made)
+        self._tables = LogTables(
+            settings.limits,
+            policies,
+            self._on_topic_made,
+            journal_shards=settings.log.journal_shards,
+        )
         self._topics = self._tables.topics
         self._listener = listener
         self._holds = holds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from runnel.config import LogSettings
 from runnel.formats.batch import Batch
 from runnel.log.metadata.topic_table import Partition
@@ -16,9 +18,6 @@ class LastValues:
 
     def put(self, key: TopicPartition, block: bytes) -> None:
         self._blocks[key] = block
-
-    def get(self, key: TopicPartition) -> bytes | None:
-        return self._blocks.get(key)
 
     def at(self, partition: Partition, offset: int) -> Batch | None:
         """The partition's message with this offset, unless it was purged or another message is kept.
@@ -37,6 +36,9 @@ class LastValues:
     def forget(self, topic: str) -> None:
         for key in [key for key in self._blocks if key[0] == topic]:
             del self._blocks[key]
+
+    def items(self) -> Iterator[tuple[TopicPartition, bytes]]:
+        return iter(list(self._blocks.items()))
 
 
 def fits(message: Batch, settings: LogSettings) -> bool:
