@@ -484,8 +484,6 @@ class Broker:
         self.consumer_groups.on_shard_acquired(shard)
 
     def on_shard_released(self, shard: OwnedShard) -> None:
-        self._live_subscriptions.on_shard_released(shard)
-        self._fetcher.on_shard_released(shard)
         self.consumer_groups.on_shard_released(shard)
 
     def _on_ephemeral_topic_made(self, topic: EphemeralTopic) -> None:

@@ -13,7 +13,7 @@ from runnel.broker.limits.quotas import Account
 from runnel.broker.pages import Listed, ListRequest, PageBuilder
 from runnel.broker.stores import Stores, owned_shard
 from runnel.config import LimitSettings
-from runnel.errors import ClientFault, LimitExceededError, MovedError, UnknownTopicError
+from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats.wire import CursorPlace, CursorState
 from runnel.log.log import Cursor, CursorPosition, Position, ShardId, Store
 from runnel.topics.patterns import Pattern
@@ -141,8 +141,8 @@ class CursorStore:
                 await self._share.turn(owner)
             try:
                 lag = await self._lag(log, at, owner)
-            except (UnknownTopicError, MovedError):
-                lag = 0  # its topic was deleted, or the broker that serves it knows the lag
+            except UnknownTopicError:
+                lag = 0  # its topic was deleted
             places.append(msgspec.structs.replace(place, lag=max(0, lag)))
         return msgspec.structs.replace(state, places=places)
 

@@ -15,7 +15,7 @@ from runnel.errors import BusyError, ClientFault
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.formats.wire import GapState
-from runnel.log.log import OwnedShard, Store
+from runnel.log.log import Store
 from runnel.platform.clock import Clock
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
@@ -81,15 +81,6 @@ class Fetcher:
             for future in self._waiting.pop(key, ()):
                 if not future.done():
                     future.set_result(None)
-
-    def on_shard_released(self, shard: OwnedShard) -> None:
-        """Wake the fetches that wait for messages of a shard: reading on tells them that it has moved."""
-        for key in list(self._waiting):
-            log = self._stores.log_of(key[0])
-            if log is not None and log.metadata.topics.shard_of(*key) == shard.id:
-                for future in self._waiting.pop(key):
-                    if not future.done():
-                        future.set_result(None)
 
     async def fetch(self, request: FetchRequest) -> FetchResult:
         log = self._stores.existing(request.topic)

@@ -9,7 +9,7 @@ import pytest
 
 from runnel.broker.consumer_groups import GroupHolds
 from runnel.broker.consumer_groups.ack_journals import ShardAckJournal
-from runnel.errors import DiskFullError, MovedError
+from runnel.errors import DiskFullError
 from runnel.group_rules import records
 from runnel.group_rules.records import AckedRecord, unpack_ranges
 
@@ -117,31 +117,3 @@ def test_before_the_subscriptions_are_read_everything_is_owed() -> None:
     assert holds.owed(("a", 0), 3, 9) == [(3, 9)]
     (hold,) = holds.holds_of(("a", 0))
     assert hold.holds(("a", 0), 2, 1)
-
-
-@scene
-async def test_waiting_acknowledgements_fail_with_their_shard_and_nothing_is_written_later(
-    at: Scene,
-) -> None:
-    hanging: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    writes: list[bytes] = []
-
-    def add(content: bytes) -> asyncio.Future[None]:
-        writes.append(content)
-        return hanging
-
-    at.journal.add = add  # type: ignore[method-assign]
-    await at.ack(1)
-    under_way = at.state.wait_stored()
-    await at.ack(2)
-    queued = at.state.wait_stored()
-    at.state.end(MovedError("gone"))
-    for waiting in (under_way, queued):
-        with pytest.raises(MovedError):
-            await waiting
-    hanging.set_exception(DiskFullError("no room"))
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert at.state.is_stored
-    assert len(writes) == 1
-    assert at.later == []

@@ -15,7 +15,7 @@ from typing import Final
 
 from runnel.broker.consumer_groups.timer_queue import TimerQueue
 from runnel.broker.stores import Stores, owned_shard
-from runnel.errors import ClosedError, MovedError, RunnelError, UnknownTopicError
+from runnel.errors import ClosedError, RunnelError, UnknownTopicError
 from runnel.group_rules import records
 from runnel.group_rules.records import AckedRecord, PartitionAcks, Record, StateTable
 from runnel.log.log import OwnedShard, StateStore
@@ -44,7 +44,6 @@ class ShardAckJournal:
         self._is_backing_off = False  # the last write failed: further notes wait for the retry
         self._waiting: list[asyncio.Future[None]] = []  # for notes whose write has not begun
         self._under_way: list[asyncio.Future[None]] = []  # for notes that are being written
-        self._is_over = False
         self.version = 0  # rises whenever the table changes
         for content in journal.contents:
             for record in records.decode(content):
@@ -93,16 +92,6 @@ class ShardAckJournal:
             future.set_result(None)
         return future
 
-    def end(self, error: RunnelError) -> None:
-        """The shard is not served here any more: nothing more is written, and what waits fails with this error.
-
-        Notes that are not stored are forgotten: what they acknowledge is owed again, by whoever serves the shard.
-        """
-        self._is_over = True
-        self._acked, self._notes = {}, []
-        waiting, self._waiting, self._under_way = self._waiting + self._under_way, [], []
-        _fail(waiting, error)
-
     def _take_acked(self) -> None:
         for (subscription, member, key), ranges in self._acked.items():
             packed = array("q", ranges).tobytes()
@@ -141,14 +130,15 @@ class ShardAckJournal:
             error: BaseException | None = ClosedError("the state journal was closed")
         else:
             error = done.exception()
-        if self._is_over:
-            return
         if error is not None:
             self._notes = written + self._notes
             if not self._is_backing_off:
                 self._is_backing_off = True
                 self._retry(self._try_again)
-            _fail(waiting, error)
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # marks it as retrieved: its caller may have gone
             if self._waiting:  # added during the failed write
                 self._begin_soon()
             return
@@ -161,13 +151,6 @@ class ShardAckJournal:
     def _try_again(self) -> None:
         self._is_backing_off = False
         self._write_soon()
-
-
-def _fail(waiting: Iterable[asyncio.Future[None]], error: BaseException) -> None:
-    for future in waiting:
-        if not future.done():
-            future.set_exception(error)
-            future.exception()  # marks it as retrieved: its caller may have gone
 
 
 class AckJournals:
@@ -191,13 +174,9 @@ class AckJournals:
             state = self._shards[shard] = ShardAckJournal(shard.state, self._retry_later)
         return state
 
-    def forget(self, shard: OwnedShard) -> ShardAckJournal | None:
+    def forget(self, shard: OwnedShard) -> None:
         """Forget the state of a shard whose term of ownership has ended. Another term reads it anew."""
-        state = self._shards.pop(shard, None)
-        if state is not None:
-            self._changes += state.version + 1  # so that `version` does not fall
-            state.end(MovedError(f"shard {shard.id} is not served here any more"))
-        return state
+        self._shards.pop(shard, None)
 
     def _retry_later(self, write: Callable[[], None]) -> None:
         self._timers.set(self._clock.monotonic_ns() + _RETRY_NS, write)

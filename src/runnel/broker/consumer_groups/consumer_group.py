@@ -26,7 +26,7 @@ from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.stores import Stores
-from runnel.errors import MovedError, RunnelError, UnknownTopicError
+from runnel.errors import RunnelError, UnknownTopicError
 from runnel.formats.work_heads import Attempt, DeliveryPart, Lease, Picked
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import Definition, Mode
@@ -163,19 +163,9 @@ class ConsumerGroup:
         self.wake()  # its leases have made room
 
     def uncover(self, key: TopicPartition) -> None:
-        """Drop a partition whose topic was deleted, or that is not served here any more."""
+        """Drop a partition whose topic was deleted."""
         if self._shards.pop(key, None) is not None:
             self._apply(self.group.remove_partition(key))
-
-    def lose(self, journal: ShardAckJournal) -> set[str]:
-        """Drop the partitions of a shard that is not served here any more. Returns their topics."""
-        lost = [key for key, known in self._shards.items() if known is journal]
-        self._touched.discard(journal)
-        for key in lost:
-            self.uncover(key)
-        if lost:
-            self.wake()  # its leases have made room
-        return {topic for topic, _ in lost}
 
     def reset(self, key: TopicPartition, floor: int) -> None:
         """Begin a partition elsewhere: the subscription was moved."""
@@ -491,8 +481,6 @@ class ConsumerGroup:
             # Else the topic was made again, and is covered.
             if self._parts.stores.log_of(key[0]) is None:
                 self.uncover(key)
-        except MovedError:
-            pass  # the partition was dropped with its shard
         except (RunnelError, OSError) as error:
             self._report_unreadable(key, offset, error)
             return

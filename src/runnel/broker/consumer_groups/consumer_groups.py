@@ -80,6 +80,7 @@ class ConsumerGroups:
             share=share,
         )
         self._timers = timers
+        self._state = state
         self._subscriptions = WorkSubscriptions(parts, index)
         self._dead = DeadLetterQueues(
             stores, state, self._subscriptions, dead_letter_writer, workers
@@ -124,10 +125,10 @@ class ConsumerGroups:
         self._subscriptions.on_topic_purged(name)
 
     def on_shard_acquired(self, shard: OwnedShard) -> None:
-        self._subscriptions.on_shard_acquired(shard)
+        self._state.of_shard(shard)
 
     def on_shard_released(self, shard: OwnedShard) -> None:
-        self._subscriptions.on_shard_released(shard)
+        self._state.forget(shard)
 
     # --- Verbs. A caller may leave; a verb that has begun still finishes, so that memory and disk agree. ---
 

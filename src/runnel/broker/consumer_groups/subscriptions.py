@@ -40,7 +40,7 @@ from runnel.formats.work_heads import Consume, WorkOptions
 from runnel.group_rules import definition as definitions
 from runnel.group_rules.definition import Definition, MemberRecord, Mode, SubscriptionOptions
 from runnel.group_rules.records import AtRecord, ForgottenRecord
-from runnel.log.log import LogTopic, MetadataStore, OwnedShard, VisibleBatch
+from runnel.log.log import LogTopic, MetadataStore, VisibleBatch
 from runnel.topics.names import TopicPartition
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern, any_of
@@ -500,32 +500,6 @@ class WorkSubscriptions:
     def on_topic_purged(self, name: str) -> None:
         """Groups find the messages missing when they read them."""
         self._parts.run_cache.forget(name)
-
-    def on_shard_acquired(self, shard: OwnedShard) -> None:
-        self._parts.state.of_shard(shard)
-        self._parts.tasks.start(self._cover_shard(shard))
-
-    async def _cover_shard(self, shard: OwnedShard) -> None:
-        """Let the active consumer groups cover the partitions of a shard that is served from now on."""
-        for subscription in self.all():
-            if not any(each in self._active for each in subscription.consumer_groups.values()):
-                continue
-            async for key, _, served in self.partitions(subscription):
-                if served is not shard:
-                    continue
-                for consumer_group in list(subscription.consumer_groups.values()):
-                    if consumer_group in self._active:
-                        consumer_group.cover(key, shard)
-                        consumer_group.wake()
-
-    def on_shard_released(self, shard: OwnedShard) -> None:
-        journal = self._parts.state.forget(shard)
-        if journal is None:
-            return
-        for subscription in self.all():
-            for consumer_group in list(subscription.consumer_groups.values()):  # inactive ones, too
-                for topic in consumer_group.lose(journal):
-                    self._parts.run_cache.forget(topic)
 
     # --- Maintenance ---
 

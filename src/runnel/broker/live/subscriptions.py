@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Final
 
 from runnel.broker.limits.fair_semaphore import FairSemaphore
@@ -17,7 +16,7 @@ from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.stores import LIVE_SHARD, Stores, owned_shard
 from runnel.config import BrokerSettings
-from runnel.errors import ClientFault, LimitExceededError, MovedError, RunnelError, Unavailable
+from runnel.errors import ClientFault, LimitExceededError, RunnelError, Unavailable
 from runnel.formats.columns import first_event_time_ns
 from runnel.formats.envelope import Codec, Envelope
 from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
@@ -238,31 +237,6 @@ class LiveSubscriptions:
         for _ in range(2):
             if self._sweep is not None:
                 await asyncio.wait({self._sweep})
-
-    def on_shard_released(self, shard: OwnedShard) -> None:
-        """End the subscriptions that read a shard which is not served here any more: their clients look for it."""
-        error = MovedError(f"shard {shard.id} is not served here any more")
-        present = self.subscriptions()
-        for subscription in present:
-            if shard.id in subscription.behind():
-                subscription.end(error)
-        self._tasks.start(self._end_readers(shard, set(present), error))
-
-    async def _end_readers(
-        self, shard: OwnedShard, present: AbstractSet[LiveSubscription], error: MovedError
-    ) -> None:
-        """End those of the subscriptions that read a topic of the shard: the others need not look for anything."""
-        for log in self._stores.kept:
-            topics = log.metadata.topics
-            async for names in self._share.steps(topics.names(), self, _SWEPT_PER_STEP):
-                for name in names:
-                    topic = topics.find(name)
-                    if topic is None or shard.id not in topic.shards:
-                        continue
-                    await self.look_up(name, self)
-                    for subscription in self.subscribers(name):
-                        if subscription in present:
-                            subscription.end(error)
 
     async def close(self) -> None:
         self._is_closed = True
