@@ -40,7 +40,7 @@ from runnel.broker.monitoring.store_statistics import StoreStatistics
 from runnel.broker.opening import open_stores
 from runnel.broker.producer_terms import ProducerTerms
 from runnel.broker.shard_fetcher import ShardFetcher, ShardFetchRequest, ShardFetchResult
-from runnel.broker.stores import LIVE_SHARD, Stores
+from runnel.broker.stores import LIVE_SHARD, Locate, Stores, moved
 from runnel.broker.topic_creator import TOPICS_PER_STEP, TopicCreator
 from runnel.broker.topics import TopicDirectory, TopicListRequest
 from runnel.broker.validation import check_batch, check_message
@@ -51,6 +51,7 @@ from runnel.errors import (
     ClosedError,
     DiskFullError,
     InvalidNameError,
+    MovedError,
     RunnelError,
     Unavailable,
 )
@@ -139,6 +140,7 @@ class Broker:
         self.topic_creator: TopicCreator
         self.topics: TopicDirectory
         self.cursors: CursorStore
+        self._statistics: StoreStatistics
         self._reporter: Reporter
         self.monitor: Monitor
         self.consumer_groups: ConsumerGroups  # the verbs of acknowledged work
@@ -152,8 +154,12 @@ class Broker:
         disk: Disk,
         clock: Clock,
         workers: Workers,
+        locate: Locate | None = None,
     ) -> Broker:
-        """Open the logs and start the background tasks. Without a directory everything is in memory."""
+        """Open the logs and start the background tasks. Without a directory everything is in memory.
+
+        `locate` tells where a shard is that is not served here.
+        """
         broker = cls(settings, clock, workers)
         stores = await open_stores(
             settings,
@@ -163,6 +169,7 @@ class Broker:
             workers=workers,
             listener=broker,
             holds=broker._holds,
+            locate=locate,
         )
         room = None if directory is None else lambda: DiskRoom.of(disk, directory)
         broker._begin(stores, room)
@@ -231,7 +238,7 @@ class Broker:
             Quota.CURSORS: self.cursors.owned_by,
             Quota.SUBSCRIPTIONS: self.consumer_groups.owned_by,
         }
-        statistics = StoreStatistics(stores.by_name, clock)
+        statistics = self._statistics = StoreStatistics(stores.by_name, clock)
         self.monitor = self._new_monitor(statistics, room)
         self._reporter = Reporter(
             settings,
@@ -339,6 +346,8 @@ class Broker:
         except RunnelError as error:
             if not isinstance(error, BusyError):
                 self.metrics.counters.publishes_failed += 1
+            if isinstance(error, MovedError):
+                raise self._stores.moved(error, batch.envelope.topics) from None
             raise
         began_ns = self.clock.monotonic_ns()
         published.add_done_callback(lambda done: self._on_published(done, began_ns))
@@ -428,7 +437,10 @@ class Broker:
         else:
             shards = self._stores.shards_of(topic)
             if partition is not None:
-                await log.wait_room(shards[min(partition, len(shards) - 1)])
+                try:
+                    await log.wait_room(shards[min(partition, len(shards) - 1)])
+                except MovedError as error:
+                    raise self._stores.moved(error, [topic]) from None
                 return
             for shard in dict.fromkeys(shards):
                 with suppress(Unavailable):  # one that takes nothing may not be the caller's
@@ -481,10 +493,23 @@ class Broker:
         self.events.emit(EventKind.TOPIC_DELETED, name)
 
     def on_shard_acquired(self, shard: OwnedShard) -> None:
+        if not self._stores.on_shard_acquired(shard):
+            self._live_subscriptions.on_new_shard(shard)
         self.consumer_groups.on_shard_acquired(shard)
+        self._statistics.forget()
+
+    async def before_release(self, shard: OwnedShard) -> None:
+        self._batcher.flush()
+        await self.consumer_groups.before_release(shard)
 
     def on_shard_released(self, shard: OwnedShard) -> None:
+        self._stores.on_shard_released(shard)
+        error = moved(shard.id)
+        self._batcher.fail(shard.id, lambda topics: self._stores.moved(error, topics))
+        self._live_subscriptions.on_shard_released(shard)
+        self._fetcher.on_shard_released(shard)
         self.consumer_groups.on_shard_released(shard)
+        self._statistics.forget()
 
     def _on_ephemeral_topic_made(self, topic: EphemeralTopic) -> None:
         self.metrics.counters.topics_made += 1
@@ -498,7 +523,10 @@ class Broker:
     async def fetch(self, request: FetchRequest) -> FetchResult:
         """Read stored messages of one partition."""
         self._check_open()
-        fetched = await self._fetcher.fetch(request)
+        try:
+            fetched = await self._fetcher.fetch(request)
+        except MovedError as error:
+            raise self._stores.moved(error, [request.topic]) from None
         counters, size = self.metrics.counters, sum(len(batch.body) for batch in fetched.batches)
         counters.fetches += 1
         counters.messages_out += fetched.messages

@@ -13,7 +13,7 @@ from runnel.broker.limits.quotas import Account
 from runnel.broker.pages import Listed, ListRequest, PageBuilder
 from runnel.broker.stores import Stores, owned_shard
 from runnel.config import LimitSettings
-from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
+from runnel.errors import ClientFault, LimitExceededError, MovedError, UnknownTopicError
 from runnel.formats.wire import CursorPlace, CursorState
 from runnel.log.log import Cursor, CursorPosition, Position, ShardId, Store
 from runnel.topics.patterns import Pattern
@@ -38,8 +38,10 @@ class CursorStore:
         self._stores = stores
         self._limits = limits
         self._share = share
-        # For a place in a shard: the log's stamp, and how many messages followed the place at that stamp.
-        self._counted: dict[_ShardPlace, tuple[tuple[int, int], int]] = {}
+        # For a place in a shard: the shard's epoch and stamp, and how many messages followed the place at that stamp.
+        self._counted: dict[_ShardPlace, tuple[tuple[int, int, int], int]] = {}
+        # The last lag of each place, for the time in which its shard is away.
+        self._last_lags: dict[CursorPosition, int] = {}
         self._under_way: Counter[str] = Counter()  # cursors being created, by token
 
     async def set(
@@ -143,6 +145,12 @@ class CursorStore:
                 lag = await self._lag(log, at, owner)
             except UnknownTopicError:
                 lag = 0  # its topic was deleted
+            except MovedError:
+                lag = self._last_lags.get(at, 0)  # its next owner knows
+            else:
+                if len(self._last_lags) >= _COUNTED_MAX:
+                    self._last_lags.clear()
+                self._last_lags[at] = lag
             places.append(msgspec.structs.replace(place, lag=max(0, lag)))
         return msgspec.structs.replace(state, places=places)
 
@@ -153,7 +161,8 @@ class CursorStore:
             return owned_shard(log, key).next_offset(*key) - at.offset
         assert at.shard is not None
         assert at.position is not None
-        stamp = log.shard(at.shard).count_stamp()
+        shard = log.shard(at.shard)
+        stamp = (shard.epoch, *shard.count_stamp())
         place = (at.shard, at.position.entry, at.patterns)
         known = self._counted.get(place)
         if known is not None and known[0] == stamp:

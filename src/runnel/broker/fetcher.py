@@ -9,13 +9,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 import msgspec
 
 from runnel.broker.live.feeds import damage_gap, wanted_from
-from runnel.broker.stores import Stores
+from runnel.broker.stores import Stores, moved, owned_shard
 from runnel.config import BrokerSettings
-from runnel.errors import BusyError, ClientFault
+from runnel.errors import BusyError, ClientFault, MovedError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.formats.wire import GapState
-from runnel.log.log import Store
+from runnel.log.log import OwnedShard, Store
 from runnel.platform.clock import Clock
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
@@ -66,7 +66,7 @@ class Fetcher:
         self._clock = clock
         self._workers = workers
         self._bytes_max = bytes_max
-        self._waiting: dict[TopicPartition, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[TopicPartition, set[asyncio.Future[MovedError | None]]] = {}
         self._waiting_count = 0
 
     @property
@@ -81,6 +81,15 @@ class Fetcher:
             for future in self._waiting.pop(key, ()):
                 if not future.done():
                     future.set_result(None)
+
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        """The shard has gone: fetches that wait for its messages fail as MovedError."""
+        for key in [key for key in self._waiting if self._stores.has_away(key[0], shard.id)]:
+            log = self._stores.log_of(key[0])
+            if log is not None and log.metadata.topics.shard_of(*key) == shard.id:
+                for future in self._waiting.pop(key):
+                    if not future.done():
+                        future.set_result(moved(shard.id))
 
     async def fetch(self, request: FetchRequest) -> FetchResult:
         log = self._stores.existing(request.topic)
@@ -99,7 +108,8 @@ class Fetcher:
         fetched = await self._read(log, key, offset, messages_max, bytes_max)
         if not fetched.batches and request.wait_ns > 0:
             async with request.while_waiting():
-                await self._wait(key, min(request.wait_ns, self._settings.fetch_wait_max_ns))
+                wait_ns = min(request.wait_ns, self._settings.fetch_wait_max_ns)
+                await self._wait(log, key, fetched.next_offset, wait_ns)
             fetched = await self._read(log, key, fetched.next_offset, messages_max, bytes_max)
         return fetched
 
@@ -125,14 +135,17 @@ class Fetcher:
                 gaps = [gap for gap in gaps if gap.first_offset < next_offset]
         return FetchResult(batches, next_offset, bounds.first_offset, bounds.next_offset, gaps)
 
-    async def _wait(self, key: TopicPartition, wait_ns: int) -> None:
-        """Wait until a message of the partition is stored, or the time is over."""
+    async def _wait(self, log: Store, key: TopicPartition, offset: int, wait_ns: int) -> None:
+        """Wait until a message of the partition is stored, or the time is over. MovedError if its shard goes."""
+        # The shard may have gone, or have another message, since the partition was read.
+        if owned_shard(log, key).next_offset(*key) > offset:
+            return
         if self._waiting_count >= self._settings.fetches_waiting_max:
             raise BusyError(
                 f"{self._waiting_count} fetches wait for messages already, as many as "
                 "broker.fetches_waiting_max allows"
             )
-        arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        arrival: asyncio.Future[MovedError | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, set()).add(arrival)
         self._waiting_count += 1
         timeout = asyncio.ensure_future(self._clock.sleep(wait_ns / 1e9))
@@ -146,6 +159,8 @@ class Fetcher:
                 waiting.discard(arrival)
                 if not waiting:
                     del self._waiting[key]
+        if arrival.done() and (error := arrival.result()) is not None:
+            raise error
 
 
 def _partition(log: Store, topic: str, partition: int | None) -> int:

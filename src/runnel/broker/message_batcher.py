@@ -21,6 +21,7 @@ from runnel.platform.tasks import OwnedTasks
 Published = Appended
 Publish = Callable[[Batch, Level | None], asyncio.Future[Published]]
 WaitRoom = Callable[[str, int], Awaitable[None]]  # a topic and its partition
+ErrorOf = Callable[[Sequence[str]], RunnelError]  # of messages of these topics
 
 
 class ShardBatcher:
@@ -109,6 +110,13 @@ class ShardBatcher:
             self._is_held = False
         self.flush()
 
+    def fail(self, error_of: ErrorOf) -> None:
+        """Publish none of the messages: the shard has gone."""
+        messages, waiting = self._messages, self._waiting
+        self._clear()
+        if messages:
+            _fail(waiting, error_of([message.topic for message in messages]))
+
     def _clear(self) -> None:
         self._messages, self._waiting, self._bytes = [], [], 0
 
@@ -192,6 +200,12 @@ class MessageBatcher:
             )
         self._filled[batcher] = None
         return batcher.add(message, level)
+
+    def fail(self, shard: ShardId, error_of: ErrorOf) -> None:
+        """Fail the messages that were gathered for a shard, which has gone."""
+        if (batcher := self._by_shard.pop(shard, None)) is not None:
+            self._filled.pop(batcher, None)
+            batcher.fail(error_of)
 
     def flush(self) -> None:
         """Publish all single messages. Called before a whole batch is published, to keep the order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runnel.broker.stores import Stores
+from runnel.broker.stores import Locate, Stores
 from runnel.config import Keep, Settings
 from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import LogListener, Store, SubscriptionHolds
@@ -22,8 +22,12 @@ async def open_stores(
     workers: Workers,
     listener: LogListener,
     holds: SubscriptionHolds,
+    locate: Locate | None = None,
 ) -> Stores:
-    """Open the stores. Without a directory, topics with `keep = "disk"` are kept in memory too."""
+    """Open the stores. Without a directory, topics with `keep = "disk"` are kept in memory too.
+
+    `locate` tells where a shard is that is not served here.
+    """
     policies = Policies(settings.topics, partitions_max=settings.limits.partitions_max)
 
     def in_memory(keep: Keep) -> Store:
@@ -50,4 +54,4 @@ async def open_stores(
             holds=holds,
         )
     )
-    return Stores(policies, main, in_memory(Keep.MEMORY))
+    return Stores(policies, main, in_memory(Keep.MEMORY), locate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -23,8 +23,14 @@ from runnel.topics.policies import Difference, Policies
 # The shard in routes of ephemeral topics, which have no journal.
 LIVE_SHARD: Final = ShardId(LIVE_JOURNAL)
 
+# Tells the address of the node that serves a shard now; "": not known.
+Locate = Callable[[ShardId], str]
+
 # The most names in one request for routes: they are looked up on the loop, one after the other.
 ROUTES_MAX: Final = 10_000
+
+# Routes in a MovedError: of the other topics the client asks again.
+MOVED_ROUTES_MAX: Final = 100
 
 
 class EphemeralNames(Protocol):
@@ -44,9 +50,12 @@ class Stores:
     """The stores of a broker. A topic's `keep` decides which of them has it.
 
     `main` keeps the topics with `keep = "disk"`, the definitions of subscriptions, and the terms of named publishers.
+    A shard is *away* while its log does not serve it.
     """
 
-    def __init__(self, policies: Policies, main: Store, memory: Store) -> None:
+    def __init__(
+        self, policies: Policies, main: Store, memory: Store, locate: Locate | None = None
+    ) -> None:
         self.policies = policies
         self.main: Final = main
         self.kept: Final = (main, memory)
@@ -55,6 +64,10 @@ class Stores:
             Keep.MEMORY.value: memory,
         }
         self.ephemeral: EphemeralNames  # the broker sets it before anything is published
+        self.term_changes = 0
+        """Rises whenever a shard goes or comes. What was read before an await may be of a lost term if it has risen."""
+        self._locate = locate
+        self._away: set[ShardId] = set()
         self._memory = memory
         self._main_topics = main.metadata.topics
         self._memory_topics = memory.metadata.topics
@@ -128,13 +141,64 @@ class Stores:
         topics = log.metadata.topics
         known = topics.has(topic)
         policy = topics.policy(topic) if known else self.policies.for_topic(topic)
-        owners = {shard: _owner(log, shard) for shard in dict.fromkeys(shards)}
+        owners = {shard: self._owner(log, shard) for shard in dict.fromkeys(shards)}
         return Route(topic, policy.keep, [owners[shard] for shard in shards], known)
+
+    def _owner(self, log: Store, shard: ShardId) -> Owner:
+        try:
+            return Owner(shard.journal, shard.shard, log.shard(shard).epoch)
+        except UnknownTopicError:
+            return Owner(shard.journal, shard.shard, 0)
+        except MovedError:
+            address = "" if self._locate is None else self._locate(shard)
+            return Owner(shard.journal, shard.shard, 0, address)
+
+    def moved(self, error: MovedError, topics: Iterable[str]) -> MovedError:
+        """The error of a log as clients get it: with the routes of these topics, as far as they are away."""
+        if error.routes:
+            return error
+        asked = [topic for topic in dict.fromkeys(topics) if self.has_away(topic)]
+        return MovedError(str(error), self.routes(asked[:MOVED_ROUTES_MAX]))
 
     async def take_term(self, producer: str) -> int:
         """A term for a named publisher, higher than all that any store knows. `main` records it."""
         known = await self._memory.metadata.take_term(producer)
         return await self.main.metadata.take_term(producer, known)
+
+    # --- Shards that go and come ---
+
+    def on_shard_acquired(self, shard: OwnedShard) -> bool:
+        """A log serves the shard from now on. Returns whether it did before."""
+        self.term_changes += 1
+        was_here = shard.id in self._away
+        self._away.discard(shard.id)
+        return was_here
+
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        self.term_changes += 1
+        self._away.add(shard.id)
+
+    def has_away(self, topic: str, shard: ShardId | None = None) -> bool:
+        """Whether this shard is away and the topic lies in it; without a shard, whether any of its shards is away."""
+        log = self.log_of(topic)
+        if log is None:
+            return False
+        shards = set(log.metadata.topics.get(topic).shards)
+        return any(_is_away(log, each) for each in shards if shard is None or each == shard)
+
+    def lies_in(self, topic: str, shard: ShardId) -> bool:
+        """Whether a partition of the topic lies in the shard."""
+        log = self.log_of(topic)
+        return log is not None and shard in log.metadata.topics.get(topic).shards
+
+    @property
+    def is_any_away(self) -> bool:
+        return bool(self._away)
+
+    def check_all_here(self) -> None:
+        """Raise MovedError if a shard has gone. Readers by pattern read all shards."""
+        for shard in self._away:
+            raise moved(shard)
 
     # --- By shard ---
 
@@ -159,12 +223,19 @@ class Stores:
             await self._memory.close()
 
 
-def _owner(log: Store, shard: ShardId) -> Owner:
+def _is_away(log: Store, shard: ShardId) -> bool:
     try:
-        epoch = log.shard(shard).epoch
+        log.shard(shard)
+    except MovedError:
+        return True
     except UnknownTopicError:
-        epoch = 0
-    return Owner(shard.journal, shard.shard, epoch)
+        pass  # nobody has used it yet
+    return False
+
+
+def moved(shard: ShardId) -> MovedError:
+    """The error of a request for a shard that is away."""
+    return MovedError(f"shard {shard} is not served here now")
 
 
 def owned_shard(log: Store, key: TopicPartition) -> OwnedShard:

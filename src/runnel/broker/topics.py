@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -14,9 +15,9 @@ from runnel.broker.live.subscriptions import LiveSubscriptions
 from runnel.broker.pages import PAGE_MAX
 from runnel.broker.stores import LIVE_SHARD, Stores
 from runnel.config import Retain, format_duration, format_size
-from runnel.errors import UnknownTopicError
+from runnel.errors import MovedError, UnknownTopicError
 from runnel.formats.wire import Owner, PartitionState, TopicState
-from runnel.log.log import Store
+from runnel.log.log import LogTopic, Store
 from runnel.topics.names import check_topic
 from runnel.topics.pattern_index import PatternIndex
 from runnel.topics.patterns import Pattern
@@ -89,10 +90,7 @@ class TopicDirectory:
             policy.keep,
             policy.journal,
             policy.partitions,
-            sum(
-                log.shard(shard).next_offset(name, number) - 1
-                for number, shard in enumerate(info.shards)
-            ),
+            _messages(log, info),
             len(self._subscriptions.subscribers(name)),
             policy.rule,
             policy.last_value,
@@ -122,11 +120,15 @@ class TopicDirectory:
             return _with_partitions(self._ephemeral_state(topic), live)
         partitions = []
         shards = enumerate(log.metadata.topics.get(name).shards)
-        async for some in self._share.steps(shards, asker, _PARTITIONS_PER_STEP):
-            for number, shard in some:
-                bounds = await log.bounds(name, number)
-                owner = Owner(shard.journal, shard.shard, log.shard(shard).epoch)
-                partitions.append(PartitionState(bounds.first_offset, bounds.next_offset, owner))
+        try:
+            async for some in self._share.steps(shards, asker, _PARTITIONS_PER_STEP):
+                for number, shard in some:
+                    bounds = await log.bounds(name, number)
+                    owner = Owner(shard.journal, shard.shard, log.shard(shard).epoch)
+                    state = PartitionState(bounds.first_offset, bounds.next_offset, owner)
+                    partitions.append(state)
+        except MovedError as error:
+            raise self._stores.moved(error, [name]) from None
         return _with_partitions(self._kept(log, name), partitions)
 
     async def delete(self, name: str) -> None:
@@ -134,14 +136,20 @@ class TopicDirectory:
         if log is None:
             self._ephemeral.vanish(self._ephemeral_topic(name))
         else:
-            await log.metadata.delete_topic(name)
+            try:
+                await log.metadata.delete_topic(name)
+            except MovedError as error:
+                raise self._stores.moved(error, [name]) from None
 
     async def purge(self, name: str) -> None:
         log = self._stores.log_of(name)
         if log is None:
             self._ephemeral.purge(self._ephemeral_topic(name))
         else:
-            await log.metadata.purge_topic(name)
+            try:
+                await log.metadata.purge_topic(name)
+            except MovedError as error:
+                raise self._stores.moved(error, [name]) from None
 
     def _ephemeral_topic(self, name: str) -> EphemeralTopic:
         topic = self._ephemeral.find(name)
@@ -149,6 +157,15 @@ class TopicDirectory:
             check_topic(name)
             raise UnknownTopicError(f"topic {name!r} does not exist")
         return topic
+
+
+def _messages(log: Store, topic: LogTopic) -> int:
+    """How many messages were stored in the topic, as far as its partitions are served here."""
+    count = 0
+    for number, shard in enumerate(topic.shards):
+        with suppress(MovedError):
+            count += log.shard(shard).next_offset(topic.name, number) - 1
+    return count
 
 
 def _with_partitions(state: TopicState, partitions: list[PartitionState]) -> TopicState:

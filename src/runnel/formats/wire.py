@@ -388,6 +388,7 @@ class Ended(Head, tag="ended", frozen=True, gc=False):
     code: str
     text: str
     retriable: bool
+    routes: Sequence[Route] = ()  # of `moved`: where its topics are now
 
 
 class Fetched(Head, tag="fetched", frozen=True, gc=False):

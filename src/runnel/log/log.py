@@ -113,7 +113,7 @@ class Creator(Protocol):
 
 
 class LogListener(Protocol):
-    """Receives what happens in a log, on the loop and in order. It must not fail or wait.
+    """Receives what happens in a log, on the loop and in order. It must not fail; only `before_release` may wait.
 
     What the log already has when it is opened is not announced: `MessageLog.shards` and `TopicView` list it.
     """
@@ -133,8 +133,14 @@ class LogListener(Protocol):
     def on_shard_acquired(self, shard: OwnedShard) -> None:
         """`ShardOwnership.acquire` has begun a term of this shard: everything stored of it can be read."""
 
+    async def before_release(self, shard: OwnedShard) -> None:
+        """A term is about to end as planned: store here what must not be lost with it. `release` waits for this.
+
+        The shard still takes and serves everything. `on_shard_released` follows, whatever happens in between.
+        """
+
     def on_shard_released(self, shard: OwnedShard) -> None:
-        """The term that this view stands for has ended: its methods raise MovedError.
+        """The term that this view stands for has ended, as planned or not: its methods raise MovedError.
 
         What was queued for the shard is answered. Forget here what you keep about it: another log may change it now.
         """
@@ -156,6 +162,9 @@ class NullListener:
         """Do nothing."""
 
     def on_shard_acquired(self, shard: OwnedShard) -> None:
+        """Do nothing."""
+
+    async def before_release(self, shard: OwnedShard) -> None:
         """Do nothing."""
 
     def on_shard_released(self, shard: OwnedShard) -> None:
@@ -491,10 +500,17 @@ class ShardOwnership(OwnershipCheck, Protocol):
         """
 
     async def release(self, shard: ShardId) -> None:
-        """End the term of ownership, if there is one. From the call on, appends are refused as MovedError.
+        """End the term of ownership, if there is one, as planned: nothing that was accepted is lost.
 
-        Waits until what is queued is stored and answered, tells the listener, then writes and closes what belongs to
-        the shard, so that another log can acquire it.
+        First `LogListener.before_release`; then appends are refused as MovedError. Waits until what is queued is stored
+        and answered, tells the listener, then writes and closes what belongs to the shard, so that another log can
+        acquire it.
+        """
+
+    async def drop(self, shard: ShardId) -> None:
+        """End the term of ownership, if there is one, without warning: another log may have the shard already.
+
+        Nothing more is written. What is queued fails as Unavailable, and may be stored or not. Tells the listener.
         """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 
 import pytest
 
@@ -12,6 +13,7 @@ from runnel.broker.consumer_groups.ack_journals import ShardAckJournal
 from runnel.errors import DiskFullError
 from runnel.group_rules import records
 from runnel.group_rules.records import AckedRecord, unpack_ranges
+from runnel.log.log import ShardId
 
 KEY = ("a", 0)
 
@@ -39,11 +41,19 @@ class Journal:
         return future
 
 
+@dataclass(frozen=True)
+class Term:
+    """A term of ownership, with this state journal."""
+
+    state: Journal
+    id: ShardId = ShardId("main")
+
+
 class Scene:
     def __init__(self) -> None:
         self.journal = Journal()
         self.later: list[Callable[[], None]] = []  # what is to be tried again after a while
-        self.state = ShardAckJournal(self.journal, self.later.append)
+        self.state = ShardAckJournal(Term(self.journal), self.later.append)
 
     async def ack(self, offset: int) -> None:
         self.state.note_acked(1, "", KEY, offset, offset + 1)

@@ -113,7 +113,7 @@ class WorkConsumer:
 
     async def wait_stored(self) -> None:
         """Wait until every acknowledgement so far is stored. Raises the error if storing fails."""
-        await self._consumer_group.wait_stored()
+        await self._consumer_group.wait_stored(self._consumer_id)
 
     def close(self, *, is_clean: bool) -> None:
         """Leave the group. Leased messages go back; unless `is_clean`, that counts as a failed delivery."""

@@ -25,8 +25,8 @@ from runnel.broker.limits.fair_semaphore import FairSemaphore
 from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
-from runnel.broker.stores import Stores
-from runnel.errors import RunnelError, UnknownTopicError
+from runnel.broker.stores import Stores, moved
+from runnel.errors import MovedError, RunnelError, UnknownTopicError
 from runnel.formats.work_heads import Attempt, DeliveryPart, Lease, Picked
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import Definition, Mode
@@ -96,6 +96,10 @@ class ConsumerGroup:
         self._last_consumer = 0
         self._shards: dict[TopicPartition, ShardAckJournal] = {}  # of the partitions it covers
         self._touched: set[ShardAckJournal] = set()  # noted to since the last wait
+        # Consumers that have not heard yet that acknowledgements, perhaps theirs, were lost with a shard.
+        self._lost_acks: dict[int, MovedError] = {}
+        # What an unnamed member has acknowledged in partitions whose shard is away: nothing else has it.
+        self._set_aside: dict[TopicPartition, AckSet] = {}
         self._letters_under_way = 0
         self._timer_ns: int | None = None
         self._is_reading = False
@@ -125,9 +129,15 @@ class ConsumerGroup:
     # --- Partitions ---
 
     def cover(self, key: TopicPartition, shard: OwnedShard) -> None:
-        """Cover a partition of a matching topic, or update the end of one that is covered already."""
+        """Cover a partition of a matching topic, or update the end of one that is covered already.
+
+        MovedError if the shard's term is over, or about to end.
+        """
         if key not in self._shards:
-            self._shards[key] = self._parts.state.of_shard(shard)
+            journal = self._parts.state.of_shard(shard)
+            if journal.is_leaving:
+                raise moved(shard.id)
+            self._shards[key] = journal
             now_ns = self._parts.clock.monotonic_ns()
             acked, failures = self._stored_state(key, shard.floor(*key))
             self.group.add_partition(key, acked, failures, now_ns=now_ns)
@@ -140,7 +150,11 @@ class ConsumerGroup:
             else None
         )
         if state is None:
-            return AckSet(max(self.begins.get(key, 1), floor)), {}
+            aside = self._set_aside.pop(key, None)
+            if aside is None:
+                return AckSet(max(self.begins.get(key, 1), floor)), {}
+            aside.add(1, floor)
+            return aside, {}
         clock = self._parts.clock
         ahead_ns = clock.monotonic_ns() - clock.time_ns()
         failures = {
@@ -163,9 +177,26 @@ class ConsumerGroup:
         self.wake()  # its leases have made room
 
     def uncover(self, key: TopicPartition) -> None:
-        """Drop a partition whose topic was deleted."""
+        """Drop a partition whose topic was deleted, or whose shard goes."""
         if self._shards.pop(key, None) is not None:
             self._apply(self.group.remove_partition(key))
+
+    def release(self, journal: ShardAckJournal) -> None:
+        """Drop the partitions of a shard that goes. Leases end, and that does not count as a failure."""
+        keys = [key for key, covered in self._shards.items() if covered is journal]
+        for key in keys:
+            acked = self.acked(key)
+            if not self.is_durable and acked is not None:
+                self._set_aside[key] = acked.copy()
+            self.uncover(key)
+        if keys:
+            self.wake()  # its leases have made room
+
+    def lose_acks(self, journal: ShardAckJournal, error: MovedError) -> None:
+        """Acknowledgements in a shard are lost with it: tell those who ask whether theirs are stored."""
+        if journal in self._touched:
+            self._touched.discard(journal)
+            self._lost_acks |= dict.fromkeys(self._consumers, error)
 
     def reset(self, key: TopicPartition, floor: int) -> None:
         """Begin a partition elsewhere: the subscription was moved."""
@@ -234,6 +265,7 @@ class ConsumerGroup:
         """Remove a consumer. Returns False if the broker has ended it before."""
         if self._consumers.pop(consumer_id, None) is None:
             return False
+        self._lost_acks.pop(consumer_id, None)
         # All that an unnamed member is owed ends with it, so nothing has failed.
         is_clean = is_clean or not self.is_durable
         now_ns = self._parts.clock.monotonic_ns()
@@ -307,8 +339,13 @@ class ConsumerGroup:
         self._apply(self.group.recalled(consumer_id, parts, self._parts.clock.monotonic_ns()))
         self.wake()
 
-    async def wait_stored(self) -> None:
-        """Wait until every acknowledgement so far is stored. Raises the error if storing fails."""
+    async def wait_stored(self, consumer_id: int) -> None:
+        """Wait until every acknowledgement so far is stored. Raises the error if storing fails.
+
+        MovedError, once, if acknowledgements since the last call may have been lost with their shard.
+        """
+        if (error := self._lost_acks.pop(consumer_id, None)) is not None:
+            raise error
         self._touched = {shard for shard in self._touched if not shard.is_stored}
         if self._touched:
             await asyncio.gather(*[shard.wait_stored() for shard in self._touched])
@@ -333,8 +370,10 @@ class ConsumerGroup:
             if known is not None:
                 known.sink.leases_expired(known.number, [delivery for _, delivery in expired])
         for dead_letter in effects.dead_letters:
+            journal = self._shards[dead_letter.key]
             self._letters_under_way += 1
-            self._parts.tasks.start(self._write_dead_letter(dead_letter))
+            journal.letter_begins()
+            self._parts.tasks.start(self._write_dead_letter(dead_letter, journal))
         return effects.late
 
     def _note(self, effects: Effects) -> None:
@@ -374,20 +413,36 @@ class ConsumerGroup:
                 )
                 self._touched.add(shard)
 
-    async def _write_dead_letter(self, dead_letter: DeadLetter) -> None:
+    async def _write_dead_letter(self, dead_letter: DeadLetter, journal: ShardAckJournal) -> None:
         """Store a dead letter, and only then acknowledge the message."""
+        is_stored = False
         try:
             is_stored = await self._parts.dead_letter_writer.write(
                 self.definition.name, self.member, dead_letter
             )
             self._parts.metrics.counters.dead_letters += is_stored
+            self._settle_dead_letter(dead_letter, journal, is_stored=is_stored)
         finally:
             self._letters_under_way -= 1
-        now_ns = self._parts.clock.monotonic_ns()
-        if dead_letter.key in self._shards and not self._is_closed:
+            journal.letter_ends()
+
+    def _settle_dead_letter(
+        self, dead_letter: DeadLetter, journal: ShardAckJournal, *, is_stored: bool
+    ) -> None:
+        if self._is_closed:
+            return
+        key, offset = dead_letter.key, dead_letter.offset
+        covered = self._shards.get(key)
+        if covered is journal:
             settle = self.group.dead_letter_stored if is_stored else self.group.dead_letter_failed
-            self._apply(settle(dead_letter.key, dead_letter.offset, now_ns))
+            self._apply(settle(key, offset, self._parts.clock.monotonic_ns()))
             self.wake()
+        elif covered is None and is_stored and journal.is_being_released:
+            # The shard is being released, and waits for this: else the dead letter would be written twice.
+            if self.is_durable:
+                journal.note_acked(self.definition.id, self.member, key, offset, offset + 1)
+            elif (acked := self._set_aside.get(key)) is not None:
+                acked.add(offset, offset + 1)
 
     # --- Delivery ---
 
@@ -474,12 +529,15 @@ class ConsumerGroup:
     async def _read(self, key: TopicPartition, offset: int, bytes_max: int) -> None:
         """Read a page of a partition into the run cache, then continue to deliver."""
         run_cache = self._parts.run_cache
-        forgotten = run_cache.forgotten
+        forgotten, journal = run_cache.forgotten, self._shards.get(key)
         try:
             read = await self._read_page(key, offset, bytes_max)
         except UnknownTopicError:
             # Else the topic was made again, and is covered.
             if self._parts.stores.log_of(key[0]) is None:
+                self.uncover(key)
+        except MovedError:
+            if self._shards.get(key) is journal:  # else it has come back, and is covered anew
                 self.uncover(key)
         except (RunnelError, OSError) as error:
             self._report_unreadable(key, offset, error)
@@ -487,8 +545,9 @@ class ConsumerGroup:
         else:
             for run in read.runs if run_cache.forgotten == forgotten else ():
                 run_cache.put(key, run)
-            for missing in read.missing:
-                self._pass_over(key, missing)
+            if self._shards.get(key) is journal:  # else this is of a lost term
+                for missing in read.missing:
+                    self._pass_over(key, missing)
         finally:
             self._is_reading = False
         self.wake()  # at once, before runs of other groups evict these from the run cache

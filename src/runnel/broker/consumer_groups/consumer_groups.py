@@ -125,10 +125,13 @@ class ConsumerGroups:
         self._subscriptions.on_topic_purged(name)
 
     def on_shard_acquired(self, shard: OwnedShard) -> None:
-        self._state.of_shard(shard)
+        self._subscriptions.on_shard_acquired(shard)
+
+    async def before_release(self, shard: OwnedShard) -> None:
+        await self._subscriptions.before_release(shard)
 
     def on_shard_released(self, shard: OwnedShard) -> None:
-        self._state.forget(shard)
+        self._subscriptions.on_shard_released(shard)
 
     # --- Verbs. A caller may leave; a verb that has begun still finishes, so that memory and disk agree. ---
 

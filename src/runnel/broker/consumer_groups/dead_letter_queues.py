@@ -17,7 +17,7 @@ from runnel.broker.consumer_groups.dead_letter_writer import DeadLetterWriter, d
 from runnel.broker.consumer_groups.run_reader import read_runs
 from runnel.broker.consumer_groups.subscriptions import WorkSubscription, WorkSubscriptions
 from runnel.broker.stores import Stores, owned_shard
-from runnel.errors import ClientFault
+from runnel.errors import ClientFault, MovedError
 from runnel.formats.batch import Batch
 from runnel.formats.dead_letters import (
     LETTER_TAGS,
@@ -71,8 +71,12 @@ class DeadLetterQueues:
         key, log = self._locate(subscription)
         if log is None:
             return 0
-        bounds = await log.bounds(*key)
-        open_ranges = self._settled(key).missing(bounds.first_offset, bounds.next_offset)
+        try:
+            bounds = await log.bounds(*key)
+            settled = self._settled(key)
+        except MovedError:
+            return 0  # the owner of their shard counts them
+        open_ranges = settled.missing(bounds.first_offset, bounds.next_offset)
         return sum(end - begin for begin, end in open_ranges)
 
     def _settled(self, key: TopicPartition) -> AckSet:

@@ -11,7 +11,7 @@ from typing import Final
 
 from runnel.broker.consumer_groups.ack_journals import AckJournals
 from runnel.broker.consumer_groups.subscriptions import WorkSubscription, WorkSubscriptions
-from runnel.errors import UnknownTopicError
+from runnel.errors import MovedError, UnknownTopicError
 from runnel.group_rules.ack_set import AckSet
 from runnel.log.log import Hold
 from runnel.topics.names import TopicPartition
@@ -81,6 +81,8 @@ def _acked(
             stored = state.find(subscription.definition.id, member, key)
         except UnknownTopicError:
             return  # deleted: segments may still have messages, but none is owed
+        except MovedError:
+            stored = None  # its next owner knows: until then everything is owed
         yield _FROM_THE_FIRST if stored is None else stored.acked
     for consumer_group in subscription.consumer_groups.values():
         if not consumer_group.is_durable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -138,10 +138,13 @@ class RunCache:
             self._bytes -= old.size
             self._forget_base(old_key, base)
 
-    def forget(self, topic: str) -> None:
-        """Drop a deleted or purged topic. A read in progress may be stale too: its reader compares `forgotten`."""
+    def forget(self, is_gone: Callable[[TopicPartition], bool]) -> None:
+        """Drop some partitions: their topic was deleted or purged, or their shard has gone.
+
+        A read in progress may be stale too: its reader compares `forgotten`.
+        """
         self.forgotten += 1
-        for key in [key for key in self._bases if key[0] == topic]:
+        for key in [key for key in self._bases if is_gone(key)]:
             for base in self._bases.pop(key):
                 self._bytes -= self._runs.pop((key, base)).size
 

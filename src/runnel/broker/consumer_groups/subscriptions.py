@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from runnel.broker.consumer_groups.ack_journals import ShardAckJournal, wait_stored
 from runnel.broker.consumer_groups.active_groups import ActiveConsumerGroups
 from runnel.broker.consumer_groups.consumer import WorkConsumer
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup, ConsumerGroupParts
@@ -24,6 +25,7 @@ from runnel.broker.consumer_groups.start_offsets import ServedPartition, start_o
 from runnel.broker.limits.quotas import Account
 from runnel.broker.live.subscription import LiveSubscription
 from runnel.broker.monitoring.events import EventKind
+from runnel.broker.stores import moved
 from runnel.config import Keep
 from runnel.errors import (
     ClientFault,
@@ -40,7 +42,7 @@ from runnel.formats.work_heads import Consume, WorkOptions
 from runnel.group_rules import definition as definitions
 from runnel.group_rules.definition import Definition, MemberRecord, Mode, SubscriptionOptions
 from runnel.group_rules.records import AtRecord, ForgottenRecord
-from runnel.log.log import LogTopic, MetadataStore, VisibleBatch
+from runnel.log.log import LogTopic, MetadataStore, OwnedShard, VisibleBatch
 from runnel.topics.names import TopicPartition
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern, any_of
@@ -258,6 +260,7 @@ class WorkSubscriptions:
         """Delete a subscription and its state. Its dead letters stay."""
         async with self._change_lock:
             subscription = self.get(name)
+            await self._check_all_here(subscription)
             await self._stored_definitions.remove_subscription(name)
             del self._by_name[name]
             self._covering.remove(subscription)
@@ -291,14 +294,15 @@ class WorkSubscriptions:
                 self._check_member(subscription, member)
                 members = [member]
             begins = await self._begins(subscription, start)
+            journals = self._journals_of(begins)
             for each in members:
                 consumer_group = subscription.consumer_groups.get(each)
                 # No await until the note: memory and stored state change together.
                 if consumer_group is not None:
                     for key, floor in begins.items():
                         consumer_group.reset(key, floor)
-                self._note_begins(subscription, each, begins)
-            await self._parts.state.wait_stored()
+                self._note_begins(subscription, each, begins, journals)
+            await wait_stored(set(journals.values()))
 
     async def remove_member(self, name: str, member: str) -> None:
         """Remove a member, which is owed nothing any more."""
@@ -314,6 +318,7 @@ class WorkSubscriptions:
             )
 
     async def _remove_member(self, subscription: WorkSubscription, member: str) -> None:
+        await self._check_all_here(subscription)
         definition = subscription.definition
         left = tuple(each for each in definition.members if each.name != member)
         await self._redefine(subscription, msgspec.structs.replace(definition, members=left))
@@ -327,29 +332,56 @@ class WorkSubscriptions:
 
     async def _begin(self, subscription: WorkSubscription, member: str, start: Start) -> None:
         """Store where each partition begins. Topics that are made later are owed from their first message on."""
-        self._note_begins(subscription, member, await self._begins(subscription, start))
-        await self._parts.state.wait_stored()
+        begins = await self._begins(subscription, start)
+        journals = self._journals_of(begins)
+        self._note_begins(subscription, member, begins, journals)
+        await wait_stored(set(journals.values()))
+
+    def _journals_of(
+        self, begins: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, ShardAckJournal]:
+        """Where the starts of these partitions are noted. MovedError, before anything is noted, if a shard is away."""
+        journals: dict[TopicPartition, ShardAckJournal] = {}
+        for key in begins:
+            with suppress(UnknownTopicError):  # deleted meanwhile
+                journals[key] = self._parts.state.of(key)
+        return journals
 
     def _note_begins(
-        self, subscription: WorkSubscription, member: str, begins: Mapping[TopicPartition, int]
+        self,
+        subscription: WorkSubscription,
+        member: str,
+        begins: Mapping[TopicPartition, int],
+        journals: Mapping[TopicPartition, ShardAckJournal],
     ) -> None:
-        for (topic, partition), floor in begins.items():
-            with suppress(UnknownTopicError):  # deleted meanwhile
-                self._parts.state.of((topic, partition)).note(
-                    AtRecord(subscription.definition.id, member, topic, partition, floor, b"", [])
-                )
+        for (topic, partition), journal in journals.items():
+            floor = begins[topic, partition]
+            journal.note(
+                AtRecord(subscription.definition.id, member, topic, partition, floor, b"", [])
+            )
 
     async def _begins(
         self, subscription: WorkSubscription, start: Start
     ) -> dict[TopicPartition, int]:
         return await start_offsets(
-            f"subscription {subscription.definition.name!r}", self.partitions(subscription), start
+            f"subscription {subscription.definition.name!r}",
+            self.partitions(subscription, needs_all=True),
+            start,
         )
 
+    async def _check_all_here(self, subscription: WorkSubscription) -> None:
+        """Raise MovedError if a partition that the subscription covers is away: its state could not be changed."""
+        if self._parts.stores.is_any_away:
+            async for _ in self.partitions(subscription, needs_all=True):
+                pass
+
     async def partitions(
-        self, subscription: WorkSubscription, owner: Hashable = None
+        self, subscription: WorkSubscription, owner: Hashable = None, *, needs_all: bool = False
     ) -> AsyncIterator[ServedPartition]:
-        """The existing partitions of matching topics that are kept and served here, walked in steps."""
+        """The existing partitions of matching topics that are kept and served here, walked in steps.
+
+        `needs_all`: a partition that is not served here is a MovedError.
+        """
         seen: set[str] = set()
         stores = self._parts.stores
         for pattern in subscription.patterns:
@@ -362,8 +394,13 @@ class WorkSubscriptions:
                         continue
                     seen.add(topic)
                     for partition, shard in enumerate(log.metadata.topics.get(topic).shards):
-                        with suppress(MovedError):
-                            yield ServedPartition((topic, partition), log, log.shard(shard))
+                        try:
+                            owned = log.shard(shard)
+                        except MovedError as error:
+                            if needs_all:
+                                raise stores.moved(error, [topic]) from None
+                            continue
+                        yield ServedPartition((topic, partition), log, owned)
 
     # --- Consumers ---
 
@@ -456,7 +493,7 @@ class WorkSubscriptions:
             return
         self._active.add(consumer_group, subscription.matches)
         async for key, _, shard in self.partitions(subscription):
-            with suppress(UnknownTopicError):  # deleted meanwhile
+            with suppress(UnknownTopicError, MovedError):  # deleted, or gone meanwhile
                 consumer_group.cover(key, shard)
 
     def _on_left(self, subscription: WorkSubscription, consumer_group: ConsumerGroup) -> None:
@@ -492,14 +529,71 @@ class WorkSubscriptions:
                     consumer_group.cover((info.name, partition), log.shard(shard))
 
     def on_topic_deleted(self, name: str) -> None:
-        self._parts.run_cache.forget(name)
+        self._parts.run_cache.forget(lambda key: key[0] == name)
         for subscription in self.covering(name):
             for consumer_group in subscription.consumer_groups.values():  # inactive ones, too
                 consumer_group.uncover_topic(name)
 
     def on_topic_purged(self, name: str) -> None:
         """Groups find the messages missing when they read them."""
-        self._parts.run_cache.forget(name)
+        self._parts.run_cache.forget(lambda key: key[0] == name)
+
+    # --- Shards that go and come ---
+
+    async def before_release(self, shard: OwnedShard) -> None:
+        """Store every acknowledgement in the shard. From now on they are late, so that none is lost in between."""
+        journal = self._parts.state.known(shard)
+        if journal is not None:
+            journal.is_leaving = True
+            self._drop(journal)
+            await journal.leave()
+
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        """The groups drop the shard's partitions. Their messages are owed by the shard's next owner."""
+        journal = self._parts.state.known(shard)
+        self._parts.state.forget(shard)
+        self._parts.run_cache.forget(lambda key: self._parts.stores.lies_in(key[0], shard.id))
+        if journal is not None:
+            self._drop(journal)
+            if journal.end():
+                error = MovedError(f"{moved(shard.id)}; acknowledgements may be lost with it")
+                for consumer_group in self._consumer_groups():
+                    consumer_group.lose_acks(journal, error)
+
+    def on_shard_acquired(self, shard: OwnedShard) -> None:
+        """Read the state of a shard that has come. The active groups cover its partitions again."""
+        self._parts.state.of_shard(shard)
+        if self._active:
+            self._parts.tasks.start(self._cover(shard))
+
+    def _consumer_groups(self) -> list[ConsumerGroup]:
+        """All consumer groups in memory, also those without consumers."""
+        return [
+            each
+            for subscription in self._by_name.values()
+            for each in subscription.consumer_groups.values()
+        ]
+
+    def _drop(self, journal: ShardAckJournal) -> None:
+        for consumer_group in self._consumer_groups():
+            consumer_group.release(journal)
+
+    async def _cover(self, shard: OwnedShard) -> None:
+        """Let the active groups cover the partitions of a shard. Groups that become active meanwhile do so anyway."""
+        async with self._change_lock:  # a move is not half noted
+            for subscription in self.all():
+                groups = [
+                    each for each in subscription.consumer_groups.values() if each in self._active
+                ]
+                if not groups:
+                    continue
+                async for key, _, owned in self.partitions(subscription):
+                    if owned is shard:
+                        for each in groups:
+                            with suppress(UnknownTopicError, MovedError):
+                                each.cover(key, shard)
+                for each in groups:
+                    each.wake()
 
     # --- Maintenance ---
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Final
 
 from runnel.broker.limits.fair_semaphore import FairSemaphore
@@ -14,9 +14,15 @@ from runnel.broker.live.feeds import LastValuesFeed, PartitionsFeed, ShardFeed
 from runnel.broker.live.subscription import Feed, LiveSubscription, Overflow, SubscribeRequest
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
-from runnel.broker.stores import LIVE_SHARD, Stores, owned_shard
+from runnel.broker.stores import LIVE_SHARD, Stores, moved, owned_shard
 from runnel.config import BrokerSettings
-from runnel.errors import ClientFault, LimitExceededError, RunnelError, Unavailable
+from runnel.errors import (
+    ClientFault,
+    LimitExceededError,
+    MovedError,
+    RunnelError,
+    Unavailable,
+)
 from runnel.formats.columns import first_event_time_ns
 from runnel.formats.envelope import Codec, Envelope
 from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
@@ -109,41 +115,16 @@ class LiveSubscriptions:
             on_behind=self._feed,
             on_closed=self._ended,
         )
-        # First all look-ups, which await; then it begins in all partitions or shards at the same moment.
-        await start_positions.check_epochs(self._stores, start)
-        if subscription.places is not None:
-            await self._wait_swept()
-            offsets = await start_positions.offsets_at(self._stores, parsed, start)
-            subscription.gaps_at_start += start_positions.lost_partitions(
-                self._stores, parsed, start
-            )
-            self._begin_partitions(
-                subscription,
-                start,
-                start_positions.begin_offsets(self._stores, parsed, start, offsets),
-            )
-        else:
-            await self._wait_swept()
-            ends: Mapping[ShardId, int] = {}
-            matching: Mapping[ShardId, Store] = {}
-            entries: Mapping[ShardId, int] = {}
-            if start.kind in ("earliest", "time"):
-                share, owner = self._share, request.sink.connection_id
-                ends = await start_positions.ends_before(self._stores, share, owner)
-                matching = await start_positions.matching_shards(
-                    self._stores, self._index, parsed, share, owner
-                )
-                if start.kind == "time":
-                    entries = await start_positions.entries_at(
-                        matching, start.time_ns, share, owner
-                    )
-            subscription.gaps_at_start += start_positions.lost_shards(self._stores, start)
-            self._begin_shards(
-                subscription,
-                start_positions.begin_positions(self._stores, start, matching, entries, ends),
-                is_held=start.kind in start_positions.WITH_LAST,
-                reports_passed=start.kind not in ("earliest", "time"),
-            )
+        while True:
+            term_changes = self._stores.term_changes
+            try:
+                begin = await self._look_up(subscription, request)
+                # If a shard has gone or come meanwhile, some of what was looked up may be of a lost term.
+                if self._stores.term_changes == term_changes:
+                    begin()
+                    break
+            except MovedError as error:
+                raise self._stores.moved(error, _literals(parsed)) from None
         if self._is_closed:
             raise Unavailable("the broker is closing")
         if start.kind in start_positions.WITH_LAST:
@@ -155,6 +136,51 @@ class LiveSubscriptions:
         self._index.add(subscription, parsed)
         self._subscriptions[subscription] = None
         return subscription
+
+    async def _look_up(
+        self, subscription: LiveSubscription, request: SubscribeRequest
+    ) -> Callable[[], None]:
+        """All look-ups, which await. The result lets it begin in all partitions or shards at the same moment.
+
+        MovedError if a shard that it would read is away.
+        """
+        stores, patterns, start = self._stores, subscription.patterns, request.start
+        await start_positions.check_epochs(stores, start)
+        await self._wait_swept()
+        if subscription.places is not None:
+            offsets = await start_positions.offsets_at(stores, patterns, start)
+
+            def begin_partitions() -> None:
+                begins = start_positions.begin_offsets(stores, patterns, start, offsets)
+                lost = start_positions.lost_partitions(stores, patterns, start)
+                subscription.gaps_at_start += lost
+                self._begin_partitions(subscription, start, begins)
+
+            return begin_partitions
+        ends: Mapping[ShardId, int] = {}
+        matching: Mapping[ShardId, Store] = {}
+        entries: Mapping[ShardId, int] = {}
+        if start.kind in ("earliest", "time"):
+            share, owner = self._share, request.sink.connection_id
+            ends = await start_positions.ends_before(stores, share, owner)
+            matching = await start_positions.matching_shards(
+                stores, self._index, patterns, share, owner
+            )
+            if start.kind == "time":
+                entries = await start_positions.entries_at(matching, start.time_ns, share, owner)
+
+        def begin_shards() -> None:
+            stores.check_all_here()
+            begins = start_positions.begin_positions(stores, start, matching, entries, ends)
+            subscription.gaps_at_start += start_positions.lost_shards(stores, start)
+            self._begin_shards(
+                subscription,
+                begins,
+                is_held=start.kind in start_positions.WITH_LAST,
+                reports_passed=start.kind not in ("earliest", "time"),
+            )
+
+        return begin_shards
 
     def _begin_partitions(
         self,
@@ -238,6 +264,33 @@ class LiveSubscriptions:
             if self._sweep is not None:
                 await asyncio.wait({self._sweep})
 
+    # --- Shards that go and come ---
+
+    def on_shard_released(self, shard: OwnedShard) -> None:
+        """The shard has gone: subscriptions that read it end with MovedError, and resume where they were."""
+        for subscription in self.subscriptions():
+            if self._is_reader_of(subscription, shard):
+                self._end_moved(subscription, moved(shard.id))
+
+    def on_new_shard(self, shard: OwnedShard) -> None:
+        """A shard has come that this broker never served: subscriptions have no position in it, so they resume."""
+        if shard.entries().next_offset <= 1:
+            return
+        for subscription in self.subscriptions():
+            if subscription.places is None or any(
+                self._stores.lies_in(pattern.prefix, shard.id) for pattern in subscription.patterns
+            ):
+                self._end_moved(subscription, MovedError(f"shard {shard.id} has come here"))
+
+    def _is_reader_of(self, subscription: LiveSubscription, shard: OwnedShard) -> bool:
+        """Whether a subscription reads a shard that is away: each one by pattern does."""
+        return subscription.places is None or any(
+            self._stores.has_away(pattern.prefix, shard.id) for pattern in subscription.patterns
+        )
+
+    def _end_moved(self, subscription: LiveSubscription, error: MovedError) -> None:
+        subscription.end(self._stores.moved(error, _literals(subscription.patterns)))
+
     async def close(self) -> None:
         self._is_closed = True
         for subscription in self.subscriptions():
@@ -256,6 +309,8 @@ class LiveSubscriptions:
             if subscription in self._slow:
                 self._slow.remove(subscription)
                 self._events.emit(EventKind.READER_CAUGHT_UP, _label(subscription))
+        except MovedError as error:  # the log is ahead of its notice
+            self._end_moved(subscription, error)
         except (RunnelError, OSError) as error:
             logger.warning(
                 "reading the log for a live subscription failed",
@@ -435,6 +490,10 @@ _NO_FEED: tuple[ShardId, None] = (ShardId(""), None)
 def _label(subscription: LiveSubscription) -> str:
     """The name of a subscription in events: its peer and number."""
     return f"{subscription.sink.peer} {subscription.number}"
+
+
+def _literals(patterns: Sequence[Pattern]) -> list[str]:
+    return [pattern.prefix for pattern in patterns if pattern.is_literal]
 
 
 def _parse(patterns: Sequence[str]) -> list[Pattern]:

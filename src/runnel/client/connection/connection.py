@@ -313,7 +313,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def _take_end(self, head: wire.Ended, _tail: memoryview) -> None:
         if receiver := self.receivers.pop(head.subscription, None):
-            receiver.ended(_rebuild_error(head.code, head.text, retriable=head.retriable))
+            if head.code == MovedError.code:
+                receiver.ended(MovedError(head.text, head.routes))
+            else:
+                receiver.ended(_rebuild_error(head.code, head.text, retriable=head.retriable))
 
     def _take_work(self, head: work_heads.WorkHead, tail: memoryview) -> None:
         if consumer := self.consumers.get(head.consumer):

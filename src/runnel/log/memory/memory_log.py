@@ -181,9 +181,21 @@ class MemoryLog:
 
     async def release(self, shard: ShardId) -> None:
         self._check_open()
-        view = self._views.pop(shard, None)
-        if view is None:
-            return
+        view = self._views.get(shard)
+        if view is not None:
+            await self._listener.before_release(view)
+            self._end_term(shard, view)
+
+    async def drop(self, shard: ShardId) -> None:
+        self._check_open()
+        view = self._views.get(shard)
+        if view is not None:
+            self._end_term(shard, view)
+
+    def _end_term(self, shard: ShardId, view: ShardView) -> None:
+        if self._views.get(shard) is not view:
+            return  # it has ended meanwhile, or the log was closed
+        del self._views[shard]
         self._shards.pop(shard).leave_journal()
         self._states.pop(shard, None)
         self._released[shard] = view.epoch

@@ -35,20 +35,21 @@ def error_answer(request_id: int, error: BaseException) -> wire.Error:
     """
     if not isinstance(error, RunnelError):
         return wire.Error(request_id, RunnelError.code, INTERNAL_TEXT, RunnelError.retriable)
-    routes = [route for route in _routes_of(error) if isinstance(route, wire.Route)]
     return wire.Error(
         request_id,
         error.code,
         shortened(str(error)),
         error.retriable,
         {key: _short(value) for key, value in details_of(error).items()},
-        routes,
+        _routes_of(error),
     )
 
 
 def ended_notice(subscription: int, error: RunnelError) -> wire.Ended:
     """The notice that a subscription ended, and why."""
-    return wire.Ended(subscription, error.code, shortened(str(error)), error.retriable)
+    return wire.Ended(
+        subscription, error.code, shortened(str(error)), error.retriable, _routes_of(error)
+    )
 
 
 def consumer_ended_notice(consumer: int, error: RunnelError) -> ConsumerEnded:
@@ -64,5 +65,6 @@ def _short(value: str | int) -> str | int:
     return shortened(value) if isinstance(value, str) else value
 
 
-def _routes_of(error: RunnelError) -> list[object]:
-    return list(error.routes) if isinstance(error, MovedError) else []
+def _routes_of(error: RunnelError) -> list[wire.Route]:
+    routes = error.routes if isinstance(error, MovedError) else ()
+    return [route for route in routes if isinstance(route, wire.Route)]

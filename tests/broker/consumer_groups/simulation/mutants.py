@@ -58,7 +58,7 @@ def snapshots_are_made_of_what_was_there_at_first(patch: Patch) -> None:
     def old(state: ShardAckJournal, *parts: Any) -> None:
         init(state, *parts)
         known = list(state._snapshot())
-        parts[0].snapshot = lambda: known
+        parts[0].state.snapshot = lambda: known
 
     patch.setattr(ShardAckJournal, "__init__", old)
 
