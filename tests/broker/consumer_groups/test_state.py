@@ -10,12 +10,13 @@ import pytest
 
 from runnel.broker.consumer_groups import GroupHolds
 from runnel.broker.consumer_groups.ack_journals import ShardAckJournal
-from runnel.errors import DiskFullError
+from runnel.errors import DiskFullError, MovedError
 from runnel.group_rules import records
-from runnel.group_rules.records import AckedRecord, unpack_ranges
+from runnel.group_rules.records import AckedRecord, ForgottenRecord, unpack_ranges
 from runnel.log.log import ShardId
 
 KEY = ("a", 0)
+SHARD = ShardId("main")
 
 
 class Journal:
@@ -46,7 +47,7 @@ class Term:
     """A term of ownership, with this state journal."""
 
     state: Journal
-    id: ShardId = ShardId("main")
+    id: ShardId = SHARD
 
 
 class Scene:
@@ -127,3 +128,66 @@ def test_before_the_subscriptions_are_read_everything_is_owed() -> None:
     assert holds.owed(("a", 0), 3, 9) == [(3, 9)]
     (hold,) = holds.holds_of(("a", 0))
     assert hold.holds(("a", 0), 2, 1)
+
+
+# --- The end of the term ---
+
+
+@scene
+async def test_nothing_is_written_once_the_term_is_over(at: Scene) -> None:
+    await at.ack(1)
+    at.journal.is_full = True
+    await at.ack(2)
+    at.journal.is_full = False
+    waiting = at.state.wait_stored()
+    tries = at.journal.tries
+    assert at.state.end()
+    with pytest.raises(MovedError):
+        await waiting
+    for retry in at.later:
+        retry()
+    await asyncio.sleep(0)
+    assert at.journal.tries == tries
+    assert at.journal.stored == [(1, 2)]
+    with pytest.raises(MovedError):
+        at.state.note_acked(1, "", KEY, 3, 4)
+    with pytest.raises(MovedError):
+        at.state.note(ForgottenRecord(1, None, None))
+    with pytest.raises(MovedError):
+        await at.state.wait_stored()
+
+
+@scene
+async def test_write_under_way_at_the_end_may_be_lost(at: Scene) -> None:
+    written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    at.journal.add = lambda content: written  # type: ignore[method-assign]
+    await at.ack(1)
+    waiting = at.state.wait_stored()
+    assert at.state.end()
+    with pytest.raises(MovedError):
+        await waiting
+    written.set_result(None)
+    await asyncio.sleep(0)
+
+
+@scene
+async def test_planned_end_stores_every_note_and_awaits_dead_letters(at: Scene) -> None:
+    at.state.letter_begins()
+    at.state.note_acked(1, "", KEY, 1, 2)
+    leaving = asyncio.ensure_future(at.state.leave())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not leaving.done()
+    at.state.note_acked(1, "", KEY, 2, 3)  # the dead letter is stored
+    at.state.letter_ends()
+    await leaving
+    assert at.journal.stored == [(1, 2), (2, 3)]
+    assert not at.state.end()
+
+
+@scene
+async def test_planned_end_comes_even_if_notes_cannot_be_stored(at: Scene) -> None:
+    at.journal.is_full = True
+    at.state.note_acked(1, "", KEY, 1, 2)
+    await at.state.leave()
+    assert at.state.end()
