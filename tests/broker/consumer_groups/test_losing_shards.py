@@ -86,13 +86,8 @@ async def test_leases_end_consumers_stay_and_work_goes_on(at: Scene, lose: Lose,
     assert sorted(worker.payloads()) == [b"1", b"1", b"2"]
     part = worker.parts["a", 1]
     await lose(at)
-    assert (
-        sorted((each.delivery, each.begin) for each in worker.recalls)
-        == sorted(
-            (each.delivery, each.begin) for (topic, _), each in worker.parts.items() if topic == "a"
-        )
-        or len(worker.recalls) == 1
-    )
+    recalled = [offset for part in worker.recalls for offset in range(part.begin, part.end)]
+    assert sorted(recalled) == [1, 2]
     assert worker.consumer.ack((), [part]) == [part]  # late
     assert worker.consumer.leased[0] == 1
     assert worker.error is None
@@ -182,7 +177,7 @@ async def test_verbs_that_need_all_shards_refuse_before_they_change_anything(
     assert worker.error is None
     assert [state.name for state in await groups.subscriptions()] == ["m", "s"]
     assert await at.backlog() == 1  # of the shard that is here
-    assert [member.member for member in (await at.state("m")).members] == ["x"]
+    assert [member.name for member in (await at.state("m")).members] == ["x"]
     # One that needs no state of the lost shard goes on; a consumer joins with what is here.
     await groups.pause_subscription("s", is_paused=False)
     joined = await at.consume(subscription="s")
@@ -259,7 +254,7 @@ async def test_settling_dead_letters_needs_their_shard(at: Scene, lose: Lose) ->
     assert (await at.state()).dead == 0
     for request in (groups.dead_letters("s", 0, 10), groups.settle_dead(SettleRequest("s", [1]))):
         with pytest.raises(MovedError):
-            await request  # type: ignore[misc]
+            await request
     # A message that fails now is tried again until its dead letter can be stored.
     await at.publish("a", b"2")
     await at.settle()
