@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from runnel.config import Keep
 from runnel.errors import (
     ClientFault,
+    InvalidNameError,
     LimitExceededError,
     MovedError,
     Unavailable,
@@ -179,21 +180,32 @@ class Stores:
         self._away.add(shard.id)
 
     def has_away(self, topic: str, shard: ShardId | None = None) -> bool:
-        """Whether this shard is away and the topic lies in it; without a shard, whether any of its shards is away."""
-        log = self.log_of(topic)
-        if log is None:
-            return False
-        shards = set(log.metadata.topics.get(topic).shards)
-        return any(_is_away(log, each) for each in shards if shard is None or each == shard)
+        """Whether this shard is away and the topic lies in it; without a shard, whether any of its shards is away.
+
+        The topic need not exist: another owner may make it.
+        """
+        with suppress(InvalidNameError):  # then no topic has this name
+            log = self.log_for(topic)
+            if log is not None:
+                shards = set(self.shards_of(topic))
+                return any(_is_away(log, each) for each in shards if shard is None or each == shard)
+        return False
 
     def lies_in(self, topic: str, shard: ShardId) -> bool:
-        """Whether a partition of the topic lies in the shard."""
-        log = self.log_of(topic)
-        return log is not None and shard in log.metadata.topics.get(topic).shards
+        """Whether a partition of the topic lies in the shard, or will: it need not exist."""
+        with suppress(InvalidNameError):
+            return self.log_for(topic) is not None and shard in self.shards_of(topic)
+        return False
 
     @property
     def is_any_away(self) -> bool:
         return bool(self._away)
+
+    def check_here(self, topics: Iterable[str]) -> None:
+        """Raise MovedError if a shard of these topics is away."""
+        for topic in topics:
+            if self.has_away(topic):
+                raise MovedError(f"topic {topic!r} is not served here now")
 
     def check_all_here(self) -> None:
         """Raise MovedError if a shard has gone. Readers by pattern read all shards."""

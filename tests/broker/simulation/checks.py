@@ -9,6 +9,7 @@ from runnel.broker.topics import TopicListRequest
 from runnel.config import Keep
 from runnel.errors import OffsetAheadError, OffsetGoneError, SlowReaderError
 from runnel.formats.message import Message
+from runnel.log.log import ShardId
 from runnel.topics.names import TopicPartition
 from tests.broker.simulation.plan import TOPICS
 from tests.broker.simulation.reader import SimulatedReader
@@ -90,6 +91,20 @@ def note_lost(history: History, reader: SimulatedReader) -> None:
     reader.shard_gaps = 0
     for key in gone:
         del reader.seen[key]
+
+
+def note_lost_shard(history: History, reader: SimulatedReader, shard: ShardId) -> None:
+    """A shard in memory has gone. Its messages are lost, and readers of some are told when they resume."""
+    lost = {
+        key
+        for key, seen in reader.seen.items()
+        if seen.offsets and history.shard_of(key) == shard
+    }
+    if lost:
+        reader.lost |= lost
+        reader.shard_gaps = 0
+        for key in lost:
+            del reader.seen[key]
 
 
 # --- What readers get ---

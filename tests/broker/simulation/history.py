@@ -17,20 +17,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from random import Random
 
 from runnel.broker.broker import Broker
+from runnel.broker.fetcher import FetchRequest
 from runnel.broker.live.subscription import SubscribeRequest
 from runnel.config import Keep
+from runnel.errors import MovedError, OffsetAheadError, OffsetGoneError, UnknownTopicError
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, PartitionPlace, Start
+from runnel.log.memory import MemoryLog
+from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Policies
 from tests.broker.simulation import checks
 from tests.broker.simulation.model import Model
 from tests.broker.simulation.plan import PATTERNS, SECOND_NS, TOPICS, draw
 from tests.broker.simulation.reader import SimulatedReader
-from tests.broker.simulation.traffic import Traffic
+from tests.broker.simulation.traffic import Runs, Traffic
 from tests.fakes.disk import FakeDisk
+from tests.fakes.losing_log import LosingDiskLog, is_away, losing_logs
 from tests.simulation import history as kernel
 from tests.simulation.history import Outcome, Violation
 from tests.simulation.operations import OperationTable
@@ -60,6 +66,7 @@ class History(ProcessHistory):
         self.broker: Broker
         self._beginning: set[SimulatedReader] = set()
         self._reader_count = 0
+        self._waiting_fetches: dict[asyncio.Future[None], TopicPartition] = {}
         self._restarts = 0
         self._operations: OperationTable[Callable[[], Awaitable[None]]] = OperationTable(
             plain={
@@ -77,6 +84,10 @@ class History(ProcessHistory):
                 self.delete: 2,
                 self.settle: 3,
                 self.restart: 1,
+                self.lose_shard: 4,
+                self.regain_shard: 5,
+                self.traffic.publish_elsewhere: 5,
+                self.wait_for_message: 4,
             },
             troubles={},
         )
@@ -116,16 +127,17 @@ class History(ProcessHistory):
 
     async def open(self) -> None:
         self.watch_loop()
-        self.broker = await self.patiently(
-            Broker.open(
-                self.settings,
-                directory="data",
-                disk=self.disk,
-                clock=self.clock,
-                workers=self.workers,
-            ),
-            "open",
-        )
+        with losing_logs():
+            self.broker = await self.patiently(
+                Broker.open(
+                    self.settings,
+                    directory="data",
+                    disk=self.disk,
+                    clock=self.clock,
+                    workers=self.workers,
+                ),
+                "open",
+            )
 
     async def end(self) -> None:
         """Everything is compared, before and after a last restart."""
@@ -137,6 +149,9 @@ class History(ProcessHistory):
 
     async def close(self) -> None:
         await self.finish_beside()
+        for fetching in self._waiting_fetches:
+            fetching.cancel()
+        self._waiting_fetches.clear()
         await self.patiently(self.broker.close(), "close")
         self.workers.close()
         self.traffic.look_at_answers()
@@ -161,7 +176,97 @@ class History(ProcessHistory):
         await self.open()
         for reader in list(self.readers):
             if reader.error is None:
+                reader.is_moved = False
                 await self.patiently(self._begin(reader), "subscribe")
+
+    # --- Shards that go and come ---
+
+    @property
+    def main(self) -> LosingDiskLog:
+        log = self.broker._stores.main
+        assert isinstance(log, LosingDiskLog)
+        return log
+
+    @property
+    def _memory(self) -> MemoryLog:
+        log = self.broker._stores.kept[1]
+        assert isinstance(log, MemoryLog)
+        return log
+
+    async def lose_shard(self, topic: str = "") -> None:
+        """A shard goes, as planned or without warning. It may be that of a topic."""
+        places = [(log, shard) for log in (self.main, self._memory) for shard in log.shards()]
+        if topic:
+            journal = self.model.policy(topic).journal
+            places = [place for place in places if place[1].journal == journal]
+        if not places:
+            return
+        log, shard = self.random.choice(places)
+        is_planned = self.random.random() < 0.5
+        self.say(f"{shard} goes, {'as planned' if is_planned else 'without warning'}")
+        losing = log.release(shard) if is_planned else log.drop(shard)
+        await self.patiently(losing, "losing a shard")
+        if log is self._memory:
+            self.model.lose(key for key in self.model.keys(self.model.existing) if self.shard_of(key) == shard)
+        for reader in self.readers:
+            if reader.is_moved:
+                self._left(reader)
+            if log is self._memory:
+                checks.note_lost_shard(self, reader, shard)
+        await self.take_turns(10)
+        for fetching, key in self._waiting_fetches.items():
+            if self._is_away(key) and not fetching.done():
+                raise Violation(f"a fetch still waits for {key}, which is not here any more")
+
+    async def regain_shard(self) -> None:
+        for log, shards in ((self.main, self.main._hidden), (self._memory, self._memory._released)):
+            if shards and self.random.random() < 0.7:
+                shard = self.random.choice(list(shards))
+                self.say(f"{shard} is here again")
+                await self.patiently(log.acquire(shard), "acquiring a shard")
+        self._begin_moved()
+
+    async def _regain_all(self) -> None:
+        for log, shards in ((self.main, self.main._hidden), (self._memory, self._memory._released)):
+            for shard in list(shards):
+                await self.patiently(log.acquire(shard), "acquiring a shard")
+        while any(reader.is_moved for reader in self.readers):
+            self._begin_moved()
+            await self.finish_beside()
+
+    def _begin_moved(self) -> None:
+        for reader in self.readers:
+            if reader.is_moved and reader not in self._beginning:
+                reader.is_moved = False
+                self._begin_beside(reader)
+
+    def _is_away(self, key: TopicPartition) -> bool:
+        return any(is_away(log, key) for log in (self.main, self._memory))
+
+    def refused(self, runs: Runs) -> None:
+        """A batch was refused because its shard is elsewhere."""
+        self.say("   refused")
+        if not self._is_away(runs[0][0]):
+            raise Violation(f"{runs} were refused, and their shard is here")
+        self.model.refused(runs)
+
+    def accepted(self, runs: Runs) -> None:
+        if self._is_away(runs[0][0]):
+            raise Violation(f"{runs} were taken, and their shard is elsewhere")
+
+    async def wait_for_message(self) -> None:
+        """Somebody fetches behind the last message, and waits for the next one."""
+        keys = [key for key in self.model.keys(self.model.existing) if not self._is_away(key)]
+        if keys:
+            key = self.random.choice(keys)
+            offset = self.model.partition(key).next_offset
+            request = FetchRequest(*key, offset=offset, wait_ns=10 * SECOND_NS)
+            self._waiting_fetches[asyncio.ensure_future(self._wait_for_message(request))] = key
+
+    async def _wait_for_message(self, request: FetchRequest) -> None:
+        # Behind what is not visible yet there is nothing; topics go; memory loses messages.
+        with suppress(MovedError, OffsetAheadError, OffsetGoneError, UnknownTopicError):
+            await self.broker.fetch(request)
 
     def is_in_memory(self, topic: str) -> bool:
         return self.model.policy(topic).keep is not Keep.DISK
@@ -227,6 +332,10 @@ class History(ProcessHistory):
                     overflow=reader.overflow,
                 )
             )
+        except MovedError:
+            self.say(f"{reader} cannot begin: a shard is elsewhere")
+            reader.is_moved = True
+            return
         finally:
             self._beginning.discard(reader)
         if is_new:
@@ -305,6 +414,8 @@ class History(ProcessHistory):
             key: self.random.randint(1, self.model.partition(key).stored_next) for key in chosen
         }
         name = f"c{self.random.randint(1, 3)}"
+        if any(map(self._is_away, places)):
+            return
         self.say(f"cursor {name} at {places}")
         await self.patiently(
             self.broker.cursors.set(name, [CursorPlace(*key, o) for key, o in places.items()]),
@@ -337,6 +448,8 @@ class History(ProcessHistory):
         if not self.model.existing:
             return
         topic = self.random.choice(sorted(self.model.existing))
+        if any(map(self._is_away, self.model.keys([topic]))):
+            return
         await self.remove_cursor(topic)
         await self._sync()  # what is under way would be hidden or not, as it happens
         self.say(f"{topic} is {what}")
@@ -357,6 +470,7 @@ class History(ProcessHistory):
     async def settle(self) -> None:
         """Until everything is stored and every reader has caught up; then all is compared."""
         self.say("all comes to rest")
+        await self._regain_all()
         await self._sync()
         for reader in self.readers:
             if reader.subscription is not None:

@@ -72,6 +72,17 @@ class Model:
             end = partition.next_offset + len(payloads)
             partition.sent += [Sent(payload, now_ns, end) for payload in payloads]
 
+    def refused(self, runs: Iterable[tuple[TopicPartition, list[bytes]]]) -> None:
+        """The batch that was published last was not taken after all. Its topics may have been made."""
+        for key, payloads in runs:
+            partition = self.partition(key)
+            del partition.sent[-len(payloads) :]
+
+    def lose(self, keys: Iterable[TopicPartition]) -> None:
+        """A shard in memory goes, and its messages with it."""
+        for key in keys:
+            self.partition(key).floor = self.partition(key).next_offset
+
     def stored(self, key: TopicPartition, next_offset: int) -> None:
         partition = self.partition(key)
         partition.stored_next = max(partition.stored_next, next_offset)

@@ -7,11 +7,16 @@ from typing import Final
 import pytest
 
 from runnel.broker import fetcher
+from runnel.broker.fetcher import Fetcher
 from runnel.broker.live import start_positions, subscription
 from runnel.broker.live.feeds import LastValuesFeed, PartitionsFeed, ShardFeed
 from runnel.broker.live.subscription import LiveSubscription
+from runnel.broker.live.subscriptions import LiveSubscriptions
+from runnel.broker.message_batcher import Publish, ShardBatcher
 from runnel.broker.stores import Stores
-from runnel.log.log import OwnedShard, ShardId
+from runnel.errors import MovedError, RunnelError
+from runnel.formats.batch import Batch
+from runnel.log.log import Level, OwnedShard, ShardId
 from tests.simulation.mutants import Mutant
 
 
@@ -76,6 +81,44 @@ def page_is_cut_short(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+# --- Shards that go and come ---
+
+
+def readers_survive_the_loss_of_their_shard(patch: pytest.MonkeyPatch) -> None:
+    """They continue with what they knew of it."""
+    patch.setattr(LiveSubscriptions, "on_shard_released", lambda self, shard: None)
+
+
+def readers_begin_without_shards_that_are_away(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Stores, "check_all_here", lambda self: None)
+    patch.setattr(Stores, "check_here", lambda self, topics: None)
+
+
+def gathered_messages_are_published_after_they_were_refused(patch: pytest.MonkeyPatch) -> None:
+    """Their publishers are told that they are refused, and they are stored once the shard is back."""
+    kept: list[tuple[Publish, Batch]] = []
+    flush = ShardBatcher.flush
+
+    def stubborn(batcher: ShardBatcher) -> None:
+        messages, waiting = batcher._messages, batcher._waiting
+        flush(batcher)
+        again, kept[:] = list(kept), []
+        if waiting and waiting[0].done() and isinstance(waiting[0].exception(), MovedError):
+            kept.append((batcher._publish, Batch.from_messages(messages)))
+        for publish, batch in again:
+            try:
+                publish(batch, Level.NONE)
+            except RunnelError:
+                kept.append((publish, batch))
+
+    patch.setattr(ShardBatcher, "flush", stubborn)
+
+
+def waiting_fetches_are_not_woken(patch: pytest.MonkeyPatch) -> None:
+    """When their shard goes."""
+    patch.setattr(Fetcher, "on_shard_released", lambda self, shard: None)
+
+
 MUTANTS: Final[tuple[Mutant, ...]] = (
     reader_is_called_live_too_early,
     places_are_not_moved_on,
@@ -86,6 +129,10 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     last_values_are_repeated,
     last_values_end_with_the_connection,
     page_is_cut_short,
+    readers_survive_the_loss_of_their_shard,
+    readers_begin_without_shards_that_are_away,
+    gathered_messages_are_published_after_they_were_refused,
+    waiting_fetches_are_not_woken,
 )
 
 # Seeds that show mutants which are rare.

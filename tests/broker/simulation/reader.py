@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from runnel.broker.broker import LiveDelivery, LiveSubscription
 from runnel.client.consumer.subscription_position import SubscriptionPosition
-from runnel.errors import RunnelError
+from runnel.errors import MovedError, RunnelError
 from runnel.formats import wire
 from runnel.formats.batch import unpack_blocks
 from runnel.formats.message import Message
@@ -55,6 +55,7 @@ class SimulatedReader:
         )  # what it had read of was in memory, and the broker restarted
         self.subscription: LiveSubscription | None = None
         self.error: RunnelError | None = None
+        self.is_moved = False  # a shard has gone: it resumes when all are here
         self.last_asked = 0  # how often it asked for last values
         self.credit_bytes = 0
         self._overdrawn = 0
@@ -141,4 +142,7 @@ class SimulatedReader:
 
     def ended(self, subscription: int, error: RunnelError) -> None:
         self.subscription = None
-        self.error = error
+        if isinstance(error, MovedError):
+            self.is_moved = True
+        else:
+            self.error = error

@@ -99,6 +99,18 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     def purge_or_delete_a_topic(self, *, is_whole: bool) -> None:
         self._do(self.history.delete() if is_whole else self.history.purge())
 
+    @rule(is_back=st.booleans())
+    def lose_or_regain_a_shard(self, *, is_back: bool) -> None:
+        self._do(self.history.regain_shard() if is_back else self.history.lose_shard())
+
+    @rule()
+    def store_in_a_lost_shard(self) -> None:
+        self._do(self.history.traffic.publish_elsewhere())
+
+    @rule()
+    def wait_for_a_message(self) -> None:
+        self._do(self.history.wait_for_message())
+
     @rule()
     def compare_at_rest(self) -> None:
         self._do(self.history.settle())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runnel.broker.broker import Level, Published
+from runnel.errors import MovedError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec
 from runnel.formats.message import Message
@@ -14,6 +15,7 @@ from runnel.log.log import ShardId
 from runnel.topics.names import TopicPartition
 from tests.broker.simulation import checks
 from tests.broker.simulation.plan import GROUPS, KEPT_GROUPS, LIVE_GROUPS
+from tests.fakes.losing_log import is_away
 from tests.simulation.history import Violation
 
 if TYPE_CHECKING:
@@ -76,7 +78,13 @@ class Traffic:
                 runs, self._history.now_ns
             )  # first: in memory it is delivered at once
             for some in self._by_shard(runs):
-                self._note(self._history.broker.publish(self._batch(some), level), some)
+                try:
+                    answer = self._history.broker.publish(self._batch(some), level)
+                except MovedError:
+                    self._history.refused(some)
+                else:
+                    self._history.accepted(some)
+                    self._note(answer, some)
 
     async def send(self) -> None:
         """Single messages of one wake-up, which the broker gathers into one run of each partition."""
@@ -84,12 +92,43 @@ class Traffic:
         runs = self._drawn_runs(group)
         self._history.say(f"send {_told(runs)}")
         self._history.model.publish(runs, self._history.now_ns)
-        for (topic, number), payloads in runs:
-            for payload in payloads:
-                message = Message(topic, payload)
-                answer = self._history.broker.send(message, Level.STORED, partition=number)
-                self._answers[answer] = {}
+        sent = [
+            (
+                some,
+                [
+                    self._history.broker.send(
+                        Message(topic, payload), Level.STORED, partition=number
+                    )
+                    for (topic, number), payloads in some
+                    for payload in payloads
+                ],
+            )
+            for some in self._by_shard(runs)
+        ]
+        if self._history.random.random() < 0.2:  # before they are published
+            await self._history.lose_shard(GROUPS[group][0])
         await asyncio.sleep(0)
+        for some, answers in sent:
+            if any(answer.done() and answer.exception() is not None for answer in answers):
+                for answer in answers:
+                    if not isinstance(answer.exception(), MovedError):
+                        raise Violation(f"only a part of {_told(some)} was refused")
+                self._history.refused(some)
+            else:
+                self._answers |= {answer: {} for answer in answers}
+
+    async def publish_elsewhere(self) -> None:
+        """While a shard on disk is away, its other owner stores messages there."""
+        history = self._history
+        log = history.main
+        known = [key for key in history.model.keys(history.model.existing) if is_away(log, key)]
+        known = [key for key in known if not history.is_in_memory(key[0])]
+        if known:
+            runs = [(history.random.choice(known), [b"elsewhere %d" % self.messages])]
+            self.messages += 1
+            history.say(f"another owner stores {_told(runs)}")
+            history.model.publish(runs, history.now_ns)
+            self._note(log.append_elsewhere(self._batch(runs)), runs)
 
     def _note(self, answer: asyncio.Future[Published], runs: Runs) -> None:
         self._answers[answer] = {

@@ -151,6 +151,7 @@ class LiveSubscriptions:
             offsets = await start_positions.offsets_at(stores, patterns, start)
 
             def begin_partitions() -> None:
+                stores.check_here(_literals(patterns))
                 begins = start_positions.begin_offsets(stores, patterns, start, offsets)
                 lost = start_positions.lost_partitions(stores, patterns, start)
                 subscription.gaps_at_start += lost
