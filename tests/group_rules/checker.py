@@ -48,6 +48,7 @@ from tests.group_rules.history import (
     Left,
     Moved,
     Nacked,
+    Parted,
     Paused,
     Place,
     Published,
@@ -95,6 +96,7 @@ class Checker:
             Published: self._published,
             Began: self._began,
             Removed: self._removed,
+            Parted: self._parted,
             Forgotten: self._forgotten,
             Joined: self._joined,
             Resized: self._resized,
@@ -164,6 +166,11 @@ class Checker:
         group = self.group(event.group)
         compare(event, self._take_all(group, self._partition(event, event.place)))
         del group.partitions[event.place]
+
+    def _parted(self, event: Parted) -> None:
+        partition = self._partition(event, event.place)
+        compare(event, self._take_all(self.group(event.group), partition))
+        partition.is_away = True
 
     def _forgotten(self, event: Forgotten) -> None:
         self._groups.pop(event.group, None)
@@ -483,6 +490,7 @@ class Checker:
             )
         partition.believe(event.floor, told, failed)
         partition.forget_leases()
+        partition.is_away = False
         self._take_up(partition)
 
     def _stated(self, event: Stated) -> None:

@@ -37,6 +37,8 @@ def deliver(rules: Rules, group: GroupFacts, event: Delivered) -> None:
     partition = group.partitions.get(event.place)
     if partition is None:
         raise Violation(f"{where}: {place_text(event.place)} is not owed at all")
+    if partition.is_away:
+        raise Violation(f"{where}: the shard of {place_text(event.place)} is elsewhere")
     if not event.offsets or list(event.offsets) != sorted(set(event.offsets)):
         raise Violation(f"{where} has offsets that do not rise: {list(event.offsets)}")
     attempts = {attempt.offset: attempt for attempt in event.attempts}
@@ -173,7 +175,7 @@ def check_rested(rules: Rules, group: GroupFacts, cost_bytes_max: int) -> None:
         if not consumer.has_room(cost_bytes_max):
             continue
         for partition in group.partitions.values():
-            for offset in partition.owed():
+            for offset in () if partition.is_away else partition.owed():
                 if _could_go(rules, partition, offset, number, group.looked_ns):
                     raise Violation(
                         f"{named(partition, offset)} waits for nothing while consumer {number} "

@@ -114,6 +114,7 @@ class PartitionFacts:
         self.log = log
         self.floor = floor
         self.done: dict[int, str] = {}  # how: acknowledged, dead-lettered, gone
+        self.is_away = False  # its shard is elsewhere
         self.gone_below = 1  # the topic was deleted when it had got so far
         self.ever_done: set[int] = set()  # at any time, whatever a crash made of it
         self.counts: dict[int, Count] = {}
@@ -236,6 +237,7 @@ class GroupFacts:
             self.last_delivery = 0  # a broker begins anew with its ids
         for partition in self.partitions.values():
             partition.forget_leases()
+            partition.is_away = False
 
     def recover(self, partition: PartitionFacts, is_as_told: Callable[[], bool]) -> bool:
         """Take back what is not stored of a partition, the last first, until it is as was told; whether it ever is."""

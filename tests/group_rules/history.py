@@ -195,6 +195,19 @@ class Removed(Event, frozen=True, kw_only=True):
         return self.told
 
 
+class Parted(Event, frozen=True, kw_only=True):
+    """The shard of this partition has gone: leases on it are over, and nothing is delivered until it is `Recovered`."""
+
+    place: Place
+    told: Told = NOTHING_TOLD
+
+    def what(self) -> str:
+        return f"{place_text(self.place)} goes with its shard"
+
+    def told_of(self) -> Told:
+        return self.told
+
+
 class Forgotten(Event, frozen=True, kw_only=True):
     """The group itself is no more: its member was removed, its subscription deleted, or it was unnamed and left."""
 

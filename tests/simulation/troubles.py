@@ -37,6 +37,7 @@ class Trouble(enum.Enum):
     DEAD_LETTER_FAULT = enum.auto()  # dead letters cannot be stored at first
     LAG = enum.auto()  # the broker reads slowly and looks at the clock late
     TOPIC_REMOVAL = enum.auto()  # operators purge and delete topics
+    LOST_SHARD = enum.auto()  # shards go, as planned or without warning, and come back
     CANCELLATION = enum.auto()  # the caller of an operation is cancelled
     LOST_ANSWER = (
         enum.auto()

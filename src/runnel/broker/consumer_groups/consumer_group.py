@@ -32,7 +32,7 @@ from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import Definition, Mode
 from runnel.group_rules.effects import OFFSET_MAX, DeadLetter, Effects, Failure, LeasedDelivery
 from runnel.group_rules.group import Group
-from runnel.group_rules.records import FailedRecord, PickedRecord
+from runnel.group_rules.records import FailedRecord, PartitionAcks, PickedRecord
 from runnel.log.log import OwnedShard
 from runnel.platform.clock import Clock
 from runnel.platform.tasks import OwnedTasks
@@ -98,8 +98,8 @@ class ConsumerGroup:
         self._touched: set[ShardAckJournal] = set()  # noted to since the last wait
         # Consumers that have not heard yet that acknowledgements, perhaps theirs, were lost with a shard.
         self._lost_acks: dict[int, MovedError] = {}
-        # What an unnamed member has acknowledged in partitions whose shard is away: nothing else has it.
-        self._set_aside: dict[TopicPartition, AckSet] = {}
+        # The state of an unnamed member in partitions whose shard is away: nothing else has it.
+        self._set_aside: dict[TopicPartition, PartitionAcks] = {}
         self._letters_under_way = 0
         self._timer_ns: int | None = None
         self._is_reading = False
@@ -153,8 +153,8 @@ class ConsumerGroup:
             aside = self._set_aside.pop(key, None)
             if aside is None:
                 return AckSet(max(self.begins.get(key, 1), floor)), {}
-            aside.add(1, floor)
-            return aside, {}
+            aside.acked.add(1, floor)
+            return aside.acked, {o: each for o, each in aside.failures.items() if o >= floor}
         clock = self._parts.clock
         ahead_ns = clock.monotonic_ns() - clock.time_ns()
         failures = {
@@ -185,9 +185,9 @@ class ConsumerGroup:
         """Drop the partitions of a shard that goes. Leases end, and that does not count as a failure."""
         keys = [key for key, covered in self._shards.items() if covered is journal]
         for key in keys:
-            acked = self.acked(key)
-            if not self.is_durable and acked is not None:
-                self._set_aside[key] = acked.copy()
+            state = self.group.partition_state(key)
+            if not self.is_durable and state is not None:
+                self._set_aside[key] = PartitionAcks(state.acked.copy(), state.failures)
             self.uncover(key)
         if keys:
             self.wake()  # its leases have made room
@@ -441,8 +441,9 @@ class ConsumerGroup:
             # The shard is being released, and waits for this: else the dead letter would be written twice.
             if self.is_durable:
                 journal.note_acked(self.definition.id, self.member, key, offset, offset + 1)
-            elif (acked := self._set_aside.get(key)) is not None:
-                acked.add(offset, offset + 1)
+            elif (aside := self._set_aside.get(key)) is not None:
+                aside.acked.add(offset, offset + 1)
+                aside.failures.pop(offset, None)
 
     # --- Delivery ---
 

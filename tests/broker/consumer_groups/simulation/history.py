@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 
 from runnel.broker.broker import Broker, Published
 from runnel.broker.fetcher import FetchRequest
 from runnel.broker.stores import owned_shard
-from runnel.errors import RunnelError
+from runnel.errors import MovedError, RunnelError
+from runnel.log.log import ShardId
 from runnel.topics.policies import Policies
 from tests.broker.consumer_groups.simulation import final_checks, operations
 from tests.broker.consumer_groups.simulation.hand import Hand
@@ -38,12 +40,14 @@ from tests.broker.consumer_groups.simulation.recording_classes import (
 from tests.broker.consumer_groups.simulation.subject import Subject
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
+from tests.fakes.losing_log import LosingDiskLog, is_away, losing_logs
 from tests.fakes.power import PowerLoss
 from tests.group_rules import history as events
 from tests.simulation import history as kernel
 from tests.simulation.history import Outcome, Violation
 from tests.simulation.process import TURNS_MAX, ProcessHistory
 from tests.simulation.shards import shards_by
+from tests.simulation.troubles import Trouble
 
 # After so many turns without any work by the workers, everything is at rest.
 QUIET_TURNS = 8
@@ -110,6 +114,23 @@ class History(ProcessHistory):
         # What was under way at a power loss keeps its error to itself; the recorder keeps violations.
         is_left = "never retrieved" in message or "destroyed" in message
         return is_left or isinstance(error, (PowerLoss, Violation))
+
+    @property
+    def main(self) -> LosingDiskLog:
+        log = self.broker._stores.main
+        assert isinstance(log, LosingDiskLog)
+        return log
+
+    def is_in(self, shard: ShardId, topic: str) -> bool:
+        """Whether a topic lies in a shard."""
+        found = self.main.metadata.topics.find(topic)
+        return found is not None and shard in found.shards
+
+    def accept_failure(self, error: BaseException) -> None:
+        if isinstance(error, MovedError) and Trouble.LOST_SHARD in self.plan.troubles:
+            self.say(f"   {error}")
+        else:
+            super().accept_failure(error)
 
     # --- Operations ---
 
@@ -212,24 +233,26 @@ class History(ProcessHistory):
     async def _open_now(self) -> None:
         # A process without a broker says nothing: opening tells of topics, which are looked at afterwards.
         self.recorder.is_alive = False
-        opening = asyncio.ensure_future(
-            Broker.open(
-                self.plan.settings,
-                directory="data",
-                disk=self.disk,
-                clock=self.clock,
-                workers=self.workers,
+        with losing_logs():
+            opening = asyncio.ensure_future(
+                Broker.open(
+                    self.plan.settings,
+                    directory="data",
+                    disk=self.disk,
+                    clock=self.clock,
+                    workers=self.workers,
+                )
             )
-        )
-        for _ in range(TURNS_MAX):
-            if opening.done():
-                break
-            if self.workers.power_lost is not None:
-                raise self.workers.power_lost
-            await asyncio.sleep(0)
-        else:
-            raise Violation("opening hangs")
+            for _ in range(TURNS_MAX):
+                if opening.done():
+                    break
+                if self.workers.power_lost is not None:
+                    raise self.workers.power_lost
+                await asyncio.sleep(0)
+            else:
+                raise Violation("opening hangs")
         self._broker = opening.result()
+        self.recorder.is_away = partial(is_away, self.main)
         known = self.broker._stores.main.metadata.topics
         topics = {name: known.policy(name).partitions for name in known.names()}
         self.recorder.process_begins(self.clock, topics)
@@ -256,6 +279,7 @@ class History(ProcessHistory):
     async def restart(self) -> None:
         """Close and open again, as after an orderly end."""
         await self.finish_beside()
+        await operations.regain_shard(self)
         self.say("the broker closes")
         try:
             await self.patiently(self.broker.close(), "close")

@@ -24,6 +24,7 @@ from runnel.config import Pin, Retain, Rotate, Until
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.effects import Effects, Failure
 from runnel.group_rules.records import Record
+from runnel.log.log import OwnedShard
 from runnel.log.metadata.state_journal import StateJournal
 from runnel.topics.names import TopicPartition
 from tests.broker.consumer_groups.simulation.plan import Plan
@@ -210,6 +211,34 @@ def recalls_reach_nobody(patch: Patch) -> None:
     patch.setattr(ConsumerGroup, "_apply", quiet)
 
 
+# --- Shards that go and come ---
+
+
+def groups_acknowledge_into_a_lost_shard(patch: Patch) -> None:
+    """They keep its partitions, with leases and all."""
+    patch.setattr(ConsumerGroup, "release", lambda consumer_group, journal: None)
+    patch.setattr(ShardAckJournal, "end", lambda journal: False)
+
+
+def shards_are_released_before_acknowledgements_are_stored(patch: Patch) -> None:
+    async def at_once(journal: ShardAckJournal) -> None:
+        return None
+
+    patch.setattr(ShardAckJournal, "leave", at_once)
+
+
+def shards_that_come_back_are_not_covered(patch: Patch) -> None:
+    async def nothing(subscriptions: WorkSubscriptions, shard: OwnedShard) -> None:
+        return None
+
+    patch.setattr(WorkSubscriptions, "_cover", nothing)
+
+
+def acknowledgements_in_an_ending_term_are_taken(patch: Patch) -> None:
+    """While a planned release stores what was acknowledged, groups continue as if nothing had begun."""
+    patch.setattr(WorkSubscriptions, "_drop", lambda subscriptions, journal: None)
+
+
 # --- A plan in which a rare mistake shows before long ---
 
 
@@ -253,6 +282,10 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     rows_are_cut_from_the_wrong_end,
     purged_messages_are_still_delivered,
     recalls_reach_nobody,
+    groups_acknowledge_into_a_lost_shard,
+    shards_are_released_before_acknowledgements_are_stored,
+    shards_that_come_back_are_not_covered,
+    acknowledgements_in_an_ending_term_are_taken,
 )
 
 # Seeds that show mutants which are rare.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from runnel.broker.broker import Level
@@ -97,6 +98,8 @@ def see_rest(history: History) -> None:
                 if not subject.is_paused:
                     recorder.see(subject, events.Rested(recorder.now_ns, group))
             for key in subject.checker.group(group).partitions:
+                if recorder.is_away(key[0]):
+                    continue
                 state = consumer_group.group.partition_state(key)
                 if state is None:
                     recorder.violate(Violation(f"{subject.name} {group!r} does not cover {key}"))
@@ -120,6 +123,40 @@ async def trim(history: History) -> None:
                 await history.patiently(log.trim_shard(shard), "trim")
             except (OSError, RunnelError) as error:
                 history.accept_failure(error)
+
+
+# --- Shards go and come ---
+
+
+async def lose_shard(history: History) -> None:
+    """A shard goes, as planned or without warning."""
+    log = history.main
+    shards = log.shards()
+    if not shards:
+        return
+    shard, is_planned = history.random.choice(shards), history.random.random() < 0.5
+    history.say(f"{shard} goes, {'as planned' if is_planned else 'without warning'} …")
+    try:
+        losing = log.release(shard) if is_planned else log.drop(shard)
+        await history.patiently(losing, "losing a shard")
+    except (OSError, RunnelError) as error:
+        history.accept_failure(error)
+    if shard in log._hidden:
+        history.recorder.shard_goes(
+            partial(history.is_in, shard), loses_nothing=is_planned and not history.was_faulty
+        )
+
+
+async def regain_shard(history: History) -> None:
+    log = history.main
+    for shard in list(log._hidden):
+        try:
+            await history.patiently(log.acquire(shard), "acquiring a shard")
+        except (OSError, RunnelError) as error:
+            history.accept_failure(error)
+        else:
+            history.say(f"{shard} is here again")
+            history.recorder.shard_comes(partial(history.is_in, shard), history.work.stored_state)
 
 
 # --- Consumers come and go ---
@@ -207,6 +244,7 @@ TABLE: Final[OperationTable[Operation]] = OperationTable(
             operators.settle_dead: 6,
         },
         Trouble.TOPIC_REMOVAL: {operators.purge: 2, operators.delete_topic: 2},
+        Trouble.LOST_SHARD: {lose_shard: 6, regain_shard: 8},
         Trouble.CANCELLATION: {leave_while_joining: 4, cancel_operation: 5},
     },
     beside={

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def note_stored(
     history: History, subject: Subject, group: str, number: int, *, is_consumers: bool = False
 ) -> None:
+    if any(each == group for each, _ in subject.inexact):
+        return  # acknowledgements from before the loss of a shard are no longer asked for
     if subject.id in history.recorder.subjects and group in subject.checker.groups:
         stored = events.Stored(
             history.recorder.now_ns, group, events=number, is_consumers=is_consumers
@@ -167,6 +169,7 @@ async def delete_topic(history: History) -> None:
 
 async def _hide(history: History, what: str, act: Callable[[str], Awaitable[None]]) -> None:
     topics = sorted(topic for topic in history.recorder.stock.topics if not topic.startswith("!"))
+    topics = [topic for topic in topics if not history.recorder.is_away(topic)]
     if topics:
         topic = history.random.choice(topics)
         # Publishes beside it would be hidden or not, as it happens: they wait for each other.

@@ -39,6 +39,7 @@ TROUBLES: Final = (
     Trouble.BAD_ACK,
     Trouble.OPERATOR,
     Trouble.TOPIC_REMOVAL,
+    Trouble.LOST_SHARD,
     Trouble.CANCELLATION,
 )
 

@@ -57,6 +57,7 @@ class Recorder:
         self.consumer_groups: Callable[[], Sequence[ConsumerGroup]] = list  # that the broker has
         # Where subscriptions and members begin that are being made.
         self._begins: dict[tuple[int, str], dict[TopicPartition, int]] = {}
+        self.is_away: Callable[[str], bool] = lambda topic: False  # whether its shard is elsewhere
         self._is_noting = False
         self._lines: list[tuple[str, Event | None]] = []
         self.violation: Violation | None = None  # the first
@@ -238,6 +239,8 @@ class Recorder:
                 floor = self._begins.get((subject.id, group), {}).pop(key, 1)
                 self.see(subject, history.Began(self.now_ns, group, place=key, floor=floor))
                 self.excuse(subject, group, key)
+                if self.is_away(key[0]):
+                    self.see(subject, history.Parted(self.now_ns, group, place=key))
 
     def consumer_group_made(self, consumer_group: RecordingConsumerGroup) -> Writer:
         subject = self.defined(consumer_group.definition)
@@ -342,6 +345,35 @@ class Recorder:
             each: offsets for each, offsets in subject.excused.items() if each[0] != group
         }
 
+    # --- Shards that go and come ---
+
+    def _in_shard(
+        self, is_in: Callable[[str], bool]
+    ) -> Iterator[tuple[Subject, str, TopicPartition]]:
+        for subject in self.subjects.values():
+            for group in subject.checker.groups:
+                for key in list(subject.checker.group(group).partitions):
+                    if is_in(key[0]):
+                        yield subject, group, key
+
+    def shard_goes(self, is_in: Callable[[str], bool], *, loses_nothing: bool) -> None:
+        """The groups that are in memory have said so; others wait for it, too."""
+        for subject, group, key in self._in_shard(is_in):
+            if not (loses_nothing or is_unnamed(group)):
+                subject.inexact.add((group, key))
+            partition = subject.partition(group, key)
+            if partition is not None and not partition.is_away:
+                self.see(subject, history.Parted(self.now_ns, group, place=key))
+
+    def shard_comes(self, is_in: Callable[[str], bool], state: FindState) -> None:
+        """How things stand is told of groups that have not taken it up themselves."""
+        for subject, group, key in self._in_shard(is_in):
+            if not (is_unnamed(group) or self._covers(subject, group, key)):
+                is_exact = (group, key) not in subject.inexact
+                subject.inexact.discard((group, key))
+                stored = state(subject.id, group, key)
+                self._recover(subject, group, key, stored, is_exact=is_exact)
+
     # --- Processes ---
 
     def all_is_stored(self) -> None:
@@ -365,6 +397,7 @@ class Recorder:
                     self.stock.messages.setdefault((topic, partition), {})
         for subject in list(self.subjects.values()):
             subject.consumer_groups.clear()
+            subject.inexact.clear()
             for group in filter(is_unnamed, list(subject.checker.groups)):
                 self.forget(subject, group)
             self.see(subject, history.Restarted(self.now_ns, events=None))
@@ -415,7 +448,13 @@ class Recorder:
                     self._recover(subject, group, key, state(subject.id, group, key))
 
     def _recover(
-        self, subject: Subject, group: str, key: TopicPartition, state: PartitionAcks | None
+        self,
+        subject: Subject,
+        group: str,
+        key: TopicPartition,
+        state: PartitionAcks | None,
+        *,
+        is_exact: bool = False,
     ) -> None:
         if state is None:
             state = PartitionAcks(AckSet(1), {})
@@ -423,6 +462,12 @@ class Recorder:
         floor, done = state.acked.snapshot()
         failed = failed_before(key, state.failures, self.from_wall)
         recovered = history.Recovered(
-            self.now_ns, group, place=key, floor=floor, done=done, failed=failed
+            self.now_ns,
+            group,
+            place=key,
+            floor=floor,
+            done=done,
+            failed=failed,
+            is_exact=is_exact,
         )
         self.see(subject, recovered)

@@ -24,7 +24,7 @@ from runnel.formats.work_heads import DeliveryPart, Picked
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
 from runnel.group_rules.definition import Definition
-from runnel.group_rules.effects import Effects, Failure, LeasedDelivery, Want
+from runnel.group_rules.effects import DeadLetter, Effects, Failure, LeasedDelivery, Want
 from runnel.group_rules.group import Group
 from runnel.group_rules.records import PartitionAcks, Record
 from runnel.log.log import LogTopic, VisibleBatch
@@ -87,7 +87,7 @@ class RecordingWork(ConsumerGroups):
     @property
     def is_busy(self) -> bool:
         """Whether a request is not done yet; its caller may have left."""
-        return bool(self._verbs)
+        return bool(self._verbs) or bool(self._subscriptions._parts.tasks)
 
     @property
     def dead_keepers(self) -> list[str]:
@@ -136,6 +136,28 @@ class RecordingConsumerGroup(ConsumerGroup):
         assert isinstance(self.group, RecordingGroup)
         self.group.writer = None
 
+    def release(self, journal: ShardAckJournal) -> None:
+        assert isinstance(self.group, RecordingGroup)
+        self.group.is_parting = True
+        try:
+            super().release(journal)
+        finally:
+            self.group.is_parting = False
+
+    def _settle_dead_letter(
+        self, dead_letter: DeadLetter, journal: ShardAckJournal, *, is_stored: bool
+    ) -> None:
+        super()._settle_dead_letter(dead_letter, journal, is_stored=is_stored)
+        assert isinstance(self.group, RecordingGroup)
+        writer = self.group.writer
+        is_told = dead_letter.key in self._shards or not journal.is_being_released
+        if is_stored and not is_told and writer is not None:
+            key, offset = dead_letter.key, dead_letter.offset
+            told = history.Told(acked=[(key, offset, offset + 1)])
+            writer.see(
+                history.DeadLetterSettled, place=key, offset=offset, is_stored=True, told=told
+            )
+
     def covers(self, key: TopicPartition) -> bool:
         return key in self._shards
 
@@ -165,6 +187,7 @@ class RecordingGroup(Group):
     """Every call is an event, told as soon as the group has answered."""
 
     writer: Writer | None = None
+    is_parting = False  # with the shard of its partitions
 
     def _tell(self, effects: Effects, make: Any, **fields: Any) -> Effects:
         if self.writer is not None:
@@ -192,7 +215,8 @@ class RecordingGroup(Group):
     def remove_partition(self, key: TopicPartition) -> Effects:
         if key not in self._partitions:
             return super().remove_partition(key)
-        return self._tell(super().remove_partition(key), history.Removed, place=key)
+        make = history.Parted if self.is_parting else history.Removed
+        return self._tell(super().remove_partition(key), make, place=key)
 
     def reset_partition(self, key: TopicPartition, floor: int) -> Effects:
         if key not in self._partitions:

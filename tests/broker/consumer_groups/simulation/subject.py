@@ -43,6 +43,8 @@ class Subject:
         self.consumer_groups: dict[str, RecordingConsumerGroup] = {}  # of this process
         # Messages that no group was owed when a group began with a partition, or was moved: they may be gone.
         self.excused: dict[tuple[str, TopicPartition], set[int]] = {}
+        # Partitions whose shard went without warning: what was not stored of them may be lost.
+        self.inexact: set[tuple[str, TopicPartition]] = set()
         self.left_out: set[tuple[str, TopicPartition]] = set()  # topics deleted that a group knew
 
     def groups(self) -> list[str]:

@@ -98,7 +98,9 @@ class Writer:
             recorder.excuse(subject, self.group, key)
         else:
             recorder.note_purged(subject, self.group, key)
-            self.see(history.Recovered, is_exact=True, **fields)
+            is_exact = (self.group, key) not in subject.inexact
+            subject.inexact.discard((self.group, key))
+            self.see(history.Recovered, is_exact=is_exact, **fields)
 
     def about_to_go(self, key: TopicPartition, begin: int, end: int) -> None:
         """The broker says that these will never come: that has to be so."""
