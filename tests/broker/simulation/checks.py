@@ -96,9 +96,7 @@ def note_lost(history: History, reader: SimulatedReader) -> None:
 def note_lost_shard(history: History, reader: SimulatedReader, shard: ShardId) -> None:
     """A shard in memory has gone. Its messages are lost, and readers of some are told when they resume."""
     lost = {
-        key
-        for key, seen in reader.seen.items()
-        if seen.offsets and history.shard_of(key) == shard
+        key for key, seen in reader.seen.items() if seen.offsets and history.shard_of(key) == shard
     }
     if lost:
         reader.lost |= lost

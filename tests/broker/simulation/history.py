@@ -207,7 +207,9 @@ class History(ProcessHistory):
         losing = log.release(shard) if is_planned else log.drop(shard)
         await self.patiently(losing, "losing a shard")
         if log is self._memory:
-            self.model.lose(key for key in self.model.keys(self.model.existing) if self.shard_of(key) == shard)
+            self.model.lose(
+                key for key in self.model.keys(self.model.existing) if self.shard_of(key) == shard
+            )
         for reader in self.readers:
             if reader.is_moved:
                 self._left(reader)

@@ -27,6 +27,7 @@ from runnel.broker.fetcher import FetchRequest
 from runnel.broker.stores import owned_shard
 from runnel.errors import MovedError, RunnelError
 from runnel.log.log import ShardId
+from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Policies
 from tests.broker.consumer_groups.simulation import final_checks, operations
 from tests.broker.consumer_groups.simulation.hand import Hand
@@ -121,10 +122,10 @@ class History(ProcessHistory):
         assert isinstance(log, LosingDiskLog)
         return log
 
-    def is_in(self, shard: ShardId, topic: str) -> bool:
-        """Whether a topic lies in a shard."""
-        found = self.main.metadata.topics.find(topic)
-        return found is not None and shard in found.shards
+    def is_in(self, shard: ShardId, key: TopicPartition) -> bool:
+        """Whether a topic-partition lies in a shard."""
+        found = self.main.metadata.topics.find(key[0])
+        return found is not None and found.shards[key[1]] == shard
 
     def accept_failure(self, error: BaseException) -> None:
         if isinstance(error, MovedError) and Trouble.LOST_SHARD in self.plan.troubles:

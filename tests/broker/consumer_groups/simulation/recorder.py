@@ -348,15 +348,15 @@ class Recorder:
     # --- Shards that go and come ---
 
     def _in_shard(
-        self, is_in: Callable[[str], bool]
+        self, is_in: Callable[[TopicPartition], bool]
     ) -> Iterator[tuple[Subject, str, TopicPartition]]:
         for subject in self.subjects.values():
             for group in subject.checker.groups:
                 for key in list(subject.checker.group(group).partitions):
-                    if is_in(key[0]):
+                    if is_in(key):
                         yield subject, group, key
 
-    def shard_goes(self, is_in: Callable[[str], bool], *, loses_nothing: bool) -> None:
+    def shard_goes(self, is_in: Callable[[TopicPartition], bool], *, loses_nothing: bool) -> None:
         """The groups that are in memory have said so; others wait for it, too."""
         for subject, group, key in self._in_shard(is_in):
             if not (loses_nothing or is_unnamed(group)):
@@ -365,7 +365,7 @@ class Recorder:
             if partition is not None and not partition.is_away:
                 self.see(subject, history.Parted(self.now_ns, group, place=key))
 
-    def shard_comes(self, is_in: Callable[[str], bool], state: FindState) -> None:
+    def shard_comes(self, is_in: Callable[[TopicPartition], bool], state: FindState) -> None:
         """How things stand is told of groups that have not taken it up themselves."""
         for subject, group, key in self._in_shard(is_in):
             if not (is_unnamed(group) or self._covers(subject, group, key)):
