@@ -18,6 +18,7 @@ from runnel.config import Settings
 from runnel.errors import ClosedError, MovedError, RunnelError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.log.disk.disk_log import DiskLog
+from runnel.log.disk.group_writer import MakeGroupStore
 from runnel.log.disk.shard import DiskShard
 from runnel.log.log import (
     Appended,
@@ -82,10 +83,13 @@ class LosingDiskLog(DiskLog):
         workers: Workers,
         listener: LogListener,
         holds: SubscriptionHolds | None,
+        make_group_store: MakeGroupStore | None = None,
     ) -> None:
         self._hidden: dict[ShardId, DiskShard] = {}
         told = _Listener(listener, self._hidden)
-        super().__init__(directory, settings, policies, disk, clock, workers, told, holds)
+        super().__init__(
+            directory, settings, policies, disk, clock, workers, told, holds, make_group_store
+        )
 
     # --- Ownership ---
 

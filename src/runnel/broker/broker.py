@@ -437,14 +437,16 @@ class Broker:
         else:
             shards = self._stores.shards_of(topic)
             if partition is not None:
-                try:
-                    await log.wait_room(shards[min(partition, len(shards) - 1)])
-                except MovedError as error:
-                    raise self._stores.moved(error, [topic]) from None
-                return
-            for shard in dict.fromkeys(shards):
-                with suppress(Unavailable):  # one that takes nothing may not be the caller's
-                    await log.wait_room(shard)
+                shards = [shards[min(partition, len(shards) - 1)]]
+            wanted = dict.fromkeys(shards)
+            # Of several, one that takes nothing may not be the caller's.
+            passed_over = (Unavailable,) if len(wanted) > 1 else ()
+            try:
+                for shard in wanted:
+                    with suppress(*passed_over):
+                        await log.wait_room(shard)
+            except MovedError as error:
+                raise self._stores.moved(error, [topic]) from None
 
     def _check_open(self) -> None:
         if not self._is_open:
