@@ -98,7 +98,7 @@ def see_rest(history: History) -> None:
                 if not subject.is_paused:
                     recorder.see(subject, events.Rested(recorder.now_ns, group))
             for key in subject.checker.group(group).partitions:
-                if recorder.is_away(key[0]):
+                if recorder.is_away(key):
                     continue
                 state = consumer_group.group.partition_state(key)
                 if state is None:

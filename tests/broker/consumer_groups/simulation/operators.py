@@ -169,7 +169,14 @@ async def delete_topic(history: History) -> None:
 
 async def _hide(history: History, what: str, act: Callable[[str], Awaitable[None]]) -> None:
     topics = sorted(topic for topic in history.recorder.stock.topics if not topic.startswith("!"))
-    topics = [topic for topic in topics if not history.recorder.is_away(topic)]
+    recorder = history.recorder
+    topics = [
+        topic
+        for topic in topics
+        if not any(
+            recorder.is_away((topic, number)) for number in range(recorder.stock.partitions(topic))
+        )
+    ]
     if topics:
         topic = history.random.choice(topics)
         # Publishes beside it would be hidden or not, as it happens: they wait for each other.

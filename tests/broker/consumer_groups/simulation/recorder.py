@@ -57,7 +57,9 @@ class Recorder:
         self.consumer_groups: Callable[[], Sequence[ConsumerGroup]] = list  # that the broker has
         # Where subscriptions and members begin that are being made.
         self._begins: dict[tuple[int, str], dict[TopicPartition, int]] = {}
-        self.is_away: Callable[[str], bool] = lambda topic: False  # whether its shard is elsewhere
+        self.is_away: Callable[[TopicPartition], bool] = lambda key: (
+            False
+        )  # whether its shard is elsewhere
         self._is_noting = False
         self._lines: list[tuple[str, Event | None]] = []
         self.violation: Violation | None = None  # the first
@@ -239,7 +241,7 @@ class Recorder:
                 floor = self._begins.get((subject.id, group), {}).pop(key, 1)
                 self.see(subject, history.Began(self.now_ns, group, place=key, floor=floor))
                 self.excuse(subject, group, key)
-                if self.is_away(key[0]):
+                if self.is_away(key):
                     self.see(subject, history.Parted(self.now_ns, group, place=key))
 
     def consumer_group_made(self, consumer_group: RecordingConsumerGroup) -> Writer:
