@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from runnel.client.connection import Deadline, Router, Timers, Usual
-from runnel.errors import ClientFault, ClosedError, MalformedError
+from runnel.client.connection import Deadline, Router, Timers, Usual, backoff_s, sleep
+from runnel.errors import ClientFault, ClosedError, MalformedError, MovedError
 from runnel.formats import wire
 
 _Wanted = TypeVar("_Wanted", bound=wire.Head)
@@ -47,9 +47,20 @@ class BusRequests:
             wire.check_request(make(1))  # else the broker ends the connection at each attempt
         except MalformedError as error:
             raise ClientFault(f"{what}: an argument is of the wrong type: {error}") from None
-        return await self._router.home.ask(
-            kind, make, deadline=self._deadline(), what=what, is_repeatable=is_repeatable
-        )
+        deadline, moves = self._deadline(), 0
+        while True:
+            try:
+                return await self._router.home.ask(
+                    kind, make, deadline=deadline, what=what, is_repeatable=is_repeatable
+                )
+            except MovedError as error:
+                # Nothing was done. A shard that moves is served again before long.
+                self._router.learn(error.routes)
+                moves += 1
+                pause_s = backoff_s(moves)
+                if pause_s >= deadline.left_s:
+                    raise
+                await sleep(self._timers, pause_s)
 
     async def _do(self, make: Callable[[int], wire.Head], what: str) -> None:
         await self._ask(wire.Done, make, what, is_repeatable=False)

@@ -137,8 +137,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
 
 # Seeds that show mutants which are rare.
 SHOWN_BY: Final[dict[Mutant, int]] = {
-    places_are_not_moved_on: 18,
-    topics_made_while_a_reader_begins_are_overlooked: 144,
-    last_values_are_repeated: 57,
-    last_values_end_with_the_connection: 35,
+    places_are_not_moved_on: 41,
+    topics_made_while_a_reader_begins_are_overlooked: 203,
+    dropped_messages_are_not_counted: 92,
+    last_values_are_repeated: 80,
 }

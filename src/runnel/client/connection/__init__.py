@@ -10,7 +10,14 @@ from runnel.client.connection.connection import BrokerConnection, OnAnswer
 from runnel.client.connection.link import ConnectionWatch, Dial, Identity, Link, backoff_s
 from runnel.client.connection.pattern_hints import warn_of_habits
 from runnel.client.connection.routing import Router
-from runnel.client.connection.timers import Deadline, Handle, LoopTimers, Timers, Usual
+from runnel.client.connection.timers import (
+    Deadline,
+    Handle,
+    LoopTimers,
+    Timers,
+    Usual,
+    sleep,
+)
 
 __all__ = [
     "BrokerConnection",
@@ -29,6 +36,7 @@ __all__ = [
     "dial_to",
     "parse_host",
     "parse_url",
+    "sleep",
     "token_from_environment",
     "warn_of_habits",
 ]

@@ -111,11 +111,13 @@ class Router:
                     kind, make, deadline=deadline, what=what, is_repeatable=is_repeatable, tail=tail
                 )
             except MovedError as error:
-                if deadline.is_over:
-                    raise
                 self.learn(error.routes)
-                if moves:  # in a cluster that is changing, the new owner may not know it yet
-                    await sleep(self._timers, backoff_s(moves))
+                # In a cluster that is changing, the new owner may not know it yet.
+                pause_s = backoff_s(moves) if moves else 0.0
+                if pause_s >= deadline.left_s:
+                    raise
+                if moves:
+                    await sleep(self._timers, pause_s)
                 moves += 1
             except UnknownTopicError:
                 self.forget([topic])

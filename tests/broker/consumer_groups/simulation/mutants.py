@@ -290,8 +290,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
 
 # Seeds that show mutants which are rare.
 SHOWN_BY: Final[dict[Mutant, int]] = {
-    acks_are_said_to_be_stored_before_they_are: 84,
-    notes_are_lost_when_a_write_fails: 12,
-    topics_made_later_are_nobodys: 23,
-    purged_messages_are_still_delivered: 15,
+    notes_are_lost_when_a_write_fails: 58,
+    settled_letters_are_not_written_down: 26,
+    shards_are_released_before_acknowledgements_are_stored: 192,
 }
