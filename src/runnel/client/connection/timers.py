@@ -63,10 +63,6 @@ class Deadline:
         self._at_ns = None if seconds is None else timers.monotonic_ns() + round(seconds * 1e9)
 
     @property
-    def is_over(self) -> bool:
-        return self._at_ns is not None and self._timers.monotonic_ns() >= self._at_ns
-
-    @property
     def left_s(self) -> float:
         if self._at_ns is None:
             return math.inf
