@@ -15,6 +15,7 @@ What is promised, in all modes:
 - No consumer has more messages or bytes leased than its window allows, except a single larger message.
 - An acknowledgement that comes too late is told so, and no other is.
 - What can be delivered to somebody who has room is delivered.
+- While the shard of a partition is elsewhere nothing of it is delivered; its leases are over, and count as no failure.
 With keys besides:
 - A key's messages are with one consumer at a time, and are delivered in order: when one is, all before it are done or
   with the same consumer, and no consumer holds a later one. So a failed message comes again before newer ones.

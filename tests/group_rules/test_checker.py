@@ -25,6 +25,7 @@ from tests.group_rules.history import (
     Left,
     Moved,
     Nacked,
+    Parted,
     Paused,
     Published,
     Recall,
@@ -450,6 +451,53 @@ def test_move_that_keeps_leases_is_found() -> None:
         *beginning(None),
         got(1, 1, 1),
         Moved(0, place=ORDERS, floor=1),
+    )
+
+
+def test_shard_that_goes_and_keeps_leases_is_found() -> None:
+    assert_broken(
+        SHARED,
+        "@1 of delivery 1 was not recalled from consumer 1",
+        *beginning(None),
+        got(1, 1, 1),
+        Parted(0, place=ORDERS),
+    )
+
+
+def test_delivery_while_the_shard_is_elsewhere_is_found() -> None:
+    assert_broken(
+        SHARED,
+        "delivery 1 to consumer 1: the shard of orders[0] is elsewhere",
+        *beginning(None),
+        Parted(0, place=ORDERS),
+        got(1, 1, 1),
+    )
+
+
+def test_shard_that_comes_back_without_what_was_acknowledged_is_found() -> None:
+    told = Told(recalls=[Recall(1, part(1, 2))])
+    parted = [
+        *beginning(None, None),
+        got(1, 1, 1, 2),
+        acked(1, part(1, 1)),
+        Parted(0, place=ORDERS, told=told),
+    ]
+    exactly = Recovered(0, place=ORDERS, floor=2, is_exact=True)
+    check(
+        SHARED,
+        [
+            *parted,
+            Rested(0),
+            exactly,
+            got(1, 2, 2),
+            Stated(0, place=ORDERS, floor=2, done=(), in_flight=1),
+        ],
+    )
+    assert_broken(
+        SHARED,
+        "was not taken up as it now stands",
+        *parted,
+        Recovered(0, place=ORDERS, floor=1, is_exact=True),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Final, Protocol
 
 from runnel.config import Keep
@@ -30,8 +31,9 @@ Locate = Callable[[ShardId], str]
 # The most names in one request for routes: they are looked up on the loop, one after the other.
 ROUTES_MAX: Final = 10_000
 
-# Routes in a MovedError: of the other topics the client asks again.
+# What a MovedError carries: for other topics the client asks again.
 MOVED_ROUTES_MAX: Final = 100
+MOVED_OWNERS_MAX: Final = 1_000
 
 
 class EphemeralNames(Protocol):
@@ -155,11 +157,16 @@ class Stores:
             return Owner(shard.journal, shard.shard, 0, address)
 
     def moved(self, error: MovedError, topics: Iterable[str]) -> MovedError:
-        """The error of a log as clients get it: with the routes of these topics, as far as they are away."""
+        """The error of a log as clients get it: with the routes of the first of these topics that are away."""
         if error.routes:
             return error
-        asked = [topic for topic in dict.fromkeys(topics) if self.has_away(topic)]
-        return MovedError(str(error), self.routes(asked[:MOVED_ROUTES_MAX]))
+        routes: list[Route] = []
+        owners = 0
+        for topic in islice(dict.fromkeys(topics), MOVED_ROUTES_MAX):
+            if owners < MOVED_OWNERS_MAX and self.has_away(topic):
+                routes.append(self._route(topic))
+                owners += len(routes[-1].owners)
+        return MovedError(str(error), routes)
 
     async def take_term(self, producer: str) -> int:
         """A term for a named publisher, higher than all that any store knows. `main` records it."""

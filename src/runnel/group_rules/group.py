@@ -81,7 +81,7 @@ class Group:
         )
 
     def remove_partition(self, key: TopicPartition) -> Effects:
-        """Remove the partition of a deleted topic. Its leases end: later acks and nacks of them are late."""
+        """Remove a partition: its topic is deleted, or its shard goes. Later acks and nacks of its leases are late."""
         partition = self._partitions.pop(key, None)
         if partition is None:
             return NOTHING
