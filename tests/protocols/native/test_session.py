@@ -498,7 +498,7 @@ async def test_a_subscription_that_the_broker_ends_is_reported_and_its_number_fr
     await scene.ask_later(subscribe(2, 7))
     scene.broker.subscriptions[0].sink.ended(7, SlowReaderError("too slow"))
     (ended,) = scene.hear()
-    assert ended == wire.Ended(7, "slow_reader", "too slow", retriable=True)
+    assert ended == wire.Ended(7, "slow_reader", "too slow", retriable=True, routes=[])
     (subscribed,) = await scene.ask_later(subscribe(3, 7))
     assert isinstance(subscribed, wire.Subscribed)
 
