@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from runnel.broker import opening
-from runnel.config import Settings
 from runnel.errors import ClosedError, MovedError, RunnelError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.log.disk.disk_log import DiskLog
-from runnel.log.disk.group_writer import MakeGroupStore
 from runnel.log.disk.shard import DiskShard
 from runnel.log.log import (
     Appended,
@@ -27,17 +25,12 @@ from runnel.log.log import (
     LogTopic,
     OwnedShard,
     ShardId,
-    SubscriptionHolds,
     VisibleBatch,
 )
 from runnel.log.metadata.catalogue import Record
 from runnel.log.metadata.state_journal import StateJournal
 from runnel.log.shard_view import ShardView, moved
-from runnel.platform.clock import Clock
-from runnel.platform.disk import Disk
-from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
-from runnel.topics.policies import Policies
 
 
 class _Listener:
@@ -73,23 +66,10 @@ class _Listener:
 class LosingDiskLog(DiskLog):
     """A `DiskLog` with the methods of `ShardOwnership`."""
 
-    def __init__(
-        self,
-        directory: str,
-        settings: Settings,
-        policies: Policies,
-        disk: Disk,
-        clock: Clock,
-        workers: Workers,
-        listener: LogListener,
-        holds: SubscriptionHolds | None,
-        make_group_store: MakeGroupStore | None = None,
-    ) -> None:
+    def __init__(self, *parts: Any) -> None:
         self._hidden: dict[ShardId, DiskShard] = {}
-        told = _Listener(listener, self._hidden)
-        super().__init__(
-            directory, settings, policies, disk, clock, workers, told, holds, make_group_store
-        )
+        super().__init__(*parts)
+        self._listener = _Listener(self._listener, self._hidden)  # of the shards, made later
 
     # --- Ownership ---
 

@@ -215,10 +215,9 @@ class History(ProcessHistory):
                 self._left(reader)
             if log is self._memory:
                 checks.note_lost_shard(self, reader, shard)
-        await self.take_turns(10)
         for fetching, key in self._waiting_fetches.items():
-            if self._is_away(key) and not fetching.done():
-                raise Violation(f"a fetch still waits for {key}, which is not here any more")
+            if self._is_away(key):
+                await self.patiently(fetching, f"a fetch of {key}, which is not here any more,")
 
     async def regain_shard(self) -> None:
         for log, shards in ((self.main, self.main._hidden), (self._memory, self._memory._released)):
