@@ -48,10 +48,14 @@ class Store(enum.Enum):
 
 
 class OwnershipRecorder(NullListener):
-    """Notes which shards came and went, with their epochs."""
+    """Notes which shards came and went, with their epochs. `asked` is awaited before a planned release."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, ShardId, int]] = []
+        self.asked: Callable[[OwnedShard], Awaitable[None]] = super().before_release
+
+    async def before_release(self, shard: OwnedShard) -> None:
+        await self.asked(shard)
 
     def on_shard_acquired(self, shard: OwnedShard) -> None:
         self.heard.append(("acquired", shard.id, shard.epoch))

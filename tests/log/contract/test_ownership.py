@@ -9,7 +9,7 @@ import pytest
 
 from runnel.config import TopicRule
 from runnel.errors import MovedError, OffsetGoneError, ProducerForgottenError, UnknownTopicError
-from runnel.log.log import CursorPosition, OffsetBounds, Position, ShardId
+from runnel.log.log import CursorPosition, OffsetBounds, OwnedShard, Position, ShardId
 from tests.log.contract.stores import At, Store, scenario
 from tests.log.samples import batch, numbered, one, read_payloads
 
@@ -194,3 +194,56 @@ async def test_shard_can_be_acquired_before_it_has_a_topic(at: At) -> None:
         shard.next_offset("b", 0)
     assert (await at.log.append(one("b", b"1"))).epoch == shard.epoch
     assert at.log.shard(OTHER) is shard
+
+
+@scenario()
+async def test_planned_release_waits_for_its_listener_and_serves_the_shard_meanwhile(
+    at: At,
+) -> None:
+    await at.log.append(one("a", b"1"))
+    view = at.log.shard(MAIN)
+    seen: list[int] = []
+
+    async def asked(shard: OwnedShard) -> None:
+        assert shard is view
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await at.log.append(one("a", b"2"))
+        await shard.state.add(b"an acknowledgement")
+        seen.append(shard.next_offset("a", 0))
+
+    at.listener.asked = asked
+    await at.owner.release(MAIN)
+    assert seen == [3]
+    assert at.listener.heard == [("released", MAIN, view.epoch)]
+    with pytest.raises(MovedError):
+        view.entries()
+
+
+@scenario()
+async def test_loss_without_warning_asks_nobody_and_is_announced(at: At) -> None:
+    await at.log.append(one("a", b"1"))
+    view = at.log.shard(MAIN)
+
+    async def asked(shard: OwnedShard) -> None:
+        pytest.fail(f"{shard} goes without warning")
+
+    at.listener.asked = asked
+    await at.owner.drop(MAIN)
+    await at.owner.drop(MAIN)  # there is nothing to end
+    assert at.listener.heard == [("released", MAIN, view.epoch)]
+    await refuses_everything(at)
+    assert (await at.owner.acquire(MAIN)).epoch > view.epoch
+
+
+@scenario()
+async def test_loss_in_the_middle_of_a_planned_release_ends_the_term_once(at: At) -> None:
+    await at.log.append(one("a", b"1"))
+    view = at.log.shard(MAIN)
+
+    async def asked(shard: OwnedShard) -> None:
+        await at.owner.drop(shard.id)
+
+    at.listener.asked = asked
+    await at.owner.release(MAIN)
+    assert at.listener.heard == [("released", MAIN, view.epoch)]
