@@ -216,8 +216,9 @@ class Stores:
 
     def check_all_here(self) -> None:
         """Raise MovedError if a shard has gone. Readers by pattern read all shards."""
-        for shard in self._away:
-            raise moved(shard)
+        if self._away:
+            # Without the shard's name: not every client may know the journal of a single topic.
+            raise MovedError("a shard is not served here now, and a reader by pattern reads all")
 
     # --- By shard ---
 

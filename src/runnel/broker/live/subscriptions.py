@@ -14,7 +14,7 @@ from runnel.broker.live.feeds import LastValuesFeed, PartitionsFeed, ShardFeed
 from runnel.broker.live.subscription import Feed, LiveSubscription, Overflow, SubscribeRequest
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
-from runnel.broker.stores import LIVE_SHARD, Stores, moved, owned_shard
+from runnel.broker.stores import LIVE_SHARD, Stores, owned_shard
 from runnel.config import BrokerSettings
 from runnel.errors import (
     ClientFault,
@@ -271,7 +271,7 @@ class LiveSubscriptions:
         """The shard has gone: subscriptions that read it end with MovedError, and resume where they were."""
         for subscription in self.subscriptions():
             if self._is_reader_of(subscription, shard):
-                self._end_moved(subscription, moved(shard.id))
+                self._end_moved(subscription, f"shard {shard.id} is not served here now")
 
     def on_new_shard(self, shard: OwnedShard) -> None:
         """A shard has come that this broker never served: subscriptions have no position in it, so they resume."""
@@ -281,7 +281,7 @@ class LiveSubscriptions:
             if subscription.places is None or any(
                 self._stores.lies_in(pattern.prefix, shard.id) for pattern in subscription.patterns
             ):
-                self._end_moved(subscription, MovedError(f"shard {shard.id} has come here"))
+                self._end_moved(subscription, f"shard {shard.id} has come here")
 
     def _is_reader_of(self, subscription: LiveSubscription, shard: OwnedShard) -> bool:
         """Whether a subscription reads a shard that is away: each one by pattern does."""
@@ -289,7 +289,11 @@ class LiveSubscriptions:
             self._stores.has_away(pattern.prefix, shard.id) for pattern in subscription.patterns
         )
 
-    def _end_moved(self, subscription: LiveSubscription, error: MovedError) -> None:
+    def _end_moved(self, subscription: LiveSubscription, text: str) -> None:
+        if subscription.places is None:
+            # Not every client may know the name of the shard: it may be that of a single topic.
+            text = "a shard goes or has come, and a reader by pattern reads all"
+        error = MovedError(text)
         subscription.end(self._stores.moved(error, _literals(subscription.patterns)))
 
     async def close(self) -> None:
@@ -311,7 +315,7 @@ class LiveSubscriptions:
                 self._slow.remove(subscription)
                 self._events.emit(EventKind.READER_CAUGHT_UP, _label(subscription))
         except MovedError as error:  # the log is ahead of its notice
-            self._end_moved(subscription, error)
+            self._end_moved(subscription, str(error))
         except (RunnelError, OSError) as error:
             logger.warning(
                 "reading the log for a live subscription failed",
