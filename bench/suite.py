@@ -50,6 +50,7 @@ _SECONDS: dict[str, dict[str, tuple[int, int]]] = {
         "read": (10, 4),
         "objects": (2, 1),
         "runs": (3, 1),
+        "shards": (12, 3),
         "open": (12, 3),
         "topics": (4, 2),
         "fetch": (2, 1),

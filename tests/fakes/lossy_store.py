@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from runnel.errors import DiskFullError
 from runnel.log.disk.group_writer import FileGroupStore, GroupWriter, MakeGroupStore
-from runnel.log.group_store import STORED, Failed, Group, GroupStore, Outcome, Stored, Unknown
+from runnel.log.group_store import STORED, BatchGroup, Failed, GroupStore, Outcome, Stored, Unknown
 from runnel.log.log import ShardId
 from runnel.platform.workers import Workers
 
@@ -30,17 +30,17 @@ class LossyStore:
     holds. `draw` gets each attempt, and whether its group is a repetition.
     """
 
-    def __init__(self, inner: GroupStore, draw: Callable[[Group, bool], Fate]) -> None:
+    def __init__(self, inner: GroupStore, draw: Callable[[BatchGroup, bool], Fate]) -> None:
         self._inner = inner
         self._draw = draw
         self._present: set[tuple[int, int]] = set()  # epoch and first entry
         self._unknown: tuple[int, int] | None = None
         self._told: asyncio.Event = asyncio.Event()
-        self.attempts: list[tuple[Group, Fate]] = []
+        self.attempts: list[tuple[BatchGroup, Fate]] = []
         self.failures: list[DiskFullError] = []  # that it invented itself
         self.is_abandoned = False
 
-    def store(self, group: Group) -> asyncio.Future[Outcome]:
+    def store(self, group: BatchGroup) -> asyncio.Future[Outcome]:
         fate = self._draw(group, self._unknown is not None)
         self.attempts.append((group, fate))
         if fate is Fate.HANGS:
@@ -55,7 +55,7 @@ class LossyStore:
         """What hangs goes on: it is stored and answered."""
         self._told.set()
 
-    async def _attempt(self, group: Group, fate: Fate) -> Outcome:
+    async def _attempt(self, group: BatchGroup, fate: Fate) -> Outcome:
         key = (group.epoch, group.first_entry)
         if fate is Fate.HANGS:
             await self._told.wait()
@@ -63,7 +63,7 @@ class LossyStore:
         self._unknown = key if isinstance(outcome, Unknown) else None
         return outcome
 
-    async def _outcome(self, group: Group, key: tuple[int, int], fate: Fate) -> Outcome:
+    async def _outcome(self, group: BatchGroup, key: tuple[int, int], fate: Fate) -> Outcome:
         if self.is_abandoned or fate is Fate.LOST_BEFORE:
             return Unknown("the connection was lost")
         if fate is Fate.FAILED:
@@ -77,7 +77,7 @@ class LossyStore:
         return Unknown("the answer was lost") if fate is Fate.LOST_AFTER else STORED
 
 
-def lossy(workers: Workers, draw: Callable[[Group, bool], Fate]) -> MakeGroupStore:
+def lossy(workers: Workers, draw: Callable[[BatchGroup, bool], Fate]) -> MakeGroupStore:
     """For `DiskLog.open`: every shard's store loses answers as `draw` says."""
 
     def make(shard: ShardId, writer: GroupWriter) -> LossyStore:

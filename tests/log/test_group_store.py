@@ -17,7 +17,7 @@ from runnel.log.disk.writer import (
     UNKNOWN_SECONDS_MAX,
     ShardWriter,
 )
-from runnel.log.group_store import Group, GroupStore, Outcome, Stored
+from runnel.log.group_store import BatchGroup, GroupStore, Outcome, Stored
 from runnel.log.log import Appended, Level, OffsetBounds, ShardId
 from tests.fakes.clock import NS_PER_SECOND
 from tests.fakes.lossy_store import Fate, LossyStore
@@ -469,7 +469,7 @@ class CommittingStore:
         self.rows: list[tuple[int, bytes]] = []
         self.may_write = asyncio.Event()
 
-    def store(self, group: Group) -> asyncio.Future[Outcome]:
+    def store(self, group: BatchGroup) -> asyncio.Future[Outcome]:
         self.rows.append((group.first_entry, b"".join(map(bytes, group.blocks()))))
         committed: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         committed.set_result(Stored(asyncio.ensure_future(self._write(group))))
@@ -478,7 +478,7 @@ class CommittingStore:
     def abandon(self) -> None:
         self.may_write.set()
 
-    async def _write(self, group: Group) -> None:
+    async def _write(self, group: BatchGroup) -> None:
         await self.may_write.wait()
         assert isinstance(await self._inner.store(group), Stored)
 

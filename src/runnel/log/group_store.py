@@ -37,7 +37,7 @@ class NumberedBatch(Protocol):
     body: bytes | memoryview
 
 
-class Group(msgspec.Struct, frozen=True, eq=False):
+class BatchGroup(msgspec.Struct, frozen=True, eq=False):
     """Batches with consecutive entry numbers, and their place in the shard's segments.
 
     It never changes, however often it is stored: numbers, bytes and order stay. The shard, the epoch and the first
@@ -91,7 +91,7 @@ STORED: Final = Stored()
 class GroupStore(Protocol):
     """Makes the groups of one shard durable. The writer gives it one group at a time, in the order of their entries."""
 
-    def store(self, group: Group) -> asyncio.Future[Outcome]:
+    def store(self, group: BatchGroup) -> asyncio.Future[Outcome]:
         """Begin to store the group at once, before anything is awaited. Never raises: every error is an outcome.
 
         After `unknown` the writer calls this again with the same group, and with no other before that one is stored. A

@@ -12,7 +12,7 @@ from random import Random
 from runnel.config import Keep, LimitSettings, LogSettings, Settings, TopicRule
 from runnel.formats.message import Message
 from runnel.log.disk.disk_log import DiskLog
-from runnel.log.group_store import Group
+from runnel.log.group_store import BatchGroup
 from runnel.log.log import (
     Level,
     NullListener,
@@ -147,7 +147,7 @@ def scenario(
     return decorate
 
 
-def _lose_first_answer(group: Group, is_repeated: bool) -> Fate:
+def _lose_first_answer(group: BatchGroup, is_repeated: bool) -> Fate:
     """Of every second group before it is stored, of the others after it."""
     if is_repeated:
         return Fate.STORED

@@ -6,7 +6,7 @@ from random import Random
 from typing import Final
 
 from runnel.log.disk.group_writer import FileGroupStore, GroupWriter
-from runnel.log.group_store import Group
+from runnel.log.group_store import BatchGroup
 from runnel.log.log import ShardId
 from runnel.platform.workers import Workers
 from tests.fakes.lossy_store import Fate, LossyStore
@@ -35,7 +35,7 @@ class Medium:
         self._stores.append(store)
         return store
 
-    def _draw(self, group: Group, is_repeated: bool) -> Fate:
+    def _draw(self, group: BatchGroup, is_repeated: bool) -> Fate:
         if self.is_well:
             return Fate.STORED
         losses, random = self._losses, self._random

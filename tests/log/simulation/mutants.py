@@ -16,7 +16,7 @@ from runnel.log.disk.pending import PendingBatch
 from runnel.log.disk.shard import DiskShard
 from runnel.log.disk.topic_removal import TopicRemoval
 from runnel.log.disk.writer import ShardWriter
-from runnel.log.group_store import STORED, Failed, Group, Outcome, Unknown
+from runnel.log.group_store import STORED, BatchGroup, Failed, Outcome, Unknown
 from runnel.log.log import Appended, Hold, Level
 from runnel.log.metadata.catalogue import Catalogue
 from runnel.log.metadata.cursors import CursorTable
@@ -127,14 +127,14 @@ def bodies_are_not_verified(patch: Patch) -> None:
 
 
 def unknown_outcomes_are_taken_back(patch: Patch) -> None:
-    async def settle(writer: ShardWriter, group: Group, outcome: Outcome) -> Outcome:
+    async def settle(writer: ShardWriter, group: BatchGroup, outcome: Outcome) -> Outcome:
         return _failed_by_the_medium(writer)
 
     patch.setattr(ShardWriter, "_settle", settle)
 
 
 def repetitions_that_fail_are_taken_back(patch: Patch) -> None:
-    async def settle(writer: ShardWriter, group: Group, outcome: Outcome) -> Outcome:
+    async def settle(writer: ShardWriter, group: BatchGroup, outcome: Outcome) -> Outcome:
         while isinstance(outcome, Unknown) and writer._group:
             await writer._parts.clock.sleep(0.1)
             outcome = await writer._store.store(group)
@@ -144,7 +144,7 @@ def repetitions_that_fail_are_taken_back(patch: Patch) -> None:
 
 
 def unknown_outcomes_are_acknowledged(patch: Patch) -> None:
-    async def settle(writer: ShardWriter, group: Group, outcome: Outcome) -> Outcome:
+    async def settle(writer: ShardWriter, group: BatchGroup, outcome: Outcome) -> Outcome:
         return STORED
 
     patch.setattr(ShardWriter, "_settle", settle)
@@ -167,7 +167,7 @@ def batches_are_acknowledged_before_they_are_stored(patch: Patch) -> None:
 def groups_are_repeated_with_more_batches(patch: Patch) -> None:
     settle = ShardWriter._settle
 
-    async def settle_more(writer: ShardWriter, group: Group, outcome: Outcome) -> Outcome:
+    async def settle_more(writer: ShardWriter, group: BatchGroup, outcome: Outcome) -> Outcome:
         more = list(writer._queue)
         writer._queue.clear()
         writer._group += more  # the list that the group holds
@@ -181,7 +181,9 @@ def groups_are_repeated_with_more_batches(patch: Patch) -> None:
 def groups_are_numbered_again_after_an_unknown_outcome(patch: Patch) -> None:
     settle = ShardWriter._settle
 
-    async def settle_renumbered(writer: ShardWriter, group: Group, outcome: Outcome) -> Outcome:
+    async def settle_renumbered(
+        writer: ShardWriter, group: BatchGroup, outcome: Outcome
+    ) -> Outcome:
         """Those behind the group come first now."""
         batches = [*writer._queue, *writer._group]
         count = len(writer._group)
@@ -229,7 +231,7 @@ def _failed_by_the_medium(writer: ShardWriter) -> Failed:
     return Failed(store.failures[-1])
 
 
-def _set(group: Group, **fields: int) -> None:
+def _set(group: BatchGroup, **fields: int) -> None:
     for name, value in fields.items():
         msgspec.structs.force_setattr(group, name, value)
 

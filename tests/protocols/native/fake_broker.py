@@ -147,7 +147,7 @@ class FakeBroker:
         number = self.pending.index(future) + 1
         future.set_result(Published([number], number, 1, 7, level or Level.STORED))
 
-    async def wait_room(self, topic: str) -> None:
+    async def wait_room(self, topic: str, partition: int | None = None) -> None:
         self.room_waits += 1
         await self.room.wait()
 

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from runnel.config import LogSettings
 from runnel.errors import ClosedError, DiskFullError, ReadOnlyError
 from runnel.formats import block
-from runnel.log.group_store import STORED, Failed, Group, GroupStore, Outcome
+from runnel.log.group_store import STORED, BatchGroup, Failed, GroupStore, Outcome
 from runnel.log.log import ShardId
 from runnel.log.segments.files import OpenFiles
 from runnel.log.segments.segment import SegmentHeader
@@ -54,7 +54,7 @@ class GroupWriter:
         self._is_resting = is_resting  # whether no other group waits
         self._remains: SegmentHeader | None = None  # of a new segment that could not be discarded
 
-    def write(self, group: Group) -> None:
+    def write(self, group: BatchGroup) -> None:
         """Write and sync the group, in a new segment file if it has a header."""
         segment, header = group.segment, group.header
         if header is not None:
@@ -126,7 +126,7 @@ class FileGroupStore:
         self._writer = writer
         self._workers = workers
 
-    def store(self, group: Group) -> asyncio.Future[Outcome]:
+    def store(self, group: BatchGroup) -> asyncio.Future[Outcome]:
         try:
             return self._workers.submit(self._store, group)
         except ClosedError as error:
@@ -137,7 +137,7 @@ class FileGroupStore:
     def abandon(self) -> None:
         """Do nothing: a write that is under way ends by itself."""
 
-    def _store(self, group: Group) -> Outcome:
+    def _store(self, group: BatchGroup) -> Outcome:
         try:
             self._writer.write(group)
         except OSError as error:

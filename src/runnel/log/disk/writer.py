@@ -34,7 +34,7 @@ from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log.disk.group_writer import GroupWriter, MakeGroupStore
 from runnel.log.disk.pending import PendingBatch, WriteCounters
-from runnel.log.group_store import Failed, Group, Outcome, Stored, Unknown
+from runnel.log.group_store import BatchGroup, Failed, Outcome, Stored, Unknown
 from runnel.log.log import Appended, Level, LogListener, ShardId, VisibleBatch
 from runnel.log.metadata.catalogue import Catalogue, ShardAt
 from runnel.log.metadata.producers import ProducerTable, check_same_batch
@@ -60,7 +60,7 @@ UNKNOWN_SECONDS_MAX: Final = 10.0
 class _StoredGroup(NamedTuple):
     """A stored group with its batches. `in_segment` is done when readers can read it; None: they can."""
 
-    group: Group
+    group: BatchGroup
     batches: list[PendingBatch]
     in_segment: asyncio.Future[None] | None
 
@@ -383,7 +383,7 @@ class ShardWriter:
             await self._show_stored()  # so that the segment's index tells when it is full
         return None
 
-    def _place(self, batches: list[PendingBatch], active: Segment | None) -> Group:
+    def _place(self, batches: list[PendingBatch], active: Segment | None) -> BatchGroup:
         """The group of these batches, behind what the active segment holds, or in a new segment."""
         entry = batches[0].envelope.entry
         header = None
@@ -400,7 +400,7 @@ class ShardWriter:
         size = 0
         for pending in batches:
             size += pending.size
-        return Group(
+        return BatchGroup(
             self._shard,
             self._parts.epoch,
             entry,
@@ -412,7 +412,7 @@ class ShardWriter:
             header,
         )
 
-    async def _settle(self, group: Group, outcome: Outcome) -> Outcome:
+    async def _settle(self, group: BatchGroup, outcome: Outcome) -> Outcome:
         """Store a group with an unknown outcome again until it is stored, or until the shard is dropped.
 
         `failed` does not end this: an earlier attempt may still be stored.
