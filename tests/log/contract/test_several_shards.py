@@ -160,7 +160,7 @@ async def test_named_publisher_has_a_sequence_in_each_shard_and_one_term(at: At)
     for topic in topics:
         assert (await at.log.append(numbered("p", 1, term=1, topic=topic))).is_repeated
     await at.log.append(numbered("p", 0, term=7, topic=topics[-1]))
-    assert await at.log.metadata.take_term("p") == 8
+    assert await at.log.metadata.take_term("p") > 7
     with pytest.raises(ProducerFencedError):
         await at.log.append(numbered("p", 2, term=1, topic=topics[-1]))
 
