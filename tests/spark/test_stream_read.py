@@ -205,6 +205,7 @@ def test_a_shard_in_which_nothing_is_stored_is_no_loss_after_a_restart(
         assert sorted(joined(query.all())) == [b"2", b"3", b"4", b"5"]
 
 
+@pytest.mark.usefixtures("connections")
 def test_a_stream_of_nothing_waits_for_its_first_topic(
     broker: DiskBroker, bus: BlockingBus
 ) -> None:
