@@ -297,7 +297,7 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a store can do that others cannot. Whoever has to decide by it asks for it, not for the kind of store."""
+    """What a store can do that others cannot. Callers decide by these values, not by the kind of store."""
 
     is_durable: bool
     """Messages, cursors and subscriptions are still there after a restart."""
